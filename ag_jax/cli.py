@@ -18,6 +18,7 @@ from ag_jax.distributed import hosts, storage
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
+from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run, scores, translate, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.probing.config import ProbingConfig
@@ -42,7 +43,8 @@ class Request:
     source: the Hugging Face model to import; "hf" with the earlier verb `convert`.
     target: the directory to export to; "hf" with `convert`.
     path: the Hugging Face model of `convert`.
-    expect, dtype, license, part: see `ag-jax help import` and `ag-jax help export`.
+    expect, dtype, license: see `ag-jax help import` and `ag-jax help export`.
+    part: `K/N` of `ag-jax prepare`, or the encoder that `ag-jax export` writes.
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
     without: heads whose outputs `ag-jax inspect --without` zeroes.
     input, output, decoding: see `ag-jax help translate`.
@@ -67,7 +69,7 @@ class Request:
     expect: Sequence[str] = ()
     dtype: str = "float32"
     license: str = ""
-    part: str = "model"
+    part: str | None = None
     translation: str | None = None
     without: Sequence[str] = ()
     input: str | None = None
@@ -176,7 +178,7 @@ def run_verb(verb: str, request: Request) -> None:
 
 def _checked(verb: str, request: Request) -> AnyConfig:
     """Return the config for `--print_config`, after the same checks that the verb makes when it runs."""
-    if verb in ("train", "tokenizer", "plan"):
+    if verb in ("train", "prepare", "tokenizer", "plan"):
         return request.experiment()
     if verb == "evaluate":
         return request.probes()
@@ -272,6 +274,12 @@ def _tokenizer(request: Request) -> None:
     print(" ".join(tokenizer.tokens(tokenizer.encode(text))))
 
 
+def _prepare(request: Request) -> None:
+    corpus = pretraining_corpus.prepare_ahead(request.experiment().data, request.part)
+    if corpus is not None:
+        print(json.dumps(corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}), indent=2))
+
+
 def _plan(request: Request) -> None:
     config = request.experiment()
     if not request.topology:
@@ -308,7 +316,7 @@ def _import(request: Request) -> None:
 def _export(request: Request) -> None:
     if not request.target:
         raise ValueError("this verb needs --to=DIR, the directory for the Hugging Face model, which will be created")
-    options = (request.dtype, request.license, request.part)
+    options = (request.dtype, request.license, request.part or "model")
     written = exporting.convert(request.directory(), request.step, request.target, *options)
     print(f"{written.parameters:,} parameters as {written.architecture}, in {request.target}")
     for item in written.not_carried:
@@ -324,6 +332,7 @@ VERBS = {
     "inspect": _inspect,
     "import": _import,
     "export": _export,
+    "prepare": _prepare,
     "tokenizer": _tokenizer,
     "plan": _plan,
 }

@@ -52,7 +52,11 @@ FLAGS = {
     "expect": Flag("names", "beginnings of the names of tensors that may be left out, such as classifier", ()),
     "dtype": Flag("text", "type of the tensors: float32, bfloat16 or float16", "float32"),
     "license": Flag("text", "licence that the model card states; that of the imported model by default", ""),
-    "part": Flag(("model", "generator"), "which encoder of a run that detects replaced tokens", "model"),
+    "part": Flag(
+        "text",
+        "of the preparation of a text: K/N tokenises every N-th part from the K-th on, for N processes with one cache; "
+        "of an export: model or generator, the encoder of a run that detects replaced tokens",
+    ),
     "input": Flag("file", "text to translate, a sentence in each line; - reads standard input"),
     "output": Flag("file", "file for the translations, a line each; - writes to standard output"),
     "decoding": Flag(
@@ -169,6 +173,17 @@ VERBS = {
         "--workdir=RUN --to=DIR [--step=N]",
         ("ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart",),
         ("workdir", "to", "step", "dtype", "license", "part"),
+    ),
+    "prepare": Verb(
+        "tokenise the text of a config once, before training; several processes and machines share the work",
+        "--config=CONFIG[:ARGUMENTS] [--part=K/N] [--config.SECTION.KEY=VALUE]",
+        (
+            "ag-jax prepare --config=quickstart --config.data.source=books/",
+            "ag-jax prepare --config=ag/table9_tpu_gpu --config.data.cache_dir=gs://BUCKET/cache",
+            "ag-jax prepare --config=ag/table9_tpu_gpu --config.data.cache_dir=/shared/cache --part=2/16",
+        ),
+        ("part", "print_config"),
+        True,
     ),
     "tokenizer": Verb(
         "train the tokenizer of a config, and try it on a text",

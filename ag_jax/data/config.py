@@ -113,6 +113,8 @@ class DataConfig:
     validation_target: with `format=parallel`, the translations of `validation_source`; none if its records hold both
         sides.
     validation_fraction: share of `source` that is held out if there is no `validation_source`.
+    validation_tokens: largest number of tokens, about, that are held out from each source; if `validation_fraction` of
+        it has more, fewer documents are held out, evenly spread. None sets no limit. Not with `format=parallel`.
     validation_rows: most sequences that a validation during training reads; of more, as many are read, evenly spaced,
         the same in every run on the text. None reads all; `ag-jax evaluate` always does.
     format: how the text is cut into sequences: blocks of tokens (`fixed_blocks`), whole sentences, across documents
@@ -144,6 +146,7 @@ class DataConfig:
     validation_source: str | None = None
     validation_target: str | None = None
     validation_fraction: Annotated[float, "> 0", "< 1"] = 0.05
+    validation_tokens: Annotated[int, ">= 1"] | None = 100_000_000
     validation_rows: Annotated[int, ">= 1"] | None = 16_384
     format: Format = "full_sentences"
     sequence_length: Annotated[int, ">= 8", "<= 65536"] = 128
@@ -163,11 +166,12 @@ class DataConfig:
     def __post_init__(self):
         if not self.source:
             raise ValueError("data.source is empty; give 'sotu', a path, a glob, or 'tfds:NAME'.")
-        if self.is_parallel and self.expected_tokens is not None:
-            raise ValueError(
-                f"data.expected_tokens={self.expected_tokens} is compared with a text, but data.format=parallel reads "
-                "pairs: leave it out"
-            )
+        for name in ("expected_tokens", "validation_tokens"):
+            if self.is_parallel and getattr(self, name) != getattr(DataConfig, name):
+                raise ValueError(
+                    f"data.{name}={getattr(self, name)} counts tokens of a text, but data.format=parallel reads pairs: "
+                    "leave it out"
+                )
         if not self.text_field:
             raise ValueError("data.text_field is empty; give the key or column that holds the text, such as 'text'.")
         if self.pack and self.format in PAIR_FORMATS:

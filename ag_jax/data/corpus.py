@@ -12,20 +12,23 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from ag_jax import interruption
-from ag_jax.data import cache, checksums, tokenizers
+from ag_jax.data import checksums, tokenizers
+from ag_jax.data.cache import Entry
 from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.entries import Entries, Write
+from ag_jax.data.progress import Progress
 from ag_jax.data.tokenizers import Tokenizer
 
 CACHE_VERSION = 4  # increased whenever the same settings give different rows
 SPLITS = ("train", "validation")
 Say = Callable[[str], None]
+WriteRows = Callable[[pathlib.Path, pathlib.Path], None]
 
 
 class SplitRows(Protocol):
@@ -81,31 +84,28 @@ class Corpus(Generic[RowsOfSplit]):
         return facts | {f"{name} left out": count for name, count in self.left_out.items()}
 
 
-def cached_directories(
-    config: DataConfig,
-    text_key: str,
-    rows_key: str,
-    write_text: Callable[[pathlib.Path], None],
-    write_rows: Callable[[pathlib.Path, pathlib.Path], None],
-) -> tuple[pathlib.Path, cache.Entry]:
-    """Return the directory with the token ids of a corpus, and the one with its rows, both written if necessary.
+def cached_rows(
+    entries: Entries, text: str, rows: str, write_text: Write, write_rows: WriteRows, verify: bool
+) -> Entry:
+    """Return the entry of the cache with the rows of a corpus, made from the entry with its token ids if necessary.
 
-    config: the settings of the cache.
-    text_key, rows_key: hashes of all that the token ids and the rows depend on.
+    text, rows: names of the two entries.
     write_text: (directory) -> None; writes the token ids of both splits.
     write_rows: (directory of the token ids, directory) -> None; makes rows of the token ids, and writes them.
+    verify: compare large files of existing entries with their checksums, too.
     """
-    text, rows = (cache_root(config) / name for name in (f"text-{text_key}", f"rows-{rows_key}"))
 
     def write(directory: pathlib.Path) -> None:
-        cache.build_once(text, write_text, check_large=True)  # all of it is about to be read
-        write_rows(text, directory)
+        write_rows(entries.open(text, write_text, check_large=True).path, directory)  # all of it is about to be read
 
-    cache.build_once(text, write_text, check_large=config.verify_cache)
-    return text, cache.build_once(rows, write, check_large=config.verify_cache)
+    if (entries.local / text).exists():
+        entries.open(text, write_text, check_large=verify)
+    return entries.open(rows, write, check_large=verify)
 
 
-def cached_tokenizer(config: DataConfig, text_key: Callable[[], str], texts: Iterable[str], say: Say) -> Tokenizer:
+def cached_tokenizer(
+    config: DataConfig, entries: Entries, text_key: Callable[[], str], texts: Iterable[str], say: Say
+) -> Tokenizer:
     """Return the tokenizer at `config.tokenizer.path`; without a path, a tokenizer trained on texts.
 
     A trained tokenizer is cached and not trained again.
@@ -122,43 +122,46 @@ def cached_tokenizer(config: DataConfig, text_key: Callable[[], str], texts: Ite
                 f"data.format=parallel can use it, got data.format={config.format}: choose another tokenizer"
             )
         return tokenizer
-    directory = cache_root(config) / f"tokenizer-{text_key()}"
 
     def write(partial: pathlib.Path) -> None:
         say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
         train = functools.partial(tokenizers.train, config.tokenizer, texts)
         interruption.wait_for(train).save(partial)
 
-    cache.build_once(directory, write, check_large=config.verify_cache)
-    return tokenizers.load(directory)
+    return tokenizers.load(entries.open(f"tokenizer-{text_key()}", write, config.verify_cache).path)
 
 
 def hash_files(
     config: DataConfig,
+    entries: Entries,
     key_of_files: str,
     files: Callable[[], Mapping[str, Sequence[tuple[str, pathlib.Path]]]],
     say: Say,
 ) -> dict[str, list[list[Any]]]:
     """Return {setting: [[name, size in bytes, content hash], ...]} of files; hashes are cached.
 
-    config: the settings of the cache.
     key_of_files: hash of the names, sizes and times of the files.
     files: function that returns {setting: [(name, path), ...]}; called if the files must be read.
     say: prints progress.
     """
-    directory = cache_root(config) / f"files-{key_of_files}"
 
     def write(partial: pathlib.Path) -> None:
         found = files()
-        say(f"hashing {sum(map(len, found.values())):,} files")
-        hashed = {
-            setting: [[name, path.stat().st_size, checksums.content_hash(path)] for name, path in named]
-            for setting, named in found.items()
-        }
+        sizes = [path.stat().st_size for named in found.values() for _, path in named]
+        say(f"hashing {len(sizes):,} files")
+        progress, done = Progress("hashing the files", sum(sizes) / 1e6, "MB", say), 0
+        hashed: dict[str, list[list[Any]]] = {setting: [] for setting in found}
+        for setting, named in found.items():
+            for name, path in named:
+                size = path.stat().st_size
+                hashed[setting].append([name, size, checksums.content_hash(path)])
+                done += size
+                progress.update(done / 1e6)
         (partial / "files.json").write_text(json.dumps(hashed))
 
-    cache.build_once(directory, write, check_large=config.verify_cache)
-    return json.loads((directory / "files.json").read_text())
+    return json.loads(
+        (entries.open(f"files-{key_of_files}", write, config.verify_cache).path / "files.json").read_text()
+    )
 
 
 def tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
@@ -172,12 +175,6 @@ def tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
 def key(*parts) -> str:
     """Return a hash of settings, for the name of a cached directory."""
     return hashlib.sha256(json.dumps([CACHE_VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def cache_root(config: DataConfig) -> pathlib.Path:
-    """Return the directory of all caches."""
-    named = config.cache_dir or os.environ.get("AG_JAX_CACHE") or "~/.cache/ag_jax"
-    return pathlib.Path(named).expanduser()
 
 
 def announcer(quiet: bool) -> Say:

@@ -6,7 +6,7 @@ weights, the parts are one text, read one after the other. With weights,
 * every source is prepared for itself, so it holds out its own part for validation, and a row never has text of two
   sources. Only the tokenizer is trained on all of them, on equal amounts of text; it does not depend on the weights.
 * the share of a source is its weight divided by the sum of all weights. It is a share of the rows that training draws,
-  exact to less than one row for each source over the steps so far.
+  exact to less than two rows for each source over the steps so far.
 * every source has epochs of its own: its rows come in a random order, and after its last row it begins anew in another
   order. So a small source with a large weight is read more often than a large source.
 * validation reads the held-out rows of all sources once, as many as there are, whatever the weights.
@@ -19,7 +19,7 @@ Shape letters: B batch, K sources.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,10 @@ from ag_jax.data.text.store import Rows
 SCALE = 2**24  # shares are whole multiples of its inverse, so that they are exact on every machine
 
 
-def components(config: DataConfig) -> list[DataConfig]:
+def components(config: DataConfig, identity: Callable[[str], list[Any]] = sources.identity) -> list[DataConfig]:
     """Return the settings of each source of a mixture, as if it were the only one; those of `config` without weights.
+
+    identity: returns what identifies the content of a source, as `sources.identity`.
 
     Raises ValueError for weights in `data.validation_source`, and for a file that is in two sources, because one source
     would train on what the other holds out.
@@ -49,7 +51,7 @@ def components(config: DataConfig) -> list[DataConfig]:
     skipped = sources.skipped(config.source, config.skip_words)
     owner: dict[str, str] = {}
     for path in paths:
-        for item in sources.identity(path):
+        for item in identity(path):
             if (other := owner.setdefault(str(item), path)) != path:
                 raise ValueError(
                     f"data.source={config.source!r}: {item[0]} is in two of the sources, {other!r} and {path!r}, so "

@@ -5,11 +5,8 @@ Shape letters: B batch.
 
 import dataclasses
 import functools
-import itertools
 import json
 import pathlib
-import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,37 +19,45 @@ from ag_jax.data.corpus import (
     Corpus,
     Say,
     announcer,
-    cached_directories,
+    cached_rows,
     cached_tokenizer,
     hash_files,
     key,
     tokenizer_key,
 )
+from ag_jax.data.entries import Claim, Entries, unclaimed
+from ag_jax.data.progress import Progress
 from ag_jax.data.text import batching, formats, holdout, mixture, packing, sources, store
+from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.batching import HostBatch
+from ag_jax.data.text.files import warn_once
 from ag_jax.data.text.mixture import MixedRows
-from ag_jax.data.text.sentences import split_sentences
-from ag_jax.data.text.store import Rows, TextStore, TextStoreWriter
+from ag_jax.data.text.store import Rows, TextStore
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
 
 TOKENIZER_TEXT = 200_000_000  # characters of the training text after which a tokenizer is given no further document
-ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call, on all cores
-LEFT_OUT = "left_out.json"  # number of words and documents that `data.skip_words` left out; only with this setting
+TEXT_FACTS = "text.json"  # numbers of documents and tokens of each split, and what was left out, beside the rows
 
 
-def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows | MixedRows]:
+def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus[Rows | MixedRows]:
     """Return the tokenizer and rows of a config, from the cache if they were prepared before.
 
     config: the settings of the data.
     quiet: print no progress.
+    claim: takes pieces of the work, if processes share it; see `entries.Claim`.
 
     Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
     """
-    say = announcer(quiet)
-    share_K, each = mixture.shares(config), mixture.components(config)
-    tokenizer = prepare_tokenizer(config, quiet=quiet)
-    found = [_prepare_source(one, tokenizer, say) for one in each]
+    say, entries = announcer(quiet), Entries.of(config, claim)
+    share_K, each = mixture.shares(config), mixture.components(config, functools.partial(_identity, entries))
+    tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
+    texts = [_source(one, tokenizer, entries) for one in each]
+    if entries.is_shared and (missing := _untokenised(texts, entries)):
+        text_parts.tokenise(missing, entries, tokenizer, say)  # of all sources, before any is put together
+    found = [_prepare_source(text, entries, tokenizer, say) for text in texts]
+    if entries.remote is not None:
+        _remember(config, entries)
     rows = {split: [source.rows[split] for source in found] for split in SPLITS}
     if config.validation_source:  # every source was prepared with the same text for validation
         rows["validation"] = rows["validation"][:1]
@@ -71,6 +76,70 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[Rows | MixedRo
     )
     _report(config, corpus, say)
     return corpus
+
+
+def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, quiet: bool = False) -> int:
+    """Tokenise a share of the parts of a text, without waiting for other processes; return how many parts are missing.
+
+    share: (k, n) for every n-th part from the k-th on, counted from 1.
+
+    The other arguments are those of `prepare`. If no part is missing, `prepare` puts them together.
+    """
+    say, entries = announcer(quiet), Entries.of(config, claim)
+    each = mixture.components(config, functools.partial(_identity, entries))
+    tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
+    missing = _untokenised([_source(one, tokenizer, entries) for one in each], entries)
+    if missing:
+        text_parts.tokenise(missing, entries, tokenizer, say, share)
+    parts = [part for source in missing if not entries.is_complete(source.text) for part in source.parts]
+    return sum(not entries.is_complete(part.name) for part in parts)
+
+
+def _untokenised(texts: Sequence[text_parts.Source], entries: Entries) -> list[text_parts.Source]:
+    """Return the texts of which the cache has neither the rows nor the token ids."""
+    return [text for text in texts if not entries.is_complete(_rows_name(text)) and not entries.is_complete(text.text)]
+
+
+def _source(config: DataConfig, tokenizer: Tokenizer, entries: Entries) -> text_parts.Source:
+    """Return a text without weights as a source to tokenise, with the key that it has in the cache."""
+
+    def key_now() -> str:
+        return key(*_identities(config, entries), tokenizer.fingerprint())
+
+    return text_parts.Source(config, key_now(), key_now)
+
+
+def _rows_name(text: text_parts.Source) -> str:
+    """Return the name of the cache's entry with the rows of a text."""
+    config = text.config
+    return f"rows-{key(text.key, config.format, config.sequence_length, config.duplicates, config.pack)}"
+
+
+def _identity(entries: Entries, source: str) -> list[Any]:
+    """Return the identity of a source (`sources.identity`); of one that this machine lacks, as it was when it was
+    prepared elsewhere into the same object store.
+    """
+    try:
+        return sources.identity(source)
+    except FileNotFoundError:
+        if entries.remote is None:
+            raise
+        found = [entries.recall(_remembered(part)) for part in sources.parts(source)]
+        if None in found:
+            raise
+        warn_once(f"data.source={source!r} is not on this machine: taking what was prepared of it in {entries.remote}")
+        return [item for part in found for item in part or ()]
+
+
+def _remember(config: DataConfig, entries: Entries) -> None:
+    """Store the identities of a config's sources, for machines that lack the text."""
+    for source in filter(None, (config.source, config.validation_source)):
+        for part in sources.parts(source):
+            entries.remember(_remembered(part), _identity(entries, part))
+
+
+def _remembered(part: str) -> str:
+    return f"source-{key(part)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,25 +169,43 @@ class _PreparedSource:
         return {"source": self.source, "share of the rows of training": share, **sizes}
 
 
-def _prepare_source(config: DataConfig, tokenizer: Tokenizer, say: Say) -> _PreparedSource:
+def _prepare_source(text: text_parts.Source, entries: Entries, tokenizer: Tokenizer, say: Say) -> _PreparedSource:
     """Return the rows of a text without weights, from the cache if they were prepared before."""
-    text_key = key(*_identities(config), tokenizer.fingerprint())
-    text, entry = cached_directories(
-        config,
-        text_key,
-        key(text_key, config.format, config.sequence_length, config.duplicates, config.pack),
-        lambda directory: _write_text(config, tokenizer, directory, say),
-        lambda text, directory: _write_rows(config, tokenizer, text, directory, say),
+    config = text.config
+
+    def write_text(directory: pathlib.Path) -> None:
+        text_parts.write_text(text, entries, tokenizer, directory, say)
+
+    entry = cached_rows(
+        entries,
+        text.text,
+        _rows_name(text),
+        write_text,
+        lambda tokens, directory: _write_rows(config, tokenizer, tokens, directory, say),
+        config.verify_cache,
     )
-    stores = {split: TextStore(text / split) for split in SPLITS}
+    if entries.is_shared:
+        text_parts.remove_parts(text, entries)
+    if (entry.path / TEXT_FACTS).exists():
+        facts = json.loads((entry.path / TEXT_FACTS).read_text())
+    else:  # rows of an earlier version
+        facts = _facts(config, entries.open(text.text, write_text).path)
     return _PreparedSource(
         source=config.source,
         rows={split: Rows(entry.path / split, entry) for split in SPLITS},
-        documents={split: len(stores[split]) for split in SPLITS},
-        tokens={split: len(stores[split].tokens) for split in SPLITS},
         checksums={split: entry.digest(split) for split in SPLITS},
-        left_out=json.loads((text / LEFT_OUT).read_text()) if _skips(config) else {},
+        **facts,
     )
+
+
+def _facts(config: DataConfig, text: pathlib.Path) -> dict[str, dict[str, int]]:
+    """Return facts about the token ids in a directory, as `_PreparedSource` has them."""
+    stores = {split: TextStore(text / split) for split in SPLITS}
+    return {
+        "documents": {split: len(store) for split, store in stores.items()},
+        "tokens": {split: len(store.tokens) for split, store in stores.items()},
+        "left_out": json.loads((text / text_parts.LEFT_OUT).read_text()) if _skips(config) else {},
+    }
 
 
 def _together(checksums: list[str]) -> str:
@@ -149,35 +236,37 @@ def _report(config: DataConfig, corpus: Corpus, say: Say) -> None:
         )
 
 
-def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
+def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Tokenizer:
     """Return the tokenizer at `config.tokenizer.path`; without a path, a tokenizer trained on the training text.
 
     A trained tokenizer is cached and not trained again.
     """
     _check_format(config)
-    each = mixture.components(config)
+    entries = Entries.of(config, claim)
+    each = mixture.components(config, functools.partial(_identity, entries))
 
     def text_key() -> str:
         held_out = None if config.validation_source else config.validation_fraction
-        source = sources.identity(config.source)
+        source = _identity(entries, config.source)
         mixed = [{"mixture": len(each)}] if len(each) > 1 else []
         return key(source, config.text_field, tokenizer_key(config.tokenizer), held_out, *_skips(config), *mixed)
 
-    return cached_tokenizer(config, text_key, _TokenizerText(each), announcer(quiet))
+    return cached_tokenizer(config, entries, text_key, _TokenizerText(each), announcer(quiet))
 
 
-def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
+def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
     """Return {setting: [[name, size in bytes, content hash], ...]} of all files of the text, for the settings `source`
     and, if there is one, `validation_source`.
 
     The hashes are cached; all files are read again when the name, size or time of one has changed.
     """
     _check_format(config)
+    entries = Entries.of(config, claim)
     given = {name: getattr(config, name) for name in ("source", "validation_source") if getattr(config, name)}
-    key_of_files = key(*(sources.identity(source) for source in given.values()))
     return hash_files(
         config,
-        key_of_files,
+        entries,
+        key(*(_identity(entries, source) for source in given.values())),
         lambda: {name: sources.files(source) for name, source in given.items()},
         announcer(quiet),
     )
@@ -192,13 +281,21 @@ def _check_format(config: DataConfig) -> None:
         )
 
 
-def _identities(config: DataConfig) -> list[Any]:
+def _identities(config: DataConfig, entries: Entries) -> list[Any]:
     """Return settings and versions of files; two such lists are equal only for the same text and validation part.
 
     The list is made without reading the text, and is part of the cache's keys.
     """
-    validation = sources.identity(config.validation_source) if config.validation_source else config.validation_fraction
-    return [sources.identity(config.source), config.text_field, validation, *_skips(config)]
+    source, held_out = _identity(entries, config.source), config.validation_source
+    validation = _identity(entries, held_out) if held_out else config.validation_fraction
+    return [source, config.text_field, validation, *_skips(config), *_limits(config)]
+
+
+def _limits(config: DataConfig) -> list[Any]:
+    """Return what `data.validation_tokens` adds to the cache's keys: nothing by default, as `_skips`."""
+    if config.validation_source or config.validation_tokens == DataConfig.validation_tokens:
+        return []
+    return [{"validation_tokens": config.validation_tokens}]
 
 
 def _skips(config: DataConfig) -> list[Any]:
@@ -228,66 +325,17 @@ class _TokenizerText:
                     yield piece.text
 
 
-def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Say) -> None:
-    """Write the token ids of the training and the validation text as a `TextStore` each, below `directory`.
-
-    Tokenises both in one pass over the source, about `ENCODED_TOGETHER` characters at a time.
-    """
-    writers = {
-        held_out: TextStoreWriter(directory / name, tokenizer.vocabulary_size)
-        for held_out, name in ((False, "train"), (True, "validation"))
-    }
-    said, characters, count, held_out_count = time.monotonic(), 0, 0, 0
-    waiting: list[tuple[list[str], bool]] = []
-
-    def flush() -> None:
-        encoded = iter(tokenizer.encode_batch([sentence for sentences, _ in waiting for sentence in sentences]))
-        for sentences, held_out in waiting:
-            writers[held_out].append(list(itertools.islice(encoded, len(sentences))))
-        waiting.clear()
-
-    left_out = Counter(words=0, documents=0)
-    identities = _identities(config)  # compared at the end, because files may change while they are read
-    say(f"tokenising {config.source}")
-    for piece in holdout.split(config, left_out):
-        waiting.append((split_sentences(piece.text), piece.held_out))
-        characters += len(piece.text)
-        count, held_out_count = piece.document + 1, held_out_count + piece.held_out
-        if characters >= ENCODED_TOGETHER:
-            flush()
-            characters = 0
-            if time.monotonic() - said > 10:
-                said = time.monotonic()
-                say(f"{count:,} documents, {sum(writer.tokens for writer in writers.values()):,} tokens so far")
-    flush()
-    for writer in writers.values():
-        writer.close()
-    total = sum(writer.tokens for writer in writers.values())
-    if not total:
-        raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
-    if _identities(config) != identities:
-        raise ValueError(
-            f"the files of data.source={config.source!r} were changed while they were read: run the command again"
-        )
-    if _skips(config):
-        (directory / LEFT_OUT).write_text(json.dumps(left_out))
-    held_out = writers[True].tokens
-    say(
-        f"{count:,} documents, {total:,} tokens; for validation {held_out:,} tokens of {held_out_count:,} documents, "
-        f"{held_out / total:.1%} of the text"
-    )
-
-
 def _write_rows(
     config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Say
 ) -> None:
     """Write the tokens of both splits as rows. Raises ValueError if a split has less text than one row."""
     has_pairs = config.format in PAIR_FORMATS
+    (directory / TEXT_FACTS).write_text(json.dumps(_facts(config, text)))
     for split in SPLITS:
         stored = TextStore(text / split)
         if has_pairs and len(stored) == 1:
             say(f"{split}: a single document, so that random second segments come from the same one; better give more")
-        rows = formats.make_rows(config, stored, tokenizer.specials)
+        rows = _followed(formats.make_rows(config, stored, tokenizer.specials), split, config, len(stored.tokens), say)
         if config.pack:
             rows = packing.pack(rows, config.sequence_length)
         store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
@@ -301,6 +349,19 @@ def _write_rows(
         texts = f"{written.text_count:,} texts in " if config.pack else ""
         filled = f"{written.fill_rate(config.sequence_length):.1%} of their positions filled"
         say(f"{split}: {texts}{len(written):,} rows, {filled}")
+
+
+def _followed(
+    rows: Iterator[formats.Row], split: str, config: DataConfig, tokens: int, say: Say
+) -> Iterator[formats.Row]:
+    """Yield the rows of a split, and print the progress; `tokens` is the number of tokens of its text."""
+    progress = Progress(f"making the {split} rows", tokens * config.duplicates / 1e6, "million tokens", say)
+    done = 0
+    for number, row in enumerate(rows):
+        yield row
+        done += len(row.tokens)
+        if number % 1000 == 0:
+            progress.update(done / 1e6)
 
 
 @dataclasses.dataclass(frozen=True)

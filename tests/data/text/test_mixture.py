@@ -13,6 +13,7 @@ from ag_jax.data import randomness
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.parallel import pipeline as parallel
 from ag_jax.data.text import mixture, pipeline, sources
+from ag_jax.data.text import prepare as text_parts
 from tests.data.conftest import text
 
 
@@ -145,7 +146,7 @@ def test_sizes_of_the_sources_are_said_and_summarised(corpus, config, alone, cap
 
 
 def test_other_weights_share_all_that_was_prepared(config, corpus, folder, monkeypatch):
-    monkeypatch.setattr(pipeline, "_write_text", None)
+    monkeypatch.setattr(text_parts, "write_text", None)
     monkeypatch.setattr(pipeline, "_write_rows", None)
     other = dataclasses.replace(config, source=config.source.replace(":2.5", ":1e-3"))
     assert pipeline.prepare(other).facts() == corpus.facts()

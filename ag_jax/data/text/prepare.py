@@ -1,0 +1,343 @@
+"""Tokenise a text in parts, which several processes and machines may share, and put the parts together.
+
+A part is some consecutive files of `data.source`, `PART_SIZE` bytes together or one larger file, so every process finds
+the same parts in the same list of files. Which documents are held out, and rows that continue from one document to the
+next, depend on the documents before; so a part has the tokens of all its documents, and one process puts the parts
+together, when all are there. What comes out is the same for any number of parts and processes.
+
+Texts of fewer than 100 documents are a single part, because the sentences that are held out from a document depend on
+those held out before (`holdout`).
+
+A part is a `TextStore`, with three more files: `numbers.bin`, the number of each document in its part, in which
+documents without any token count, too; `held_out.bin`, whether the document is held out (-1 if its number decides); and
+`part.json`, the number of documents, and of those that `data.skip_words` left out.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.corpus import SPLITS, Say
+from ag_jax.data.entries import Entries
+from ag_jax.data.progress import Progress
+from ag_jax.data.text import holdout, sources
+from ag_jax.data.text.holdout import Piece
+from ag_jax.data.text.sentences import split_sentences
+from ag_jax.data.text.sources import Unit
+from ag_jax.data.text.store import ArrayWriter, TextStore, TextStoreWriter
+from ag_jax.data.tokenizers import Tokenizer
+
+PART_SIZE = 2**28  # bytes of files after which a part is given no further file
+ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call, on all cores
+LEFT_OUT = "left_out.json"  # number of words and documents that `data.skip_words` left out; only with this setting
+UNDECIDED = -1
+MEGABYTE = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A text without weights that is to be tokenised.
+
+    config: the settings of the data.
+    key: hash of all that the tokens depend on.
+    key_now: function that returns the key for the files as they are now.
+    """
+
+    config: DataConfig
+    key: str
+    key_now: Callable[[], str]
+
+    @property
+    def text(self) -> str:
+        """The name of the cache's entry with the tokens."""
+        return f"text-{self.key}"
+
+    @functools.cached_property
+    def parts(self) -> list["Part"]:
+        """The parts of the text; reads at most the first 100 documents."""
+        config = self.config
+        units = list(sources.units(config.source, config.skip_words))
+        decided: list[tuple[list[Unit], int | None]]
+        if config.validation_source:
+            held_out = sources.units(config.validation_source)
+            decided = [(group, 0) for group in _grouped(units)] + [(group, 1) for group in _grouped(held_out)]
+        elif holdout.holds_out_documents(config):
+            decided = [(group, UNDECIDED) for group in _grouped(units)]
+        else:
+            decided = [(units, None)]
+        return [
+            Part(f"part-{self.key}-{number:05}", tuple(group), held_out)
+            for number, (group, held_out) in enumerate(decided)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a text.
+
+    name: name of its entry in the cache.
+    units: the files that it consists of.
+    held_out: 0 if all documents are for training, 1 if all are for validation, `UNDECIDED` if the numbers of the
+        documents decide, None if documents are cut into a piece for training and one for validation.
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+    held_out: int | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of text, about."""
+        return sum(unit.size for unit in self.units)
+
+
+def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:
+    """Return groups of consecutive units; a group is full as soon as it has `PART_SIZE` bytes."""
+    groups: list[list[Unit]] = [[]]
+    size = 0
+    for unit in units:
+        if size >= PART_SIZE:
+            groups.append([])
+            size = 0
+        groups[-1].append(unit)
+        size += unit.size
+    return groups
+
+
+def tokenise(
+    of: Sequence[Source], entries: Entries, tokenizer: Tokenizer, say: Say, share: tuple[int, int] = (1, 1)
+) -> None:
+    """Make the parts of some sources that are missing, except for those that other processes work on; return when all
+    are complete.
+
+    share: (k, n) makes only every n-th part from the k-th on, counted from 1, and waits for no other.
+    """
+    parts = [(source, part) for source in of for part in source.parts]
+    mine = parts[share[0] - 1 :: share[1]]
+    total = sum(part.size for _, part in mine)
+
+    def complete() -> int:
+        return sum(part.size for _, part in mine if entries.is_complete(part.name))
+
+    if complete() == total:
+        return
+    names = ", ".join(source.config.source for source in of)
+    say(f"tokenising {names}: {total / MEGABYTE:,.0f} MB in {len(mine):,} part{'s' if len(mine) > 1 else ''}")
+    progress = Progress("tokenising", total / MEGABYTE, "MB", say, complete() / MEGABYTE)
+    own = Counter(tokens=0)
+
+    def write(source: Source, part: Part, directory: pathlib.Path) -> None:
+        before = complete()
+
+        def report(size: int, tokens: int) -> None:
+            progress.update((before + size) / MEGABYTE, f"{own['tokens'] + tokens:,} tokens in this process")
+
+        own["tokens"] += write_part(part, source.config, tokenizer, directory, report)
+
+    entries.make_all(
+        {part.name: functools.partial(write, source, part) for source, part in mine},
+        is_over=lambda: all(entries.is_complete(source.text) for source in of),
+        report=lambda: progress.update(complete() / MEGABYTE),
+    )
+
+
+def write_part(
+    part: Part, config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, report: Callable[[int, int], None]
+) -> int:
+    """Write the token ids of a part into a directory, and return their number.
+
+    report: called with the bytes of text that were read so far, about, and the number of tokens.
+
+    Raises ValueError if a file changes meanwhile.
+    """
+    left_out = Counter(words=0, documents=0)
+    tokens, held_out = _encode(_pieces(part, config, left_out), part, tokenizer, directory, left_out, report)
+    if part.held_out is None and config.validation_tokens is not None and held_out > config.validation_tokens:
+        # So few documents are a small text, which can be tokenised again with a smaller share held out.
+        fraction = config.validation_fraction * config.validation_tokens / held_out
+        config = dataclasses.replace(config, validation_fraction=fraction)
+        left_out.clear()
+        tokens, _ = _encode(_pieces(part, config, left_out), part, tokenizer, directory, left_out, report)
+    if changed := [unit.path for unit in part.units if unit.has_changed()]:
+        raise changed_text(config, str(changed[0]))
+    return tokens
+
+
+def changed_text(config: DataConfig, what: str = "the files") -> ValueError:
+    """Return the error for text that changes while it is read."""
+    return ValueError(
+        f"{what} of data.source={config.source!r} were changed while they were read: run the command again"
+    )
+
+
+def _pieces(part: Part, config: DataConfig, left_out: Counter[str]) -> Iterator[tuple[Piece, int]]:
+    """Yield the documents of a part, or pieces of them, each with the value of `held_out.bin`."""
+    if part.held_out is None:
+        for piece in holdout.split(config, left_out):
+            yield piece, int(piece.held_out)
+        return
+    for number, text in enumerate(sources.documents_of(part.units, config.text_field, left_out)):
+        yield Piece(number, text, bool(part.held_out)), part.held_out
+
+
+def _encode(
+    pieces: Iterator[tuple[Piece, int]],
+    part: Part,
+    tokenizer: Tokenizer,
+    directory: pathlib.Path,
+    left_out: Counter[str],
+    report: Callable[[int, int], None],
+) -> tuple[int, int]:
+    """Write the token ids of pieces of text, about `ENCODED_TOGETHER` characters at a time, as the files of a part.
+
+    Returns the number of tokens, and of those that are held out.
+    """
+    writer = TextStoreWriter(directory, tokenizer.vocabulary_size)
+    numbers = ArrayWriter(directory / "numbers.bin", np.int64)
+    decisions = ArrayWriter(directory / "held_out.bin", np.int8)
+    waiting: list[tuple[list[str], Piece, int]] = []
+    count = characters = read = held_out = 0
+
+    def flush() -> None:
+        nonlocal held_out
+        encoded = iter(tokenizer.encode_batch([sentence for sentences, *_ in waiting for sentence in sentences]))
+        for sentences, piece, decision in waiting:
+            before = writer.tokens
+            if writer.append(list(itertools.islice(encoded, len(sentences)))):
+                numbers.append([piece.document])
+                decisions.append([decision])
+                held_out += (writer.tokens - before) * (decision == 1)
+        waiting.clear()
+
+    for piece, decision in pieces:
+        waiting.append((split_sentences(piece.text), piece, decision))
+        count, characters = piece.document + 1, characters + len(piece.text)
+        if characters >= ENCODED_TOGETHER:
+            flush()
+            read, characters = read + characters, 0
+            report(min(read, part.size), writer.tokens)
+    flush()
+    for file in (writer, numbers, decisions):
+        file.close()
+    (directory / "part.json").write_text(json.dumps({"documents": count, "left_out": dict(left_out)}))
+    return writer.tokens, held_out
+
+
+def write_text(source: Source, entries: Entries, tokenizer: Tokenizer, directory: pathlib.Path, say: Say) -> None:
+    """Write the token ids of the training and the validation text as a `TextStore` each, below `directory`, from the
+    parts, which are made first if they are missing.
+
+    Raises ValueError if the text has no tokens, or its files have changed.
+    """
+    config = source.config
+    own = directory / "parts"  # where processes do not share their parts
+    parts = entries if entries.is_shared else Entries(own)
+    tokenise([source], parts, tokenizer, say)
+    found = []
+    for part in source.parts:
+
+        def write(directory: pathlib.Path, part: Part = part) -> None:
+            write_part(part, config, tokenizer, directory, lambda size, tokens: None)
+
+        found.append(parts.open(part.name, write, check_large=True).path)
+    if source.key_now() != source.key:
+        raise changed_text(config)
+    _put_together(config, found, tokenizer.vocabulary_size, directory, say)
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def remove_parts(source: Source, entries: Entries) -> None:
+    """Delete the parts of a text that was put together."""
+    roots = [root for root in (entries.local, entries.remote) if root is not None]
+    for name in {path.name for root in roots for path in root.glob(f"part-{source.key}-*")}:
+        entries.remove(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OpenPart:
+    """A part that was tokenised.
+
+    path: its directory.
+    first: number of documents in the parts before.
+    """
+
+    path: pathlib.Path
+    first: int
+
+    @functools.cached_property
+    def store(self) -> TextStore:
+        return TextStore(self.path)
+
+    def held_out(self, fraction: float) -> tuple[np.ndarray, bool]:
+        """Return whether each document is held out, and whether the numbers of the documents decided it."""
+        decisions = np.fromfile(self.path / "held_out.bin", np.int8)
+        if not (decisions == UNDECIDED).any():
+            return decisions == 1, False
+        numbers = self.first + np.fromfile(self.path / "numbers.bin", np.int64)
+        return holdout.is_held_out(numbers, fraction), True
+
+
+def _put_together(
+    config: DataConfig, paths: Sequence[pathlib.Path], vocabulary_size: int, directory: pathlib.Path, say: Say
+) -> None:
+    """Write the documents of all parts, in order, as a `TextStore` for each split below `directory`."""
+    facts = [json.loads((path / "part.json").read_text()) for path in paths]
+    firsts = np.cumsum([0, *(fact["documents"] for fact in facts)]).tolist()
+    parts = [_OpenPart(path, first) for path, first in zip(paths, firsts[:-1], strict=True)]
+    total = sum(len(part.store.tokens) for part in parts)
+    if not total:
+        raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
+    share = _held_out_share(config, parts)
+    writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
+    progress = Progress("putting the parts together", total / 1e6, "million tokens", say)
+    before = documents = 0  # documents held out by `validation_fraction` in earlier parts, and those that are kept
+    for part in parts:
+        held_out, by_number = part.held_out(config.validation_fraction)
+        count = int(held_out.sum())
+        if by_number and share < 1:
+            held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
+        before, documents = before + count, documents + int(held_out.sum())
+        for first, last in _runs(held_out):
+            writers[SPLITS[int(held_out[first])]].copy(part.store, first, last)
+            progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
+    for writer in writers.values():
+        writer.close()
+    if any(config.skip_words):
+        names = ("words", "documents")
+        (directory / LEFT_OUT).write_text(
+            json.dumps({name: sum(fact["left_out"][name] for fact in facts) for name in names})
+        )
+    tokens = writers["validation"].tokens
+    say(
+        f"{firsts[-1]:,} documents, {total:,} tokens; for validation {tokens:,} tokens of {documents:,} documents, "
+        f"{tokens / total:.1%} of the text"
+    )
+
+
+def _held_out_share(config: DataConfig, parts: Sequence[_OpenPart]) -> float:
+    """Return the share of the documents held out by their numbers that stays held out, so that they have about
+    `data.validation_tokens` tokens; 1 if they have no more.
+    """
+    tokens = documents = 0
+    for part in parts:
+        held_out, by_number = part.held_out(config.validation_fraction)
+        if by_number:
+            tokens += int(part.store.document_lengths()[held_out].sum())
+            documents += int(held_out.sum())
+    if config.validation_tokens is None or tokens <= config.validation_tokens or documents < 2:
+        return 1.0
+    return max(config.validation_tokens / tokens, 1 / documents)
+
+
+def _runs(values: np.ndarray) -> list[tuple[int, int]]:
+    """Return (first, last + 1) of each longest run of equal values."""
+    borders = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return [(first, last) for first, last in itertools.pairwise(borders) if first < last]
