@@ -188,6 +188,8 @@ def explain(error: OSError, directory: pathlib.Path) -> Exception:
 
     Other errors, such as a missing source file, are clearest as they are.
     """
+    if error.errno is None:  # not of the operating system, but raised with a message of its own
+        return error
     in_cache = error.filename is None or pathlib.Path(error.filename).is_relative_to(directory.parent)
     if not in_cache and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
         return error

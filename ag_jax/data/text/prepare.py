@@ -65,17 +65,17 @@ class Source:
         """The parts of the text; reads at most the first 100 documents."""
         config = self.config
         units = list(sources.units(config.source, config.skip_words))
-        decided: list[tuple[list[Unit], int | None]]
+        groups: list[tuple[Sequence[Unit], int | None]] = []
         if config.validation_source:
             held_out = sources.units(config.validation_source)
-            decided = [(group, 0) for group in _grouped(units)] + [(group, 1) for group in _grouped(held_out)]
+            groups += [(group, 0) for group in _grouped(units)] + [(group, 1) for group in _grouped(held_out)]
         elif holdout.holds_out_documents(config):
-            decided = [(group, UNDECIDED) for group in _grouped(units)]
+            groups += [(group, UNDECIDED) for group in _grouped(units)]
         else:
-            decided = [(units, None)]
+            groups.append((units, None))
         return [
-            Part(f"part-{self.key}-{number:05}", tuple(group), held_out)
-            for number, (group, held_out) in enumerate(decided)
+            Part(f"part-{self.key}-{number:05}", tuple(group), decision)
+            for number, (group, decision) in enumerate(groups)
         ]
 
 
