@@ -466,7 +466,7 @@ BUGS = (
     ),
     Bug(
         "the table of head ablation has the heads in reverse order",
-        "ag_jax/probing/ablation.py",
+        "ag_jax/probing/ablation/heads.py",
         "1 - np.eye(heads_count)]",
         "1 - np.eye(heads_count)[::-1]]",
         "tests/probing/test_ablation.py",

@@ -14,8 +14,11 @@ from ag_jax.distributed import hosts, lock, storage
 from ag_jax.pretraining import arms, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.probing import ablation_report, ablation_summary, ablations, models, probes, report, results, summary
-from ag_jax.probing.ablation_summary import Summary
+from ag_jax.probing import models, probes, report, results, summary
+from ag_jax.probing.ablation import report as ablation_report
+from ag_jax.probing.ablation import results as ablation_results
+from ag_jax.probing.ablation import summary as ablation_summary
+from ag_jax.probing.ablation.summary import Summary
 from ag_jax.probing.config import ProbingConfig
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.results import ProbeResult
@@ -106,8 +109,8 @@ def _run(
             given = [
                 (place, of.step) for of in configs.values() for seed in of.seeds if (place := of.checkpoint_of(seed))
             ]
-            ablations.check(first.ablation, given)
-            ablations.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
+            ablation_results.check(first.ablation, given)
+            ablation_results.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
         for folders in trained.values():
             for folder, experiment in folders.items():
                 run.claim_workdir(experiment, folder)  # so that a conflict shows now and not hours later
@@ -130,7 +133,8 @@ def _run(
         ablated = {
             arm: [
                 Summary(
-                    ablations.obtain(of, compared[arm][seed].assignment, workdir, f"{arm}-seed{seed}"), first.resamples
+                    ablation_results.obtain(of, compared[arm][seed].assignment, workdir, f"{arm}-seed{seed}"),
+                    first.resamples,
                 )
                 for seed, of in of_arm.items()
             ]
@@ -147,7 +151,7 @@ def _checkpoint(arm: str, seed: int, config: ProbingConfig, workdir: epath.Path)
 
 def _prepare_ablation(
     configs: Mapping[str, ProbingConfig], workdir: epath.Path
-) -> dict[str, dict[int, ablations.Prepared]]:
+) -> dict[str, dict[int, ablation_results.Prepared]]:
     """Return the models of all arms, by seed, with the texts of their head ablation; {} without ablation."""
     first = next(iter(configs.values()))
     if not first.ablation.data:
@@ -156,7 +160,7 @@ def _prepare_ablation(
         arm: {seed: (_checkpoint(arm, seed, config, workdir), config.step) for seed in config.seeds}
         for arm, config in configs.items()
     }
-    return ablations.prepare(first.ablation, places)
+    return ablation_results.prepare(first.ablation, places)
 
 
 def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str, dict[int, ProbedModel]]:

@@ -8,7 +8,8 @@ from typing import Any
 from ag_jax.evaluation.significance import Spread, spread
 from ag_jax.pretraining.report import DIFFERENCE_EXPLAINED, DIFFERENCE_HEADER, difference_cells, flag_warnings
 from ag_jax.pretraining.report import settings_table as settings_that_differ
-from ag_jax.probing import ablation_report, summary
+from ag_jax.probing import summary
+from ag_jax.probing.ablation import report as ablation_report
 from ag_jax.probing.results import ProbeResult
 from ag_jax.probing.tables import table
 

@@ -21,9 +21,9 @@ from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import run
 from ag_jax.pretraining.origin import Origin
-from ag_jax.probing import ablation, batches, losses, trained
-from ag_jax.probing.ablation import HeadAblation
-from ag_jax.probing.batches import TextBatches
+from ag_jax.probing.ablation import batches, heads, losses, trained
+from ag_jax.probing.ablation.batches import TextBatches
+from ag_jax.probing.ablation.heads import HeadAblation
 from tests import tiny
 from tests.finetuning import tasks
 from tests.probing import trained_models
@@ -36,7 +36,7 @@ RNG = np.random.default_rng(6)
 def words():
     """A model that predicts masked words, in which head 1 of layer 0 writes nothing, and its table."""
     opened, done = trained_models.word_model(), []
-    found = ablation.ablate_words(opened, TEXTS, progress=lambda *counts: done.append(counts))
+    found = heads.ablate_words(opened, TEXTS, progress=lambda *counts: done.append(counts))
     return opened, found, done
 
 
@@ -137,7 +137,7 @@ def test_texts_that_cannot_be_measured(words):
     with pytest.raises(ValueError, match="expected a list of texts, got one string of 4 characters"):
         batches.of_texts("good", TOKENIZER, LENGTH, 1)
     with pytest.raises(ValueError, match="has no held-out text: give texts"):
-        ablation.ablate_words(words[0])
+        heads.ablate_words(words[0])
 
 
 def test_an_imported_run_has_no_text_of_its_own(places):
@@ -202,7 +202,7 @@ def test_windows_of_a_context_count_for_its_example():
     owners = np.concatenate([text_B for _, text_B in data.batches])
     assert data.texts == 5 and set(owners[owners >= 0]) == {0, 1, 2, 3}
     assert data.notes == ("examples whose answer is in no row, which do not count: 1",)
-    found = ablation.ablate_task(tuned, tasks.task("span"), spans())
+    found = heads.ablate_task(tuned, tasks.task("span"), spans())
     assert found.metric is TASK and found.weights_T[4] == 0 and (found.weights_T[:4] > 0).all()
     weights = [sum(owners == text) for text in range(4)]
     np.testing.assert_array_equal(found.weights_T[:4], weights)
@@ -228,7 +228,7 @@ def fake(row_sums):
     def by_row(params, batch, mask_NH):
         return batch["sums"] - ((1 - mask_NH) * params[None]).sum(), batch["weights"]
 
-    return ablation.measure(by_row, jnp.array([1.0, 10.0]), config, data, MLM)
+    return heads.measure(by_row, jnp.array([1.0, 10.0]), config, data, MLM)
 
 
 def test_rows_of_a_text_are_summed_and_filler_is_not_counted():
@@ -263,10 +263,10 @@ def test_intervals_are_those_of_resampled_texts():
 
 def test_a_run_on_texts_and_on_its_held_out_text(words, places):
     opened, expected, _ = words
-    found = ablation.ablate(str(places / "run"), TEXTS)
+    found = heads.ablate(str(places / "run"), TEXTS)
     np.testing.assert_allclose(found.sums_NHT, expected.sums_NHT, rtol=1e-6)
 
-    found = ablation.ablate(str(places / "run"))
+    found = heads.ablate(str(places / "run"))
     config = run.read_config(places / "run")
     (rows,) = {len(array) for array in (found.weights_T, found.base_T, found.sums_NHT[0, 0])}
     corpus = pipeline.prepare(config.data, quiet=True)
@@ -278,7 +278,7 @@ def test_a_run_on_texts_and_on_its_held_out_text(words, places):
     assert found.source == f"{rows} of {rows} held-out rows of {places / 'text.txt'}"
     assert "the run has no corpus.json" in found.notes[0]
 
-    part = ablation.ablate(str(places / "run"), most=3)
+    part = heads.ablate(str(places / "run"), most=3)
     assert len(part.weights_T) == 16 and part.source.startswith(f"16 of {rows} held-out rows")
     np.testing.assert_allclose(part.base_T, found.base_T[:16], rtol=1e-6)
 
@@ -289,8 +289,8 @@ def test_a_trial_on_its_development_examples(places):
     task, examples = development.read(epath.Path(place))
     assert (task.name, len(examples)) == ("sst2", 9)
     assert development.read(epath.Path(place / "weights"))[1] == examples
-    found = ablation.ablate(str(places / "suite"))
-    expected = ablation.ablate_task(tuned, task, examples)
+    found = heads.ablate(str(places / "suite"))
+    expected = heads.ablate_task(tuned, task, examples)
     np.testing.assert_array_equal(found.sums_NHT, expected.sums_NHT)
     assert found.source.startswith("9 examples of ") and (found.weights_T == 1).all()
     labels = [example.label for example in examples]
@@ -299,7 +299,7 @@ def test_a_trial_on_its_development_examples(places):
         batch = {name: np.asarray(row[name], np.int32)[None] for name in ("tokens", "segment_ids", "token_type_ids")}
         logits_1C = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True), np.float64)
         np.testing.assert_allclose(-functions.log_softmax(logits_1C[0])[label], loss, rtol=1e-5)
-    assert len(ablation.ablate(str(place), most=4).weights_T) == 4
+    assert len(heads.ablate(str(place), most=4).weights_T) == 4
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_what_cannot_be_ablated(places, place, given, message):
     if place.endswith("copy"):
         shutil.copytree(places / place.removesuffix("/copy"), places / place)
     with pytest.raises(ValueError, match=message):
-        ablation.ablate(str(places / place), **given)
+        heads.ablate(str(places / place), **given)
 
 
 def test_examples_that_have_changed_since_the_trial(places, tmp_path):
@@ -328,4 +328,4 @@ def test_examples_that_have_changed_since_the_trial(places, tmp_path):
     lines = (place / "predictions_validation.jsonl").read_text().splitlines(keepends=True)
     (place / "predictions_validation.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(ValueError, match="does not hold a prediction for each of the 9 examples"):
-        ablation.ablate(str(place))
+        heads.ablate(str(place))

@@ -16,10 +16,15 @@ from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
-from ag_jax.probing import ablation, ablation_report, ablation_summary, ablations, comparison, trained
-from ag_jax.probing.ablation import HeadAblation
-from ag_jax.probing.ablation_summary import Summary
-from ag_jax.probing.ablations import Ablated
+from ag_jax.probing import comparison
+from ag_jax.probing.ablation import heads as ablation
+from ag_jax.probing.ablation import report as ablation_report
+from ag_jax.probing.ablation import results as ablation_results
+from ag_jax.probing.ablation import summary as ablation_summary
+from ag_jax.probing.ablation import trained
+from ag_jax.probing.ablation.heads import HeadAblation
+from ag_jax.probing.ablation.results import Ablated
+from ag_jax.probing.ablation.summary import Summary
 from tests.conftest import REPOSITORY
 from tests.finetuning import tasks
 from tests.probing import trained_models
@@ -189,7 +194,7 @@ def test_runs_without_a_loss_of_masked_words_are_rejected_before_they_are_traine
     config.data.masking.replacement = "unigram"
     config.replaced_tokens.generator = "unigram"
     with pytest.raises(ValueError, match="the arm electra trains a model whose loss is .* masked words"):
-        ablations.check_training({"mlm": [words], "electra": [pretraining_config.parse(config)]})
+        ablation_results.check_training({"mlm": [words], "electra": [pretraining_config.parse(config)]})
 
 
 def test_given_texts_are_cut_to_the_length_of_all_models(monkeypatch, tmp_path):
@@ -198,8 +203,8 @@ def test_given_texts_are_cut_to_the_length_of_all_models(monkeypatch, tmp_path):
     models = {"long": opened, "short": dataclasses.replace(opened, length=12)}
     monkeypatch.setattr(trained, "open_trained", lambda directory, step: models[directory])
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    config = ablations.AblationConfig(data=str(tmp_path / "texts.txt"))
-    found = ablations.prepare(config, {name: {0: (name, None)} for name in models})
+    config = ablation_results.AblationConfig(data=str(tmp_path / "texts.txt"))
+    found = ablation_results.prepare(config, {name: {0: (name, None)} for name in models})
     long, short = (found[name][0].data for name in models)
     assert long.digest() == short.digest() and max(batch["tokens"].shape[1] for batch, _ in long.batches) == 12
 
@@ -266,7 +271,7 @@ def test_only_losses_of_the_same_texts_masks_and_tokenizer_are_compared():
         "**The losses of other text and base are not compared: the texts, or the words masked in them, differ.**"
         in text
     )
-    assert "| same, model 2 |" in text and "| trial | " in text
+    assert "| same, model 1 |" in text and "| trial | " in text
 
 
 def test_figure_of_changes():

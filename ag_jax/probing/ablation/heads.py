@@ -1,9 +1,9 @@
 """Head ablation: the change of a model's loss when the output of one attention head is zeroed (Michel et al. 2019, "Are
 Sixteen Heads Really Better than One?", section 3.2).
 
-    from ag_jax.probing import ablation
+    from ag_jax.probing.ablation import heads
 
-    found = ablation.ablate("runs/quickstart/ag-seed0", pathlib.Path("mine.txt").read_text().splitlines())
+    found = heads.ablate("runs/quickstart/ag-seed0", pathlib.Path("mine.txt").read_text().splitlines())
     found.base_loss     # with all heads
     found.change_NH     # how much the loss rises without each head, counted from 0
 
@@ -26,10 +26,10 @@ from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.opening import WordModel
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.base import PrimaryMetric
-from ag_jax.probing import batches, trained
-from ag_jax.probing.batches import TextBatches
-from ag_jax.probing.losses import RowLosses
-from ag_jax.probing.trained import TrainedModel
+from ag_jax.probing.ablation import batches, trained
+from ag_jax.probing.ablation.batches import TextBatches
+from ag_jax.probing.ablation.losses import RowLosses
+from ag_jax.probing.ablation.trained import TrainedModel
 
 Progress = Callable[[int, int], None]  # (passes over a batch that are done, their number)
 PERCENT = 95  # of intervals

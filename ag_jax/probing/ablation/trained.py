@@ -19,9 +19,10 @@ from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import corpus
-from ag_jax.probing import batches, losses, models
-from ag_jax.probing.batches import GIVEN, TextBatches
-from ag_jax.probing.losses import RowLosses
+from ag_jax.probing import models
+from ag_jax.probing.ablation import batches, losses
+from ag_jax.probing.ablation.batches import GIVEN, TextBatches
+from ag_jax.probing.ablation.losses import RowLosses
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

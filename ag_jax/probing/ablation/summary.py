@@ -15,9 +15,10 @@ import numpy as np
 
 from ag_jax.analysis.maps import head_patterns
 from ag_jax.data.probes.queries import ALL
-from ag_jax.probing import ablation, choosing
-from ag_jax.probing.ablation import Resampled
-from ag_jax.probing.ablations import Ablated
+from ag_jax.probing import choosing
+from ag_jax.probing.ablation import heads
+from ag_jax.probing.ablation.heads import Resampled
+from ag_jax.probing.ablation.results import Ablated
 
 MOST = 5  # heads that are listed for each model
 
@@ -49,7 +50,7 @@ class Summary:
     @functools.cached_property
     def intervals_INH(self) -> np.ndarray | None:
         """The ends of the interval of each change."""
-        return None if self.resampled is None else ablation.interval(self.resampled.change_RNH)
+        return None if self.resampled is None else heads.interval(self.resampled.change_RNH)
 
     @property
     def patterns(self) -> tuple[str | None, ...]:
@@ -161,7 +162,7 @@ def _differences(baseline: Sequence[Summary], other: Sequence[Summary]) -> dict[
 
 
 def _with_interval(mean: Any, values_R: np.ndarray | None) -> dict[str, float | None]:
-    low, high = (None, None) if values_R is None else map(float, ablation.interval(values_R))
+    low, high = (None, None) if values_R is None else map(float, heads.interval(values_R))
     return {"mean": float(mean), "low": low, "high": high}
 
 

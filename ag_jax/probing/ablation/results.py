@@ -18,11 +18,12 @@ from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import workloads
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.probing import ablation, storing, trained
-from ag_jax.probing.ablation import HeadAblation, Progress
-from ag_jax.probing.batches import TextBatches
+from ag_jax.probing import storing
+from ag_jax.probing.ablation import heads, trained
+from ag_jax.probing.ablation.batches import TextBatches
+from ag_jax.probing.ablation.heads import HeadAblation, Progress
+from ag_jax.probing.ablation.trained import TrainedModel
 from ag_jax.probing.config import HELD_OUT, AblationConfig
-from ag_jax.probing.trained import TrainedModel
 
 VERSION = 1  # of the computation of losses; a new one makes stored results of the earlier ones invalid
 FOLDER = "ablation"
@@ -125,7 +126,7 @@ def obtain(prepared: Prepared, assignment: tuple[tuple[str, int], ...], workdir:
     fingerprint = hashlib.sha256(json.dumps([VERSION, opened.digest(), texts]).encode()).hexdigest()
     found = storing.read(folder, fingerprint, lambda record: _read(folder, record, data))
     if found is None:
-        found = ablation.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
+        found = heads.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
         storing.begin(folder)
         digest = storing.write_arrays(folder / "losses.npz", {name: getattr(found, name) for name in ARRAYS})
         record = {"model": opened.description, storing.FINGERPRINT: fingerprint, "sha256": digest}
@@ -135,7 +136,7 @@ def obtain(prepared: Prepared, assignment: tuple[tuple[str, int], ...], workdir:
 
 def _read(folder: epath.Path, record: Mapping[str, Any], data: TextBatches) -> HeadAblation:
     arrays = storing.read_arrays(folder / "losses.npz", record["sha256"])
-    return ablation.of_sums(METRICS[record["metric"]], data, **arrays)
+    return heads.of_sums(METRICS[record["metric"]], data, **arrays)
 
 
 def _lines(config: AblationConfig) -> list[str] | None:

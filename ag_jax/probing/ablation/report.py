@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax.analysis.maps import title
-from ag_jax.probing.ablation_summary import MOST, Summary
+from ag_jax.probing.ablation.summary import MOST, Summary
 from ag_jax.probing.tables import table
 
 CSV = "ablation.csv"
@@ -39,8 +39,8 @@ def markdown(numbers: Mapping[str, Any], baseline: str) -> list[str]:
 
 
 def _name(arm: str, number: int, numbers: Mapping[str, Any]) -> str:
-    """Return the name of a model: that of its arm, with its number if the arm has several seeds."""
-    return arm if len(numbers["models"][arm]) == 1 else f"{arm}, model {number + 1}"
+    """Return the name of a model: that of its arm, with its number, from 0 as in the CSV files, if it has several."""
+    return arm if len(numbers["models"][arm]) == 1 else f"{arm}, model {number}"
 
 
 def _models(numbers: Mapping[str, Any]) -> list[str]:
