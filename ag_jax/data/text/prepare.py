@@ -250,7 +250,7 @@ def write_text(source: Source, entries: Entries, tokenizer: Tokenizer, directory
         found.append(parts.open(part.name, write, check_large=True).path)
     if source.key_now() != source.key:
         raise changed_text(config)
-    _put_together(config, found, tokenizer.vocabulary_size, directory, say)
+    put_together(config, found, tokenizer.vocabulary_size, directory, say)
     shutil.rmtree(own, ignore_errors=True)
 
 
@@ -285,7 +285,7 @@ class _OpenPart:
         return holdout.is_held_out(numbers, fraction), True
 
 
-def _put_together(
+def put_together(
     config: DataConfig, paths: Sequence[pathlib.Path], vocabulary_size: int, directory: pathlib.Path, say: Say
 ) -> None:
     """Write the documents of all parts, in order, as a `TextStore` for each split below `directory`."""
