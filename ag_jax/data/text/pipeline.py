@@ -5,39 +5,33 @@ Shape letters: B batch.
 
 import dataclasses
 import functools
-import json
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ag_jax.data import order
-from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import (
     SPLITS,
     Corpus,
     Say,
     announcer,
-    cached_rows,
     cached_tokenizer,
     hash_files,
     key,
     tokenizer_key,
 )
 from ag_jax.data.entries import Claim, Entries, unclaimed
-from ag_jax.data.progress import Progress
-from ag_jax.data.text import batching, formats, holdout, mixture, packing, sources, store
+from ag_jax.data.text import batching, holdout, mixture, single_source, sources
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.batching import HostBatch
-from ag_jax.data.text.files import warn_once
 from ag_jax.data.text.mixture import MixedRows
-from ag_jax.data.text.store import Rows, TextStore
+from ag_jax.data.text.store import Rows
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
 
 TOKENIZER_TEXT = 200_000_000  # characters of the training text after which a tokenizer is given no further document
-TEXT_FACTS = "text.json"  # numbers of documents and tokens of each split, and what was left out, beside the rows
 
 
 def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus[Rows | MixedRows]:
@@ -50,14 +44,15 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
     Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
     """
     say, entries = announcer(quiet), Entries.of(config, claim)
-    share_K, each = mixture.shares(config), mixture.components(config, functools.partial(_identity, entries))
+    share_K = mixture.shares(config)
+    each = mixture.components(config, functools.partial(single_source.identity, entries))
     tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
-    texts = [_source(one, tokenizer, entries) for one in each]
+    texts = [single_source.of_config(one, tokenizer, entries) for one in each]
     if entries.is_shared and (missing := _untokenised(texts, entries)):
         text_parts.tokenise(missing, entries, tokenizer, say)  # of all sources, before any is put together
-    found = [_prepare_source(text, entries, tokenizer, say) for text in texts]
+    found = [single_source.prepare(text, entries, tokenizer, say) for text in texts]
     if entries.remote is not None:
-        _remember(config, entries)
+        single_source.remember(config, entries)
     rows = {split: [source.rows[split] for source in found] for split in SPLITS}
     if config.validation_source:  # every source was prepared with the same text for validation
         rows["validation"] = rows["validation"][:1]
@@ -70,7 +65,7 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
         left_out={
             name: sum(source.left_out.get(name, 0) for source in found)
             for name in ("words", "documents")
-            if _skips(config)
+            if single_source.skips(config)
         },
         sources=[source.sizes(share) for source, share in zip(found, share_K, strict=True)],
     )
@@ -86,9 +81,9 @@ def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, qu
     The other arguments are those of `prepare`. If no part is missing, `prepare` puts them together.
     """
     say, entries = announcer(quiet), Entries.of(config, claim)
-    each = mixture.components(config, functools.partial(_identity, entries))
+    each = mixture.components(config, functools.partial(single_source.identity, entries))
     tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
-    missing = _untokenised([_source(one, tokenizer, entries) for one in each], entries)
+    missing = _untokenised([single_source.of_config(one, tokenizer, entries) for one in each], entries)
     if missing:
         text_parts.tokenise(missing, entries, tokenizer, say, share)
     parts = [part for source in missing if not entries.is_complete(source.text) for part in source.parts]
@@ -97,115 +92,11 @@ def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, qu
 
 def _untokenised(texts: Sequence[text_parts.Source], entries: Entries) -> list[text_parts.Source]:
     """Return the texts of which the cache has neither the rows nor the token ids."""
-    return [text for text in texts if not entries.is_complete(_rows_name(text)) and not entries.is_complete(text.text)]
-
-
-def _source(config: DataConfig, tokenizer: Tokenizer, entries: Entries) -> text_parts.Source:
-    """Return a text without weights as a source to tokenise, with the key that it has in the cache."""
-
-    def key_now() -> str:
-        return key(*_identities(config, entries), tokenizer.fingerprint())
-
-    return text_parts.Source(config, key_now(), key_now)
-
-
-def _rows_name(text: text_parts.Source) -> str:
-    """Return the name of the cache's entry with the rows of a text."""
-    config = text.config
-    return f"rows-{key(text.key, config.format, config.sequence_length, config.duplicates, config.pack)}"
-
-
-def _identity(entries: Entries, source: str) -> list[Any]:
-    """Return the identity of a source (`sources.identity`); of one that this machine lacks, as it was when it was
-    prepared elsewhere into the same object store.
-    """
-    try:
-        return sources.identity(source)
-    except FileNotFoundError:
-        if entries.remote is None:
-            raise
-        found = [entries.recall(_remembered(part)) for part in sources.parts(source)]
-        if None in found:
-            raise
-        warn_once(f"data.source={source!r} is not on this machine: taking what was prepared of it in {entries.remote}")
-        return [item for part in found for item in part or ()]
-
-
-def _remember(config: DataConfig, entries: Entries) -> None:
-    """Store the identities of a config's sources, for machines that lack the text."""
-    for source in filter(None, (config.source, config.validation_source)):
-        for part in sources.parts(source):
-            entries.remember(_remembered(part), _identity(entries, part))
-
-
-def _remembered(part: str) -> str:
-    return f"source-{key(part)}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _PreparedSource:
-    """What was prepared of one source.
-
-    source: its name.
-    rows: rows of each split.
-    documents, tokens: number of documents of each split, and of their tokens, without special ones.
-    checksums: hash of the rows of each split.
-    left_out: number of `words` and `documents` that `data.skip_words` left out; empty without it.
-    """
-
-    source: str
-    rows: dict[str, Rows]
-    documents: dict[str, int]
-    tokens: dict[str, int]
-    checksums: dict[str, str]
-    left_out: dict[str, int]
-
-    def sizes(self, share: float) -> dict[str, Any]:
-        """Return the sizes of the source for the summary of a run; `share` is its share in the rows of training."""
-        sizes = {
-            split: {"documents": self.documents[split], "tokens": self.tokens[split], "rows": len(self.rows[split])}
-            for split in SPLITS
-        }
-        return {"source": self.source, "share of the rows of training": share, **sizes}
-
-
-def _prepare_source(text: text_parts.Source, entries: Entries, tokenizer: Tokenizer, say: Say) -> _PreparedSource:
-    """Return the rows of a text without weights, from the cache if they were prepared before."""
-    config = text.config
-
-    def write_text(directory: pathlib.Path) -> None:
-        text_parts.write_text(text, entries, tokenizer, directory, say)
-
-    entry = cached_rows(
-        entries,
-        text.text,
-        _rows_name(text),
-        write_text,
-        lambda tokens, directory: _write_rows(config, tokenizer, tokens, directory, say),
-        config.verify_cache,
-    )
-    if entries.is_shared:
-        text_parts.remove_parts(text, entries)
-    if (entry.path / TEXT_FACTS).exists():
-        facts = json.loads((entry.path / TEXT_FACTS).read_text())
-    else:  # rows of an earlier version
-        facts = _facts(config, entries.open(text.text, write_text).path)
-    return _PreparedSource(
-        source=config.source,
-        rows={split: Rows(entry.path / split, entry) for split in SPLITS},
-        checksums={split: entry.digest(split) for split in SPLITS},
-        **facts,
-    )
-
-
-def _facts(config: DataConfig, text: pathlib.Path) -> dict[str, dict[str, int]]:
-    """Return facts about the token ids in a directory, as `_PreparedSource` has them."""
-    stores = {split: TextStore(text / split) for split in SPLITS}
-    return {
-        "documents": {split: len(store) for split, store in stores.items()},
-        "tokens": {split: len(store.tokens) for split, store in stores.items()},
-        "left_out": json.loads((text / text_parts.LEFT_OUT).read_text()) if _skips(config) else {},
-    }
+    return [
+        text
+        for text in texts
+        if not entries.is_complete(single_source.rows_name(text)) and not entries.is_complete(text.text)
+    ]
 
 
 def _together(checksums: list[str]) -> str:
@@ -243,13 +134,15 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
     """
     _check_format(config)
     entries = Entries.of(config, claim)
-    each = mixture.components(config, functools.partial(_identity, entries))
+    each = mixture.components(config, functools.partial(single_source.identity, entries))
 
     def text_key() -> str:
         held_out = None if config.validation_source else config.validation_fraction
-        source = _identity(entries, config.source)
+        source = single_source.identity(entries, config.source)
         mixed = [{"mixture": len(each)}] if len(each) > 1 else []
-        return key(source, config.text_field, tokenizer_key(config.tokenizer), held_out, *_skips(config), *mixed)
+        return key(
+            source, config.text_field, tokenizer_key(config.tokenizer), held_out, *single_source.skips(config), *mixed
+        )
 
     return cached_tokenizer(config, entries, text_key, _TokenizerText(each), announcer(quiet))
 
@@ -266,7 +159,7 @@ def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = uncl
     return hash_files(
         config,
         entries,
-        key(*(_identity(entries, source) for source in given.values())),
+        key(*(single_source.identity(entries, source) for source in given.values())),
         lambda: {name: sources.files(source) for name, source in given.items()},
         announcer(quiet),
     )
@@ -279,30 +172,6 @@ def _check_format(config: DataConfig) -> None:
             "data.format='parallel' needs ag_jax.data.pipeline or ag_jax.data.parallel.pipeline; the module "
             "ag_jax.data.text.pipeline prepares text without translations: choose another data.format"
         )
-
-
-def _identities(config: DataConfig, entries: Entries) -> list[Any]:
-    """Return settings and versions of files; two such lists are equal only for the same text and validation part.
-
-    The list is made without reading the text, and is part of the cache's keys.
-    """
-    source, held_out = _identity(entries, config.source), config.validation_source
-    validation = _identity(entries, held_out) if held_out else config.validation_fraction
-    return [source, config.text_field, validation, *_skips(config), *_limits(config)]
-
-
-def _limits(config: DataConfig) -> list[Any]:
-    """Return what `data.validation_tokens` adds to the cache's keys: nothing by default, as `_skips`."""
-    if config.validation_source or config.validation_tokens == DataConfig.validation_tokens:
-        return []
-    return [{"validation_tokens": config.validation_tokens}]
-
-
-def _skips(config: DataConfig) -> list[Any]:
-    """Return what `data.skip_words` adds to the cache's keys: nothing if it skips no words, so that older caches stay
-    valid.
-    """
-    return [{"skip_words": config.skip_words}] if any(config.skip_words) else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,45 +192,6 @@ class _TokenizerText:
                 if not piece.held_out:
                     characters += len(piece.text)
                     yield piece.text
-
-
-def _write_rows(
-    config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Say
-) -> None:
-    """Write the tokens of both splits as rows. Raises ValueError if a split has less text than one row."""
-    has_pairs = config.format in PAIR_FORMATS
-    (directory / TEXT_FACTS).write_text(json.dumps(_facts(config, text)))
-    for split in SPLITS:
-        stored = TextStore(text / split)
-        if has_pairs and len(stored) == 1:
-            say(f"{split}: a single document, so that random second segments come from the same one; better give more")
-        rows = _followed(formats.make_rows(config, stored, tokenizer.specials), split, config, len(stored.tokens), say)
-        if config.pack:
-            rows = packing.pack(rows, config.sequence_length)
-        store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
-        written = Rows(directory / split)
-        if not len(written):
-            raise ValueError(
-                f"the {split} text of data.source={config.source!r} is shorter than one row of "
-                f"{config.sequence_length} tokens: give more text or lower data.sequence_length"
-                + (" (or hold out more: data.validation_fraction)" if split == "validation" else "")
-            )
-        texts = f"{written.text_count:,} texts in " if config.pack else ""
-        filled = f"{written.fill_rate(config.sequence_length):.1%} of their positions filled"
-        say(f"{split}: {texts}{len(written):,} rows, {filled}")
-
-
-def _followed(
-    rows: Iterator[formats.Row], split: str, config: DataConfig, tokens: int, say: Say
-) -> Iterator[formats.Row]:
-    """Yield the rows of a split, and print the progress; `tokens` is the number of tokens of its text."""
-    progress = Progress(f"making the {split} rows", tokens * config.duplicates / 1e6, "million tokens", say)
-    done = 0
-    for number, row in enumerate(rows):
-        yield row
-        done += len(row.tokens)
-        if number % 1000 == 0:
-            progress.update(done / 1e6)
 
 
 @dataclasses.dataclass(frozen=True)

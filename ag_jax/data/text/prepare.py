@@ -1,9 +1,9 @@
-"""Tokenise a text in parts, which several processes and machines may share, and put the parts together.
+"""Tokenise a text in parts, which several processes and machines may share.
 
 A part is some consecutive files of `data.source`, `PART_SIZE` bytes together or one larger file, so every process finds
 the same parts in the same list of files. Which documents are held out, and rows that continue from one document to the
 next, depend on the documents before; so a part has the tokens of all its documents, and one process puts the parts
-together, when all are there. What comes out is the same for any number of parts and processes.
+together (`assembly`), when all are there. What comes out is the same for any number of parts and processes.
 
 Texts of fewer than 100 documents are a single part, because the sentences that are held out from a document depend on
 those held out before (`holdout`).
@@ -25,20 +25,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from ag_jax.data.config import DataConfig
-from ag_jax.data.corpus import SPLITS, Say
+from ag_jax.data.corpus import Say
 from ag_jax.data.entries import Entries
 from ag_jax.data.progress import Progress
-from ag_jax.data.text import holdout, sources
+from ag_jax.data.text import assembly, holdout, sources
+from ag_jax.data.text.assembly import UNDECIDED
 from ag_jax.data.text.holdout import Piece
 from ag_jax.data.text.sentences import split_sentences
 from ag_jax.data.text.sources import Unit
-from ag_jax.data.text.store import ArrayWriter, TextStore, TextStoreWriter
+from ag_jax.data.text.store import ArrayWriter, TextStoreWriter
 from ag_jax.data.tokenizers import Tokenizer
 
 PART_SIZE = 2**28  # bytes of files after which a part is given no further file
 ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call, on all cores
-LEFT_OUT = "left_out.json"  # number of words and documents that `data.skip_words` left out; only with this setting
-UNDECIDED = -1
 MEGABYTE = 1e6
 
 
@@ -250,7 +249,7 @@ def write_text(source: Source, entries: Entries, tokenizer: Tokenizer, directory
         found.append(parts.open(part.name, write, check_large=True).path)
     if source.key_now() != source.key:
         raise changed_text(config)
-    put_together(config, found, tokenizer.vocabulary_size, directory, say)
+    assembly.put_together(config, found, tokenizer.vocabulary_size, directory, say)
     shutil.rmtree(own, ignore_errors=True)
 
 
@@ -259,85 +258,3 @@ def remove_parts(source: Source, entries: Entries) -> None:
     roots = [root for root in (entries.local, entries.remote) if root is not None]
     for name in {path.name for root in roots for path in root.glob(f"part-{source.key}-*")}:
         entries.remove(name)
-
-
-@dataclasses.dataclass(frozen=True)
-class _OpenPart:
-    """A part that was tokenised.
-
-    path: its directory.
-    first: number of documents in the parts before.
-    """
-
-    path: pathlib.Path
-    first: int
-
-    @functools.cached_property
-    def store(self) -> TextStore:
-        return TextStore(self.path)
-
-    def held_out(self, fraction: float) -> tuple[np.ndarray, bool]:
-        """Return whether each document is held out, and whether the numbers of the documents decided it."""
-        decisions = np.fromfile(self.path / "held_out.bin", np.int8)
-        if not (decisions == UNDECIDED).any():
-            return decisions == 1, False
-        numbers = self.first + np.fromfile(self.path / "numbers.bin", np.int64)
-        return holdout.is_held_out(numbers, fraction), True
-
-
-def put_together(
-    config: DataConfig, paths: Sequence[pathlib.Path], vocabulary_size: int, directory: pathlib.Path, say: Say
-) -> None:
-    """Write the documents of all parts, in order, as a `TextStore` for each split below `directory`."""
-    facts = [json.loads((path / "part.json").read_text()) for path in paths]
-    firsts = np.cumsum([0, *(fact["documents"] for fact in facts)]).tolist()
-    parts = [_OpenPart(path, first) for path, first in zip(paths, firsts[:-1], strict=True)]
-    total = sum(len(part.store.tokens) for part in parts)
-    if not total:
-        raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
-    share = _held_out_share(config, parts)
-    writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
-    progress = Progress("putting the parts together", total / 1e6, "million tokens", say)
-    before = documents = 0  # documents held out by `validation_fraction` in earlier parts, and those that are kept
-    for part in parts:
-        held_out, by_number = part.held_out(config.validation_fraction)
-        count = int(held_out.sum())
-        if by_number and share < 1:
-            held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
-        before, documents = before + count, documents + int(held_out.sum())
-        for first, last in _runs(held_out):
-            writers[SPLITS[int(held_out[first])]].copy(part.store, first, last)
-            progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
-    for writer in writers.values():
-        writer.close()
-    if any(config.skip_words):
-        names = ("words", "documents")
-        (directory / LEFT_OUT).write_text(
-            json.dumps({name: sum(fact["left_out"][name] for fact in facts) for name in names})
-        )
-    tokens = writers["validation"].tokens
-    say(
-        f"{firsts[-1]:,} documents, {total:,} tokens; for validation {tokens:,} tokens of {documents:,} documents, "
-        f"{tokens / total:.1%} of the text"
-    )
-
-
-def _held_out_share(config: DataConfig, parts: Sequence[_OpenPart]) -> float:
-    """Return the share of the documents held out by their numbers that stays held out, so that they have about
-    `data.validation_tokens` tokens; 1 if they have no more.
-    """
-    tokens = documents = 0
-    for part in parts:
-        held_out, by_number = part.held_out(config.validation_fraction)
-        if by_number:
-            tokens += int(part.store.document_lengths()[held_out].sum())
-            documents += int(held_out.sum())
-    if config.validation_tokens is None or tokens <= config.validation_tokens or documents < 2:
-        return 1.0
-    return max(config.validation_tokens / tokens, 1 / documents)
-
-
-def _runs(values: np.ndarray) -> list[tuple[int, int]]:
-    """Return (first, last + 1) of each longest run of equal values."""
-    borders = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return [(first, last) for first, last in itertools.pairwise(borders) if first < last]

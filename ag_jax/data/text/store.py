@@ -145,10 +145,9 @@ class TextStore:
         """Return the index of the sentence after each of the documents `first` to `last` - 1."""
         return self._document_ends[first:last]
 
-    def document_lengths(self) -> np.ndarray:
-        """Return the number of tokens of each document."""
-        ends = self.sentence_ends(0, len(self._sentence_ends))
-        return np.diff(ends[np.asarray(self._document_ends) - 1], prepend=0)
+    def token_count(self, first: int, last: int) -> int:
+        """Return the number of tokens of the documents `first` to `last` - 1, of which there is at least one."""
+        return self.token_index(self.bounds(last - 1)[1]) - self.token_index(self.bounds(first)[0])
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the index of the first sentence of a document, and of the first sentence after the document."""

@@ -12,7 +12,7 @@ import pytest
 from ag_jax.data import randomness
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.parallel import pipeline as parallel
-from ag_jax.data.text import mixture, pipeline, sources
+from ag_jax.data.text import mixture, pipeline, single_source, sources
 from ag_jax.data.text import prepare as text_parts
 from tests.data.conftest import text
 
@@ -147,7 +147,7 @@ def test_sizes_of_the_sources_are_said_and_summarised(corpus, config, alone, cap
 
 def test_other_weights_share_all_that_was_prepared(config, corpus, folder, monkeypatch):
     monkeypatch.setattr(text_parts, "write_text", None)
-    monkeypatch.setattr(pipeline, "_write_rows", None)
+    monkeypatch.setattr(single_source, "_write_rows", None)
     other = dataclasses.replace(config, source=config.source.replace(":2.5", ":1e-3"))
     assert pipeline.prepare(other).facts() == corpus.facts()
     assert mixture.shares(other)[2] == pytest.approx(0.001 / 1.501)

@@ -11,7 +11,7 @@ import pytest
 from ag_jax.data import progress
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.entries import Entries, unclaimed
-from ag_jax.data.text import holdout, pipeline, sources
+from ag_jax.data.text import holdout, pipeline, single_source, sources
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.sentences import split_sentences
 from ag_jax.data.text.store import TextStore
@@ -161,7 +161,7 @@ def test_a_damaged_part_is_made_again(config, tokenizer, monkeypatch, capsys):
     whole = pipeline.prepare(dataclasses.replace(config, cache_dir=config.cache_dir + "-whole"))
     made = listed(monkeypatch)
     entries = Entries.of(config, free)
-    source = pipeline._source(config, tokenizer, entries)
+    source = single_source.of_config(config, tokenizer, entries)
     text_parts.tokenise([source], entries, tokenizer, print)
     assert made == [part.name for part in source.parts]
     path = entries.local / made[3] / "tokens.bin"
