@@ -4,7 +4,6 @@ Which documents are held out is decided here, because it depends on the document
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import pathlib
@@ -33,8 +32,9 @@ class _Part:
     path: pathlib.Path
     first: int
 
-    @functools.cached_property
+    @property
     def store(self) -> TextStore:
+        """The tokens; opened anew each time, because an open store has an open file."""
         return TextStore(self.path)
 
     def held_out(self, fraction: float) -> tuple[np.ndarray, bool]:
@@ -61,13 +61,13 @@ def put_together(
     progress = Progress("putting the parts together", total / 1e6, "million tokens", say)
     before = documents = 0  # documents held out by `validation_fraction` in earlier parts, and those that are kept
     for part in parts:
-        held_out, by_number = part.held_out(config.validation_fraction)
+        (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
         count = int(held_out.sum())
         if by_number and share < 1:
             held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
         before, documents = before + count, documents + int(held_out.sum())
         for first, last in _runs(held_out):
-            writers[SPLITS[int(held_out[first])]].copy(part.store, first, last)
+            writers[SPLITS[int(held_out[first])]].copy(store, first, last)
             progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
     for writer in writers.values():
         writer.close()
@@ -91,9 +91,9 @@ def _held_out_share(config: DataConfig, parts: Sequence[_Part]) -> float:
     """
     tokens = documents = 0
     for part in parts:
-        held_out, by_number = part.held_out(config.validation_fraction)
+        (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
         if by_number:
-            tokens += sum(part.store.token_count(first, last) for first, last in _runs(held_out) if held_out[first])
+            tokens += sum(store.token_count(first, last) for first, last in _runs(held_out) if held_out[first])
             documents += int(held_out.sum())
     if config.validation_tokens is None or tokens <= config.validation_tokens or documents < 2:
         return 1.0
