@@ -129,7 +129,7 @@ class DataConfig:
         `sequence_length`.
     expected_tokens: number of tokens of the training text that a paper states; the number found is printed as a share
         of it. None compares with nothing.
-    cache_dir: directory of prepared text; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
+    cache_dir: directory of prepared text, on a disk or at gs://; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
     duplicates: number of passes over the corpus, each with new random pairs, in the formats with next-sentence labels
         (BERT's dupe_factor).
     verify_cache: compare all cached files with their checksums before training starts; otherwise files of more than 64

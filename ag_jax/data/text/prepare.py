@@ -254,7 +254,9 @@ def write_text(source: Source, entries: Entries, tokenizer: Tokenizer, directory
 
 
 def remove_parts(source: Source, entries: Entries) -> None:
-    """Delete the parts of a text that was put together."""
+    """Delete the parts of a text that was put together, if processes share parts."""
+    if not entries.is_shared:
+        return
     roots = [root for root in (entries.local, entries.remote) if root is not None]
     for name in {path.name for root in roots for path in root.glob(f"part-{source.key}-*")}:
         entries.remove(name)

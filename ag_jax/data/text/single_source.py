@@ -100,16 +100,12 @@ def prepare(text: text_parts.Source, entries: Entries, tokenizer: Tokenizer, say
     def write_text(directory: pathlib.Path) -> None:
         text_parts.write_text(text, entries, tokenizer, directory, say)
 
-    entry = cached_rows(
-        entries,
-        text.text,
-        rows_name(text),
-        write_text,
-        lambda tokens, directory: _write_rows(config, tokenizer, tokens, directory, say),
-        config.verify_cache,
-    )
-    if entries.is_shared:
-        text_parts.remove_parts(text, entries)
+    def write_rows(tokens: pathlib.Path, directory: pathlib.Path) -> None:
+        text_parts.remove_parts(text, entries)  # the token ids are complete, so this makes room for the rows
+        _write_rows(config, tokenizer, tokens, directory, say)
+
+    entry = cached_rows(entries, text.text, rows_name(text), write_text, write_rows, config.verify_cache)
+    text_parts.remove_parts(text, entries)  # of a process that was killed before it removed them
     if (entry.path / FACTS).exists():
         facts = json.loads((entry.path / FACTS).read_text())
     else:  # rows of an earlier version
