@@ -18,6 +18,7 @@ from ag_jax.distributed import hosts, storage
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, importing
 from ag_jax.planning import plan, text, topology
+from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run, scores, translate, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search import points
@@ -44,7 +45,7 @@ class Request:
     target: the directory to export to; "hf" with `convert`.
     path: the Hugging Face model of `convert`.
     expect, dtype, license: see `ag-jax help import` and `ag-jax help export`.
-    part: `K/N` of `ag-jax search`, or the encoder that `ag-jax export` writes.
+    part: `K/N` of `ag-jax search` and `ag-jax prepare`, or the encoder that `ag-jax export` writes.
     retry: whether `ag-jax search` trains runs again that failed.
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
     without: heads whose outputs `ag-jax inspect --without` zeroes.
@@ -180,7 +181,7 @@ def run_verb(verb: str, request: Request) -> None:
 
 def _checked(verb: str, request: Request) -> AnyConfig:
     """Return the config for `--print_config`, after the same checks that the verb makes when it runs."""
-    if verb in ("train", "tokenizer", "plan", "search"):
+    if verb in ("train", "prepare", "tokenizer", "plan", "search"):
         experiment = request.experiment()
         if verb == "search":
             points.study(request.config, request.overrides)
@@ -289,6 +290,12 @@ def _tokenizer(request: Request) -> None:
     print(" ".join(tokenizer.tokens(tokenizer.encode(text))))
 
 
+def _prepare(request: Request) -> None:
+    corpus = pretraining_corpus.prepare_ahead(request.experiment().data, request.part)
+    if corpus is not None:
+        print(json.dumps(corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}), indent=2))
+
+
 def _plan(request: Request) -> None:
     config = request.experiment()
     if not request.topology:
@@ -342,6 +349,7 @@ VERBS = {
     "inspect": _inspect,
     "import": _import,
     "export": _export,
+    "prepare": _prepare,
     "tokenizer": _tokenizer,
     "plan": _plan,
 }

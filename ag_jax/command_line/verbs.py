@@ -54,8 +54,9 @@ FLAGS = {
     "license": Flag("text", "licence that the model card states; that of the imported model by default", ""),
     "part": Flag(
         "text",
-        "of a search: K/N trains every N-th point from the K-th on, for N machines with one --workdir; of an export: "
-        "model or generator, the encoder of a run that detects replaced tokens",
+        "of a search: K/N trains every N-th point from the K-th on, for N machines with one --workdir; of the "
+        "preparation of a text: K/N tokenises every N-th part from the K-th on, for N processes with one cache; of an "
+        "export: model or generator, the encoder of a run that detects replaced tokens",
     ),
     "retry": Flag("switch", "train the runs again that failed before", False),
     "input": Flag("file", "text to translate, a sentence in each line; - reads standard input"),
@@ -186,6 +187,17 @@ VERBS = {
         "--workdir=RUN --to=DIR [--step=N]",
         ("ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart",),
         ("workdir", "to", "step", "dtype", "license", "part"),
+    ),
+    "prepare": Verb(
+        "tokenise the text of a config once, before training; several processes and machines share the work",
+        "--config=CONFIG[:ARGUMENTS] [--part=K/N] [--config.SECTION.KEY=VALUE]",
+        (
+            "ag-jax prepare --config=quickstart --config.data.source=books/",
+            "ag-jax prepare --config=ag/table9_tpu_gpu --config.data.cache_dir=gs://BUCKET/cache",
+            "ag-jax prepare --config=ag/table9_tpu_gpu --config.data.cache_dir=/shared/cache --part=2/16",
+        ),
+        ("part", "print_config"),
+        True,
     ),
     "tokenizer": Verb(
         "train the tokenizer of a config, and try it on a text",

@@ -87,7 +87,7 @@ def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *
             _write_manifest(partial)
             _put_into_place(partial, directory, check_large)
         except OSError as error:
-            raise _explain(error, directory) from error
+            raise explain(error, directory) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         interruption.check()
@@ -117,7 +117,7 @@ def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, check_large:
         with contextlib.suppress(OSError):  # without locks, another process may still be faster
             partial.rename(directory)
         if not directory.exists():
-            # `_explain` adds the remedy.
+            # `explain` adds the remedy.
             raise OSError(errno.EIO, f"the finished directory {partial} could not be renamed to {directory.name}")
 
 
@@ -183,11 +183,13 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
                 shutil.rmtree(partial, ignore_errors=True)
 
 
-def _explain(error: OSError, directory: pathlib.Path) -> Exception:
+def explain(error: OSError, directory: pathlib.Path) -> Exception:
     """Return a ValueError with the remedy if `error` means that the cache cannot be written, else `error` itself.
 
     Other errors, such as a missing source file, are clearest as they are.
     """
+    if error.errno is None:  # not of the operating system, but raised with a message of its own
+        return error
     in_cache = error.filename is None or pathlib.Path(error.filename).is_relative_to(directory.parent)
     if not in_cache and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
         return error

@@ -97,7 +97,9 @@ class DataConfig:
     """The text, its tokenizer, and how the text is cut into sequences.
 
     source: the text: a file, directory, archive or glob, `tfds:NAME` for TensorFlow Datasets, or `sotu`, the embedded
-        corpus. With `format=parallel`, files or globs with the texts to translate from, a line each.
+        corpus; several of these with commas. With a weight after each, as in `books/:3,news/:1`, every source is
+        prepared for itself and gives its share, by its weight, of the rows that training draws. With `format=parallel`,
+        files or globs with the texts to translate from, a line each.
     target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
         each record of `source` (.tsv, .jsonl) holds both sides.
     text_field: key or column that holds the text, where files have several (JSON, tables, TensorFlow Datasets).
@@ -111,6 +113,10 @@ class DataConfig:
     validation_target: with `format=parallel`, the translations of `validation_source`; none if its records hold both
         sides.
     validation_fraction: share of `source` that is held out if there is no `validation_source`.
+    validation_tokens: largest number of tokens, about, that are held out from each source; if `validation_fraction` of
+        it has more, fewer documents are held out, evenly spread. None sets no limit. Not with `format=parallel`.
+    validation_rows: most sequences that a validation during training reads; of more, as many are read, evenly spaced,
+        the same in every run on the text. None reads all; `ag-jax evaluate` always does.
     format: how the text is cut into sequences: blocks of tokens (`fixed_blocks`), whole sentences, across documents
         (`full_sentences`) or not (`doc_sentences`), or pairs of segments or of sentences with a next-sentence label;
         `parallel` trains to translate, with a source and a target text in every sequence.
@@ -121,7 +127,9 @@ class DataConfig:
         of the other; None keeps them.
     max_tokens: with `format=parallel`, leave out pairs of which a side has more tokens, end token included; None allows
         `sequence_length`.
-    cache_dir: directory of prepared text; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
+    expected_tokens: number of tokens of the training text that a paper states; the number found is printed as a share
+        of it. None compares with nothing.
+    cache_dir: directory of prepared text, on a disk or at gs://; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
     duplicates: number of passes over the corpus, each with new random pairs, in the formats with next-sentence labels
         (BERT's dupe_factor).
     verify_cache: compare all cached files with their checksums before training starts; otherwise files of more than 64
@@ -138,11 +146,14 @@ class DataConfig:
     validation_source: str | None = None
     validation_target: str | None = None
     validation_fraction: Annotated[float, "> 0", "< 1"] = 0.05
+    validation_tokens: Annotated[int, ">= 1"] | None = 100_000_000
+    validation_rows: Annotated[int, ">= 1"] | None = 16_384
     format: Format = "full_sentences"
     sequence_length: Annotated[int, ">= 8", "<= 65536"] = 128
     pack: bool = False
     max_words_ratio: Annotated[float, ">= 1"] | None = None
     max_tokens: Annotated[int, ">= 2", "<= 65536"] | None = None
+    expected_tokens: Annotated[int, ">= 1"] | None = None
     cache_dir: str | None = None
     duplicates: Annotated[int, ">= 1", "<= 1000"] = 1
     verify_cache: bool = False
@@ -155,6 +166,12 @@ class DataConfig:
     def __post_init__(self):
         if not self.source:
             raise ValueError("data.source is empty; give 'sotu', a path, a glob, or 'tfds:NAME'.")
+        for name in ("expected_tokens", "validation_tokens"):
+            if self.is_parallel and getattr(self, name) != getattr(DataConfig, name):
+                raise ValueError(
+                    f"data.{name}={getattr(self, name)} counts tokens of a text, but data.format=parallel reads pairs: "
+                    "leave it out"
+                )
         if not self.text_field:
             raise ValueError("data.text_field is empty; give the key or column that holds the text, such as 'text'.")
         if self.pack and self.format in PAIR_FORMATS:

@@ -12,23 +12,23 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
 from ag_jax import interruption
-from ag_jax.data import cache, checksums, tokenizers
-from ag_jax.data.checksums import CheckedArray
+from ag_jax.data import checksums, tokenizers
+from ag_jax.data.cache import Entry
 from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.entries import Entries, Write
+from ag_jax.data.progress import Progress
 from ag_jax.data.tokenizers import Tokenizer
 
 CACHE_VERSION = 4  # increased whenever the same settings give different rows
 SPLITS = ("train", "validation")
 Say = Callable[[str], None]
+WriteRows = Callable[[pathlib.Path, pathlib.Path], None]
 
 
 class SplitRows(Protocol):
@@ -38,7 +38,7 @@ class SplitRows(Protocol):
     """
 
     @property
-    def tokens(self) -> np.ndarray | CheckedArray: ...
+    def tokens(self) -> Any: ...
     def __len__(self) -> int: ...
 
 
@@ -56,6 +56,8 @@ class Corpus(Generic[RowsOfSplit]):
     checksums: hash of the rows of each split.
     counts: further numbers of each split with their names, such as how many pairs were left out.
     left_out: number of `words` and `documents` that `data.skip_words` left out of the text; empty without it.
+    sources: of text, for each of the sources that are mixed, or for the only one, its name, its share in the rows that
+        training draws, and the numbers of documents, of tokens (without special ones) and of rows of each split.
     """
 
     tokenizer: Tokenizer
@@ -65,6 +67,12 @@ class Corpus(Generic[RowsOfSplit]):
     checksums: dict[str, str]
     counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+    sources: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def train_tokens(self) -> int:
+        """The number of tokens of the training text of all `sources`, without special tokens."""
+        return sum(source["train"]["tokens"] for source in self.sources)
 
     def facts(self) -> dict[str, int | str]:
         """Return a summary of the corpus by which two corpora can be compared: equal for the same text and settings."""
@@ -76,31 +84,28 @@ class Corpus(Generic[RowsOfSplit]):
         return facts | {f"{name} left out": count for name, count in self.left_out.items()}
 
 
-def cached_directories(
-    config: DataConfig,
-    text_key: str,
-    rows_key: str,
-    write_text: Callable[[pathlib.Path], None],
-    write_rows: Callable[[pathlib.Path, pathlib.Path], None],
-) -> tuple[pathlib.Path, cache.Entry]:
-    """Return the directory with the token ids of a corpus, and the one with its rows, both written if necessary.
+def cached_rows(
+    entries: Entries, text: str, rows: str, write_text: Write, write_rows: WriteRows, verify: bool
+) -> Entry:
+    """Return the entry of the cache with the rows of a corpus, made from the entry with its token ids if necessary.
 
-    config: the settings of the cache.
-    text_key, rows_key: hashes of all that the token ids and the rows depend on.
+    text, rows: names of the two entries.
     write_text: (directory) -> None; writes the token ids of both splits.
     write_rows: (directory of the token ids, directory) -> None; makes rows of the token ids, and writes them.
+    verify: compare large files of existing entries with their checksums, too.
     """
-    text, rows = (cache_root(config) / name for name in (f"text-{text_key}", f"rows-{rows_key}"))
 
     def write(directory: pathlib.Path) -> None:
-        cache.build_once(text, write_text, check_large=True)  # all of it is about to be read
-        write_rows(text, directory)
+        write_rows(entries.open(text, write_text, check_large=True).path, directory)  # all of it is about to be read
 
-    cache.build_once(text, write_text, check_large=config.verify_cache)
-    return text, cache.build_once(rows, write, check_large=config.verify_cache)
+    if (entries.local / text).exists():
+        entries.open(text, write_text, check_large=verify)
+    return entries.open(rows, write, check_large=verify)
 
 
-def cached_tokenizer(config: DataConfig, text_key: Callable[[], str], texts: Iterable[str], say: Say) -> Tokenizer:
+def cached_tokenizer(
+    config: DataConfig, entries: Entries, text_key: Callable[[], str], texts: Iterable[str], say: Say
+) -> Tokenizer:
     """Return the tokenizer at `config.tokenizer.path`; without a path, a tokenizer trained on texts.
 
     A trained tokenizer is cached and not trained again.
@@ -117,43 +122,46 @@ def cached_tokenizer(config: DataConfig, text_key: Callable[[], str], texts: Ite
                 f"data.format=parallel can use it, got data.format={config.format}: choose another tokenizer"
             )
         return tokenizer
-    directory = cache_root(config) / f"tokenizer-{text_key()}"
 
     def write(partial: pathlib.Path) -> None:
         say(f"training a {config.tokenizer.kind} tokenizer of up to {config.tokenizer.vocabulary_size} pieces")
         train = functools.partial(tokenizers.train, config.tokenizer, texts)
         interruption.wait_for(train).save(partial)
 
-    cache.build_once(directory, write, check_large=config.verify_cache)
-    return tokenizers.load(directory)
+    return tokenizers.load(entries.open(f"tokenizer-{text_key()}", write, config.verify_cache).path)
 
 
 def hash_files(
     config: DataConfig,
+    entries: Entries,
     key_of_files: str,
     files: Callable[[], Mapping[str, Sequence[tuple[str, pathlib.Path]]]],
     say: Say,
 ) -> dict[str, list[list[Any]]]:
     """Return {setting: [[name, size in bytes, content hash], ...]} of files; hashes are cached.
 
-    config: the settings of the cache.
     key_of_files: hash of the names, sizes and times of the files.
     files: function that returns {setting: [(name, path), ...]}; called if the files must be read.
     say: prints progress.
     """
-    directory = cache_root(config) / f"files-{key_of_files}"
 
     def write(partial: pathlib.Path) -> None:
         found = files()
-        say(f"hashing {sum(map(len, found.values())):,} files")
-        hashed = {
-            setting: [[name, path.stat().st_size, checksums.content_hash(path)] for name, path in named]
-            for setting, named in found.items()
-        }
+        sizes = [path.stat().st_size for named in found.values() for _, path in named]
+        say(f"hashing {len(sizes):,} files")
+        progress, done = Progress("hashing the files", sum(sizes) / 1e6, "MB", say), 0
+        hashed: dict[str, list[list[Any]]] = {setting: [] for setting in found}
+        for setting, named in found.items():
+            for name, path in named:
+                size = path.stat().st_size
+                hashed[setting].append([name, size, checksums.content_hash(path)])
+                done += size
+                progress.update(done / 1e6)
         (partial / "files.json").write_text(json.dumps(hashed))
 
-    cache.build_once(directory, write, check_large=config.verify_cache)
-    return json.loads((directory / "files.json").read_text())
+    return json.loads(
+        (entries.open(f"files-{key_of_files}", write, config.verify_cache).path / "files.json").read_text()
+    )
 
 
 def tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
@@ -167,12 +175,6 @@ def tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
 def key(*parts) -> str:
     """Return a hash of settings, for the name of a cached directory."""
     return hashlib.sha256(json.dumps([CACHE_VERSION, *parts], sort_keys=True).encode()).hexdigest()[:16]
-
-
-def cache_root(config: DataConfig) -> pathlib.Path:
-    """Return the directory of all caches."""
-    named = config.cache_dir or os.environ.get("AG_JAX_CACHE") or "~/.cache/ag_jax"
-    return pathlib.Path(named).expanduser()
 
 
 def announcer(quiet: bool) -> Say:

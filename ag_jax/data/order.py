@@ -48,16 +48,26 @@ def drawn(
     return example_B, epoch_B
 
 
-def once(count: int, batch_size: int, rows: slice | np.ndarray = slice(None)) -> Iterator[np.ndarray]:
+def once(
+    count: int, batch_size: int, rows: slice | np.ndarray = slice(None), most: int | None = None
+) -> Iterator[np.ndarray]:
     """Yield the indices `B` of batches that hold every row once, in the order of the corpus; -1 fills the last batch.
 
     count: number of rows of the corpus.
     batch_size: number of rows of a batch.
     rows: the rows of each batch (a slice or indices) that are wanted.
+    most: if the corpus has more rows, the batches hold this many instead, evenly spaced: row i * count // most for
+        i = 0, 1, ...
     """
-    for start in range(0, count, batch_size):
-        example_B = (start + np.arange(batch_size))[rows]
-        yield np.where(example_B < count, example_B, -1)
+    chosen = once_count(count, most)
+    for start in range(0, chosen, batch_size):
+        number_B = (start + np.arange(batch_size))[rows]
+        yield np.where(number_B < chosen, number_B * count // max(chosen, 1), -1)
+
+
+def once_count(count: int, most: int | None) -> int:
+    """Return the number of rows that the batches of `once` hold."""
+    return count if most is None else min(count, most)
 
 
 def prefetched(make: Callable[[int], Batch], start: int, stop: int, threads: int = 1) -> Iterator[Batch]:

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ag_jax.data import order
 from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import Corpus
+from ag_jax.data.entries import Claim, unclaimed
 from ag_jax.data.parallel import batching as parallel_batching
 from ag_jax.data.parallel import pipeline as parallel
 from ag_jax.data.text import batching as text_batching
@@ -31,25 +33,39 @@ class Batches(Protocol):
         """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads."""
 
 
-def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus:
+def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus:
     """Return the tokenizer and rows of a config, from the cache if they were prepared before.
 
     config: the settings of the data.
     quiet: print no progress.
+    claim: takes pieces of the work, if processes share it; see `entries.Claim`.
 
     Raises ValueError or FileNotFoundError for text or tokenizers that cannot be used.
     """
-    return (parallel if config.is_parallel else text).prepare(config, quiet=quiet)
+    return (parallel if config.is_parallel else text).prepare(config, quiet=quiet, claim=claim)
 
 
-def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
+def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim) -> int:
+    """Tokenise a share of the parts of a text, without waiting for other processes; return how many parts are missing.
+
+    share: (k, n) for every n-th part from the k-th on, counted from 1.
+    claim: takes pieces of the work; see `entries.Claim`.
+
+    Raises ValueError for pairs, which are not prepared in parts.
+    """
+    if config.is_parallel:
+        raise ValueError("data.format=parallel is not prepared in parts, because pairs are few: leave out --part")
+    return text.prepare_part(config, share, claim)
+
+
+def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Tokenizer:
     """Return the tokenizer at `config.tokenizer.path`; without a path, a tokenizer trained on the training text."""
-    return (parallel if config.is_parallel else text).prepare_tokenizer(config, quiet=quiet)
+    return (parallel if config.is_parallel else text).prepare_tokenizer(config, quiet=quiet, claim=claim)
 
 
-def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
+def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
     """Return {setting: [[name, size in bytes, content hash], ...]} of all files of the text."""
-    return (parallel if config.is_parallel else text).source_files(config, quiet=quiet)
+    return (parallel if config.is_parallel else text).source_files(config, quiet=quiet, claim=claim)
 
 
 def empty_batch(config: DataConfig, rows: int) -> HostBatch:
@@ -79,13 +95,20 @@ def validation_batches(
     batch_size: int,
     rows: slice | np.ndarray = slice(None),
     start: int | None = None,
+    most: int | None = None,
 ) -> Iterator[HostBatch]:
     """Yield every row for validation once, always the same; the last batch is padded with empty rows.
 
     rows: the rows of each batch (a slice or indices) that this host needs.
+    most: if there are more rows for validation, yield this many of them, evenly spaced.
 
     The other arguments are those of `batches`.
     """
     if config.is_parallel:
-        return parallel.validation_batches(corpus, config, batch_size, rows, start)
-    return text.validation_batches(corpus, config, batch_size, rows)
+        return parallel.validation_batches(corpus, config, batch_size, rows, start, most)
+    return text.validation_batches(corpus, config, batch_size, rows, most)
+
+
+def validation_batch_count(corpus: Corpus, batch_size: int, most: int | None = None) -> int:
+    """Return the number of batches that `validation_batches` yields."""
+    return -(-order.once_count(len(corpus.validation), most) // batch_size)

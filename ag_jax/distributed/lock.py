@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from etils import epath
 
@@ -50,6 +50,40 @@ def hold(directory: epath.Path) -> Iterator[None]:
     finally:
         if hosts.is_first():
             lock.release()
+
+
+class Claims:
+    """Locks that processes take if they are free, to share work without doing any of it twice.
+
+    `with claims(directory) as mine:` takes the lock of a directory that nothing else is in, and gives True if no other
+    process holds it; it never waits. A lock left behind by a process that ended is replaced, but one of another machine
+    only after this object has been asked for it for two minutes in which its file did not change. Not collective.
+    """
+
+    def __init__(self):
+        self._seen: dict[epath.Path, tuple[str, float]] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, directory: epath.Path) -> Iterator[bool]:
+        """Take the lock of a directory, if it is free, within a `with` statement; the value is whether it was.
+
+        Raises OSError if the directory cannot be written.
+        """
+        lock = _Lock(directory)
+        taken = lock.take_if_free(self._is_unchanged)
+        try:
+            yield taken
+        finally:
+            if taken:
+                lock.release()
+
+    def _is_unchanged(self, directory: epath.Path, text: str) -> bool:
+        """Return whether the lock's file has had this text for `STALE_AFTER` seconds."""
+        seen, since = self._seen.get(directory, ("", 0.0))
+        if seen != text:
+            self._seen[directory] = text, time.monotonic()
+            return False
+        return time.monotonic() - since > STALE_AFTER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +143,37 @@ class _Lock:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._holder = Holder.this_process()
             while not self._create():
-                self._remove_stale()
+                self._remove_if_stale()
         except OSError as error:
             raise ValueError(
                 f"cannot write to --workdir={self._directory}: {error.strerror or error}. "
                 "Choose a directory that can be written"
             ) from error
+        self._start()
+
+    def take_if_free(self, is_unchanged: Callable[[epath.Path, str], bool]) -> bool:
+        """Take the lock if no process holds it, as `take`; return whether this process now holds it.
+
+        is_unchanged: (directory, text of the lock's file) -> whether the file has had this text for so long that its
+            holder must have ended.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._made, self._holder = True, Holder.this_process()
+        try:
+            taken = self._create()
+            if not taken and (found := self._read()):
+                text, holder = found
+                gone = holder.is_gone() if holder else None
+                if is_unchanged(self._directory, text) if gone is None else gone:
+                    self._remove(found)
+                    taken = self._create()
+        except FileNotFoundError:  # its holder released it, and removed the directory
+            return False
+        if taken:
+            self._start()
+        return taken
+
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._thread.start()
 
@@ -152,7 +211,7 @@ class _Lock:
             raise
         return True
 
-    def _remove_stale(self) -> None:
+    def _remove_if_stale(self) -> None:
         """Remove the lock file if it is stale. Raises ValueError if the lock's holder still runs."""
         found = self._read()
         if found is None:  # its holder released it in the meantime
@@ -167,6 +226,10 @@ class _Lock:
                 f"--workdir={self._directory} is in use by {who}: wait until that process ends, or choose another "
                 "directory"
             )
+        self._remove(found)
+
+    def _remove(self, found: tuple[str, Holder | None]) -> None:
+        """Remove the lock file if it still has the stale content `found`."""
         with self._one_at_a_time():
             if self._read() == found:
                 self._path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ model may already have been trained on some of them.
 import collections
 import dataclasses
 import json
+import re
 import sys
 from typing import Any
 
@@ -19,7 +20,7 @@ from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json
 from ag_jax.data.parallel import pairs
 from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
-from ag_jax.distributed import hosts, storage
+from ag_jax.distributed import hosts, lock, storage
 from ag_jax.evaluation import lines
 from ag_jax.objectives.translation import TranslationConfig
 from ag_jax.pretraining.config import ExperimentConfig
@@ -29,13 +30,41 @@ NAMED = 10  # most files of a kind that a message lists
 
 
 def prepare(config: ExperimentConfig, workdir: epath.Path) -> Corpus:
-    """Make the tokenizer and the rows of a run, on each host separately; writes nothing to the run directory.
+    """Make the tokenizer and the rows of a run; writes nothing to the run directory. Hosts with a common cache share
+    the work.
 
     Raises ValueError, on every host, if hosts made different rows, or if the files of the text changed since the run
     began and `data.accept_changed_text` is not set.
     """
     hosts.from_first("the files of the text", lambda: check_files(config, workdir))
     return _prepare(config.data, workdir)
+
+
+def prepare_ahead(data: DataConfig, part: str | None = None) -> Corpus | None:
+    """Prepare the text of a config in the cache, for runs on it; processes that do the same share the work.
+
+    part: "K/N" tokenises only every N-th part of the text from the K-th on; the process that finds all parts done puts
+        them together. None tokenises all parts that no other process works on, and waits for the others.
+
+    Returns the corpus; None if parts are missing. Raises ValueError for another `part`.
+    """
+    claims = lock.Claims()
+    if part is not None:
+        missing = pipeline.prepare_part(data, _parse_part(part), claims)
+        if missing:
+            _say(f"part {part} is done; {missing:,} parts of the text are left to other processes")
+            return None
+    corpus = pipeline.prepare(data, claim=claims)
+    pipeline.source_files(data, claim=claims)
+    return corpus
+
+
+def _parse_part(text: str) -> tuple[int, int]:
+    """Parse the flag `--part=K/N` into (K, N). Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError(f"--part must be K/N with K from 1 to N, such as --part=2/4, got {text!r}")
+    return int(match[1]), int(match[2])
 
 
 def record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> None:
@@ -55,7 +84,7 @@ def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
     recorded = read_summary(workdir)
     if recorded is None or config.data.accept_changed_text:  # `record` says what changed
         return
-    if changes := _changed_files(recorded["files"], pipeline.source_files(config.data)):
+    if changes := _changed_files(recorded["files"], pipeline.source_files(config.data, claim=lock.Claims())):
         rows = f"the run was trained on {recorded['train rows']:,} rows, {recorded['validation rows']:,} were held out"
         _refuse_unless_accepted(config, workdir, [*changes, f"  {rows}"])
 
@@ -166,7 +195,8 @@ def _has_begun(workdir: epath.Path) -> bool:
 
 def _prepare(data: DataConfig, workdir: epath.Path) -> Corpus:
     # All hosts look for a tokenizer in the directory before host 0 writes that of a new run: it does so after `agree`.
-    corpus = pipeline.prepare(with_own_tokenizer(data, workdir), quiet=not hosts.is_first())
+    quiet = not hosts.is_first()
+    corpus = pipeline.prepare(with_own_tokenizer(data, workdir), quiet=quiet, claim=lock.Claims())
     hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
     return corpus
 
@@ -180,7 +210,9 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> No
     summary: dict[str, Any] = {
         "source": config.data.source,
         **corpus.facts(),
-        "files": pipeline.source_files(config.data),
+        "files": pipeline.source_files(config.data, claim=lock.Claims()),
+        **({"sources": corpus.sources} if corpus.sources else {}),
+        **({"expected tokens": config.data.expected_tokens} if config.data.expected_tokens else {}),
     }
     if recorded is None:
         if (workdir / "metrics.jsonl").exists():
@@ -218,7 +250,7 @@ def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> tup
     if recorded is None:
         return None, f"the run has no {SUMMARY}, so nothing says whether this is the text that it was trained with"
     if changes := _changed_facts(recorded, corpus):
-        changes = _changed_files(recorded["files"], pipeline.source_files(config.data)) + changes
+        changes = _changed_files(recorded["files"], pipeline.source_files(config.data, claim=lock.Claims())) + changes
         warning = (
             "this is NOT the text that the run was trained with, and the model may have been trained on what is held "
             "out here:\n"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data.corpus import Corpus
+from ag_jax.data.text import mixture
 from ag_jax.data.text.unigram import Unigram
 
 UNIGRAM_SAMPLE = 10_000_000  # tokens that are counted for the unigram loss
@@ -15,7 +16,7 @@ UNIGRAM_SAMPLE = 10_000_000  # tokens that are counted for the unigram loss
 
 def unigram_loss(rows: Any) -> float:
     """Return the entropy of the training tokens' frequencies in nats: the masked-word loss of guessing by frequency."""
-    tokens = rows.tokens[:UNIGRAM_SAMPLE]
+    tokens = mixture.sample(rows, UNIGRAM_SAMPLE)
     frequency_V = np.bincount(tokens) / len(tokens)
     frequency_V = frequency_V[frequency_V > 0]
     return float(-(frequency_V * np.log(frequency_V)).sum())

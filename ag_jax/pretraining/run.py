@@ -43,6 +43,7 @@ from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metr
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.program import Program
+from ag_jax.training.progress import ValidationProgress
 from ag_jax.training.state import TrainState, create_state, with_params
 from ag_jax.training.wandb_run import Labels, WandbRun, check_installed
 
@@ -50,6 +51,7 @@ from ag_jax.training.wandb_run import Labels, WandbRun, check_installed
 MAY_DIFFER = (
     "data.accept_changed_text",
     "data.cache_dir",
+    "data.expected_tokens",
     "data.verify_cache",
     "decoding.",
     "mesh.",
@@ -92,6 +94,7 @@ def make_job(
     start = workloads.start_token(config, corpus.tokenizer)
     batches = pipeline.batches(corpus, config.data, config.training.batch_size, config.seed, start)
     init_key, dropout_key = build.random_keys(config.seed)
+    most = config.data.validation_rows
 
     # Called only if there is no checkpoint, so a resumed run does not need the run that its weights came from.
     def create() -> TrainState:
@@ -99,7 +102,7 @@ def make_job(
         return with_params(program.create(init_key), initial, program.shardings)
 
     def held_out() -> Iterator[HostBatch]:
-        return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows, start)
+        return pipeline.validation_batches(corpus, config.data, config.training.batch_size, rows, start, most)
 
     def losses_at_the_start() -> dict[str, Any]:
         if is_begun(workdir):
@@ -147,6 +150,7 @@ def make_job(
         kept_steps=tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir))),
         pause_at=pause_at,
         pause=pause,
+        evaluation_batches=pipeline.validation_batch_count(corpus, config.training.batch_size, most),
     )
 
 
@@ -445,12 +449,13 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
 
 
 def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]:
-    """Return the metrics of a run's checkpoint on held-out text, with a description of the text (`evaluated_on`).
+    """Return the metrics of a run's checkpoint on all held-out text, with a description of the text (`evaluated_on`).
 
     step: step of the checkpoint, the newest by default.
     """
     workdir = storage.directory(workdir)
     config = read_config(workdir)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation_rows=None))
     if config.adversarial.method in NAIVE:  # non-learned masks have no parameters, and an evaluation does not mask
         config = dataclasses.replace(config, adversarial=AdversarialConfig())
     corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)
@@ -464,7 +469,13 @@ def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]
         names = ", ".join(untrained)
         print(f"warning: {names} of {workdir} was never trained, so its loss says nothing", file=sys.stderr)
     (evaluator,) = job.evaluators
-    return {"step": step, **evaluator(state.params, step, lambda: None), "evaluated_on": evaluated_on}
+    validating = ValidationProgress(job.evaluation_batches, _say_first)
+    return {"step": step, **evaluator(state.params, step, validating.count), "evaluated_on": evaluated_on}
+
+
+def _say_first(message: str) -> None:
+    if hosts.is_first():
+        print(message, file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -123,6 +123,7 @@ class Job:
     remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
     wandb: () -> run at Weights & Biases that gets the metrics, or None.
     kept_steps: steps whose checkpoints are never deleted, besides those that `config` names.
+    evaluation_batches: number of batches of an evaluation, for its progress; None if it is unknown.
     pause_at: step after which the loop saves the state and ends, without the evaluation and the result of the last
         step; the next loop goes on from there. None never pauses.
     pause: like `finish`, called instead of it after a pause.
@@ -146,6 +147,7 @@ class Job:
     remedy: Callable[[str], str] = lambda path: f"The last good checkpoint: {path}"
     wandb: Callable[[], WandbRun | None] = lambda: None
     kept_steps: tuple[int, ...] = ()
+    evaluation_batches: int | None = None
     pause_at: int | None = None
     pause: Callable[[TrainState, Progress, Beat], dict[str, Any]] = lambda state, progress, beat: {}
 

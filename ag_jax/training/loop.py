@@ -18,7 +18,7 @@ from ag_jax.training import sharding
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.job import Evaluation, Job
 from ag_jax.training.metrics import MetricWriter
-from ag_jax.training.progress import ProgressLine, Silence
+from ag_jax.training.progress import ProgressLine, Silence, ValidationProgress
 from ag_jax.training.state import TrainState
 from ag_jax.training.stopping import Interrupted, StopSignal
 
@@ -216,9 +216,15 @@ class Loop:
         self._add_seconds()
         began, progress = time.perf_counter(), self.progress
         values: dict[str, Any] = {}
+        validating = ValidationProgress(self.job.evaluation_batches, self.line.show)
+
+        def beat() -> None:
+            self.watchdog.beat()
+            validating.count()
+
         with self.watchdog.compiling("the evaluation step"):
             for evaluator in self.job.evaluators:
-                values |= evaluator(state.params, step, self.watchdog.beat)
+                values |= evaluator(state.params, step, beat)
         self.writer.write({"step": step, "split": "validation", "tokens_seen": progress.tokens, **values})
         train_loss = metric_sums.divide(progress.since_evaluation).get(self.metric)
         progress.history.append(Evaluation(step, train_loss, progress.seconds, values))

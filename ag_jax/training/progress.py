@@ -1,12 +1,47 @@
 """Progress of a run on standard error: a bar on a terminal, lines elsewhere."""
 
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import rich.console
 import rich.progress
 
 from ag_jax.training import metrics
+
+SHOW_EVERY = 10.0  # seconds between two reports of a validation
+
+
+class ValidationProgress:
+    """Counter of the batches of one validation, which reports the count and the time left every `SHOW_EVERY` seconds.
+
+    total: number of batches; None if it is unknown.
+    show: function that shows a text such as "validating: 120 of 2,551 batches, 3:12 left".
+    """
+
+    def __init__(self, total: int | None, show: Callable[[str], None]):
+        self._total, self._show, self._done = total, show, 0
+        self._began = self._shown = time.monotonic()
+
+    def count(self) -> None:
+        """Count a batch that was evaluated."""
+        self._done += 1
+        now = time.monotonic()
+        if now - self._shown < SHOW_EVERY:
+            return
+        self._shown = now
+        if self._total is None:
+            self._show(f"validating: {self._done:,} batches so far")
+            return
+        left = (now - self._began) / self._done * (self._total - self._done)
+        self._show(f"validating: {self._done:,} of {self._total:,} batches, {_clock(left)} left")
+
+
+def _clock(seconds: float) -> str:
+    """Return a duration as minutes and seconds, such as 3:07."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 class Silence:
@@ -16,6 +51,9 @@ class Silence:
         """Do nothing."""
 
     def say(self, message: str) -> None:
+        """Do nothing."""
+
+    def show(self, status: str) -> None:
         """Do nothing."""
 
     def write(self, row: dict[str, Any]) -> None:
@@ -57,8 +95,7 @@ class ProgressLine:
     def update(self, row: dict[str, Any], seconds_left: float) -> None:
         """Show a row of training metrics, and the estimated number of seconds left."""
         losses = "  ".join(f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary))
-        minutes, seconds = divmod(round(seconds_left), 60)
-        status = f"{losses}  {row['tokens_per_second']:,.0f} tokens/s  {minutes}:{seconds:02d} left"
+        status = f"{losses}  {row['tokens_per_second']:,.0f} tokens/s  {_clock(seconds_left)} left"
         if self._bar:
             self._bar.update(self._task, completed=row["step"], status=status)
         else:
@@ -70,6 +107,13 @@ class ProgressLine:
             self._bar.console.print(f"{self._name}: {message}", highlight=False, markup=False)
         else:
             print(f"{self._name}: {message}", file=sys.stderr, flush=True)
+
+    def show(self, status: str) -> None:
+        """Show a status beside the bar until the next one, or print it as a line if there is no bar."""
+        if self._bar:
+            self._bar.update(self._task, status=status)
+        else:
+            self.say(status)
 
     def close(self) -> None:
         """Stop the bar and restore the terminal."""

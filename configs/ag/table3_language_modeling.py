@@ -13,7 +13,8 @@ Hardware and time: the paper used 8 P40 GPUs for 4 days (English) and 4 for 2 da
 about four minutes for each arm on 2 CPU cores.
 
 Expected (scale=paper, MLM/AG): English validation 2.41/2.43 (8 layers), 2.47/2.29 (12), 7.28/2.46 (16); average train
-2.48/2.09, 2.56/2.07, 6.67/2.24. scale=paper has not been run with this program yet.
+2.48/2.09, 2.56/2.07, 6.67/2.24. scale=paper has not been run with this program yet. Training text of table 2: 2116M
+tokens of English, 36M of Filipino, 4.6M of Oromo; the program prints the tokens that it finds as a share of these.
 
 Deviations: the paper stops at 10 epochs or 4 days (English), and at 40 epochs or 2 days (Filipino, Oromo), whichever
 comes first, with both arms for as many epochs; here only epochs count. --config.training.time_limit=345600 ends each
@@ -59,6 +60,8 @@ def get_config(argument: str = ""):
     pretraining.epochs(config, tokens, passes)
     if chosen.scale == "small":
         pretraining.small(config)
+    else:
+        config.data.expected_tokens = int(tokens)
     if chosen.best:
         pretraining.searched(config, chosen.best, chosen.arm)
     config.comparison.arms = "mlm,ag"

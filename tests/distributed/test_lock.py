@@ -162,3 +162,43 @@ def test_a_place_that_cannot_be_written(tmp_path):
     expected = "cannot write to --workdir=.*file/run: Not a directory. Choose a directory"
     with pytest.raises(ValueError, match=expected), lock.hold(epath.Path(tmp_path / "file" / "run")):
         pass
+
+
+def test_claims_share_work_without_waiting(directory, sleeper):
+    ours, theirs = lock.Claims(), lock.Claims()
+    with ours(directory) as mine:
+        assert mine and names(directory) == [lock.FILE]
+        with theirs(directory) as too, ours(directory) as again:
+            assert not too and not again
+        assert names(directory) == [lock.FILE], "who did not take the lock does not release it"
+    assert names(directory) == []
+    with pytest.raises(RuntimeError), theirs(directory) as mine:
+        assert mine
+        raise RuntimeError
+    write(directory, pid=sleeper.pid, process_started=lock._started(sleeper.pid))
+    with ours(directory) as mine:
+        assert not mine
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    with ours(directory) as mine:
+        assert mine and json.loads((directory / lock.FILE).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("content", [{"machine": "another"}, {"host": "another"}])
+def test_a_claim_of_another_machine_is_free_when_it_does_not_beat(directory, monkeypatch, content):
+    clock = [1000.0]
+    monkeypatch.setattr(lock.time, "monotonic", lambda: clock[0])
+    claims = lock.Claims()
+    write(directory, **content)
+    for seconds, token, free in (
+        (0, "a", False),
+        (119, "a", False),
+        (2, "b", False),
+        (119, "b", False),
+        (2, "b", True),
+    ):
+        clock[0] += seconds
+        if token == "b" and seconds == 2 and not free:  # it beats
+            write(directory, token="b", **content)
+        with claims(directory) as mine:
+            assert mine == free

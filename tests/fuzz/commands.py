@@ -67,6 +67,7 @@ RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--config=configs/finetuning.py:keep=best", "--workdir=trial_kept"),
     ),
     "inspect": tuple((f"--workdir={name}", SENTENCE) for name in RUNS),
+    "prepare": (("--config=configs/pretraining.py",), ("--config=configs/pretraining.py", "--part=1/2")),
     "tokenizer": (("--config=configs/pretraining.py", "--workdir=new", SENTENCE),),
     "plan": (
         ("--config=configs/pretraining.py", "--topology=v5e:2x2"),

@@ -2,6 +2,7 @@
 
 import pathlib
 import socket
+from collections.abc import Callable
 
 from tests import commands
 from tests.commands import REPOSITORY
@@ -33,9 +34,10 @@ def free_port() -> int:
 class Host(commands.Running):
     """One process of the command, with `devices` CPU devices."""
 
-    def __init__(self, arguments: list[str], devices: int):
+    def __init__(self, arguments: list[str], devices: int, before: Callable[[], None] | None = None):
         self.arguments = arguments
-        super().__init__(arguments, environment={"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"})
+        environment = {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+        super().__init__(arguments, environment=environment, before=before)
 
     @property
     def output(self) -> str:
@@ -49,11 +51,17 @@ def command(text: pathlib.Path, workdir: pathlib.Path, *more: str, verb: str = "
 
 
 def start(
-    hosts: int, arguments: list[str], devices: int, *, but: tuple[int, ...] = (), timeout: int = 120
+    hosts: int,
+    arguments: list[str],
+    devices: int,
+    *,
+    but: tuple[int, ...] = (),
+    timeout: int = 120,
+    before: Callable[[], None] | None = None,
 ) -> list[Host]:
-    """The command on `hosts` hosts with `devices` each; those in `but` never come."""
+    """The command on `hosts` hosts with `devices` each; those in `but` never come. `before` is called in each."""
     flags = [f"--coordinator=localhost:{free_port()}", f"--hosts={hosts}", f"--join_timeout={timeout}"]
-    return [Host([*arguments, *flags, f"--host={host}"], devices) for host in range(hosts) if host not in but]
+    return [Host([*arguments, *flags, f"--host={host}"], devices, before) for host in range(hosts) if host not in but]
 
 
 def finish(started: list[Host], status: int = 0) -> list[str]:

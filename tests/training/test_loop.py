@@ -16,7 +16,7 @@ from etils import epath
 
 import ag_jax.training.metrics as metrics_module
 from ag_jax import config_reader
-from ag_jax.training import loop
+from ag_jax.training import loop, progress
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.job import Progress
@@ -301,3 +301,25 @@ def test_progress_is_json(uninterrupted):
     job, _ = uninterrupted
     assert json.loads(json.dumps(final_state(job).progress)) == final_state(job).progress
     assert list(itertools.islice(job.batches(0, 2), 2))[1]["tokens"].shape == (4, 11)
+
+
+def test_a_long_validation_shows_its_progress(tmp_path, monkeypatch, capsys):
+    clock = iter(range(0, 1000, 4))  # every look at the clock is four seconds after the one before
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    texts = []
+    for total in (8, None):
+        validating = progress.ValidationProgress(total, texts.append)
+        for _ in range(8):
+            validating.count()
+    assert texts == [
+        "validating: 3 of 8 batches, 0:20 left",
+        "validating: 6 of 8 batches, 0:08 left",
+        "validating: 3 batches so far",
+        "validating: 6 batches so far",
+    ]
+    job = dataclasses.replace(tiny_job(tmp_path, steps=6), evaluation_batches=2)
+    monkeypatch.setattr(progress, "SHOW_EVERY", 0)
+    loop.Loop(job).run()
+    assert "tiny: validating: 1 of 2 batches, 0:04 left\ntiny: validating: 2 of 2 batches, 0:00 left\n" in (
+        capsys.readouterr().err
+    )

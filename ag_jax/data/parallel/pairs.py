@@ -167,6 +167,8 @@ def read_test_set(pair_files: PairFiles) -> LinesOfTest:
 
 def _paths(value: str, setting: str) -> list[pathlib.Path]:
     """Return the files that a setting names, in reading order. Raises an error for what are not files."""
+    if sources.weights(value):
+        raise ValueError(f"{setting}={value!r} has weights, which data.format=parallel does not: leave them out")
     for part in sources.parts(value):
         matched = sources.matches(part)
         if not matched:

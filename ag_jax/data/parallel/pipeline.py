@@ -24,12 +24,13 @@ from ag_jax.data.corpus import (
     Corpus,
     Say,
     announcer,
-    cached_directories,
+    cached_rows,
     cached_tokenizer,
     hash_files,
     key,
     tokenizer_key,
 )
+from ag_jax.data.entries import Claim, Entries, unclaimed
 from ag_jax.data.parallel import batching, pairs, selection
 from ag_jax.data.parallel.pairs import Pair
 from ag_jax.data.parallel.rows import PairRows, write_pair_rows
@@ -48,24 +49,26 @@ SORTED_TOGETHER = 1024  # pairs that are packed in the order of their lengths
 COUNTS = "counts.json"  # number of pairs of each split that were left out, by reason
 
 
-def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[PairRows]:
+def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus[PairRows]:
     """Return the tokenizer and rows of a config, from the cache if they were prepared before.
 
     config: the settings of the data.
     quiet: print no progress.
+    claim: takes pieces of the work, if processes share it; see `entries.Claim`.
 
     `Corpus.documents` has the number of pairs, and `Corpus.counts` the number of pairs that were left out for each
     reason in `selection`. Raises ValueError or FileNotFoundError for files or tokenizers that cannot be used.
     """
     say = announcer(quiet)
-    tokenizer = prepare_tokenizer(config, quiet=quiet)
+    tokenizer, entries = prepare_tokenizer(config, quiet=quiet, claim=claim), Entries.of(config, claim)
     text_key = key(config.format, *_identities(config), config.max_words_ratio, tokenizer.fingerprint())
-    _, entry = cached_directories(
-        config,
-        text_key,
-        key(text_key, config.sequence_length, selection.max_tokens(config), config.pack),
+    entry = cached_rows(
+        entries,
+        f"text-{text_key}",
+        f"rows-{key(text_key, config.sequence_length, selection.max_tokens(config), config.pack)}",
         lambda directory: _write_text(config, tokenizer, directory, say),
         lambda text, directory: _write_rows(config, tokenizer, text, directory, say),
+        config.verify_cache,
     )
     rows = {split: PairRows(entry.path / split, entry) for split in SPLITS}
     left_out = json.loads((entry.path / COUNTS).read_text())
@@ -87,7 +90,7 @@ def prepare(config: DataConfig, *, quiet: bool = False) -> Corpus[PairRows]:
     )
 
 
-def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
+def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Tokenizer:
     """Return the tokenizer at `config.tokenizer.path`; without a path, one trained on both sides of the training pairs.
 
     A trained tokenizer is cached and not trained again.
@@ -98,10 +101,10 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False) -> Tokenizer:
         training = pairs.training(config).identity()
         return key(config.format, training, config.max_words_ratio, tokenizer_key(config.tokenizer), held_out)
 
-    return cached_tokenizer(config, text_key, _TokenizerText(config), announcer(quiet))
+    return cached_tokenizer(config, Entries.of(config, claim), text_key, _TokenizerText(config), announcer(quiet))
 
 
-def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[list[Any]]]:
+def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
     """Return {setting: [[name, size in bytes, content hash], ...]} of all files, for `source` and as far as they are
     set `target`, `validation_source` and `validation_target`.
 
@@ -112,7 +115,8 @@ def source_files(config: DataConfig, *, quiet: bool = False) -> dict[str, list[l
         validation = pairs.validation(config)
         return pairs.training(config).files() | (validation.files() if validation else {})
 
-    return hash_files(config, key(config.format, *_identities(config)), files, announcer(quiet))
+    key_of_files = key(config.format, *_identities(config))
+    return hash_files(config, Entries.of(config, claim), key_of_files, files, announcer(quiet))
 
 
 def _identities(config: DataConfig) -> list[Any]:
@@ -300,6 +304,7 @@ def validation_batches(
     batch_size: int,
     rows: slice | np.ndarray = slice(None),
     start: int | None = None,
+    most: int | None = None,
 ) -> Iterator[HostBatch]:
     """Yield every row for validation once; the last batch is padded with empty rows.
 
@@ -308,9 +313,10 @@ def validation_batches(
     batch_size: number of rows of a batch.
     rows: the rows of each batch (a slice or indices) that this host needs.
     start: token id at the first position of every target text; None for the padding token.
+    most: if there are more rows, yield this many of them, evenly spaced.
     """
     start = _start(start, corpus.tokenizer)
-    for example_B in order.once(len(corpus.validation), batch_size, rows):
+    for example_B in order.once(len(corpus.validation), batch_size, rows, most):
         yield batching.make_batch(config, corpus.validation, corpus.tokenizer, example_B=example_B, start=start)
 
 

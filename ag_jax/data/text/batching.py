@@ -17,6 +17,7 @@ import numpy as np
 
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.text import corruption
+from ag_jax.data.text.mixture import MixedRows
 from ag_jax.data.text.store import Rows
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
@@ -43,7 +44,7 @@ def empty_batch(config: DataConfig, rows: int) -> HostBatch:
 
 def make_batch(
     config: DataConfig,
-    rows: Rows,
+    rows: Rows | MixedRows,
     tokenizer: Tokenizer,
     *,
     example_B: np.ndarray,

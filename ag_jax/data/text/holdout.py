@@ -48,15 +48,15 @@ def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[
     if config.validation_source:
         trained = ((text, False) for text in texts(left_out))
         held_out = ((text, True) for text in sources.documents(config.validation_source, config.text_field))
-        for number, (text, is_held_out) in enumerate(itertools.chain(trained, held_out)):
-            yield Piece(number, text, is_held_out)
+        for number, (text, for_validation) in enumerate(itertools.chain(trained, held_out)):
+            yield Piece(number, text, for_validation)
         return
     # The source is read twice, so that no more than one document is in memory.
-    count = sum(1 for _ in itertools.islice(texts(), MANY_DOCUMENTS))
+    count = _count(texts())
     documents = enumerate(texts(left_out))
     if count == MANY_DOCUMENTS:
         for number, text in documents:
-            yield Piece(number, text, _is_held_out(number, config.validation_fraction))
+            yield Piece(number, text, bool(is_held_out(number, config.validation_fraction)))
     elif count == 1:
         [(_, text)] = documents
         yield from _cut_one(text, config)
@@ -64,14 +64,26 @@ def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[
         yield from _cut_each(documents, count, config.validation_fraction)
 
 
-def _is_held_out(number: int, fraction: float) -> bool:
-    """Whether document `number`, counted from 0, is for validation: if `fraction` is 0.1, every tenth document is,
-    beginning with the second.
+def holds_out_documents(config: DataConfig) -> bool:
+    """Return whether whole documents are held out from `data.source`, as `is_held_out` says; reads the first ones."""
+    texts = sources.documents(config.source, config.text_field, config.skip_words)
+    return not config.validation_source and _count(texts) == MANY_DOCUMENTS
+
+
+def _count(texts: Iterator[str]) -> int:
+    """Return the number of documents; `MANY_DOCUMENTS` for more."""
+    return sum(1 for _ in itertools.islice(texts, MANY_DOCUMENTS))
+
+
+def is_held_out(number: int | np.ndarray, fraction: float) -> np.ndarray:
+    """Return whether document `number`, counted from 0, is for validation: if `fraction` is 0.1, every tenth document
+    is, beginning with the second.
 
     In general, the documents for validation are the share `fraction` of all documents, evenly spread.
     """
+    number = np.asarray(number)
     phase = 1.0 - 2.0 * fraction + 1e-9
-    return int((number + 1) * fraction + phase) > int(number * fraction + phase)
+    return np.trunc((number + 1) * fraction + phase) > np.trunc(number * fraction + phase)
 
 
 def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:

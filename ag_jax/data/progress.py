@@ -1,0 +1,40 @@
+"""Progress of work that takes minutes or hours, as lines with a rate and the time left."""
+
+import time
+from collections.abc import Callable
+
+EVERY = 10.0  # seconds between two lines
+
+
+class Progress:
+    """Printer of lines such as "tokenising: 3,400 of 160,000 MB, 12.5 MB a second, about 3 h 29 min left".
+
+    what: the work.
+    total: amount of the work.
+    unit: unit of the amount, such as MB.
+    say: prints a line.
+    done: amount that is done at the beginning, which does not count for the rate.
+    """
+
+    def __init__(self, what: str, total: float, unit: str, say: Callable[[str], None], done: float = 0.0):
+        self._what, self._total, self._unit, self._say, self._start = what, total, unit, say, done
+        self._began = self._said = time.monotonic()
+
+    def update(self, done: float, note: str = "") -> None:
+        """Print a line, at most every `EVERY` seconds; `note` is added to it."""
+        now = time.monotonic()
+        if now - self._said < EVERY:
+            return
+        self._said = now
+        rate = (done - self._start) / (now - self._began)
+        left = f"about {duration((self._total - done) / rate)} left" if rate > 0 else "time left unknown"
+        amount = f"{done:,.0f} of {self._total:,.0f} {self._unit}, {rate:,.1f} {self._unit} a second"
+        self._say(f"{self._what}: {amount}, {left}" + (f"; {note}" if note else ""))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words: "45 s", "12 min" or "3 h 05 min"."""
+    if seconds < 60:
+        return f"{max(seconds, 0):.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes:02d} min" if hours else f"{minutes} min"

@@ -1,0 +1,106 @@
+"""Put the parts of a text, which `prepare` tokenised, together as a `TextStore` for each split.
+
+Which documents are held out is decided here, because it depends on the documents of all parts.
+"""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.corpus import SPLITS, Say
+from ag_jax.data.progress import Progress
+from ag_jax.data.text import holdout
+from ag_jax.data.text.store import TextStore, TextStoreWriter
+
+FACTS = "text.json"  # numbers of documents and tokens of each split, and what `data.skip_words` left out
+UNDECIDED = -1  # in `held_out.bin`: the number of the document decides whether it is held out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A part that was tokenised.
+
+    path: its directory.
+    first: number of documents in the parts before.
+    """
+
+    path: pathlib.Path
+    first: int
+
+    @property
+    def store(self) -> TextStore:
+        """The tokens; opened anew each time, because an open store has an open file."""
+        return TextStore(self.path)
+
+    def held_out(self, fraction: float) -> tuple[np.ndarray, bool]:
+        """Return whether each document is held out, and whether the numbers of the documents decided it."""
+        decisions = np.fromfile(self.path / "held_out.bin", np.int8)
+        if not (decisions == UNDECIDED).any():
+            return decisions == 1, False
+        numbers = self.first + np.fromfile(self.path / "numbers.bin", np.int64)
+        return holdout.is_held_out(numbers, fraction), True
+
+
+def put_together(
+    config: DataConfig, paths: Sequence[pathlib.Path], vocabulary_size: int, directory: pathlib.Path, say: Say
+) -> None:
+    """Write the documents of all parts, in order, as a `TextStore` for each split below `directory`."""
+    facts = [json.loads((path / "part.json").read_text()) for path in paths]
+    firsts = np.cumsum([0, *(fact["documents"] for fact in facts)]).tolist()
+    parts = [_Part(path, first) for path, first in zip(paths, firsts[:-1], strict=True)]
+    total = sum(len(part.store.tokens) for part in parts)
+    if not total:
+        raise ValueError(f"data.source={config.source!r} holds no text: expected at least some sentences")
+    share = _held_out_share(config, parts)
+    writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
+    progress = Progress("putting the parts together", total / 1e6, "million tokens", say)
+    before = documents = 0  # documents held out by `validation_fraction` in earlier parts, and those that are kept
+    for part in parts:
+        (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
+        count = int(held_out.sum())
+        if by_number and share < 1:
+            held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
+        before, documents = before + count, documents + int(held_out.sum())
+        for first, last in _runs(held_out):
+            writers[SPLITS[int(held_out[first])]].copy(store, first, last)
+            progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
+    for writer in writers.values():
+        writer.close()
+    names = ("words", "documents") if any(config.skip_words) else ()
+    described = {
+        "documents": {name: len(TextStore(directory / name)) for name in SPLITS},
+        "tokens": {name: writer.tokens for name, writer in writers.items()},
+        "left_out": {name: sum(fact["left_out"][name] for fact in facts) for name in names},
+    }
+    (directory / FACTS).write_text(json.dumps(described))
+    tokens = writers["validation"].tokens
+    say(
+        f"{firsts[-1]:,} documents, {total:,} tokens; for validation {tokens:,} tokens of {documents:,} documents, "
+        f"{tokens / total:.1%} of the text"
+    )
+
+
+def _held_out_share(config: DataConfig, parts: Sequence[_Part]) -> float:
+    """Return the share of the documents held out by their numbers that stays held out, so that they have about
+    `data.validation_tokens` tokens; 1 if they have no more.
+    """
+    tokens = documents = 0
+    for part in parts:
+        (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
+        if by_number:
+            tokens += sum(store.token_count(first, last) for first, last in _runs(held_out) if held_out[first])
+            documents += int(held_out.sum())
+    if config.validation_tokens is None or tokens <= config.validation_tokens or documents < 2:
+        return 1.0
+    return max(config.validation_tokens / tokens, 1 / documents)
+
+
+def _runs(values: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield (first, last + 1) of each longest run of equal values."""
+    borders = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1, [len(values)]])
+    return ((int(first), int(last)) for first, last in itertools.pairwise(borders) if first < last)

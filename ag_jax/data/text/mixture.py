@@ -1,0 +1,224 @@
+"""Mix the rows of several sources: `data.source=books/:3,news/:1` takes three rows in four from `books/`.
+
+A weight is a number after the last colon of a part of `data.source`. Either all parts have one or none has. Without
+weights, the parts are one text, read one after the other. With weights,
+
+* every source is prepared for itself, so it holds out its own part for validation, and a row never has text of two
+  sources. Only the tokenizer is trained on all of them, on equal amounts of text; it does not depend on the weights.
+* the share of a source is its weight divided by the sum of all weights. It is a share of the rows that training draws,
+  exact to less than two rows for each source over the steps so far.
+* every source has epochs of its own: its rows come in a random order, and after its last row it begins anew in another
+  order. So a small source with a large weight is read more often than a large source.
+* validation reads the held-out rows of all sources once, as many as there are, whatever the weights.
+
+The source of a row is a function of the row's number g among all rows drawn in training, and so is the row's place in
+the order of its source; see `assign`.
+
+Shape letters: B batch, K sources.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.data import order, randomness
+from ag_jax.data.config import DataConfig
+from ag_jax.data.text import sources
+from ag_jax.data.text.store import Rows
+
+SCALE = 2**24  # shares are whole multiples of its inverse, so that they are exact on every machine
+
+
+def components(config: DataConfig, identity: Callable[[str], list[Any]] = sources.identity) -> list[DataConfig]:
+    """Return the settings of each source of a mixture, as if it were the only one; those of `config` without weights.
+
+    identity: returns what identifies the content of a source, as `sources.identity`.
+
+    Raises ValueError for weights in `data.validation_source`, and for a file that is in two sources, because one source
+    would train on what the other holds out.
+    """
+    if config.validation_source and sources.weights(config.validation_source):
+        raise ValueError(
+            f"data.validation_source={config.validation_source!r} has weights, but validation reads every row once: "
+            "leave the weights out"
+        )
+    if sources.weights(config.source) is None:
+        return [config]
+    paths = sources.parts(config.source)
+    skipped = sources.skipped(config.source, config.skip_words)
+    owner: dict[str, str] = {}
+    for path in paths:
+        for item in identity(path):
+            if (other := owner.setdefault(str(item), path)) != path:
+                raise ValueError(
+                    f"data.source={config.source!r}: {item[0]} is in two of the sources, {other!r} and {path!r}, so "
+                    "that one would be trained on what the other holds out: name it in one of them"
+                )
+    return [
+        dataclasses.replace(config, source=path, skip_words=(words,) if words else ())
+        for path, words in zip(paths, skipped, strict=True)
+    ]
+
+
+def shares(config: DataConfig) -> tuple[float, ...]:
+    """Return the share of each source in the rows that training draws; (1,) for text without weights.
+
+    Raises ValueError for a share that is too small to be ever drawn.
+    """
+    weights = sources.weights(config.source)
+    if weights is None:
+        return (1.0,)
+    found = tuple(weight / sum(weights) for weight in weights)
+    for path, share in zip(sources.parts(config.source), found, strict=True):
+        if share * SCALE < 1:
+            raise ValueError(
+                f"data.source={config.source!r} gives {path!r} a share of {share:.2g} of the rows, expected at least "
+                f"{1 / SCALE:.2g}: raise its weight, or leave it out"
+            )
+    return found
+
+
+def assign(number_B: np.ndarray, share_K: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the source of each drawn row, and the number of earlier rows of the same source: two arrays `B`.
+
+    number_B: number g of each row among all rows drawn in training.
+    share_K: shares of the sources, with sum 1.
+
+    Of the first n rows, floor(n s + 1/2) are from the first source, where s is its share; the others are divided among
+    the other sources in the same way, with s as the share in what is left.
+    """
+    source_B = np.full(len(number_B), len(share_K) - 1)
+    left_B, place_B = np.array(number_B, np.int64), np.array(number_B, np.int64)
+    undecided_B = np.ones(len(number_B), bool)
+    for source, share in enumerate(share_K[:-1]):
+        scaled = round(share / sum(share_K[source:]) * SCALE)
+        before_B, after_B = ((left_B + more) * scaled + SCALE // 2 >> 24 for more in (0, 1))
+        taken_B = undecided_B & (after_B > before_B)
+        source_B[taken_B], place_B[taken_B] = source, before_B[taken_B]
+        undecided_B &= ~taken_B
+        left_B -= before_B
+        place_B[undecided_B] = left_B[undecided_B]
+    return source_B, place_B
+
+
+class MixedRows:
+    """Rows of several sources, numbered one source after the other, with the attributes and methods of `Rows`.
+
+    parts: the rows of each source.
+    share_K: share of each source in the rows that training draws.
+    """
+
+    def __init__(self, parts: Sequence[Rows], share_K: Sequence[float]):
+        self.parts, self.share_K = tuple(parts), tuple(share_K)
+        self.has_pairs, self.is_packed = parts[0].has_pairs, parts[0].is_packed
+        self.tokens = Joined([part.tokens for part in parts])
+        if self.has_pairs:
+            self.second_start = Joined([part.second_start for part in parts])
+            self.is_random_next = Joined([part.is_random_next for part in parts])
+        self._ends_K = np.cumsum([len(part) for part in parts])
+        # For each source the epochs of a batch, and those of another reader.
+        self._permutation = functools.lru_cache(maxsize=3 * len(parts))(randomness.permutation.__wrapped__)
+
+    def __len__(self) -> int:
+        return int(self._ends_K[-1])
+
+    def drawn(
+        self, batch_size: int, seed: int, step: int, rows: slice | np.ndarray = slice(None)
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the index, and the epoch of its source, of the rows of a step: two arrays `B`, as `order.drawn` does.
+
+        In epoch e of source k, the rows of the source come in the order permutation(seed, e, k).
+        """
+        number_B = (step * batch_size + np.arange(batch_size))[rows]
+        source_B, place_B = assign(number_B, self.share_K)
+        example_B, epoch_B = np.empty(len(number_B), np.int64), np.empty(len(number_B), np.int64)
+        for source, part in enumerate(self.parts):
+            mine_B = source_B == source
+            epoch_B[mine_B], within = np.divmod(place_B[mine_B], len(part))
+            chosen = np.empty(len(within), np.int64)
+            for epoch in np.unique(epoch_B[mine_B]):
+                now = epoch_B[mine_B] == epoch
+                chosen[now] = self._permutation(len(part), seed, int(epoch), source)[within[now]]
+            example_B[mine_B] = self._ends_K[source] - len(part) + chosen
+        return example_B, epoch_B
+
+    def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the token ids `BL` (batch, length) and the lengths `B` of rows, as `Rows.gather` does."""
+        tokens_BL, lengths_B = np.empty((len(row_B), length), np.int32), np.empty(len(row_B), np.int64)
+        for part, mine_B, within in self._places(row_B):
+            tokens_BL[mine_B], lengths_B[mine_B] = part.gather(within, length, pad=pad)
+        return tokens_BL, lengths_B
+
+    def segment_ids(self, row_B: np.ndarray, length: int) -> np.ndarray:
+        """Return the segment ids of rows, int32 `BL` (batch, length), as `Rows.segment_ids` does."""
+        found_BL = np.empty((len(row_B), length), np.int32)
+        for part, mine_B, within in self._places(row_B):
+            found_BL[mine_B] = part.segment_ids(within, length)
+        return found_BL
+
+    def row(self, number: int) -> np.ndarray:
+        """Return the token ids of a row."""
+        [(part, _, [within])] = self._places(np.array([number]))
+        return part.row(int(within))
+
+    def counts(self, vocabulary_size: int) -> np.ndarray:
+        """Return how often each token id occurs in the rows of all sources, each row counted once: int64 `V`."""
+        return np.sum([part.counts(vocabulary_size) for part in self.parts], axis=0)
+
+    def _places(self, row_B: np.ndarray) -> list[tuple[Rows, np.ndarray, np.ndarray]]:
+        """Return (rows of a source, which wanted rows are its own, their numbers in it) for each source with any."""
+        source_B = np.searchsorted(self._ends_K, row_B, side="right")
+        return [
+            (part, source_B == source, row_B[source_B == source] - (self._ends_K[source] - len(part)))
+            for source, part in enumerate(self.parts)
+            if (source_B == source).any()
+        ]
+
+
+class Joined:
+    """Arrays of one axis, read with an array of indices as if they were one array, without a copy of them."""
+
+    def __init__(self, arrays: Sequence[Any]):
+        self._arrays = arrays
+        self._ends = np.cumsum([len(array) for array in arrays])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: np.ndarray) -> np.ndarray:
+        index = np.asarray(index)
+        number = np.searchsorted(self._ends, index, side="right")
+        found = np.empty(index.shape, np.int64)
+        for place, array in enumerate(self._arrays):
+            mine = number == place
+            if mine.any():
+                found[mine] = array[index[mine] - (self._ends[place] - len(array))]
+        return found
+
+
+def join(parts: Sequence[Rows], share_K: Sequence[float]) -> Rows | MixedRows:
+    """Return the rows of all sources as one object; those of a single source as they are."""
+    return parts[0] if len(parts) == 1 else MixedRows(parts, share_K)
+
+
+def drawn(
+    rows: Rows | MixedRows, batch_size: int, seed: int, step: int, wanted: slice | np.ndarray = slice(None)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index, and the epoch, of the rows of a step: two arrays `B`.
+
+    wanted: the rows of the batch (a slice or indices) that are wanted.
+    """
+    if isinstance(rows, MixedRows):
+        return rows.drawn(batch_size, seed, step, wanted)
+    return order.drawn(len(rows), batch_size, seed, step, wanted)
+
+
+def sample(rows: Any, count: int) -> np.ndarray:
+    """Return about `count` tokens of the rows of a split, of a mixture from each source by its share."""
+    if isinstance(rows, MixedRows):
+        pairs = zip(rows.parts, rows.share_K, strict=True)
+        return np.concatenate([part.tokens[: max(1, round(count * share))] for part, share in pairs])
+    return rows.tokens[:count]

@@ -1,0 +1,262 @@
+"""Tokenise a text in parts, which several processes and machines may share.
+
+A part is some consecutive files of `data.source`, `PART_SIZE` bytes together or one larger file, so every process finds
+the same parts in the same list of files. Which documents are held out, and rows that continue from one document to the
+next, depend on the documents before; so a part has the tokens of all its documents, and one process puts the parts
+together (`assembly`), when all are there. What comes out is the same for any number of parts and processes.
+
+Texts of fewer than 100 documents are a single part, because the sentences that are held out from a document depend on
+those held out before (`holdout`).
+
+A part is a `TextStore`, with three more files: `numbers.bin`, the number of each document in its part, in which
+documents without any token count, too; `held_out.bin`, whether the document is held out (-1 if its number decides); and
+`part.json`, the number of documents, and of those that `data.skip_words` left out.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ag_jax.data.config import DataConfig
+from ag_jax.data.corpus import Say
+from ag_jax.data.entries import Entries
+from ag_jax.data.progress import Progress
+from ag_jax.data.text import assembly, holdout, sources
+from ag_jax.data.text.assembly import UNDECIDED
+from ag_jax.data.text.holdout import Piece
+from ag_jax.data.text.sentences import split_sentences
+from ag_jax.data.text.sources import Unit
+from ag_jax.data.text.store import ArrayWriter, TextStoreWriter
+from ag_jax.data.tokenizers import Tokenizer
+
+PART_SIZE = 2**28  # bytes of files after which a part is given no further file
+ENCODED_TOGETHER = 2**21  # characters, at least, that are tokenised in one call, on all cores
+MEGABYTE = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A text without weights that is to be tokenised.
+
+    config: the settings of the data.
+    key: hash of all that the tokens depend on.
+    key_now: function that returns the key for the files as they are now.
+    """
+
+    config: DataConfig
+    key: str
+    key_now: Callable[[], str]
+
+    @property
+    def text(self) -> str:
+        """The name of the cache's entry with the tokens."""
+        return f"text-{self.key}"
+
+    @functools.cached_property
+    def parts(self) -> list["Part"]:
+        """The parts of the text; reads at most the first 100 documents."""
+        config = self.config
+        units = list(sources.units(config.source, config.skip_words))
+        groups: list[tuple[Sequence[Unit], int | None]] = []
+        if config.validation_source:
+            held_out = sources.units(config.validation_source)
+            groups += [(group, 0) for group in _grouped(units)] + [(group, 1) for group in _grouped(held_out)]
+        elif holdout.holds_out_documents(config):
+            groups += [(group, UNDECIDED) for group in _grouped(units)]
+        else:
+            groups.append((units, None))
+        return [
+            Part(f"part-{self.key}-{number:05}", tuple(group), decision)
+            for number, (group, decision) in enumerate(groups)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a text.
+
+    name: name of its entry in the cache.
+    units: the files that it consists of.
+    held_out: 0 if all documents are for training, 1 if all are for validation, `UNDECIDED` if the numbers of the
+        documents decide, None if documents are cut into a piece for training and one for validation.
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+    held_out: int | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of text, about."""
+        return sum(unit.size for unit in self.units)
+
+
+def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:
+    """Return groups of consecutive units; a group is full as soon as it has `PART_SIZE` bytes."""
+    groups: list[list[Unit]] = [[]]
+    size = 0
+    for unit in units:
+        if size >= PART_SIZE:
+            groups.append([])
+            size = 0
+        groups[-1].append(unit)
+        size += unit.size
+    return groups
+
+
+def tokenise(
+    of: Sequence[Source], entries: Entries, tokenizer: Tokenizer, say: Say, share: tuple[int, int] = (1, 1)
+) -> None:
+    """Make the parts of some sources that are missing, except for those that other processes work on; return when all
+    are complete.
+
+    share: (k, n) makes only every n-th part from the k-th on, counted from 1, and waits for no other.
+    """
+    parts = [(source, part) for source in of for part in source.parts]
+    mine = parts[share[0] - 1 :: share[1]]
+    total = sum(part.size for _, part in mine)
+
+    def complete() -> int:
+        return sum(part.size for _, part in mine if entries.is_complete(part.name))
+
+    if complete() == total:
+        return
+    names = ", ".join(source.config.source for source in of)
+    say(f"tokenising {names}: {total / MEGABYTE:,.0f} MB in {len(mine):,} part{'s' if len(mine) > 1 else ''}")
+    progress = Progress("tokenising", total / MEGABYTE, "MB", say, complete() / MEGABYTE)
+    own = Counter(tokens=0)
+
+    def write(source: Source, part: Part, directory: pathlib.Path) -> None:
+        before = complete()
+
+        def report(size: int, tokens: int) -> None:
+            progress.update((before + size) / MEGABYTE, f"{own['tokens'] + tokens:,} tokens in this process")
+
+        own["tokens"] += write_part(part, source.config, tokenizer, directory, report)
+
+    entries.make_all(
+        {part.name: functools.partial(write, source, part) for source, part in mine},
+        is_over=lambda: all(entries.is_complete(source.text) for source in of),
+        report=lambda: progress.update(complete() / MEGABYTE),
+    )
+
+
+def write_part(
+    part: Part, config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, report: Callable[[int, int], None]
+) -> int:
+    """Write the token ids of a part into a directory, and return their number.
+
+    report: called with the bytes of text that were read so far, about, and the number of tokens.
+
+    Raises ValueError if a file changes meanwhile.
+    """
+    left_out = Counter(words=0, documents=0)
+    tokens, held_out = _encode(_pieces(part, config, left_out), part, tokenizer, directory, left_out, report)
+    if part.held_out is None and config.validation_tokens is not None and held_out > config.validation_tokens:
+        # So few documents are a small text, which can be tokenised again with a smaller share held out.
+        fraction = config.validation_fraction * config.validation_tokens / held_out
+        config = dataclasses.replace(config, validation_fraction=fraction)
+        left_out.clear()
+        tokens, _ = _encode(_pieces(part, config, left_out), part, tokenizer, directory, left_out, report)
+    if changed := [unit.path for unit in part.units if unit.has_changed()]:
+        raise changed_text(config, str(changed[0]))
+    return tokens
+
+
+def changed_text(config: DataConfig, what: str = "the files") -> ValueError:
+    """Return the error for text that changes while it is read."""
+    return ValueError(
+        f"{what} of data.source={config.source!r} were changed while they were read: run the command again"
+    )
+
+
+def _pieces(part: Part, config: DataConfig, left_out: Counter[str]) -> Iterator[tuple[Piece, int]]:
+    """Yield the documents of a part, or pieces of them, each with the value of `held_out.bin`."""
+    if part.held_out is None:
+        for piece in holdout.split(config, left_out):
+            yield piece, int(piece.held_out)
+        return
+    for number, text in enumerate(sources.documents_of(part.units, config.text_field, left_out)):
+        yield Piece(number, text, bool(part.held_out)), part.held_out
+
+
+def _encode(
+    pieces: Iterator[tuple[Piece, int]],
+    part: Part,
+    tokenizer: Tokenizer,
+    directory: pathlib.Path,
+    left_out: Counter[str],
+    report: Callable[[int, int], None],
+) -> tuple[int, int]:
+    """Write the token ids of pieces of text, about `ENCODED_TOGETHER` characters at a time, as the files of a part.
+
+    Returns the number of tokens, and of those that are held out.
+    """
+    writer = TextStoreWriter(directory, tokenizer.vocabulary_size)
+    numbers = ArrayWriter(directory / "numbers.bin", np.int64)
+    decisions = ArrayWriter(directory / "held_out.bin", np.int8)
+    waiting: list[tuple[list[str], Piece, int]] = []
+    count = characters = read = held_out = 0
+
+    def flush() -> None:
+        nonlocal held_out
+        encoded = iter(tokenizer.encode_batch([sentence for sentences, *_ in waiting for sentence in sentences]))
+        for sentences, piece, decision in waiting:
+            before = writer.tokens
+            if writer.append(list(itertools.islice(encoded, len(sentences)))):
+                numbers.append([piece.document])
+                decisions.append([decision])
+                held_out += (writer.tokens - before) * (decision == 1)
+        waiting.clear()
+
+    for piece, decision in pieces:
+        waiting.append((split_sentences(piece.text), piece, decision))
+        count, characters = piece.document + 1, characters + len(piece.text)
+        if characters >= ENCODED_TOGETHER:
+            flush()
+            read, characters = read + characters, 0
+            report(min(read, part.size), writer.tokens)
+    flush()
+    for file in (writer, numbers, decisions):
+        file.close()
+    (directory / "part.json").write_text(json.dumps({"documents": count, "left_out": dict(left_out)}))
+    return writer.tokens, held_out
+
+
+def write_text(source: Source, entries: Entries, tokenizer: Tokenizer, directory: pathlib.Path, say: Say) -> None:
+    """Write the token ids of the training and the validation text as a `TextStore` each, below `directory`, from the
+    parts, which are made first if they are missing.
+
+    Raises ValueError if the text has no tokens, or its files have changed.
+    """
+    config = source.config
+    own = directory / "parts"  # where processes do not share their parts
+    parts = entries if entries.is_shared else Entries(own)
+    tokenise([source], parts, tokenizer, say)
+    found = []
+    for part in source.parts:
+
+        def write(directory: pathlib.Path, part: Part = part) -> None:
+            write_part(part, config, tokenizer, directory, lambda size, tokens: None)
+
+        found.append(parts.open(part.name, write, check_large=True).path)
+    if source.key_now() != source.key:
+        raise changed_text(config)
+    assembly.put_together(config, found, tokenizer.vocabulary_size, directory, say)
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def remove_parts(source: Source, entries: Entries) -> None:
+    """Delete the parts of a text that was put together, if processes share parts."""
+    if not entries.is_shared:
+        return
+    roots = [root for root in (entries.local, entries.remote) if root is not None]
+    for name in {path.name for root in roots for path in root.glob(f"part-{source.key}-*")}:
+        entries.remove(name)

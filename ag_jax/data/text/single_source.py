@@ -1,0 +1,203 @@
+"""Prepare one source, or several without weights as one text: its token ids and its rows, as entries of the cache."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from ag_jax.data.config import PAIR_FORMATS, DataConfig
+from ag_jax.data.corpus import SPLITS, Say, cached_rows, key
+from ag_jax.data.entries import Entries
+from ag_jax.data.progress import Progress
+from ag_jax.data.text import formats, packing, sources, store
+from ag_jax.data.text import prepare as text_parts
+from ag_jax.data.text.assembly import FACTS
+from ag_jax.data.text.files import warn_once
+from ag_jax.data.text.store import Rows, TextStore
+from ag_jax.data.tokenizers import Tokenizer
+
+LEFT_OUT = "left_out.json"  # what `data.skip_words` left out, with token ids of earlier versions, which lack `FACTS`
+
+
+def of_config(config: DataConfig, tokenizer: Tokenizer, entries: Entries) -> text_parts.Source:
+    """Return a text without weights as a source to tokenise, with the key that it has in the cache."""
+
+    def key_now() -> str:
+        return key(*_identities(config, entries), tokenizer.fingerprint())
+
+    return text_parts.Source(config, key_now(), key_now)
+
+
+def rows_name(text: text_parts.Source) -> str:
+    """Return the name of the cache's entry with the rows of a text."""
+    config = text.config
+    return f"rows-{key(text.key, config.format, config.sequence_length, config.duplicates, config.pack)}"
+
+
+def identity(entries: Entries, source: str) -> list[Any]:
+    """Return the identity of a source (`sources.identity`); of one that this machine lacks, as it was when it was
+    prepared elsewhere into the same object store.
+    """
+    try:
+        return sources.identity(source)
+    except FileNotFoundError:
+        if entries.remote is None:
+            raise
+        found = [entries.recall(_remembered(part)) for part in sources.parts(source)]
+        if None in found:
+            raise
+        items = [item for part in found for item in part or ()]
+        warn_once(
+            f"data.source={source!r} is not on this machine: taking what was prepared of it in {entries.remote}, from "
+            f"{items[0][0]}" + (f" and {len(items) - 1:,} more" if len(items) > 1 else "")
+        )
+        return items
+
+
+def remember(config: DataConfig, entries: Entries) -> None:
+    """Store the identities of a config's sources, for machines that lack the text."""
+    for source in filter(None, (config.source, config.validation_source)):
+        for part in sources.parts(source):
+            entries.remember(_remembered(part), identity(entries, part))
+
+
+def _remembered(part: str) -> str:
+    return f"source-{key(part)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedSource:
+    """What was prepared of one source.
+
+    source: its name.
+    rows: rows of each split.
+    documents, tokens: number of documents of each split, and of their tokens, without special ones.
+    checksums: hash of the rows of each split.
+    left_out: number of `words` and `documents` that `data.skip_words` left out; empty without it.
+    """
+
+    source: str
+    rows: dict[str, Rows]
+    documents: dict[str, int]
+    tokens: dict[str, int]
+    checksums: dict[str, str]
+    left_out: dict[str, int]
+
+    def sizes(self, share: float) -> dict[str, Any]:
+        """Return the sizes of the source for the summary of a run; `share` is its share in the rows of training."""
+        sizes = {
+            split: {"documents": self.documents[split], "tokens": self.tokens[split], "rows": len(self.rows[split])}
+            for split in SPLITS
+        }
+        return {"source": self.source, "share of the rows of training": share, **sizes}
+
+
+def prepare(text: text_parts.Source, entries: Entries, tokenizer: Tokenizer, say: Say) -> PreparedSource:
+    """Return the rows of a text without weights, from the cache if they were prepared before."""
+    config = text.config
+
+    def write_text(directory: pathlib.Path) -> None:
+        text_parts.write_text(text, entries, tokenizer, directory, say)
+
+    def write_rows(tokens: pathlib.Path, directory: pathlib.Path) -> None:
+        text_parts.remove_parts(text, entries)  # the token ids are complete, so this makes room for the rows
+        _write_rows(config, tokenizer, tokens, directory, say)
+
+    entry = cached_rows(entries, text.text, rows_name(text), write_text, write_rows, config.verify_cache)
+    text_parts.remove_parts(text, entries)  # of a process that was killed before it removed them
+    if (entry.path / FACTS).exists():
+        facts = json.loads((entry.path / FACTS).read_text())
+    else:  # rows of an earlier version
+        facts = _facts(config, entries.open(text.text, write_text).path)
+    return PreparedSource(
+        source=config.source,
+        rows={split: Rows(entry.path / split, entry) for split in SPLITS},
+        checksums={split: entry.digest(split) for split in SPLITS},
+        **facts,
+    )
+
+
+def _facts(config: DataConfig, text: pathlib.Path) -> dict[str, dict[str, int]]:
+    """Return facts about the token ids in a directory, as `PreparedSource` has them.
+
+    Raises ValueError if an earlier version made the directory, and held out more than `data.validation_tokens` tokens.
+    """
+    if (text / FACTS).exists():
+        return json.loads((text / FACTS).read_text())
+    stores = {split: TextStore(text / split) for split in SPLITS}
+    tokens, limit = {split: len(store.tokens) for split, store in stores.items()}, config.validation_tokens
+    if limit is not None and not config.validation_source and tokens["validation"] > limit:
+        raise ValueError(
+            f"an earlier version prepared data.source={config.source!r} and held out {tokens['validation']:,} tokens, "
+            f"but data.validation_tokens={limit}: set it to none to hold out as many again, or delete {text} and the "
+            "folders rows-* beside it"
+        )
+    return {
+        "documents": {split: len(store) for split, store in stores.items()},
+        "tokens": tokens,
+        "left_out": json.loads((text / LEFT_OUT).read_text()) if skips(config) else {},
+    }
+
+
+def _identities(config: DataConfig, entries: Entries) -> list[Any]:
+    """Return settings and versions of files; two such lists are equal only for the same text and validation part.
+
+    The list is made without reading the text, and is part of the cache's keys.
+    """
+    source, held_out = identity(entries, config.source), config.validation_source
+    validation = identity(entries, held_out) if held_out else config.validation_fraction
+    return [source, config.text_field, validation, *skips(config), *_limits(config)]
+
+
+def _limits(config: DataConfig) -> list[Any]:
+    """Return what `data.validation_tokens` adds to the cache's keys: nothing by default, as `skips`."""
+    if config.validation_source or config.validation_tokens == DataConfig.validation_tokens:
+        return []
+    return [{"validation_tokens": config.validation_tokens}]
+
+
+def skips(config: DataConfig) -> list[Any]:
+    """Return what `data.skip_words` adds to the cache's keys: nothing if it skips no words, so that older caches stay
+    valid.
+    """
+    return [{"skip_words": config.skip_words}] if any(config.skip_words) else []
+
+
+def _write_rows(
+    config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Say
+) -> None:
+    """Write the tokens of both splits as rows. Raises ValueError if a split has less text than one row."""
+    has_pairs = config.format in PAIR_FORMATS
+    (directory / FACTS).write_text(json.dumps(_facts(config, text)))
+    for split in SPLITS:
+        stored = TextStore(text / split)
+        if has_pairs and len(stored) == 1:
+            say(f"{split}: a single document, so that random second segments come from the same one; better give more")
+        rows = _followed(formats.make_rows(config, stored, tokenizer.specials), split, config, len(stored.tokens), say)
+        if config.pack:
+            rows = packing.pack(rows, config.sequence_length)
+        store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
+        written = Rows(directory / split)
+        if not len(written):
+            raise ValueError(
+                f"the {split} text of data.source={config.source!r} is shorter than one row of "
+                f"{config.sequence_length} tokens: give more text or lower data.sequence_length"
+                + (" (or hold out more: data.validation_fraction)" if split == "validation" else "")
+            )
+        texts = f"{written.text_count:,} texts in " if config.pack else ""
+        filled = f"{written.fill_rate(config.sequence_length):.1%} of their positions filled"
+        say(f"{split}: {texts}{len(written):,} rows, {filled}")
+
+
+def _followed(
+    rows: Iterator[formats.Row], split: str, config: DataConfig, tokens: int, say: Say
+) -> Iterator[formats.Row]:
+    """Yield the rows of a split, and print the progress; `tokens` is the number of tokens of its text."""
+    progress = Progress(f"making the {split} rows", tokens * config.duplicates / 1e6, "million tokens", say)
+    done = 0
+    for number, row in enumerate(rows):
+        yield row
+        done += len(row.tokens)
+        if number % 1000 == 0:
+            progress.update(done / 1e6)

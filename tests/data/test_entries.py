@@ -1,0 +1,145 @@
+"""Entries of the cache in an object store, and machines that read them there."""
+
+import dataclasses
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from etils import epath
+
+from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.entries import Entries
+from ag_jax.data.text import pipeline
+from ag_jax.data.text import prepare as text_parts
+from ag_jax.distributed import lock
+from tests import object_store
+from tests.data.conftest import text
+
+
+@pytest.fixture
+def store(monkeypatch):
+    monkeypatch.setattr(lock, "SETTLE", 0.0)
+    return object_store.install(monkeypatch)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A function that moves this process to a machine with another disk, and returns the folder of its cache."""
+
+    def move(name: str) -> pathlib.Path:
+        monkeypatch.setenv("AG_JAX_CACHE", str(tmp_path / name))
+        return tmp_path / name
+
+    return move
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    (tmp_path / "text").mkdir()
+    for number in range(105):
+        (tmp_path / "text" / f"{number:03}.txt").write_text(text(7 * number, 7 * number + 7))
+    monkeypatch.setattr(text_parts, "PART_SIZE", 5000)
+    return DataConfig(
+        source=str(tmp_path / "text"),
+        sequence_length=24,
+        cache_dir="gs://bucket/cache",
+        tokenizer=TokenizerConfig(vocabulary_size=300),
+    )
+
+
+def kinds(directory) -> set[str]:
+    return {path.name.split("-")[0] for path in directory.iterdir()}
+
+
+def test_what_one_machine_prepares_others_read_without_the_text(config, store, machine, monkeypatch, tmp_path, caplog):
+    first = machine("first")
+    on_disk = pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path / "disk")))
+    corpus, files = pipeline.prepare(config, claim=lock.Claims()), pipeline.source_files(config)
+    assert corpus.facts() == on_disk.facts()
+    stored = epath.Path(config.cache_dir)
+    assert kinds(stored) == {"tokenizer", "text", "rows", "files", "source"} and kinds(first) <= kinds(stored)
+    [rows] = [manifest.parent for manifest in stored.glob("rows-*/manifest.json")]
+    for path in (tmp_path / "disk").glob("rows-*/*/*.bin"):
+        assert (rows / path.parent.name / path.name).read_bytes() == path.read_bytes()
+
+    (tmp_path / "text").rename(tmp_path / "gone")
+    second, writes = machine("second"), store.writes
+    monkeypatch.setattr(text_parts, "write_text", None)
+    again = pipeline.prepare(config, claim=lock.Claims())
+    assert again.facts() == corpus.facts() and again.sources == corpus.sources
+    assert pipeline.source_files(config) == files and store.writes == writes
+    assert kinds(second) == {"tokenizer", "rows", "files"}, "the token ids, which only rows are made of, stay there"
+    np.testing.assert_array_equal(again.train.tokens[:], on_disk.train.tokens[:])
+    assert "is not on this machine: taking what was prepared of it in gs://bucket/cache" in caplog.text
+    assert pipeline.prepare(config).facts() == corpus.facts() and store.writes == writes
+    with pytest.raises(FileNotFoundError, match="text' does not exist"):
+        pipeline.prepare(dataclasses.replace(config, cache_dir="gs://bucket/another"))
+    changed = dataclasses.replace(config, validation_fraction=0.2)
+    with pytest.raises(FileNotFoundError, match="text' does not exist"):
+        pipeline.prepare(changed)
+
+
+def test_parts_of_several_machines_meet_in_the_store(config, store, machine, monkeypatch):
+    made, write = [], text_parts.write_part
+
+    def write_and_list(part, *rest):
+        made.append(part.name)
+        return write(part, *rest)
+
+    monkeypatch.setattr(text_parts, "write_part", write_and_list)
+    left = []
+    for number in (1, 2, 3):
+        machine(f"machine{number}")
+        left.append(pipeline.prepare_part(config, (number, 3), lock.Claims()))
+    assert left[0] > left[1] > left[2] == 0 and len(made) == len(set(made)) == left[0] * 3 / 2
+    machine("machine4")
+    corpus = pipeline.prepare(config, claim=lock.Claims())
+    assert len(made) == left[0] * 3 / 2, "parts are fetched, not made again"
+    assert not [path for path in epath.Path(config.cache_dir).iterdir() if path.name.startswith("part-")]
+    machine("machine5")
+    alone = pipeline.prepare(dataclasses.replace(config, cache_dir=None))
+    assert corpus.facts() == alone.facts()
+
+
+def test_damage_in_the_store_is_noticed_by_the_next_machine(config, store, machine, capsys):
+    machine("first")
+    corpus = pipeline.prepare(config)
+    [path] = epath.Path(config.cache_dir).glob("rows-*/train/tokens.bin")
+    content = path.read_bytes()
+    for damaged in (content[:-1] + bytes([content[-1] ^ 1]), content[:-2]):
+        path.write_bytes(damaged)
+        shutil.rmtree(machine("second"), ignore_errors=True)
+        capsys.readouterr()
+        assert pipeline.prepare(config).facts() == corpus.facts()
+        assert "is damaged (the content of train/tokens.bin was changed): making it anew" in capsys.readouterr().err
+        assert path.read_bytes() == content, "the store has the intact entry again"
+
+
+def test_an_upload_that_was_cut_off_is_repeated(config, store, machine):
+    machine("first")
+    corpus = pipeline.prepare(config)
+    [manifest] = epath.Path(config.cache_dir).glob("rows-*/manifest.json")
+    manifest.unlink()
+    assert pipeline.prepare(config).facts() == corpus.facts() and manifest.exists()
+
+
+@pytest.mark.parametrize(
+    ("cache_dir", "environment", "local", "remote"),
+    [
+        ("/a", "/b", "/a", None),
+        ("/a", "gs://b", "/a", None),
+        ("gs://a", "/b", "/b", "gs://a"),
+        (None, "/b", "/b", None),
+        (None, "gs://b", "~/.cache/ag_jax", "gs://b"),
+        ("gs://a", None, "~/.cache/ag_jax", "gs://a"),
+        (None, None, "~/.cache/ag_jax", None),
+    ],
+)
+def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, store):
+    monkeypatch.delenv("AG_JAX_CACHE", raising=False)
+    if environment:
+        monkeypatch.setenv("AG_JAX_CACHE", environment)
+    found = Entries.of(DataConfig(cache_dir=cache_dir))
+    assert found.local == pathlib.Path(local).expanduser()
+    assert found.remote == (None if remote is None else epath.Path(remote))

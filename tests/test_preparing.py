@@ -1,0 +1,165 @@
+"""`ag-jax prepare` in several processes, some of which are killed, and runs that share what was prepared."""
+
+import functools
+import json
+import os
+import pathlib
+import signal
+import tarfile
+import time
+from collections import Counter
+
+import pytest
+
+from ag_jax.data.text import prepare as text_parts
+from tests import commands
+from tests.commands import REPOSITORY
+from tests.data.conftest import text
+
+NOVELS = REPOSITORY.parent / "shared" / "data" / "litbank_novels"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of 30 files of four documents each."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(30):
+        documents = [{"text": text(70 * number + 9 * at, 70 * number + 9 * at + 9)} for at in range(4)]
+        (folder / f"{number:02}.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    return folder
+
+
+def watch(log: str, part_size: int, dies: bool, slow: float, together: int) -> None:
+    """Make parts small and slow, and log each; kill the process when it has half written its first.
+
+    The process begins when `together` processes are there.
+    """
+    folder = pathlib.Path(log).parent
+    (folder / f"ready-{os.getpid()}").touch()
+    while len(list(folder.glob("ready-*"))) < together:
+        time.sleep(0.02)
+    text_parts.PART_SIZE, write = part_size, text_parts.write_part
+
+    def watched(part, config, tokenizer, directory, report):
+        with open(log, "a") as file:
+            file.write(f"{part.name} {os.getpid()}\n")
+        time.sleep(slow)
+        tokens = write(part, config, tokenizer, directory, report)
+        if dies:
+            (pathlib.Path(directory) / "tokens.bin").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return tokens
+
+    text_parts.write_part = watched
+
+
+def start(source, cache, *more, part_size=1500, dies=False, slow=0.0, together=1):
+    cache.mkdir(parents=True, exist_ok=True)
+    arguments = [
+        "prepare",
+        f"--config={REPOSITORY / 'configs' / 'quickstart.py'}",
+        f"--config.data.source={source}",
+        f"--config.data.cache_dir={cache / 'cache'}",
+        "--config.data.tokenizer.vocabulary_size=320",
+        *more,
+    ]
+    before = functools.partial(watch, str(cache / "log"), part_size, dies, slow, together)
+    return commands.Running(arguments, before=before, environment={"JAX_PLATFORMS": "cpu"})
+
+
+def log(cache) -> Counter:
+    """Return how often each part was begun."""
+    return Counter(line.split()[0] for line in (cache / "log").read_text().splitlines())
+
+
+def contents(cache) -> dict[str, bytes]:
+    """Return the content of all files of the cache, whose names must not depend on how it was made."""
+    root = cache / "cache"
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    """The cache that one process made, and what it printed."""
+    cache = tmp_path_factory.mktemp("whole")
+    done = start(folder, cache).wait()
+    assert done.returncode == 0, done.stderr
+    assert 10 < len(log(cache)) < 30 and set(log(cache).values()) == {1}
+    return cache, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("killed", [0, 3])
+def test_eight_processes_make_what_one_makes(folder, whole, tmp_path, killed):
+    running = [start(folder, tmp_path, dies=number < killed, slow=0.5, together=8) for number in range(8)]
+    ended = [one.wait() for one in running]
+    lines = (tmp_path / "log").read_text().splitlines()
+    died = {str(one.pid) for one, end in zip(running, ended, strict=True) if end.returncode == -signal.SIGKILL}
+    assert len(died) == killed
+    again = Counter(line.split()[0] for line in lines if line.split()[1] in died)
+    assert log(tmp_path) == log(whole[0]) + again, "each part once, and once more for each process that died"
+    assert len({line.split()[1] for line in lines}) > 4, "many processes are meant to have done some of the parts"
+    for end in ended[killed:]:
+        assert end.returncode == 0 and json.loads(end.stdout) == whole[1], end.stderr
+    left = {name: content for name, content in contents(tmp_path).items() if ".partial-" not in name}
+    assert left == contents(whole[0])
+    assert len([path for path in (tmp_path / "cache").iterdir() if ".partial-" in path.name]) <= killed
+
+
+def test_shares_of_an_array_of_jobs(folder, whole, tmp_path):
+    for share, last in (("2/3", False), ("3/3", False), ("2/3", False), ("1/3", True)):
+        before = len(log(tmp_path)) if (tmp_path / "log").exists() else 0
+        done = start(folder, tmp_path, f"--part={share}").wait()
+        assert done.returncode == 0, done.stderr
+        if last:
+            assert json.loads(done.stdout) == whole[1]
+        else:
+            left = len(log(whole[0])) - len(log(tmp_path))
+            assert not done.stdout and f"part {share} is done; {left} parts of the text are left to" in done.stderr
+            assert left > 3 and (before or abs(len(log(tmp_path)) - len(log(whole[0])) / 3) < 1)
+    assert log(tmp_path) == log(whole[0]) and contents(tmp_path) == contents(whole[0])
+    for share in ("0/3", "4/3", "2", "a/b"):
+        done = start(folder, tmp_path, f"--part={share}").wait()
+        assert done.returncode == 1 and f"--part must be K/N with K from 1 to N, such as --part=2/4, got '{share}'" in (
+            done.stderr
+        )
+
+
+def test_a_signal_ends_a_process_and_the_next_one_goes_on(folder, whole, tmp_path):
+    running = start(folder, tmp_path, slow=0.2)
+    while not (tmp_path / "log").exists() or len(log(tmp_path)) < 4:
+        assert running.poll() is None
+        time.sleep(0.02)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait().returncode == 143
+    done = start(folder, tmp_path).wait()
+    assert json.loads(done.stdout) == whole[1] and contents(tmp_path) == contents(whole[0])
+    assert len(log(whole[0])) <= log(tmp_path).total() <= len(log(whole[0])) + 1
+
+
+def test_every_source_of_a_mixture_is_tokenised_before_one_is_put_together(folder, tmp_path):
+    (tmp_path / "other.txt").write_text(text(5000, 5100))
+    done = start(f"{folder}:1,{tmp_path}/other.txt:3", tmp_path).wait()
+    first, second = json.loads(done.stdout)["sources"]
+    assert (first["source"], second["share of the rows of training"]) == (str(folder), 0.75)
+    assert done.stderr.count("tokenising ") == 1
+    assert "other.txt: 75.00% of the rows that training draws" in done.stderr
+
+
+@pytest.mark.exhaustive
+def test_eight_processes_on_the_novels(tmp_path):
+    if not NOVELS.exists():
+        pytest.skip("the novels are not here")
+    [archive] = NOVELS.glob("*.tar.xz")
+    for name in ("one", "eight"):
+        (tmp_path / name).mkdir()
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path / "novels", filter="data")
+    one = start(tmp_path / "novels", tmp_path / "one", part_size=2**22).wait(1200)
+    running = [
+        start(tmp_path / "novels", tmp_path / "eight", part_size=2**22, dies=n < 2, together=8) for n in range(8)
+    ]
+    ended = [process.wait(1200) for process in running]
+    assert [end.returncode for end in ended] == [-signal.SIGKILL] * 2 + [0] * 6
+    assert all(end.stdout == one.stdout for end in ended[2:])
+    made = {name: content for name, content in contents(tmp_path / "eight").items() if ".partial-" not in name}
+    assert made == contents(tmp_path / "one")
