@@ -113,7 +113,7 @@ def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
     Rows have different lengths, and the last row is filler.
     """
     rng = np.random.default_rng(seed)
-    several = {"choice": candidates, "ranking": 2}.get(kind)
+    several = {"choice": candidates, "referent": candidates, "ranking": 2}.get(kind)
     lengths = rng.integers(4, LENGTH + 1, rows * (several or 1))
     tokens, segment_ids = reference.ragged(lengths, LENGTH, vocabulary=VOCABULARY, seed=seed)
     tokens[:, 0] = rng.integers(5, VOCABULARY, len(tokens))  # so that first vectors are far apart
@@ -124,12 +124,18 @@ def task_batch(kind, rows=8, candidates=3, seed=0) -> dict[str, np.ndarray]:
     if several:
         fields = {name: field.reshape(rows, several, LENGTH) for name, field in fields.items()}
         exists = np.ones((rows, several), np.float32)
-        if kind == "choice":
+        if kind != "ranking":
             exists[1, 2] = exists[-1, 1] = 0
             fields["segment_ids"][1, 2] = 0
         right = np.eye(several, dtype=np.float32)[np.arange(rows) % 2]
         if kind == "choice":
             right[2] = [0.5, 0, 0.5]
+        if kind == "referent":
+            right = np.tile(np.eye(several, dtype=np.float32)[0], (rows, 1))
+            masked = (rng.random((rows, several, LENGTH)) < 0.3) & (fields["segment_ids"] > 0)
+            masked[:, :, 1] = fields["segment_ids"][:, :, 1] > 0
+            fields |= {"word_ids": fields["tokens"] * masked, "word_weights": masked.astype(np.float32)}
+            fields["tokens"] = np.where(masked, 4, fields["tokens"])
         fields |= {"choice_weights": exists, "labels": right}
     elif kind == "classification":
         fields["labels"] = rng.integers(0, 3, rows).astype(np.int32)

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.stats
 import sklearn.metrics
 
-from ag_jax.data.tasks.task import Choices, Example, Question, TaggedSentence, Task, Texts
+from ag_jax.data.tasks.task import Choices, Example, Question, Referent, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers, entities
 from ag_jax.evaluation.answers import Candidates
 
@@ -75,7 +75,7 @@ _GROUPED = {function.__name__: function for function in (group_exact_match, gend
 _SIMPLE: dict[str, Callable[[Sequence, Sequence], float]] = {
     function.__name__: function for function in (accuracy, f1, macro_f1, matthews, pearson, spearman)
 }
-_LABELS = {Texts: "label", Choices: "right", TaggedSentence: "tags", Question: "answers"}
+_LABELS = {Texts: "label", Referent: "label", Choices: "right", TaggedSentence: "tags", Question: "answers"}
 
 
 def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
@@ -165,7 +165,7 @@ def tuned_thresholds(
     return tuned
 
 
-def rate_class(task: Task, example: Texts, prediction: int) -> float:
+def rate_class(task: Task, example: Texts | Referent, prediction: int) -> float:
     """Return 1 if the predicted class is right, else 0."""
     del task
     return float(prediction == example.label)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data.tasks.rows import Features
-from ag_jax.data.tasks.task import Choices, Examples, Question, TaggedSentence, Task, Texts
+from ag_jax.data.tasks.task import Choices, Examples, Question, Referent, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers
 from ag_jax.evaluation.answers import Candidates
 
@@ -93,6 +93,12 @@ def best_index(task: Task, example: Texts | Choices, found: np.ndarray) -> int:
     """Return the index of the class or candidate with the highest score."""
     del task, example
     return int(np.argmax(found))
+
+
+def is_first(task: Task, example: Referent, found: np.ndarray) -> int:
+    """Return 1 if no candidate scores higher than the first one, else 0."""
+    del task, example
+    return int(np.argmax(found) == 0)
 
 
 def number(task: Task, example: Texts, found: np.ndarray) -> float:

@@ -14,7 +14,7 @@ from ag_jax.analysis import attacks, changes, maps
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import plots
-from ag_jax.data.tasks.task import Choices, Example, Question, Texts
+from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Texts
 from ag_jax.finetuning import attack, suite
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.suite import Suite
@@ -234,7 +234,8 @@ def pictures(task: str, examples: Sequence[Example], layers: int, heads: int) ->
 def sentence(examples: Sequence[Example]) -> str:
     """Return the first text with 6 to 20 words (`WORDS`), or else the first text that is not empty.
 
-    Each example counts with one text: the first of a pair, the question, or the first candidate.
+    Each example counts with one text: the first of a pair, the question, the first candidate, or the text with the
+    first phrase in the place of its pronoun.
     """
     texts = [text for example in examples if (text := _text(example)).strip()]
     return next((text for text in texts if len(text.split()) in WORDS), texts[0])
@@ -245,4 +246,6 @@ def _text(example: Example) -> str:
         return example.first
     if isinstance(example, Question):
         return example.question
+    if isinstance(example, Referent):
+        return f"{example.before}{example.phrases[0]}{example.after}"
     return example.pairs[0][1] if isinstance(example, Choices) else " ".join(example.words)

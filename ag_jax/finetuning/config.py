@@ -42,7 +42,8 @@ class Recipe:
     validation_examples: choose by so many validation examples, drawn in the same way; None takes all.
     subset_seed: seed of the subsets of examples.
     metric: metric by which epochs and points are chosen, one of the task's; None takes the task's primary metric.
-    ranking: treat QNLI as pairs to be ranked (RoBERTa).
+    ranking: rank candidates as RoBERTa does: in QNLI sentences for a question; in WNLI and WSC phrases for a pronoun,
+        by the checkpoint's head for masked words.
     answerability: train a classifier of whether a question has an answer beside the span, and let the classifier decide
         (RoBERTa); for tasks with questions that have none, such as squad2.
     first_question: read only the first question of a dialogue (DREAM), as the code of adversarial self-attention does.

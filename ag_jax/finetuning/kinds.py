@@ -92,6 +92,14 @@ KINDS = {
     "span_or_none": dataclasses.replace(
         _SPAN, loss=supervised.SPAN_OR_NONE_LOSS, scores=predictions.classified_answer_scores
     ),
+    "referent": TaskKind(
+        encode=encoding.encode_referents,
+        loss=supervised.CHOICE_LOSS,
+        scores=predictions.candidate_scores,
+        decide=predictions.is_first,
+        measure=metrics.of_labels,
+        rate=metrics.rate_class,
+    ),
 }
 
 
@@ -121,8 +129,8 @@ def encode(
 def scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
     """Return the scores of each example's classes, choices, tags or answers; in regression, each predicted number.
 
-    logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking), a scalar
-        (regression), `LC` (tagging), `L2` (span), `L3` (span_or_none).
+    logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking, referent), a
+        scalar (regression), `LC` (tagging), `L2` (span), `L3` (span_or_none).
 
     Raises ValueError unless there are logits for each row.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import Features
-from ag_jax.data.tasks.task import Choices, Example, Question, Task, Texts
+from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Task, Texts
 from ag_jax.evaluation import metrics, predictions
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.encoded import Encoded
@@ -81,7 +81,7 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
 
 
 def _label(example: Example) -> Any:
-    if isinstance(example, Texts):
+    if isinstance(example, Texts | Referent):
         return example.label
     if isinstance(example, Choices):
         return None if example.right is None else list(example.right)

@@ -32,9 +32,10 @@ class Splits:
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
-    """Return the catalogue's task `name` with the recipe's metric; with `recipe.ranking`, a task that classifies pairs
-    of texts becomes the choice of the right second text among candidates, and with `recipe.answerability` a task of
-    questions without answers gets a classifier that finds them.
+    """Return the catalogue's task `name` with the recipe's metric.
+
+    With `recipe.ranking`, a task that classifies becomes the choice of the right candidate (`data.tasks.ranking`). With
+    `recipe.answerability`, a task of questions without answers gets a classifier that finds them.
 
     Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
     """
@@ -80,12 +81,20 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
     skipped); ValueError for malformed rows, an unsuitable recipe, or more folds than examples.
     """
     task, source, notes = find_task(name, recipe), catalogue.find(name), []
+    # Pronouns are read from the files with their phrases; pairs are ranked after they have been read.
+    pronouns = task.kind == "referent"
+    source = task if pronouns else source
     if recipe.first_question:
         notes.append("the first question about each dialogue only")
 
     def load(split: str) -> Examples:
         examples = readers.load(source, root, split, skip_malformed=recipe.skip_malformed, legacy=recipe.first_question)
-        if recipe.ranking:
+        if pronouns and split == "train":
+            examples, left_out = ranking.learnable(examples)
+            notes.append(
+                f"{left_out} of the train examples have a wrong phrase, or no other one, and cannot be learned from"
+            )
+        elif recipe.ranking and not pronouns:
             examples, left_out = ranking.rank(source, examples)
             notes.append(
                 f"{left_out} of the {split} examples have no other candidate to be ranked with, and are left out"

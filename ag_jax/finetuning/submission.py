@@ -164,11 +164,11 @@ def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str
 
     The chosen candidate gets the right label (entailment), the text's other candidates the other label.
 
-    task: QNLI or WNLI as classification.
+    task: QNLI as classification.
     predicted: the examples, each a text with its candidates.
     rows: for each example, a dict whose `prediction` is the number of the chosen candidate.
     """
-    right = task.labels.index(ranking.RIGHT[task.name])
+    right = task.labels.index(ranking.RIGHT)
     return [
         {"id": name, "prediction": right if number == row["prediction"] else 1 - right}
         for example, row in zip(predicted.examples, rows, strict=True)

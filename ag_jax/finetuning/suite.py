@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from etils import epath
@@ -29,6 +29,7 @@ from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Pretrained
+from ag_jax.models.heads import head_of
 from ag_jax.pretraining import run as pretraining
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.loop import NonFiniteError
@@ -239,10 +240,30 @@ def prepare(
     if not hosts.from_first("which trials are done", lambda: all(map(is_done, directories))):
         opened = opening.open_encoder(config.checkpoint, config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
+        _check_words(config, material, opened)
     suite = Suite(config, workdir, material, planned, opened, labels)
     if opened is not None:
         hosts.from_first("the trials that are done", lambda: _check_trials(suite, earlier))
     return suite
+
+
+def _check_words(config: FinetuningConfig, material: Mapping[str, Splits], opened: Pretrained) -> None:
+    """Raise ValueError if a task ranks phrases by a head for masked words, and its start does not have one."""
+    for name, splits in material.items():
+        if not head_of(splits.task.kind).reads_words:
+            continue
+        if first := config.tasks[name].initial_task:
+            raise ValueError(
+                f"tasks.{name}.initial_task must be none with ranking=True, got {first!r}: a model fine-tuned on "
+                f"{first} has no head for masked words, which ranks the phrases"
+            )
+        if not opened.has_words:
+            raise ValueError(
+                f"tasks.{name}.ranking needs a checkpoint with a trained head for masked words, but "
+                f"{opened.description} has none that a task can use: expected a run of masked language modelling, or a "
+                "Hugging Face model such as RobertaForMaskedLM; DeBERTa's words are predicted by its mask decoder, "
+                "which tasks do not have. Choose another checkpoint, or set ranking=False"
+            )
 
 
 def _sizes(splits: Splits) -> dict[str, int]:

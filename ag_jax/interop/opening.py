@@ -31,8 +31,9 @@ from ag_jax.pretraining.workloads import Model, reference_model
 class Pretrained:
     """An encoder to be fine-tuned.
 
-    params: some of the parameters of a `TaskModel`: `encoder`, and the first half of a head for texts where
-        pre-training had one (BERT's pooler); empty if all are to be randomly initialised.
+    params: some of the parameters of a `TaskModel`: `encoder`, and of `task_head` the first half of a head for texts
+        where pre-training had one (`dense`, BERT's pooler) and a trained head for masked words (`words`); empty if all
+        are to be randomly initialised.
     style: of the head for texts, see `models.heads.STYLES`.
     description: where the encoder comes from, for people.
     origin: the imported model that the weights started from.
@@ -54,6 +55,11 @@ class Pretrained:
     imported: OpenModel | None = None
     trained_length: int | None = None
     assignment: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def has_words(self) -> bool:
+        """Whether there is a trained head for masked words, or all parameters are to be randomly initialised."""
+        return not self.params or "words" in self.params.get("task_head", {})
 
     @property
     def length(self) -> int:
@@ -297,7 +303,8 @@ def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
     style = task_heads.style_of(opened.model.config, opened.params, opened.origin.model_type)
     description = f"step {opened.step} of {directory}"
     config, tokenizer = opened.model.config, opened.tokenizer
-    pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, style, description, opened.origin)
+    words = _words(config, opened.params, opened.untrained)
+    pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, words, style, description, opened.origin)
     return dataclasses.replace(pretrained, run=opened, trained_length=opened.length, assignment=opened.assignment)
 
 
@@ -306,7 +313,8 @@ def _of_huggingface(path: str) -> Pretrained:
     style = task_heads.style_of(opened.source.config, opened.params, opened.source.family.model_type)
     config, tokenizer = opened.source.config, opened.tokenizer
     origin = importing.origin_of(opened, path)
-    pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, style, path, origin)
+    words = _words(config, opened.params, opened.new)
+    pretrained = _pretrained(config, tokenizer, opened.params, opened.pooler, words, style, path, origin)
     return dataclasses.replace(pretrained, imported=opened)
 
 
@@ -317,26 +325,38 @@ def _of_trial(directory: epath.Path) -> Pretrained:
     return dataclasses.replace(pretrained, trained_length=tuned.trained_length, assignment=tuned.assignment)
 
 
+def _words(config: EncoderConfig, params: dict, untrained: Sequence[str]) -> dict:
+    """Return the trained head for masked words as a part of a task head; empty if there is none.
+
+    Words that are predicted from DeBERTa's mask decoder cannot be predicted without it.
+    """
+    if "word_head" not in params or "word_head" in untrained or config.mask_decoder_passes:
+        return {}
+    return {"words": params["word_head"]}
+
+
 def _pretrained(
     config: EncoderConfig,
     tokenizer: Tokenizer,
     params: dict,
     pooler: Pooler,
+    words: dict,
     style: str,
     description: str,
     origin: Origin,
 ) -> Pretrained:
-    """Return the encoder for fine-tuning, without the parts that only serve masked words.
+    """Return the encoder for fine-tuning, without DeBERTa's mask decoder.
 
     With the style `bert`, the pooler becomes the first layer of the task head.
 
     params: of the pre-trained model, of which only `encoder` is used.
+    words: of `_words`.
     """
     config = task_encoder(config)
     encoder = dict(params["encoder"])
     if config.absolute_positions == "none":
         encoder["embeddings"] = {name: leaf for name, leaf in encoder["embeddings"].items() if name != "position"}
     given = {"encoder": encoder}
-    if style == "bert" and pooler:
-        given["task_head"] = {"dense": pooler}
+    if head := ({"dense": pooler} if style == "bert" and pooler else {}) | words:
+        given["task_head"] = head
     return Pretrained(config, tokenizer, given, style, description, origin)

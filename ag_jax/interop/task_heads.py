@@ -16,7 +16,7 @@ from ag_jax.models.heads import STYLES
 class ExportedHead:
     """How `transformers` stores one kind of task head: its class, its layers, and its keys in config.json.
 
-    ending: of the class's name.
+    ending: of the class's name; empty if there is no class.
     layer: the name of its only layer; None for a head with a dense layer and a classifier.
     column: of `_OF_TEXTS`, for a head with these two.
     has_labels: whether config.json names classes.
@@ -49,6 +49,7 @@ HEADS = {
         not_carried="The classifier that decides whether a question has an answer: transformers has no class with one, "
         "and decides by the logits of the first token as start and end, which were trained beside the classifier.",
     ),
+    "referent": ExportedHead(""),
 }
 _OURS, _DENSE = "task_head/classifier", "task_head/dense"
 # Names of the dense layer and classifier of a head for texts, by family: for one text or a pair, and for a choice.
@@ -98,6 +99,8 @@ def misfits(family: Family, kind: str, style: str) -> list[str]:
     if the head can be exported.
     """
     head = HEADS[kind]
+    if not head.ending:
+        return ["transformers has no class that ranks phrases for a pronoun"]
     if head.ending == _CHOICE and family.model_type == "deberta":
         return ["transformers has no DebertaForMultipleChoice"]
     if not head.layer and STYLES[family.root][0] is not STYLES[style][0]:
@@ -123,7 +126,7 @@ def kind_of(family: Family, architectures: Collection[str]) -> str | None:
     architectures: names of classes of `transformers`, as in config.json.
     """
     endings = {name.removeprefix(family.classes) for name in architectures}
-    return next((kind for kind, head in HEADS.items() if head.ending in endings), None)
+    return next((kind for kind, head in HEADS.items() if head.ending and head.ending in endings), None)
 
 
 def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) -> Head:

@@ -1,12 +1,13 @@
 """Encoder with the head of a fine-tuning task.
 
-Shape letters: B batch, C candidates of an example, T classes, L length, D width.
+Shape letters: B batch, C candidates of an example, T classes, L length, M tokens of a phrase, D width, V vocabulary.
 """
 
 import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,8 +17,11 @@ from ag_jax.attention.kernels.interface import Attend
 from ag_jax.models import encoder, layers
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
+from ag_jax.models.masked_lm import MaskedLanguageHead, word_scores
 
 NEVER = -1e9  # the logit of what must not be chosen; finite, so that gradients are finite
+
+PHRASE = 16  # the most tokens of a phrase that a `PhraseHead` scores
 
 # Style of a text head: its activation, and whether dropout is also applied before the dense layer.
 STYLES: dict[str, tuple[Callable[[Array], Array], bool]] = {
@@ -43,7 +47,8 @@ def example(kind: str) -> Batch:
     shape = (1, 2, 4) if head_of(kind).has_candidates else (1, 4)
     tokens, weights = jnp.ones(shape, jnp.int32), jnp.ones(shape)
     fields = {"tokens": tokens, "segment_ids": tokens, "token_type_ids": jnp.zeros_like(tokens)}
-    return fields | {"choice_weights": weights[..., 0], "span_weights": weights}
+    fields |= {"choice_weights": weights[..., 0], "span_weights": weights}
+    return fields | {"word_ids": tokens, "word_weights": weights}
 
 
 class TextHead(nn.Module):
@@ -114,6 +119,36 @@ class AnswerHead(nn.Module):
         return jnp.concatenate([ends_BL2.astype(jnp.float32), column_BL[:, :, None]], axis=2)
 
 
+class PhraseHead(nn.Module):
+    """Head for phrases in the place of a pronoun: their mean log-probability by a head for masked words.
+
+    sum_m log P(w_m | text with the phrase masked) / M over the M tokens of the phrase (Liu et al. 2019, section 5.1,
+    and the released program). Only the first `PHRASE` tokens of a longer phrase count.
+    """
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(self, hidden_BLD: Array, embedding_VD: Array, batch: Batch, *, deterministic: bool) -> Array:
+        """Return the score of each row, `B1`, float32.
+
+        embedding_VD: word embeddings.
+        batch: with `word_ids` and `word_weights`, which is 1 at the masks.
+        """
+        del deterministic  # as the head for masked words, this one has no dropout
+        length = hidden_BLD.shape[1]
+        ids_BL, weights_BL = (batch[name].reshape(-1, length) for name in ("word_ids", "word_weights"))
+        # Of equal weights, top_k takes the first ones.
+        weights_BM, places_BM = jax.lax.top_k(weights_BL, min(PHRASE, length))
+        masked_BMD = jnp.take_along_axis(hidden_BLD, places_BM[:, :, None], axis=1)
+        decoded_BMD, bias_V = MaskedLanguageHead(self.config, name="words")(masked_BMD)
+        logs_BMV = jax.nn.log_softmax(word_scores(decoded_BMD, embedding_VD.astype(decoded_BMD.dtype), bias_V))
+        words_BM = jnp.take_along_axis(ids_BL, places_BM, axis=1)
+        logs_BM = jnp.take_along_axis(logs_BMV, words_BM[:, :, None], axis=2)[:, :, 0]
+        count_B = jnp.maximum(weights_BM.sum(-1), 1)  # padding has no masks
+        return ((logs_BM * weights_BM).sum(-1) / count_B)[:, None]
+
+
 def _classes(logits_BC: Array, batch: Batch) -> Array:
     del batch
     return logits_BC
@@ -145,12 +180,14 @@ class HeadKind:
     logits: (output of the module, batch) -> logits.
     reads_first: whether the module gets only the first token's hidden state; otherwise it gets those of all tokens.
     has_candidates: whether an example consists of several texts, of which one is right.
+    reads_words: whether the module is a `PhraseHead`, which gets the word embeddings and the batch, too.
     """
 
     build: Callable[[EncoderConfig, int, str], nn.Module]
     logits: Callable[[Array, Batch], Array]
     reads_first: bool = True
     has_candidates: bool = False
+    reads_words: bool = False
 
 
 def _text_head(config: EncoderConfig, classes: int, style: str) -> TextHead:
@@ -177,6 +214,11 @@ def _answer_head(config: EncoderConfig, classes: int, style: str) -> AnswerHead:
     return AnswerHead(config)
 
 
+def _phrase_head(config: EncoderConfig, classes: int, style: str) -> PhraseHead:
+    del classes, style
+    return PhraseHead(config)
+
+
 HEADS = {
     "classification": HeadKind(_text_head, _classes),
     "regression": HeadKind(_score_head, _numbers),
@@ -185,6 +227,7 @@ HEADS = {
     "tagging": HeadKind(_tag_head, _classes, reads_first=False),
     "span": HeadKind(_span_head, _ends, reads_first=False),
     "span_or_none": HeadKind(_answer_head, _ends_or_none, reads_first=False),
+    "referent": HeadKind(_phrase_head, _candidates, reads_first=False, has_candidates=True, reads_words=True),
 }
 KINDS = tuple(HEADS)
 
@@ -233,5 +276,8 @@ class TaskModel(nn.Module):
         """
         head = HEADS[self.kind]
         hidden_BLD = self.encoder(encoder.rows(batch), ports=ports, deterministic=deterministic)
+        if head.reads_words:
+            embedding_VD = self.encoder.embeddings.word.embedding
+            return head.logits(self.task_head(hidden_BLD, embedding_VD, batch, deterministic=deterministic), batch)
         read = hidden_BLD[:, 0] if head.reads_first else hidden_BLD
         return head.logits(self.task_head(read, deterministic=deterministic), batch)

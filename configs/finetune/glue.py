@@ -20,10 +20,12 @@ Expected: RoBERTa-large 90.2 MNLI, 94.7 QNLI, 92.2 QQP, 86.6 RTE, 96.4 SST-2, 90
 90.4 QNLI, 71.4 QQP (F1), 84.7 STS-B (Spearman) (test; its table 1). scale=paper has not been run with this program
 yet.
 
-Deviations: WNLI is plain two-way classification, where RoBERTa ranks candidate spans that it finds with a parser. QNLI
-is classification, as for RoBERTa's development scores; --config.tasks.qnli.ranking=True ranks. Tasks that ASA's table
-5 lacks have the settings of SST-2. QQP's train.tsv has broken lines, which are left out and counted (skip_malformed);
-ASA's released code chose its epochs for QQP on a file that is not part of GLUE, so QQP has no legacy_eval.
+Deviations: protocol=roberta ranks the phrases of WNLI for a pronoun, as roberta/table5_glue says, and needs a
+checkpoint with a head for masked words; with --config.tasks.wnli.ranking=False, and in the other protocols, WNLI is
+plain two-way classification. QNLI is classification, as for RoBERTa's development scores;
+--config.tasks.qnli.ranking=True ranks. Tasks that ASA's table 5 lacks have the settings of SST-2. QQP's train.tsv has
+broken lines, which are left out and counted (skip_malformed); ASA's released code chose its epochs for QQP on a file
+that is not part of GLUE, so QQP has no legacy_eval.
 """
 
 from ag_jax import config_reader

@@ -22,7 +22,8 @@ protocol=roberta that of RoBERTa for GLUE. CB, COPA, RTE and WSC warm up over a 
 500 warm-up steps are more than some of their trials have. The settings of SiFT are those of the released code. In WiC
 and WSC the words are marked in the text, and the first token is classified, where SuperGLUE's baseline classifies by
 the words' own hidden states. ReCoRD is a choice among the entities of the passage, and every name of the right entity
-is right. MultiRC classifies each answer by itself. Of MultiRC and ReCoRD the passage is cut.
+is right. --config.tasks.wsc.ranking=True ranks phrases for WSC's pronoun, as RoBERTa does. MultiRC classifies each
+answer by itself. Of MultiRC and ReCoRD the passage is cut.
 """
 
 from ag_jax import config_reader

@@ -4,7 +4,7 @@ import numpy as np
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.data.tasks.task import Choices, Examples, Question, TaggedSentence, Task, Texts
+from ag_jax.data.tasks.task import Choices, Examples, Question, Referent, TaggedSentence, Task, Texts
 from ag_jax.finetuning.splits import Splits
 from ag_jax.interop.opening import Pretrained
 from tests import tiny
@@ -30,6 +30,7 @@ KINDS = {
         "metrics": ("f1", "no_answer_accuracy", "best_f1", "best_exact_match"),
         "answerable": False,
     },
+    "referent": CLASSES | {"kind": "referent"},
 }
 
 
@@ -58,6 +59,11 @@ def example(kind, number, rng, labelled=True):
     if kind == "tagging":
         tags = ("B-X" if good else "O", *["O"] * (len(words) - 1))
         return TaggedSentence(name, tuple(words), tags if labelled else None)
+    if kind == "referent":
+        phrases = ("good", "bad union") if good else ("bad union", "good")
+        return Referent(
+            name, f"{words[1]} ", f" {joined[len(words[0]) :].strip()}", phrases, int(good) if labelled else None
+        )
     if kind == "span_or_none" and not good:
         return Question(name, "where", joined, () if labelled else None)
     context = " ".join([*words[1:], "good", words[1]])

@@ -11,7 +11,7 @@ from etils import epath
 
 from ag_jax.analysis import maps
 from ag_jax.analysis.figures import plots
-from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
+from ag_jax.data.tasks.task import Choices, Question, Referent, TaggedSentence, Texts
 from ag_jax.finetuning import attacked, comparison, suite
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
@@ -250,6 +250,7 @@ def test_a_sentence_that_is_easy_to_read():
     assert attacked.sentence((TaggedSentence("0", tuple(right.split()), None),)) == right
     assert attacked.sentence((Question("0", right, long, None),)) == right
     assert attacked.sentence((Choices("0", ((long, right), (long, short)), (0,)),)) == right
+    assert attacked.sentence((Referent("0", right[:5], right[9:], (right[5:9], short), None),)) == right
 
 
 def test_texts_and_heads_that_are_drawn():

@@ -180,7 +180,12 @@ def test_arms_are_their_checkpoints():
 def test_robertas_table_10(name, rates, sizes, weight_decay, epochs, max_length):
     tasks = parsed(f"roberta/{name}", "checkpoint=C").tasks
     assert len(tasks) == {"table7_race.py": 1, "table6_squad.py": 2, "table5_glue.py": 9}[name]
+    assert {task for task, recipe in tasks.items() if recipe.ranking} <= {"wnli"}
+    assert {task for task, recipe in tasks.items() if recipe.answerability} <= {"squad2"}
     for recipe in tasks.values():
+        if recipe.ranking:  # fairseq's settings for WSC
+            assert (recipe.points, recipe.epochs, recipe.warmup_steps) == (((2e-5, 64),), 400, 250)
+            continue
         assert (recipe.learning_rates, recipe.batch_sizes) == (rates, sizes)
         assert (recipe.weight_decay, recipe.epochs, recipe.max_length) == (weight_decay, epochs, max_length)
         assert (recipe.decay, recipe.warmup_fraction) == ("linear", 0.06)

@@ -21,7 +21,7 @@ from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
 from tests import reference, tiny
 from tests.objectives.adversaries import RNGS, STEP, Keeper, attacked, params_of, symmetric
-from tests.objectives.test_supervised import flat_rows
+from tests.objectives.test_supervised import flat_rows, numpy_logits
 
 HEAD = Sentences("head", texts=2)
 ENCODERS = ("roberta", "electra", "deberta_v1", "deberta_v2")
@@ -43,14 +43,6 @@ def check_units(outcome, keeper, weight):
     assert 0.15 < kept.sum() / total < 0.95
 
 
-def task_logits(kind, params, batch, keep=None):
-    hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG, keep=keep)
-    head = params["task_head"]
-    if not HEADS[kind].reads_first:
-        return reference.linear(hidden, head["classifier"])
-    return reference.linear(np.tanh(reference.linear(hidden[:, 0], head["dense"])), head["classifier"])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_equation_9_for_every_head(kind):
     batch = tiny.task_batch(kind)
@@ -58,14 +50,14 @@ def test_equation_9_for_every_head(kind):
     params = params_of(objective, batch)
     outcome = compiled(objective)(params, batch)
     exact, keeper = tiny.float64(params), Keeper(params["adversary"], flat_rows(batch)["segment_ids"])
-    clean, other = task_logits(kind, exact, batch), task_logits(kind, exact, batch, keeper)
+    clean, other = (numpy_logits(kind, "roberta", exact, batch, keep) for keep in (None, keeper))
     expected = 0.0
     for row in np.flatnonzero(batch["weights"]):
         if kind == "classification":
             expected += symmetric(clean[row], other[row])
         elif kind == "regression":
             expected += (clean[row, 0] - other[row, 0]) ** 2
-        elif kind in ("choice", "ranking"):
+        elif HEADS[kind].has_candidates:
             several = batch["labels"].shape[1]
             there = batch["choice_weights"][row] > 0
             expected += symmetric(*(logits.reshape(-1, several)[row, there] for logits in (clean, other)))
@@ -75,7 +67,11 @@ def test_equation_9_for_every_head(kind):
             )
         elif {batch["starts"][row], batch["ends"][row]} <= set(np.flatnonzero(batch["span_weights"][row])):
             places = np.flatnonzero(batch["span_weights"][row])
-            expected += sum(symmetric(clean[row, places, side], other[row, places, side]) for side in (0, 1)) / 2
+            sides = [symmetric(clean[row, places, side], other[row, places, side]) / 2 for side in (0, 1)]
+            if kind == "span_or_none":  # as in the loss, the classifier weighs as much as both ends
+                sides = [side / 2 for side in sides]
+                sides.append(symmetric(*(np.array([logits[row, 0, 2], 0.0]) for logits in (clean, other))) / 2)
+            expected += sum(sides)
     assert set(outcome.totals) == {"task", "asa", "penalty"} and expected > 0.01
     np.testing.assert_allclose(outcome.totals["asa"], expected, rtol=2e-4)
     weights = objective.normalizers(batch)

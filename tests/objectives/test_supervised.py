@@ -35,11 +35,21 @@ def flat_rows(batch):
     return {name: batch[name].reshape(-1, tiny.LENGTH) for name in ("tokens", "segment_ids", "token_type_ids")}
 
 
-def numpy_logits(kind, style, params, batch):
-    """Logits of a head, from the numpy encoder."""
+def numpy_logits(kind, style, params, batch, keep=None):
+    """Logits of a head, from the numpy encoder; `keep` is its argument of that name."""
     params = tiny.float64(params)
-    hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG)
+    hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG, keep=keep)
     head = params["task_head"]
+    if kind == "referent":
+        head = head["words"]
+        decoded = reference.layer_norm(
+            reference.gelu(reference.linear(hidden, head["dense"])), head["norm"], tiny.CONFIG.layer_norm_epsilon
+        )
+        words = decoded @ params["encoder"]["embeddings"]["word"]["embedding"].T + head["bias"]
+        logs = words - functions.logsumexp(words, axis=-1, keepdims=True)
+        ids, masks = (batch[name].reshape(hidden.shape[:2]) for name in ("word_ids", "word_weights"))
+        of_rows = [log[np.arange(len(log)), of] for log, of in zip(logs, ids, strict=True)]
+        return np.array([np.mean(of[mask > 0]) if mask.any() else 0 for of, mask in zip(of_rows, masks, strict=True)])
     if not HEADS[kind].reads_first:
         logits = reference.linear(hidden, head["classifier"])
         if kind != "span_or_none":
@@ -115,11 +125,11 @@ def test_equals_numpy(kind, style):
 
 
 def test_what_may_not_be_chosen_never_is(kind):
-    if kind not in ("choice", "span", "span_or_none"):
+    if kind not in ("choice", "referent", "span", "span_or_none"):
         pytest.skip("everything may be chosen")
     model, batch, params = case(kind)
     logits = np.asarray(model.apply({"params": params}, batch, deterministic=True))
-    allowed = batch["choice_weights"] > 0 if kind == "choice" else batch["span_weights"] > 0
+    allowed = batch["choice_weights"] > 0 if kind in ("choice", "referent") else batch["span_weights"] > 0
     if kind == "span_or_none":
         classes, logits = logits[:, :, 2], logits[:, :, :2]
         assert (classes[:, 0] > NEVER / 2).all() and not classes[:, 1].any() and (classes[:, 2:] == NEVER).all()
@@ -150,11 +160,21 @@ class Shallow(nn.Module):
     config: Any
     attend: Any
 
-    @nn.compact
+    def setup(self):
+        self.embeddings = ShallowEmbeddings(self.config)
+
     def __call__(self, batch, *, ports, deterministic):
-        return nn.Embed(self.config.vocabulary_size, self.config.width, embedding_init=nn.initializers.normal(1.0))(
-            batch["tokens"]
-        )
+        return self.embeddings(batch["tokens"])
+
+
+class ShallowEmbeddings(nn.Module):
+    config: Any
+
+    def setup(self):
+        self.word = nn.Embed(self.config.vocabulary_size, self.config.width, embedding_init=nn.initializers.normal(1.0))
+
+    def __call__(self, tokens):
+        return self.word(tokens)
 
 
 def test_accumulation_is_exact(kind, monkeypatch):
@@ -181,7 +201,9 @@ def test_guidance_in_fine_tuning():
 
 def check_parts(results):
     loss, metrics, gradient = results[1]
-    assert np.abs(np.asarray(gradient["task_head"]["classifier"]["kernel"])).max() > 1e-4
+    head = gradient["task_head"]
+    last = head["classifier"] if "classifier" in head else head["words"]["dense"]
+    assert np.abs(np.asarray(last["kernel"])).max() > 1e-4
     for microbatches in (2, 4):
         other_loss, other_metrics, other = results[microbatches]
         np.testing.assert_allclose(other_loss, loss, rtol=1e-6)

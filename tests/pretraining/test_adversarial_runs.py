@@ -133,7 +133,7 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     opened = run.open_run(workdir)
     assert set(opened.params) == {"encoder", "word_head"} and set(opened.adversary_params) == {"adversary"}
     assert run.evaluate(workdir)["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
-    assert set(opening.open_encoder(str(workdir)).params) == {"encoder"}
+    assert set(opening.open_encoder(str(workdir)).params) == {"encoder", "task_head"}
     values = config_reader.default(pretraining_config.ExperimentConfig)
     values.update(config_reader.to_dict(run.read_config(workdir)))
     values.update_from_flattened_dict(

@@ -1,15 +1,17 @@
 """Batches of features in a few shapes: rows of similar length share a batch, so that batches have little padding.
 
-    tokens                        int32 [B, L]      token ids; choice, ranking: [B, C, L], as in the next two
+    tokens                        int32 [B, L]      token ids; choice, ranking, referent: [B, C, L], as in the next two
     segment_ids                   int32 [B, L]      1 on the text, 0 on padding
     token_type_ids                int32 [B, L]      1 on the second text of a pair, else 0
     weights                       float32 [B]       1; 0 for a filler row or a row whose label is not known
     rows                          int32 [B]         index of the row in the features, -1 for a filler row
     labels                        int32 [B]         classification
                                   float32 [B]       regression, 0 to 1
-                                  float32 [B, C]    choice, ranking: uniform over the right candidates
+                                  float32 [B, C]    choice, ranking, referent: uniform over the right candidates
                                   int32 [B, L]      tagging
     choice_weights                float32 [B, C]    1 for a candidate, 0 for padding
+    word_ids                      int32 [B, C, L]   referent: tokens of the phrase for which masks stand
+    word_weights                  float32 [B, C, L] referent: 1 at these masks
     label_weights                 float32 [B, L]    1 at the first token of a word
     starts, ends                  int32 [B]         first and last token of the answer, 0 for none
     span_weights                  float32 [B, L]    1 where an answer may begin and end

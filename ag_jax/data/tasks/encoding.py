@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings, first_gives_way, ids_of, longest_first
-from ag_jax.data.tasks.task import Choices, TaggedSentence, Task, Texts
+from ag_jax.data.tasks.task import Choices, Referent, TaggedSentence, Task, Texts
 from ag_jax.data.tokenizers import Tokenizer
 
 
@@ -67,15 +67,7 @@ def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer
         candidates, cuts = zip(
             *(_pair(task, ids[first], ids[second], settings) for first, second in example.pairs), strict=True
         )
-        longest = max(len(candidate["tokens"]) for candidate in candidates)
-        row: FeatureRow = {
-            "tokens": np.full((len(candidates), longest), settings.specials.pad, np.int32),
-            "segment_ids": np.zeros((len(candidates), longest), np.int8),
-            "token_type_ids": np.zeros((len(candidates), longest), np.int8),
-        }
-        for name, field in row.items():
-            for number, candidate in enumerate(candidates):
-                field[number, : len(candidate[name])] = candidate[name]
+        row = _stacked(candidates, settings)
         labels = np.zeros(len(candidates), np.float32)
         # Several candidates may be right (ReCoRD): they share the probability equally.
         labels[list(example.right or ())] = 1 / len(example.right or (0,))
@@ -110,6 +102,57 @@ def encode_words(
         truncated += sum(map(len, pieces)) > room
         rows.append(row)
     return _features(rows, truncated, settings, cut_words=cut_words)
+
+
+def encode_referents(task: Task, examples: Sequence[Referent], tokenizer: Tokenizer, settings: RowSettings) -> Features:
+    """Encode texts with a pronoun: a stack of token sequences, one for each phrase, in which masks stand for the phrase
+    in the place of the pronoun.
+
+    There are as many masks as the phrase has tokens in this text. Besides the fields of `encode_choices`, where the
+    first candidate is labelled, `word_ids` has the tokens of the phrase in the places of the masks, and `word_weights`
+    is 1 there, both `[C, L]`. Examples in which the pronoun does not refer to the first phrase have weight 0.
+    """
+    del task
+    texts = [f"{example.before}{phrase}{example.after}" for example in examples for phrase in example.phrases]
+    located = iter(tokenizer.locate_batch(texts))
+    rows, truncated, room = [], 0, settings.room(pair=False)
+    for example in examples:
+        candidates = []
+        for phrase, (ids, places) in zip(example.phrases, located, strict=False):
+            begin, end = len(example.before), len(example.before) + len(phrase)
+            of_phrase = [at for at, place in enumerate(places) if place[1] > begin and place[0] < end]
+            # A text that is too long keeps the phrase, and the words before it.
+            first = max(0, (of_phrase or [0])[-1] + 1 - room)
+            window = range(first, min(first + room, len(ids)))
+            truncated += len(window) < len(ids) and phrase == example.phrases[0]
+            masked = np.zeros(len(window) + 2, bool)
+            masked[[1 + at - first for at in of_phrase if at >= first]] = True
+            row = settings.row([ids[at] for at in window])
+            row["word_ids"], row["word_weights"] = np.where(masked, row["tokens"], 0), masked.astype(np.float32)
+            row["tokens"] = np.where(masked, settings.specials.mask, row["tokens"])
+            candidates.append(row)
+        stacked = _stacked(candidates, settings)
+        labels = np.zeros(len(candidates), np.float32)
+        labels[0] = 1
+        stacked |= {
+            "choice_weights": np.ones(len(candidates), np.float32),
+            "labels": labels,
+            "weights": np.float32(example.label == 1),
+        }
+        rows.append(stacked)
+    return _features(rows, truncated, settings)
+
+
+def _stacked(candidates: Sequence[FeatureRow], settings: RowSettings) -> FeatureRow:
+    """Return the fields of several rows as arrays `[C, L]`, padded to the longest row."""
+    longest = max(len(candidate["tokens"]) for candidate in candidates)
+    stacked: FeatureRow = {}
+    for name, example in candidates[0].items():
+        fill = settings.specials.pad if name == "tokens" else 0
+        stacked[name] = np.full((len(candidates), longest), fill, example.dtype)
+        for number, candidate in enumerate(candidates):
+            stacked[name][number, : len(candidate[name])] = candidate[name]
+    return stacked
 
 
 def pieces_of_words(

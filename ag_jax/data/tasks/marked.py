@@ -34,7 +34,8 @@ def wic(record: Record, task: Task, labelled: bool) -> list[Texts]:
                 f"{record.get('word')!r} in {text!r}, got {places[0]!r} and {places[1]!r}"
             )
         sentences.append(marked(text, (Span(begin, end), FIRST)))
-    return [Texts(record["id"], *sentences, label_of(record, task.label_index, labelled))]
+    first, second = sentences
+    return [Texts(record["id"], first, second, label_of(record, task.label_index, labelled))]
 
 
 def wsc(record: Record, task: Task, labelled: bool) -> list[Texts]:

@@ -1,15 +1,13 @@
-"""QNLI and WNLI as ranking tasks: choose the right candidate for a text, instead of classifying each pair.
+"""QNLI, WNLI and WSC as ranking tasks: choose the right candidate for a text, instead of classifying each pair.
 
 QNLI (Liu et al. 2019, section 5.1): a question with a sentence that answers it and a sentence that does not; a model
 scores both pairs. The paper mines the wrong sentences from the whole training set. Here, as in the released
 preparation for FreeLB, the wrong sentences are those that QNLI has for the same question, so questions with only right
 or only wrong sentences are left out, and counted.
 
-WNLI (same section, with Kocijan et al. 2019): RoBERTa masks each noun phrase that a pronoun may stand for, and scores
-it as masked words; a parser finds the phrases. There is no parser here, and no masked language model at fine-tuning:
-the candidates for a premise are the hypotheses that WNLI has for it, each scored as a pair (premise, hypothesis). As in
-the paper, premises without a right hypothesis cannot be learned from and are left out; so are premises with only right
-hypotheses. RoBERTa's published WNLI numbers come from the paper's method, not from this one.
+WNLI and WSC (same section, after Kocijan et al. 2019): a pronoun, a phrase, and the other noun phrases of the text. The
+model for masked words scores each phrase in the place of the pronoun. As in the paper, only examples with the right
+phrase can be learned from; in evaluations the pronoun refers to the phrase if no other phrase scores higher.
 """
 
 import dataclasses
@@ -17,36 +15,37 @@ import zlib
 from collections.abc import Sequence
 from typing import cast
 
-from ag_jax.data.tasks.task import Choices, Examples, Task, Texts
+from ag_jax.data.tasks.task import Choices, Examples, Referent, Task, Texts
 
-RIGHT = {"qnli": "entailment", "wnli": "entailment"}  # the label of right candidates
+RIGHT = "entailment"  # the label of right candidates of QNLI
+_REFERENTS = {"wnli": "wnli_referents", "wsc": "wsc_referents"}  # the parsers of tasks about pronouns
 
 
 def ranked(task: Task) -> Task:
-    """Return QNLI or WNLI as the task of choosing the right second text for a first text. Raises ValueError for another
-    task.
+    """Return QNLI as the task of choosing the right sentence for a question, or WNLI or WSC as that of choosing the
+    phrase to which a pronoun refers. Raises ValueError for another task.
     """
-    if task.name not in RIGHT:
+    if task.name in _REFERENTS:
+        return dataclasses.replace(task, kind="referent", form=_REFERENTS[task.name])
+    if task.name != "qnli":
         raise ValueError(
-            f"task {task.name} cannot be trained as a ranking: expected the task {' or '.join(RIGHT)}; set "
+            f"task {task.name} cannot be trained as a ranking: expected the task qnli, {' or '.join(_REFERENTS)}; set "
             f"tasks.{task.name}.ranking=False"
         )
-    kind = "ranking" if task.name == "qnli" else "choice"
-    return dataclasses.replace(task, kind=kind, labels=(), metric="accuracy", metrics=("accuracy",))
+    return dataclasses.replace(task, kind="ranking", labels=(), metric="accuracy", metrics=("accuracy",))
 
 
 def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
     """Return multiple-choice examples, each a choice among pairs of texts with the same first text, and the number of
     pairs that are in no example, for want of an alternative.
 
-    task: QNLI or WNLI as classification, before `ranked`.
+    task: QNLI as classification, before `ranked`.
     examples: the pairs, labelled for classification.
     `Choices.names` are the ids of the candidates, so that a choice can be written as labels of the examples. The
     examples of a text whose labels are not known become candidates together; a single such example is left out.
-    Raises ValueError for another task, or if there is nothing to rank.
+    Raises ValueError if there is nothing to rank.
     """
-    ranked(task)  # rejects other tasks
-    positive = task.labels.index(RIGHT[task.name])
+    positive = task.labels.index(RIGHT)
     groups: dict[str, list[Texts]] = {}
     for example in cast(Sequence[Texts], examples):
         groups.setdefault(example.first, []).append(example)
@@ -57,10 +56,7 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
         unknown = [example for example in group if example.label is None]
         if len(unknown) > 1:
             made.append(_choices(unknown, None))
-        if task.name == "qnli":
-            made += [_of(yes, [no]) for yes, no in zip(right, wrong, strict=False)]
-        elif wrong:
-            made += [_of(yes, wrong) for yes in right]
+        made += [_of(yes, [no]) for yes, no in zip(right, wrong, strict=False)]
     used = {name for choices in made for name in choices.names}
     left_out = sum(example.id not in used for example in examples)
     if not made:
@@ -69,6 +65,23 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
             f"got none; give more examples, or set tasks.{task.name}.ranking=False"
         )
     return dataclasses.replace(examples, items=tuple(made)), left_out
+
+
+def learnable(examples: Examples) -> tuple[Examples, int]:
+    """Return the examples of pronouns that can be learned from, and the number of the others.
+
+    Those are left out in which the pronoun does not refer to the phrase, or the text has no other phrase.
+    Raises ValueError if none is left.
+    """
+    items = tuple(
+        example for example in cast(Sequence[Referent], examples) if example.label == 1 and example.phrases[1:]
+    )
+    if not items:
+        raise ValueError(
+            f"{examples.source}: expected texts with the phrase that a pronoun refers to, and another phrase, got "
+            "none; give more examples, or set ranking=False"
+        )
+    return dataclasses.replace(examples, items=items), len(examples) - len(items)
 
 
 def _of(right: Texts, wrong: list[Texts]) -> Choices:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data import prepared
-from ag_jax.data.tasks import choice, marked, spans, tagging, texts
+from ag_jax.data.tasks import choice, marked, referents, spans, tagging, texts
 from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
 from ag_jax.data.tasks.task import Example, Examples, FileLayout, Task, is_held_out, is_labelled
 
@@ -22,6 +22,8 @@ PARSERS: dict[str, Parser] = {
     "multirc": texts.multirc,
     "wic": marked.wic,
     "wsc": marked.wsc,
+    "wsc_referents": referents.wsc,
+    "wnli_referents": referents.wnli,
     "hellaswag": choice.hellaswag,
     "copa": choice.copa,
     "swag": choice.swag,

@@ -5,6 +5,7 @@ choice, ranking              `Choices`         candidate pairs of texts, some of
 tagging                      `TaggedSentence`  words with BIO tags
 span, span_or_none           `Question`        a question, and a context that may contain its answer; span_or_none: a
                                                classifier decides whether it does
+referent                     `Referent`        a text with a pronoun, and phrases for which it may stand
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 QUESTION_AND_ANSWER = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
-KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span", "span_or_none")
+KINDS = ("classification", "regression", "choice", "ranking", "tagging", "span", "span_or_none", "referent")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +74,23 @@ class Question:
     answers: tuple[tuple[str, int], ...] | None
 
 
-Example = Texts | Choices | TaggedSentence | Question
+@dataclasses.dataclass(frozen=True, slots=True)
+class Referent:
+    """An example of whether a pronoun refers to a phrase.
+
+    before, after: the text before and behind the pronoun.
+    phrases: the phrase in question, and then others to which the pronoun may refer.
+    label: 1 if the pronoun refers to the first phrase, else 0; None: not known.
+    """
+
+    id: str
+    before: str
+    after: str
+    phrases: tuple[str, ...]
+    label: int | float | None
+
+
+Example = Texts | Choices | TaggedSentence | Question | Referent
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""Parsers of what a pronoun refers to, as a choice among phrases of the text (Liu et al. 2019, section 5.1).
+
+A masked language model scores each phrase in the place of the pronoun. The records of WSC (SuperGLUE) say where phrase
+and pronoun are. Those of WNLI (GLUE) are pairs of a text, and a part of it in which a phrase stands for the pronoun:
+phrase and pronoun are those for which the most words around them are the same in both. RoBERTa uses WSC's records for
+both tasks.
+"""
+
+import re
+
+from ag_jax.data.tasks.containers import Record
+from ag_jax.data.tasks.marked import Span, wsc_spans
+from ag_jax.data.tasks.phrases import DETERMINERS, PRONOUNS, candidates
+from ag_jax.data.tasks.task import Referent, Task
+from ag_jax.data.tasks.texts import label_of, text_of
+
+_WORD = re.compile(r"[^\W_](?:[\w'’-]*\w)?")
+
+
+def wsc(record: Record, task: Task, labelled: bool) -> list[Referent]:
+    """Return a list with the one example of a WSC record."""
+    text, phrase, pronoun = wsc_spans(record)
+    return [_referent(record, text, pronoun, text[slice(*phrase)], label_of(record, task.label_index, labelled))]
+
+
+def wnli(record: Record, task: Task, labelled: bool) -> list[Referent]:
+    """Return a list with the one example of a WNLI record. Raises ValueError if its texts have nothing in common."""
+    text, hypothesis = text_of(record, "first"), text_of(record, "second")
+    pronoun, phrase = replaced(text, hypothesis)
+    return [_referent(record, text, pronoun, phrase, label_of(record, task.label_index, labelled))]
+
+
+def replaced(text: str, hypothesis: str) -> tuple[Span, str]:
+    """Return the pronoun of `text` that is a phrase in `hypothesis`, and this phrase.
+
+    Of all pronouns and phrases, those are taken that leave the most words of the hypothesis equal to the words before
+    and behind the pronoun; capitals and punctuation do not count. Raises ValueError if no word is equal.
+    """
+    words = [Span(*match.span()) for match in _WORD.finditer(text)]
+    theirs = [Span(*match.span()) for match in _WORD.finditer(hypothesis)]
+    own, other = [text[slice(*word)].lower() for word in words], [hypothesis[slice(*word)].lower() for word in theirs]
+    best, found = 0, None
+    for at, pronoun in enumerate(own):
+        if pronoun not in PRONOUNS:
+            continue
+        before = max(
+            (count for count in range(min(at, len(other) - 1) + 1) if other[:count] == own[at - count : at]), default=0
+        )
+        behind = max(
+            count for count in range(len(other) - before) if _begins(own[at + 1 :], other[len(other) - count :])
+        )
+        if before + behind > best:
+            best, found = before + behind, (at, before, len(other) - behind)
+    if found is None:
+        raise ValueError(
+            f"expected a part of the text in which a phrase stands for a pronoun, got {hypothesis!r} for {text!r}"
+        )
+    at, first, end = found
+    phrase = hypothesis[theirs[first].begin : theirs[end - 1].end]
+    if not first and other[0] in DETERMINERS and text[words[at].begin].islower():
+        phrase = phrase[0].lower() + phrase[1:]  # it is not at the beginning of a sentence in the text
+    return words[at], phrase
+
+
+def _begins(words: list[str], with_words: list[str]) -> bool:
+    return words[: len(with_words)] == with_words
+
+
+def _referent(record: Record, text: str, pronoun: Span, phrase: str, label: int | float | None) -> Referent:
+    phrase = phrase.strip().rstrip(".,")
+    phrases = (phrase, *candidates(text, pronoun, phrase))
+    return Referent(record["id"], text[: pronoun.begin], text[pronoun.end :], phrases, label)
