@@ -8,7 +8,6 @@ model may already have been trained on some of them.
 import collections
 import dataclasses
 import json
-import re
 import sys
 from typing import Any
 
@@ -21,6 +20,7 @@ from ag_jax.data.json_files import read_json
 from ag_jax.data.parallel import pairs
 from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
 from ag_jax.distributed import hosts, lock, storage
+from ag_jax.distributed.parts import parse_part
 from ag_jax.evaluation import lines
 from ag_jax.objectives.translation import TranslationConfig
 from ag_jax.pretraining.config import ExperimentConfig
@@ -50,21 +50,13 @@ def prepare_ahead(data: DataConfig, part: str | None = None) -> Corpus | None:
     """
     claims = lock.Claims()
     if part is not None:
-        missing = pipeline.prepare_part(data, _parse_part(part), claims)
+        missing = pipeline.prepare_part(data, parse_part(part), claims)
         if missing:
             _say(f"part {part} is done; {missing:,} parts of the text are left to other processes")
             return None
     corpus = pipeline.prepare(data, claim=claims)
     pipeline.source_files(data, claim=claims)
     return corpus
-
-
-def _parse_part(text: str) -> tuple[int, int]:
-    """Parse the flag `--part=K/N` into (K, N). Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError(f"--part must be K/N with K from 1 to N, such as --part=2/4, got {text!r}")
-    return int(match[1]), int(match[2])
 
 
 def record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> None:

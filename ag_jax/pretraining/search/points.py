@@ -199,13 +199,3 @@ def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
                     f"search.rungs: {fraction} of {training.steps} steps is step {round(fraction * training.steps)}, "
                     f"expected one from training.log_every={training.log_every} on and before the last step"
                 )
-
-
-def parse_part(text: str | None) -> tuple[int, int]:
-    """Parse the flag `--part=K/N` into (K, N); None is the whole search. Raises ValueError for anything else."""
-    if text is None:
-        return 1, 1
-    match = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
-    if not match or int(match[1]) > int(match[2]):
-        raise ValueError(f"--part must be K/N with K from 1 to N, such as --part=2/4, got {text!r}")
-    return int(match[1]), int(match[2])

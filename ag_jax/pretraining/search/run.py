@@ -17,6 +17,7 @@ from etils import epath
 from ag_jax.analysis.figures import search as figures
 from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, storage
+from ag_jax.distributed.parts import parse_part
 from ag_jax.pretraining import arms, run, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -48,11 +49,11 @@ def search(
     A run that diverges or needs too much memory is noted in its directory, and the search goes on with the next.
     Raises ValueError if every point failed.
     """
-    number, parts = points.parse_part(part)
+    number, count = parse_part(part or "1/1")
     study, workdir = points.study(source, overrides), storage.directory(workdir)
     arms.announce(study.overridden)
     hosts.from_first("the run directories", functools.partial(_check, study, workdir))
-    own = {at for at in range(len(study.points)) if at % parts == number - 1}
+    own = {at for at in range(len(study.points)) if at % count == number - 1}
     if retry:
         hosts.from_first("the failures", functools.partial(_forget_failures, study, workdir, own))
     _train(study, workdir, own)
