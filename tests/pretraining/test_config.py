@@ -227,10 +227,13 @@ OFF = {
 
 # Settings that may be none, and that no version had when none was a number or an empty text.
 ALWAYS_NONE = {
+    "data.expected_tokens",
     "data.target",
     "data.validation_target",
     "data.max_words_ratio",
     "data.max_tokens",
+    "data.validation_rows",
+    "data.validation_tokens",
     "guidance.decoder_heads",
     "guidance.cross_heads",
     "search.steps",

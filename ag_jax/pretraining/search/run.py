@@ -49,7 +49,7 @@ def search(
     A run that diverges or needs too much memory is noted in its directory, and the search goes on with the next.
     Raises ValueError if every point failed.
     """
-    number, count = parse_part(part or "1/1")
+    number, count = parse_part("1/1" if part is None else part)
     study, workdir = points.study(source, overrides), storage.directory(workdir)
     arms.announce(study.overridden)
     hosts.from_first("the run directories", functools.partial(_check, study, workdir))
