@@ -69,6 +69,11 @@ ARGUMENTS = {
         "scale": ("paper", "small"),
     },
     "roberta/table3_batch_size.py": {"arm": ("256", "2k", "8k"), "scale": ("paper", "small")},
+    "roberta/table4_data_and_steps.py": {
+        "arm": ("100k", "more_text", "300k", "500k"),
+        "scale": ("paper", "small"),
+    },
+    "roberta/table9_pretraining.py": {"size": ("base", "large"), "arm": ("mlm", "ag"), "scale": ("paper", "small")},
 }
 TINY = {
     "model.layers": 1,
@@ -119,6 +124,7 @@ def corpora(tmp_path_factory):
             layouts.put(corpus, {f"{pair}/IWSLT{year}.{name}.{pair}.{side}.xml": content for name in sets})
             layouts.put(corpus, {f"{pair}/train.tags.{pair}.{side}": text["train"]})
     REQUIRED[TRANSLATION] = f"data={folder}"
+    REQUIRED["roberta/table4_data_and_steps.py"] = "data=texts/"
     REQUIRED[CUSTOM] = f"source={folder / 'train.source'},target={folder / 'train.target'}"
     yield
     REQUIRED.clear()
@@ -299,17 +305,42 @@ def test_table9_fits_the_meshes_that_its_docstring_names(hardware, devices, tens
     assert config.model.heads % tensor == 0
 
 
-def test_roberta_table_9():
-    config = pretraining_config.default_config()
-    pretraining.roberta_table_9(config)
-    model, optimizer, training = (
-        getattr(pretraining_config.parse(config), section) for section in ("model", "optimizer", "training")
-    )
-    assert (model.layers, model.width, model.heads, model.feedforward or 4 * model.width) == (12, 768, 12, 3072)
+# Layers, width, heads, width of the feed-forward layer, peak learning rate, warm-up steps (Liu et al. 2019, table 9).
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("base", (12, 768, 12, 3072, 6e-4, 24_000)), ("large", (24, 1024, 16, 4096, 4e-4, 30_000))],
+)
+def test_roberta_table_9(size, expected):
+    config = parsed("roberta/table9_pretraining.py", f"arm=mlm,size={size}")
+    model, optimizer, training = config.model, config.optimizer, config.training
+    architecture = (model.layers, model.width, model.heads, model.feedforward or 4 * model.width)
+    assert (*architecture, optimizer.learning_rate, optimizer.warmup_steps) == expected
     assert (model.dropout, model.attention_dropout, optimizer.decay) == (0.1, 0.1, "linear")
-    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (6e-4, 24_000, 0.01)
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon, optimizer.clip_norm) == (0.9, 0.98, 1e-6, None)
-    assert (training.steps, training.batch_size) == (500_000, 8192)
+    assert (training.steps, training.batch_size, optimizer.weight_decay) == (500_000, 8192, 0.01)
+    guided = parsed("roberta/table9_pretraining.py", f"arm=ag,size={size}")
+    assert guided.guidance.mode == "loss" and guided.optimizer == optimizer and guided.model == model
+
+
+def test_roberta_table_4():
+    of = {arm: parsed("roberta/table4_data_and_steps.py", f"arm={arm}") for arm in ("100k", "more_text", "500k")}
+    assert [config.training.steps for config in of.values()] == [100_000, 100_000, 500_000]
+    assert of["100k"].data.source == "texts/books,texts/wikipedia"
+    assert of["500k"].data.source == ",".join(
+        f"texts/{name}" for name in ("books", "wikipedia", "cc_news", "openwebtext", "stories")
+    )
+    assert all(config.model.width == 1024 for config in of.values())
+
+
+def test_corpora_of_roberta_that_cannot_be_meant():
+    name = "roberta/table9_pretraining.py"
+    assert parsed(name, "data=T,corpora=cc_news").data.source == "T/cc_news"
+    for argument, message in (
+        ("data=T,corpora=news", "expected names among books, .*, or all, got 'news'"),
+        ("corpora=books", "corpora=books are folders in data=FOLDER: give data, too"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parsed(name, argument)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def stored(goldens, here):
         del found[report]["differences"]  # reports of earlier versions have none
     for of_arm in found.get("comparison", {}).get("arms", {}).values():
         del of_arm["last_layer"]  # nor shares of the last layer's attention
+        of_arm.pop("guidance_settled_at_step", None)  # nor the step at which the guidance loss settles
     return found
 
 

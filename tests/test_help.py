@@ -88,7 +88,10 @@ def test_configs_and_their_arguments(capsys):
     assert "takes no arguments, got quickstart" in rejected(capsys, "configs", "quickstart")
     text = said(capsys, "help", "finetune/glue")
     assert text.startswith("GLUE from any checkpoint") and "--config=finetune/glue:checkpoint=..." in text
-    assert "(one of roberta, asa, ag; default roberta)" in in_one_line(text) and "(must be given)" in text
+    assert (
+        "(one of roberta, asa, ag, deberta, deberta_large; default roberta)" in in_one_line(text)
+        and "(must be given)" in text
+    )
     assert text == said(capsys, "help", "--config=finetune/glue:checkpoint=x")
     assert said(capsys, "help", "configs/finetune/glue.py").startswith("GLUE from any checkpoint")
 

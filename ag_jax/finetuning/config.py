@@ -1,6 +1,7 @@
 """The settings of fine-tuning: a suite of tasks with a recipe each, the checkpoint and the seeds."""
 
 import dataclasses
+import math
 from typing import Annotated, ClassVar, Literal
 
 from ag_jax.attention.guidance import GuidanceConfig
@@ -24,6 +25,7 @@ class Recipe:
         once, after the last epoch, so that no epoch is chosen on the examples that give the score.
     patience: epochs without a better evaluation after which training stops; None trains all epochs.
     warmup_fraction: share of the steps in which the learning rate rises to its peak.
+    warmup_steps: number of these steps, instead of `warmup_fraction`; None takes the fraction.
     decay: `linear` lowers the learning rate to 0 at the last step, `constant` keeps it.
     weight_decay: coefficient of weight decay, on matrices only.
     beta1: decay rate of the gradient's running mean.
@@ -57,6 +59,7 @@ class Recipe:
     scored_epoch: Literal["best", "last"] = "best"
     patience: Annotated[int, ">= 1"] | None = None
     warmup_fraction: Annotated[float, ">= 0", "< 1"] = 0.06
+    warmup_steps: Annotated[int, ">= 0"] | None = None
     decay: Decay = "linear"
     weight_decay: Annotated[float, ">= 0"] = 0.01
     beta1: Annotated[float, ">= 0", "< 1"] = 0.9
@@ -126,6 +129,20 @@ class Recipe:
     def total_epochs(self) -> int:
         """The largest number of epochs that a trial trains: `epochs` times `epochs_factor`, which lengthens an arm."""
         return self.epochs * self.epochs_factor
+
+    def warmup_of(self, steps: int) -> int:
+        """Return the number of warm-up steps of a trial of so many steps.
+
+        Raises ValueError if the learning rate would not reach its peak.
+        """
+        if self.warmup_steps is None:
+            return math.ceil(self.warmup_fraction * steps)
+        if self.warmup_steps >= steps:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} must be fewer than the {steps} steps of a trial, or the learning "
+                "rate never reaches its peak: lower it, or set it to none to use warmup_fraction"
+            )
+        return self.warmup_steps
 
     @property
     def points(self) -> tuple[tuple[float, int], ...]:

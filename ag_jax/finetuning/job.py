@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,7 +79,7 @@ def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
         head=make_head(data.task, opened.style, recipe.max_length),
         optimizer=OptimizerConfig(
             learning_rate=1.0,  # the peak is in the optimizer's state: trials of any learning rate share the program
-            warmup_steps=math.ceil(recipe.warmup_fraction * steps),
+            warmup_steps=recipe.warmup_of(steps),
             decay=recipe.decay,
             beta1=recipe.beta1,
             beta2=recipe.beta2,

@@ -6,7 +6,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from ag_jax import config_reader
+from ag_jax.data.json_files import read_json
 from ag_jax.distributed import hosts
 
 NOT_COMPARED = {"title", "seed"}  # arms that differ only in these settings count as the same
@@ -27,6 +30,21 @@ def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]
     if len(set(found)) < len(found):
         raise ValueError(f"arms must be different, got {listed}: name each of them once")
     return found
+
+
+def of_report(workdir: epath.PathLike) -> tuple[list[str], list[int]]:
+    """Return the names and the seeds of the arms of a finished comparison of pre-training, from its `report.json`.
+
+    Raises ValueError if there is no such comparison.
+    """
+    path = epath.Path(workdir) / "report.json"
+    if not path.exists():
+        raise ValueError(
+            f"{workdir} holds no finished comparison, because {path} does not exist: give the --workdir of `ag-jax "
+            "compare`"
+        )
+    found = read_json(path, fields={"arms": dict, "seeds": list})
+    return list(found["arms"]), found["seeds"]
 
 
 def load(source: str, arm: str, overrides: Mapping[str, Any]) -> config_reader.ConfigDict:

@@ -1,6 +1,7 @@
 """The report of a comparison of pre-training runs: its numbers, and their tables in Markdown."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ MEASURES = {
     "validation_loss": "Validation",
     "average_train_loss": "Average train",
 }
+GUIDANCE = "ag_loss"
 DIFFERENCE_HEADER = ("Difference", "95 % interval", "p over seeds", "p, Holm", "Shows")
 DIFFERENCE_EXPLAINED = (
     "*p, Holm* is corrected for all tests over seeds of this table. *Shows* is how large the true difference has to be "
@@ -45,6 +47,22 @@ def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.
     metric: the name of the loss.
     """
     return next((row["step"] for row in rows if row["split"] == "train" and row[metric] < loss), None)
+
+
+def settled_step(rows: list[dict[str, Any]], metric: str = GUIDANCE) -> int | None:
+    """Return the first logged step of a run with a loss at most 5 % above its final value; None without such a loss.
+
+    The final value is the mean over the last twentieth of the training rows, as in `training.summary`. Deshpande &
+    Narasimhan 2020, appendix A.3, report that the guidance loss converges within 0.2 % of pre-training.
+
+    rows: the rows of metrics.jsonl.
+    metric: the name of the loss.
+    """
+    values = [(row["step"], row[metric]) for row in rows if row["split"] == "train" and metric in row]
+    if not values:
+        return None
+    last = [value for _, value in values[-math.ceil(len(values) / 20) :]]
+    return next(step for step, value in values if value <= 1.05 * sum(last) / len(last))
 
 
 def numbers(
@@ -79,6 +97,8 @@ def numbers(
             "left_plateau_at_step": [first_step_below(rows, left, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
+        if None not in (settled := [settled_step(rows) for rows in arm.metrics]):
+            result["arms"][arm.name]["guidance_settled_at_step"] = settled
         if (share := masked_share(arm.metrics)) is not None:
             result["arms"][arm.name]["masked"] = share.numbers()
     return result
@@ -187,19 +207,39 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
     steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
     shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
     lines.append("| Left the plateau at step | " + " | ".join(shown) + " |")
+    lines += _settled_row(arms, results)
     speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
     shown = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
     lines.append("| Tokens a second | " + " | ".join(shown) + " |")
     return [*lines, "", *differences_section(results["differences"], MEASURES, results["baseline"])]
 
 
+def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+    """Return the row of the table of losses with the steps after which the guidance loss falls no further."""
+    steps = [results["arms"][arm.name].get("guidance_settled_at_step") for arm in arms]
+    if not any(steps):
+        return []
+    ends = [[rows[-1]["step"] for rows in arm.metrics] for arm in arms]
+    cells = [
+        ", ".join(f"{step} ({step / end:.1%})" for step, end in zip(of_arm, last, strict=True)) if of_arm else "–"
+        for of_arm, last in zip(steps, ends, strict=True)
+    ]
+    return ["| Guidance loss settled at step | " + " | ".join(cells) + " |"]
+
+
 def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
+    settled = (
+        ["The guidance loss has *settled* at the first logged step at which it is at most 5 % above its final value."]
+        if _settled_row(arms, results)
+        else []
+    )
     return [
         "*Train* is the mean over the last twentieth of training, *validation* is on held-out text after the last "
         "step, *average train* is the mean over all of training, which is lower the sooner a model learns.",
         f"Guessing by frequency, without context, gives {results['plateau_loss']:.3f}; a run has left the plateau "
         f"when its train loss is {primary.margin:g} below that.",
+        *settled,
         f"The lowest validation loss is that of **{best.name}**.",
         "",
     ]

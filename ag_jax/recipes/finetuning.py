@@ -48,6 +48,37 @@ _ROBERTA = {"warmup_fraction": 0.06, "beta2": 0.98, "epsilon": 1e-6, "clip_norm"
 _SWEEP = {"batch_sizes": (16, 32), "learning_rates": (1e-5, 2e-5, 3e-5)}
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 FROM_MNLI = ("rte", "stsb", "mrpc")
+SQUAD = ("squad1", "squad2", "xquad_en", "xquad_de")
+RACE = ("race", "race_middle", "race_high")
+
+# He et al. 2021 (DeBERTa): learning rate, batch size, epochs, warm-up steps, longest sequence of the scripts released
+# for each task of GLUE (microsoft/DeBERTa, experiments/glue); Adam and decay are the defaults of the program.
+_DEBERTA = {"decay": "linear", "weight_decay": 0.01, "beta2": 0.999, "epsilon": 1e-6, "clip_norm": 1.0}
+_DEBERTA_GLUE = {
+    "base": {
+        "cola": (2e-5, 32, 6, 100, 64),
+        "mnli": (3e-5, 64, 3, 1000, 256),
+        "mrpc": (2e-5, 32, 6, 50, 128),
+        "qnli": (2e-5, 32, 4, 500, 512),
+        "qqp": (2e-5, 64, 8, 500, 320),
+        "rte": (2e-5, 32, 6, 100, 320),
+        "sst2": (2e-5, 32, 6, 500, 128),
+        "stsb": (2e-5, 32, 6, 100, 128),
+    },
+    "large": {
+        "cola": (7e-6, 32, 6, 100, 64),
+        "mnli": (1e-5, 64, 3, 1000, 256),
+        "mrpc": (1e-5, 32, 6, 50, 128),
+        "qnli": (1e-5, 32, 4, 500, 512),
+        "qqp": (1e-5, 64, 8, 500, 320),
+        "rte": (1e-5, 32, 6, 50, 320),
+        "sst2": (1e-5, 32, 6, 500, 128),
+        "stsb": (7e-6, 32, 4, 100, 128),
+    },
+}
+# The sweep of the same paper's appendix, for tasks without a script; the longest sequences are our choice.
+_DEBERTA_RATES = {"base": (1.5e-5, 2e-5, 3e-5, 4e-5), "large": (5e-6, 8e-6, 9e-6, 1e-5)}
+_DEBERTA_LENGTHS = {"squad1": 384, "squad2": 384, "swag": 128, "conll2003": 256}
 
 
 def suite(title: str, arguments: Any) -> Config:
@@ -158,6 +189,38 @@ def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
             config.tasks[task].metric = "spearman"
 
 
+def roberta(config: Config, tasks: Sequence[str]) -> None:
+    """Add tasks with RoBERTa's settings: those for SQuAD and RACE, and of all other tasks those for GLUE."""
+    for task in tasks:
+        add_one = roberta_squad if task in SQUAD else roberta_race if task in RACE else roberta_glue
+        add_one(config, [task])
+
+
+def deberta(config: Config, tasks: Sequence[str], size: str = "base") -> None:
+    """Add tasks with DeBERTa's settings for a model of a size, `base` or `large`.
+
+    Tasks of GLUE have those of the released scripts, except for the dropout of the task's head, which is that of the
+    checkpoint: learning rate, batch size, epochs, warm-up steps, longest sequence. Other tasks have the sweep of He et
+    al. 2021 over learning rates and batch sizes, with ten epochs, 500 warm-up steps (the paper tries 50 to 1,000) and
+    the longest sequence in `_DEBERTA_LENGTHS`.
+    """
+    for task in tasks:
+        add(config, task, **_DEBERTA)
+        recipe = config.tasks[task]
+        if task in _DEBERTA_GLUE[size]:
+            learning_rate, batch_size, epochs, warmup_steps, length = _DEBERTA_GLUE[size][task]
+            recipe.update(learning_rates=(learning_rate,), batch_sizes=(batch_size,))
+        else:
+            epochs, warmup_steps, length = 10, 500, _DEBERTA_LENGTHS.get(task, 512)
+            recipe.update(learning_rates=_DEBERTA_RATES[size], batch_sizes=(16, 32, 48, 64))
+        recipe.update(epochs=epochs, warmup_steps=warmup_steps, max_length=length)
+
+
+def deberta_large(config: Config, tasks: Sequence[str]) -> None:
+    """Add tasks with DeBERTa's settings for large models, see `deberta`."""
+    deberta(config, tasks, "large")
+
+
 def attention_guidance(config: Config, tasks: Sequence[str]) -> None:
     """Add tasks with the settings of the code released with attention guidance.
 
@@ -178,7 +241,13 @@ def oromo(config: Config, tasks: Sequence[str]) -> None:
         add(config, task, **settings, folds=10 if task == "oromo_ner" else None)
 
 
-PROTOCOLS = {"roberta": roberta_glue, "asa": asa, "ag": attention_guidance}
+PROTOCOLS = {
+    "roberta": roberta,
+    "asa": asa,
+    "ag": attention_guidance,
+    "deberta": deberta,
+    "deberta_large": deberta_large,
+}
 
 
 def small(config: Config, examples: int = 6400) -> None:
@@ -188,7 +257,7 @@ def small(config: Config, examples: int = 6400) -> None:
     With cross-validation the `examples` are divided into the folds, and no others are used for validation.
     """
     for recipe in config.tasks.values():
-        recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, max_length=64)
+        recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, warmup_steps=None, max_length=64)
         recipe.update(train_examples=examples, validation_examples=None if recipe.folds else 1000)
 
 

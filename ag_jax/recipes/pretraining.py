@@ -99,21 +99,48 @@ def epochs(config: Config, tokens: float, count: float) -> None:
     config.training.steps = max(1, round(count * rows / config.training.batch_size))
 
 
-def roberta_table_9(config: Config) -> None:
-    """Set a config to the pre-training of RoBERTa-base (Liu et al. 2019, table 9).
+# Peak learning rate and warm-up steps by size, and the architecture of the large model (Liu et al. 2019, table 9).
+_TABLE_9 = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}
+_LARGE = {"layers": 24, "heads": 16, "width": 1024, "max_length": 512}
+
+
+def roberta_table_9(config: Config, size: str = "base") -> None:
+    """Set a config to the pre-training of RoBERTa, `base` or `large` (Liu et al. 2019, table 9).
 
     FULL-SENTENCES, 8k rows a step, no clipping. Each row has a fixed number of masks, as in fairseq.
     RoBERTa's tokenizer is GPT-2's byte-level BPE: set `data.tokenizer.path` to a directory with its vocab.json and
     merges.txt; otherwise a byte-level BPE with a vocabulary of 50,265 is trained.
     """
+    learning_rate, warmup_steps = _TABLE_9[size]
     config.data.update(format="full_sentences", sequence_length=512)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=50_265)
     config.data.masking.count = "fixed"
-    config.model.update(layers=12, heads=12, width=768, max_length=512)
-    config.optimizer.update(
-        learning_rate=6e-4, warmup_steps=24_000, beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=None
-    )
+    config.model.update(_LARGE if size == "large" else _BASE)
+    config.optimizer.update(learning_rate=learning_rate, warmup_steps=warmup_steps)
+    config.optimizer.update(beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=None)
     config.training.update(steps=500_000, batch_size=8192, microbatches=32)
+
+
+# RoBERTa's five corpora, 160 GB of text (Liu et al. 2019, section 3.2).
+CORPORA = ("books", "wikipedia", "cc_news", "openwebtext", "stories")
+
+
+def roberta_corpora(config: Config, data: str, names: str = "all") -> None:
+    """Set the text of a config to some of RoBERTa's corpora.
+
+    data: folder with a folder for each corpus in `CORPORA`; "" takes the English Wikipedia of TensorFlow Datasets.
+    names: comma-separated names of corpora, or `all`.
+
+    Raises ValueError for a name that is not in `CORPORA`, or if names are given without `data`.
+    """
+    chosen = CORPORA if names == "all" else config_reader.listed(names)
+    for name in chosen:
+        if name not in CORPORA:
+            raise ValueError(f"corpora={names}: expected names among {', '.join(CORPORA)}, or all, got {name!r}")
+    if not data and names != "all":
+        raise ValueError(f"corpora={names} are folders in data=FOLDER: give data, too")
+    source = ",".join(f"{data.rstrip('/')}/{name}" for name in chosen) if data else "tfds:wikipedia/20230601.en"
+    config.data.update(source=source, validation_fraction=0.01)
 
 
 def bert_base(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Pre-train with and without attention guidance and compare language-modelling losses (table 3).
+"""Pre-train with and without attention guidance; compare language-modelling losses (table 3, figure 3, figure 5).
 
 Train, validation and average train MLM loss. Deshpande & Narasimhan 2020, table 3 and figures 3 and 5; architectures
 of table 10, hyperparameters of table 11.

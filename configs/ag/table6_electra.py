@@ -1,4 +1,4 @@
-"""Pre-train ELECTRA-12 (replaced-token detection) with and without attention guidance (table 6).
+"""Pre-train ELECTRA-12 (replaced-token detection) with and without attention guidance (table 6, figure 6).
 
 The generator is a unigram language model. Deshpande & Narasimhan 2020, table 6 (section 5.4) and figure 6 (appendix
 A.5); the task is that of Clark et al. 2020.

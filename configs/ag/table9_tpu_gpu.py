@@ -10,8 +10,12 @@ Both arms, MLM and AG, one after the other:
     bash launch/gpu.sh compare --config=ag/table9_tpu_gpu:hardware=gpu --workdir=runs/table9_gpu
     bash launch/local.sh compare --config=ag/table9_tpu_gpu:scale=small --workdir=runs/table9_small
 
-docs/tpu.md explains each step, including the data. To train only one arm, use `ag-jax train` with `...,arm=mlm` or
-`...,arm=ag`.
+To fine-tune both models on the tasks of the table:
+
+    ag-jax compare --config=finetune/downstream:runs=DIR,tasks=mnli,qnli,qqp,protocol=ag --workdir=DIR_tasks
+
+where DIR is the --workdir of a finished comparison. docs/tpu.md explains each step, including the data. To train only
+one arm, use `ag-jax train` with `...,arm=mlm` or `...,arm=ag`.
 
 Hardware and time: the paper trained for 8 epochs on TPUs of an unnamed kind, and for 7 on GPUs (8 NVIDIA Tesla P40 for
 its English models, section 4.5). That is 129,657 steps of 256 sequences on the TPU, 345,752 of 84 on the GPUs. This
@@ -23,8 +27,13 @@ both cases the mesh has all devices on its data axis, so the same command works 
 the batch size: 256 sequences can be divided over 4, 8, 32 or 256 chips, and 84 over 1, 2, 3, 4, 6 or 7 GPUs, or over 8
 GPUs with --config.mesh.tensor=2 (4 x 2).
 
-Expected: the paper gives only downstream scores (MNLI-m 78.9/79.0 on GPU, 80.3/81.2 on TPU for MLM/AG); the losses
-should be those of table 3's RoBERTa-12 or a little lower. scale=paper has not been run with this program yet.
+Expected (MLM/AG, scores of GLUE's server):
+
+    GPU   MNLI-m 78.9/79.0   MNLI-mm 77.6/78.9   QNLI 86.1/86.8   QQP 68.4/68.9
+    TPU   MNLI-m 80.3/81.2   MNLI-mm 80.8/81.4   QNLI 88.7/89.0   QQP 69.3/69.7
+
+The losses should be those of table 3's RoBERTa-12 or a little lower. scale=paper has not been run with this program
+yet.
 
 Deviations: the paper does not give batch and mesh on the TPU. Here a step has 256 sequences on a TPU slice and the 84
 of table 11 on GPUs. The other hyperparameters are those of table 11. Both compute in bfloat16.

@@ -7,7 +7,9 @@ decoder also together with each of the others. The arm `roberta` has none of the
 The report shows the last layer of all arms side by side, and how much of its attention is on the diagonal and on
 vertical stripes (figure 3).
 
-    ag-jax compare --config=deberta/table4_ablation --workdir=DIR
+    ag-jax compare --config=deberta/table4_ablation --workdir=RUNS
+    ag-jax compare --config=finetune/downstream:runs=RUNS,tasks=mnli,squad1,squad2,race,protocol=deberta \
+--workdir=DIR
     ag-jax compare --config=deberta/table4_ablation:scale=small --workdir=DIR
 
 Hardware and time: each arm has 1M steps of 256 sequences of 512 tokens, which took seven days on 16 V100 GPUs in the
@@ -23,10 +25,11 @@ Expected: the paper reports downstream scores, MNLI-m/mm, SQuAD v1.1 F1/EM, v2.0
     no_emd_p2c    85.8/85.8   91.3/85.1   80.2/77.1   68.5
     roberta       84.9/85.1   91.1/84.8   79.5/76.0   66.8
 
-Here the losses on masked words are compared. All arms have the same task, so the losses can be ranked. scale=small,
-seed 0, validation, in the order above: 5.653, 5.754, 5.741, 5.675, 5.920, 5.868; `roberta` was added later
-(benchmarks/results/table4_deberta_small.json). As in the paper, leaving out any part makes the model worse, and
-leaving out two is worse than leaving out one. scale=paper has not been run with this program yet.
+The second command fine-tunes the model of each arm, which gives these numbers. The first compares losses on masked
+words. All arms have the same task, so the losses can be ranked. scale=small, seed 0, validation, in the order above:
+5.653, 5.754, 5.741, 5.675, 5.920, 5.868; `roberta` was added later (benchmarks/results/table4_deberta_small.json). As
+in the paper, leaving out any part makes the model worse, and leaving out two is worse than leaving out one. scale=paper
+has not been run with this program yet.
 
 Of figure 3 the paper says: RoBERTa has a clear diagonal line, DeBERTa does not, and DeBERTa without emd has more of it;
 RoBERTa has stripes at frequent words and punctuation, DeBERTa only in the first column.
@@ -34,8 +37,8 @@ RoBERTa has stripes at frequent words and punctuation, DeBERTa only in the first
 Deviations: the text is only Wikipedia, without BookCorpus. Masked spans have up to three tokens, where the released
 code has up to three words. Without the mask decoder there are no absolute positions at all, as in the released code;
 the paper does not say. The relative-position terms have separate projections, as in the released base models.
-scale=small has the learning rate and the number of steps with which the quickstart's model leaves its plateau (the
-loss of guessing words without context). Nothing was tuned for a single arm.
+scale=small has the learning rate and the number of steps with which the quickstart's model leaves its plateau (the loss
+of guessing words without context). Nothing was tuned for a single arm.
 """
 
 from ag_jax import config_reader

@@ -1,4 +1,4 @@
-"""GLUE from any checkpoint: fine-tune with the settings of RoBERTa, ASA or attention guidance.
+"""GLUE from any checkpoint: fine-tune with the settings of RoBERTa, ASA, attention guidance or DeBERTa.
 
 Wang et al. 2018 (GLUE); Liu et al. 2019 (RoBERTa), section 5.1 and table 10; Wu et al. 2022 (ASA), table 5; Deshpande
 & Narasimhan 2020, section 4.2.
@@ -35,7 +35,8 @@ def get_config(argument: str = ""):
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
-    protocol: paper whose settings are used: RoBERTa, Adversarial Self-Attention (asa) or attention guidance (ag).
+    protocol: paper whose settings are used: RoBERTa, Adversarial Self-Attention (asa), attention guidance (ag) or
+        DeBERTa, for base (deberta) or large models (deberta_large).
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     mnli_first: start RTE, STS-B and MRPC from MNLI's weights.

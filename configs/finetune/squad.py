@@ -25,8 +25,6 @@ reach with RoBERTa's (2 of 86 with BERT's).
 from ag_jax import config_reader
 from ag_jax.recipes import finetuning
 
-TASKS = ("squad1", "squad2", "xquad_en", "xquad_de")
-
 
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
@@ -41,7 +39,7 @@ def get_config(argument: str = ""):
         argument, checkpoint=str, tasks="squad1,squad2", seeds=5, data="", scale=finetuning.SCALES
     )
     config = finetuning.suite("SQuAD", chosen)
-    finetuning.roberta_squad(config, finetuning.names(chosen.tasks, TASKS))
+    finetuning.roberta_squad(config, finetuning.names(chosen.tasks, finetuning.SQUAD))
     if chosen.scale == "small":
         finetuning.small(config)
     return config

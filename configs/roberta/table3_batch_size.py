@@ -2,11 +2,14 @@
 
 Liu et al. 2019 (RoBERTa), table 3 of the paper (section 4.3).
 
-    ag-jax compare --config=roberta/table3_batch_size --workdir=DIR
+    ag-jax compare --config=roberta/table3_batch_size --workdir=RUNS
+    ag-jax compare --config=finetune/downstream:runs=RUNS,tasks=mnli,sst2 --workdir=DIR
     ag-jax compare --config=roberta/table3_batch_size:scale=small --workdir=DIR
 
-Hardware and time: each arm has 256M sequences of 512 tokens. scale=small takes about four minutes for each arm on 2
-CPU cores.
+Hardware and time: each arm has 256M sequences of 512 tokens. scale=small takes about four minutes for each arm on 2 CPU
+cores.
+
+The second command fine-tunes the model of each arm.
 
 Expected (perplexity on held-out text): 3.99 (256 sequences, 1M steps, peak learning rate 1e-4), 3.68 (2k sequences,
 125k steps, 7e-4), 3.77 (8k sequences, 31k steps, 1e-3). scale=paper has not been run with this program yet.

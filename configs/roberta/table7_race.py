@@ -21,8 +21,6 @@ README has 0.01.
 from ag_jax import config_reader
 from ag_jax.recipes import finetuning
 
-TASKS = ("race", "race_middle", "race_high")
-
 
 def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
@@ -35,7 +33,7 @@ def get_config(argument: str = ""):
     """
     chosen = config_reader.arguments(argument, checkpoint=str, tasks="race", seeds=5, data="", scale=finetuning.SCALES)
     config = finetuning.suite("RACE by RoBERTa's protocol", chosen)
-    finetuning.roberta_race(config, finetuning.names(chosen.tasks, TASKS))
+    finetuning.roberta_race(config, finetuning.names(chosen.tasks, finetuning.RACE))
     if chosen.scale == "small":
         finetuning.small(config, examples=160)
     return config

@@ -12,7 +12,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.tasks import catalogue
 from ag_jax.finetuning import comparison, splits
-from ag_jax.finetuning.config import FinetuningConfig
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.pretraining import arms
 from ag_jax.recipes import finetuning
 from tests.finetuning import tiny_tasks
@@ -20,7 +20,17 @@ from tests.finetuning import tiny_tasks
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 SCALE = ("paper", "small")
 ARGUMENTS = {
-    "finetune/glue.py": {"protocol": ("roberta", "asa", "ag"), "mnli_first": (False, True), "scale": SCALE},
+    "finetune/glue.py": {
+        "protocol": ("roberta", "asa", "ag", "deberta", "deberta_large"),
+        "mnli_first": (False, True),
+        "scale": SCALE,
+    },
+    "finetune/downstream.py": {
+        "tasks": ("sst2,squad1,race",),
+        "protocol": ("roberta", "ag", "deberta"),
+        "arm": ("small", "large"),
+        "scale": SCALE,
+    },
     "finetune/squad.py": {"tasks": ("squad1,squad2", "xquad_en,xquad_de"), "scale": SCALE},
     "finetune/tagging.py": {"tasks": ("all", "conll2003"), "scale": SCALE},
     "finetune/choice.py": {"tasks": ("all", "hellaswag+dream"), "scale": SCALE},
@@ -32,6 +42,9 @@ ARGUMENTS = {
     "roberta/table5_glue.py": {"mnli_first": (False, True), "scale": SCALE},
     "roberta/table6_squad.py": {"scale": SCALE},
     "roberta/table7_race.py": {"scale": SCALE},
+    "deberta/table1_glue.py": {"mnli_first": (False, True), "scale": SCALE},
+    "deberta/table2_tasks.py": {"scale": SCALE},
+    "deberta/table3_base.py": {"scale": SCALE},
     "asa/table1_generalization.py": {"arm": ("plain", "asa", "longer", "pretrained"), "scale": SCALE},
     "asa/table2_robustness.py": {"arm": ("plain", "asa"), "scale": SCALE},
     "asa/table3_naive_masking.py": {
@@ -58,7 +71,18 @@ GIVEN = {
     "ag/table1_mismatched_pretraining.py": "english=E,french=F",
     "ag/table4_downstream.py": "mlm=M,ag=A",
     "asa/table1_generalization.py": "checkpoint=C,longer=L,pretrained=P",
+    "finetune/downstream.py": "runs=runs/table3",
 }
+
+
+@pytest.fixture(autouse=True)
+def compared(tmp_path, monkeypatch):
+    """Work in a folder with the report of a comparison of two arms with two seeds, `runs/table3`."""
+    folder = tmp_path / "runs" / "table3"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(json.dumps({"arms": {"small": {}, "large": {}}, "seeds": [0, 3]}))
+    monkeypatch.chdir(tmp_path)
+    return folder
 
 
 def variants(name):
@@ -156,6 +180,66 @@ def test_robertas_table_10(name, rates, sizes, weight_decay, epochs, max_length)
         assert (recipe.weight_decay, recipe.epochs, recipe.max_length) == (weight_decay, epochs, max_length)
         assert (recipe.decay, recipe.warmup_fraction) == ("linear", 0.06)
         assert (recipe.beta1, recipe.beta2, recipe.epsilon, recipe.clip_norm) == (0.9, 0.98, 1e-6, None)
+
+
+# Typed from the released scripts once more: task, then learning rate, batch size, epochs, warm-up steps of the base and
+# of the large model, and the longest sequence (microsoft/DeBERTa, experiments/glue/TASK.sh).
+DEBERTAS_SCRIPTS = """
+cola 2e-5 32 6 100   7e-6 32 6 100   64
+mnli 3e-5 64 3 1000  1e-5 64 3 1000  256
+mrpc 2e-5 32 6 50    1e-5 32 6 50    128
+qnli 2e-5 32 4 500   1e-5 32 4 500   512
+qqp  2e-5 64 8 500   1e-5 64 8 500   320
+rte  2e-5 32 6 100   1e-5 32 6 50    320
+sst2 2e-5 32 6 500   1e-5 32 6 500   128
+stsb 2e-5 32 6 100   7e-6 32 4 100   128
+"""
+
+
+@pytest.mark.parametrize("row", DEBERTAS_SCRIPTS.strip().splitlines(), ids=lambda row: row.split()[0])
+def test_debertas_scripts(row):
+    task, *numbers = row.split()
+    *of_sizes, length = map(float, numbers)
+    for protocol, expected in (("deberta", of_sizes[:4]), ("deberta_large", of_sizes[4:])):
+        recipe = parsed("finetune/glue.py", f"checkpoint=C,tasks={task},protocol={protocol}").tasks[task]
+        ((learning_rate, batch_size),) = recipe.points
+        assert [learning_rate, batch_size, recipe.epochs, recipe.warmup_steps] == expected
+        assert (recipe.max_length, recipe.weight_decay, recipe.epsilon, recipe.clip_norm) == (length, 0.01, 1e-6, 1.0)
+
+
+def test_debertas_sweep_of_other_tasks():
+    large, base = (parsed(f"deberta/{name}.py", "checkpoint=C").tasks for name in ("table2_tasks", "table3_base"))
+    assert (len(large["mnli"].points), len(large["race"].points), len(base["squad2"].points)) == (1, 16, 16)
+    assert large["conll2003"].learning_rates == (5e-6, 8e-6, 9e-6, 1e-5)
+    assert base["squad1"].learning_rates == (1.5e-5, 2e-5, 3e-5, 4e-5) and base["squad1"].max_length == 384
+
+
+def test_warmup_of_a_number_of_steps():
+    assert Recipe(warmup_steps=50).warmup_of(51) == 50 and Recipe(warmup_fraction=0.1).warmup_of(101) == 11
+    assert Recipe(warmup_steps=0).warmup_of(1) == 0
+    with pytest.raises(ValueError, match="warmup_steps=50 must be fewer than the 50 steps of a trial"):
+        Recipe(warmup_steps=50).warmup_of(50)
+
+
+def test_downstream_tasks_of_the_models_of_a_comparison(compared):
+    source = f"{CONFIGS / 'finetune/downstream.py'}:runs=runs/table3,tasks=sst2,squad2,race"
+    configs = comparison.arm_configs(f"{source},seed=3", {})
+    assert {arm: config.checkpoint for arm, config in configs.items()} == {
+        "small": "runs/table3/small-seed3",
+        "large": "runs/table3/large-seed3",
+    }
+    tasks = configs["small"].tasks
+    assert {name: len(recipe.points) for name, recipe in tasks.items()} == {"sst2": 6, "squad2": 1, "race": 1}
+    assert tasks == configs["large"].tasks and tasks["race"].max_length == 512
+    for more, message in (
+        (",seed=1", "seed=1: runs/table3 has the seeds 0, 3"),
+        (",arm=huge", "arm=huge: runs/table3 has the arms small, large"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parsed("finetune/downstream.py", source.partition(":")[2] + more)
+    (compared / "report.json").unlink()
+    with pytest.raises(ValueError, match="runs/table3 holds no finished comparison"):
+        parsed("finetune/downstream.py", source.partition(":")[2])
 
 
 def test_only_what_should_start_from_mnli_does():
@@ -378,6 +462,10 @@ TRIED = {
     "roberta/table5_glue.py": ("tasks=stsb", "stsb"),
     "roberta/table6_squad.py": ("tasks=squad1", "squad1"),
     "roberta/table7_race.py": ("", "race"),
+    "finetune/downstream.py": ("tasks=sst2,arm=large", "sst2"),
+    "deberta/table1_glue.py": ("tasks=rte", "rte"),
+    "deberta/table2_tasks.py": ("tasks=squad1", "squad1"),
+    "deberta/table3_base.py": ("tasks=squad2", "squad2"),
     "asa/table1_generalization.py": ("tasks=wnut17,arm=asa", "wnut17"),
     "asa/table2_robustness.py": ("tasks=anli_r1,arm=asa", "anli_r1"),
     "asa/table3_naive_masking.py": ("tasks=stsb,arm=magnitude", "stsb"),
@@ -404,9 +492,14 @@ USUAL = (
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.exhaustive) for name in TRIED]
 )
-def test_one_tiny_trial(name, folder, checkpoint, tmp_path, one_device):
+def test_one_tiny_trial(name, folder, checkpoint, compared, tmp_path, one_device):
     argument, task = TRIED[name]
-    given = {"ag/table1_mismatched_pretraining.py": "english={0}", "ag/table4_downstream.py": "mlm={0},ag={0}"}
+    given = {
+        "ag/table1_mismatched_pretraining.py": "english={0}",
+        "ag/table4_downstream.py": "mlm={0},ag={0}",
+        "finetune/downstream.py": "runs=runs/table3",
+    }
+    (compared / "large-seed0").symlink_to(checkpoint)
     model = given.get(name, "checkpoint={0}").format(checkpoint)
     few = {f"tasks.{task}.{key}": value for key, value in tiny_tasks.FEW.items()}
     few |= {f"tasks.{task}.folds": 3} if task == "oromo_ner" else {}

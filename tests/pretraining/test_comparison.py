@@ -213,6 +213,20 @@ def test_leaving_the_plateau():
     assert report.first_step_below([row | {"split": "validation"} for row in rows], 6.3) is None
 
 
+def test_where_the_guidance_loss_settles():
+    """At most 5 % above the mean of the last twentieth: of 40 rows, the last two, 0.10 and 0.12, so below 0.1155."""
+    losses = [0.5, 0.2, 0.1156, 0.1154, 0.3, *[0.1] * 34, 0.12]
+    rows = [ROW | {"step": 10 * number, "ag_loss": loss} for number, loss in enumerate(losses, 1)]
+    assert report.settled_step([*rows, ROW | {"split": "validation", "ag_loss": 9.0}]) == 40
+    assert report.settled_step(rows[:1]) == 10 and report.settled_step([ROW]) is None
+    summary = {"train_loss": 5.0, "validation_loss": 5.0, "average_train_loss": 5.0}
+    arms = [ArmResults("mlm", [summary], [[ROW]], {}), ArmResults("ag", [summary], [rows], {"guidance.mode": "loss"})]
+    found = report.numbers(arms, (0,), MLM, 6.0)
+    assert "guidance_settled_at_step" not in found["arms"]["mlm"]
+    text = report.markdown("T", MLM, arms, found, [], "c")
+    assert "| Guidance loss settled at step | – | 40 (10.0%) |" in text and "at most 5 % above its final value" in text
+
+
 def test_the_arm_with_the_lowest_loss_is_named_whichever_it_is():
     def arm(name, loss):
         summary = {"train_loss": loss, "validation_loss": loss, "average_train_loss": loss}

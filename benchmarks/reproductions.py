@@ -1,0 +1,128 @@
+"""Write the table of the papers' experiments into README.md: the command of each, and what has been run.
+
+    python benchmarks/reproductions.py
+
+A row is a config in the folder of a paper. The first line of its docstring says what it does, and in parentheses which
+tables and figures it makes, such as "(table 3, figure 5)"; `MORE` has those that it makes besides. A record in
+benchmarks/results/ belongs to the config that its `command` names: to the small size if the command has scale=small or
+the config is in `SMALL`, and otherwise to the full size.
+"""
+
+import ast
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = "benchmarks/results"
+BEGIN, END = "<!-- table of benchmarks/reproductions.py -->\n", "<!-- end of the table -->\n"
+HEADER = ("in the paper", "experiment", "command", "run small", "run at full size")
+PAPERS = {
+    "ag": "Attention Guidance (Deshpande & Narasimhan 2020)",
+    "roberta": "RoBERTa (Liu et al. 2019)",
+    "deberta": "DeBERTa (He et al. 2021)",
+    "asa": "Adversarial Self-Attention (Wu et al. 2022)",
+}
+KINDS = ("table", "figure", "section")
+# Tables of sizes and settings, and figures in a report, beside what a docstring names.
+MORE = {
+    "ag/table3_language_modeling": ("table 2", "table 10", "table 11", "figure 1", "figure 2", "figure 4"),
+    "roberta/table5_glue": ("table 10",),
+    "asa/table1_generalization": ("table 5", "figure 1", "figure 6"),
+}
+# Configs that have only a small size: the configs of papers whose experiments they repeat.
+SMALL = {
+    "quickstart": ("ag/table3_language_modeling",),
+    "probe": ("ag/table8_probes",),
+    "asa/real_weights": (
+        "asa/table1_generalization",
+        "asa/table3_naive_masking",
+        "asa/table4_adversarial_training",
+        "asa/figure4_temperature",
+        "asa/figure5_masking",
+    ),
+}
+_IN_PARENTHESES = re.compile(rf" \(((?:{'|'.join(KINDS)}) [^()]*)\)")
+
+
+def rows() -> dict[str, list[str]]:
+    """Return the tables, figures and sections that each config makes, in the order of the papers."""
+    found = {}
+    for paper in PAPERS:
+        configs = {f"{paper}/{path.stem}": path for path in (ROOT / "configs" / paper).glob("*.py")}
+        names = {config: sorted({*_named(docstring(config)), *MORE.get(config, ())}, key=_order) for config in configs}
+        found |= dict(sorted(((config, of) for config, of in names.items() if of), key=lambda pair: _order(pair[1][0])))
+    return found
+
+
+def docstring(config: str) -> str:
+    """Return the docstring of a config."""
+    return ast.get_docstring(ast.parse((ROOT / "configs" / f"{config}.py").read_text())) or ""
+
+
+def _named(text: str) -> list[str]:
+    return [name for part in _IN_PARENTHESES.findall(text.split("\n", 1)[0]) for name in part.split(", ")]
+
+
+def _order(name: str) -> tuple[int, float, str]:
+    kind, number = name.split()
+    return KINDS.index(kind), float(number.rstrip("ab")), number
+
+
+def command(config: str) -> str:
+    """Return the first command with a config in its docstring, without the folder for the output."""
+    lines = docstring(config).replace("\\\n", "").splitlines()
+    first = next(line for line in lines if line.startswith("    ") and f"--config={config}" in line)
+    return " ".join(word for word in first.split() if not word.startswith("--workdir"))
+
+
+def records() -> Iterator[tuple[str, bool, str]]:
+    """Yield (config, whether the size is small, link to the file) for each record of a command with a config."""
+    for path in sorted((ROOT / RESULTS).glob("*.json")):
+        content = json.loads(path.read_text())
+        for word in shlex.split(content.get("command") or ""):
+            if word.startswith("--config="):
+                config, _, argument = word.removeprefix("--config=").partition(":")
+                config = config.removeprefix("configs/").removesuffix(".py")
+                small = config in SMALL or "scale=small" in argument.split(",")
+                link = f"[{path.stem}]({RESULTS}/{path.name})" + (" (stopped early)" if "stopped" in content else "")
+                yield from ((of, small, link) for of in SMALL.get(config, (config,)))
+
+
+def table() -> str:
+    """Return the table of each paper, as Markdown."""
+    links: dict[tuple[str, bool], list[str]] = {}
+    for config, small, link in records():
+        links.setdefault((config, small), []).append(link)
+    lines = []
+    for paper, title in PAPERS.items():
+        lines += [f"**{title}**", "", f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
+        for config, names in rows().items():
+            if config.startswith(f"{paper}/"):
+                what = _IN_PARENTHESES.sub("", docstring(config).split("\n", 1)[0]).rstrip(".")
+                runs = [", ".join(links.get((config, small), ["no"])) for small in (True, False)]
+                cells = [_shown(names), what, f"`{command(config)}`", *runs]
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Return names such as `tables 2, 3; figure 5`."""
+    numbers = {kind: [name.split()[1] for name in names if name.startswith(kind)] for kind in KINDS}
+    return "; ".join(f"{kind}{'s' * (len(of) > 1)} {', '.join(of)}" for kind, of in numbers.items() if of)
+
+
+def with_table(text: str) -> str:
+    """Return the text of README.md with the table as it is now. Raises ValueError if its place is not marked."""
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"README.md must have the lines {BEGIN.strip()!r} and {END.strip()!r}")
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + "\n" + table() + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(with_table(readme.read_text()))

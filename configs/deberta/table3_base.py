@@ -1,0 +1,42 @@
+"""Fine-tune a base DeBERTa on MNLI and SQuAD (table 3).
+
+He et al. 2021 (DeBERTa: Decoding-enhanced BERT with Disentangled Attention), table 3 (section 5.1.2).
+
+    ag-jax finetune --config=deberta/table3_base:checkpoint=DIR --workdir=DIR
+    ag-jax finetune --config=deberta/table3_base:checkpoint=DIR,tasks=mnli,scale=small,data=FOLDER \
+--workdir=DIR
+
+`checkpoint` is a run or a Hugging Face directory, such as one of microsoft/deberta-base.
+
+Hardware and time: the paper does not say for fine-tuning. MNLI has 393k examples, and SQuAD a sweep of 16 points of ten
+epochs, which need an accelerator. scale=small takes minutes for each trial of a small model on 2 CPU cores.
+
+Expected (deberta-base, dev): MNLI-m/mm 88.8/88.5, SQuAD 1.1 F1/EM 93.1/87.2, SQuAD 2.0 86.2/83.1. scale=paper has not
+been run with this program yet.
+
+Deviations: MNLI has the settings of the script released for the base model. For SQuAD no script was released; the sweep
+is over learning rates and batch sizes, with 500 warm-up steps, and the dropout of the task's head is the checkpoint's.
+Sequences of SQuAD have 384 tokens, which is our choice.
+"""
+
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
+
+TASKS = ("mnli", "squad1", "squad2")
+
+
+def get_config(argument: str = ""):
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    tasks: comma-separated names of tasks, or `all`.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    scale: `paper` as published, or `small` for 2 CPU cores.
+    """
+    chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
+    config = finetuning.suite("MNLI and SQuAD by DeBERTa's settings for base models", chosen)
+    finetuning.deberta(config, finetuning.names(chosen.tasks, TASKS))
+    if chosen.scale == "small":
+        finetuning.small(config)
+    return config

@@ -1,0 +1,63 @@
+"""Fine-tune every model of a comparison of pre-training on downstream tasks.
+
+Many tables compare pre-training by downstream scores: Liu et al. 2019 (RoBERTa), tables 1 to 4; He et al. 2021
+(DeBERTa), table 4; Deshpande & Narasimhan 2020, table 9. The models are trained by the first command, and their
+downstream scores by the second:
+
+    ag-jax compare --config=roberta/table3_batch_size --workdir=runs/table3
+    ag-jax compare --config=finetune/downstream:runs=runs/table3,tasks=mnli,sst2 --workdir=runs/table3_tasks
+
+`runs` is the --workdir of a finished `ag-jax compare`. Each of its arms is an arm here, with the model of one seed
+(`seed`) as checkpoint.
+
+Hardware and time: as for the tasks of the protocol, once for each arm. scale=small takes minutes for each trial on 2
+CPU cores.
+
+Expected: the docstring of the first config has the paper's numbers.
+
+Deviations: RoBERTa and DeBERTa tune learning rate and batch size for each model; so does protocol=roberta here, by the
+development scores. With several seeds of pre-training, compare one seed at a time.
+"""
+
+from ag_jax import config_reader
+from ag_jax.pretraining import arms
+from ag_jax.recipes import finetuning
+
+
+def get_config(argument: str = ""):
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+
+    runs: directory of a finished comparison of pre-training.
+    tasks: comma-separated names of tasks.
+    protocol: paper whose settings are used: RoBERTa, Adversarial Self-Attention (asa), attention guidance (ag) or
+        DeBERTa, for base or large models.
+    seed: seed of pre-training whose model is fine-tuned.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
+    arm: variant to fine-tune; `ag-jax compare` fine-tunes them all.
+    scale: `paper` as published, or `small` for 2 CPU cores.
+    """
+    chosen = config_reader.arguments(
+        argument,
+        runs=str,
+        tasks=str,
+        protocol=tuple(finetuning.PROTOCOLS),
+        seed=0,
+        seeds=5,
+        data="",
+        arm="",
+        scale=finetuning.SCALES,
+    )
+    found, seeds = arms.of_report(chosen.runs)
+    if chosen.seed not in seeds:
+        raise ValueError(f"seed={chosen.seed}: {chosen.runs} has the seeds {', '.join(map(str, seeds))}")
+    arm = chosen.arm or found[0]
+    if arm not in found:
+        raise ValueError(f"arm={arm}: {chosen.runs} has the arms {', '.join(found)}")
+    config = finetuning.suite("Downstream tasks of the models of a comparison", chosen)
+    config.checkpoint = f"{chosen.runs.rstrip('/')}/{arm}-seed{chosen.seed}"
+    finetuning.PROTOCOLS[chosen.protocol](config, config_reader.listed(chosen.tasks))
+    if chosen.scale == "small":
+        finetuning.small(config)
+    config.arms = ",".join(found)
+    return config

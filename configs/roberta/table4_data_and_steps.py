@@ -1,0 +1,59 @@
+"""Pre-train RoBERTa-large on more text and for longer (table 4).
+
+Liu et al. 2019 (RoBERTa), table 4 (section 5).
+
+    ag-jax compare --config=roberta/table4_data_and_steps:data=FOLDER --workdir=DIR
+    ag-jax compare --config=roberta/table4_data_and_steps:scale=small,data=FOLDER --workdir=DIR
+    ag-jax compare --config=finetune/downstream:runs=DIR,tasks=squad1,squad2,mnli,sst2 --workdir=DIR_tasks
+
+The last command gives the numbers of the table: it fine-tunes the model of each arm. FOLDER has a folder of text files
+for each corpus: `books`, `wikipedia`, `cc_news`, `openwebtext` and `stories`; for scale=small, `litbank_novels`, as in
+ag/table8_training.
+
+Hardware and time: each step has 8,192 sequences of 512 tokens; 100k steps took about one day on 1024 V100 GPUs.
+scale=small trains each of four arms of 4 layers for two to four minutes on 2 CPU cores.
+
+Expected (SQuAD 1.1/2.0 F1, MNLI-m, SST-2, dev):
+
+    100k        books, wikipedia (16 GB)    93.6/87.3   89.0   95.3
+    more_text   all (160 GB), 100k steps    94.0/87.7   89.3   95.6
+    300k        all, 300k steps             94.4/88.7   90.0   96.1
+    500k        all, 500k steps             94.6/89.4   90.2   96.4
+
+scale=paper has not been run with this program yet.
+
+Deviations: the paper's copies of the corpora are not public. Corpora are read one after the other and mixed row by row,
+in proportion to their sizes. At scale=small, `100k` reads State of the Union messages alone, the other arms also the
+novels, and the steps are 600, 600, 1,800 and 3,000. Losses are not comparable between arms whose text differs, because
+each arm is evaluated on held-out parts of its own text; compare them downstream.
+"""
+
+from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.recipes import pretraining
+
+STEPS = {"100k": 100_000, "more_text": 100_000, "300k": 300_000, "500k": 500_000}
+SMALL_STEPS = {"100k": 600, "more_text": 600, "300k": 1800, "500k": 3000}
+
+
+def get_config(argument: str = ""):
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+
+    arm: variant to train; `ag-jax compare` trains them all.
+    data: folder with a folder of text for each corpus.
+    scale: `paper` as published, or `small` for 2 CPU cores.
+    """
+    chosen = config_reader.arguments(argument, arm=tuple(STEPS), data=str, scale=("paper", "small"))
+    config = pretraining_config.default_config()
+    config.title = "RoBERTa with more text and more steps"
+    pretraining.roberta_table_9(config, "large")
+    pretraining.roberta_corpora(config, chosen.data, "books,wikipedia" if chosen.arm == "100k" else "all")
+    config.model.dtype = "bfloat16"
+    config.training.steps = STEPS[chosen.arm]
+    if chosen.scale == "small":
+        pretraining.small(config, steps=SMALL_STEPS[chosen.arm])
+        config.model.update(layers=4, heads=6)
+        if chosen.arm != "100k":
+            config.data.source = f"sotu,{chosen.data.rstrip('/')}/litbank_novels"
+    config.comparison.arms = ",".join(STEPS)
+    return config

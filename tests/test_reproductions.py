@@ -1,0 +1,71 @@
+"""The table of the papers' experiments in the README: every table and figure has a command, and records are found."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Typed from the papers, without sketches (ASA's figures 2 and 3) and without what the slides of the papers leave out.
+IN_THE_PAPERS = {
+    "ag": "tables 1 2 3 4 5 6 7 8 9 10 11; figures 1 2 3 4 5 6 7",
+    "roberta": "tables 1 2 3 4 5 6 7 9 10",
+    "deberta": "tables 1 2 3 4; figures 3",
+    "asa": "tables 1 2 3 4 5 6; figures 1 4a 4b 5 6",
+}
+# Configs of a paper's folder that train models for another one, or are no experiment of the paper.
+WITHOUT_ROW = {"ag/table8_training", "asa/real_weights"}
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("reproductions", ROOT / "benchmarks" / "reproductions.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_has_the_table_of_now(script):
+    text = (ROOT / "README.md").read_text()
+    assert script.with_table(text) == text, "run `python benchmarks/reproductions.py`"
+
+
+def test_every_table_and_figure_has_a_command(script):
+    found = {}
+    for config, names in script.rows().items():
+        found.setdefault(config.partition("/")[0], []).extend(names)
+    for paper, listed in IN_THE_PAPERS.items():
+        kinds = (part.split() for part in listed.split("; "))
+        expected = {f"{kind.removesuffix('s')} {number}" for kind, *numbers in kinds for number in numbers}
+        assert sorted(found[paper]) == sorted(expected), paper
+
+
+def test_every_config_of_a_paper_has_a_row_and_a_command(script):
+    configs = {f"{paper}/{path.stem}" for paper in IN_THE_PAPERS for path in (ROOT / "configs" / paper).glob("*.py")}
+    assert set(script.rows()) == configs - WITHOUT_ROW
+    for config in script.rows():
+        assert f" --config={config}" in script.command(config) and "--workdir" not in script.command(config)
+
+
+def test_records_are_told_apart_by_size(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    (tmp_path / script.RESULTS).mkdir(parents=True)
+    for name, content in {
+        "full": {"command": "ag-jax compare --config=configs/roberta/table1_masking.py"},
+        "small": {"command": "ag-jax compare --config=roberta/table1_masking:data=D,scale=small --config.seed=1"},
+        "started": {"command": "ag-jax train --config=ag/table7_translation:arm=base", "stopped": "after 3 steps"},
+        "other": {"command": "python benchmarks/compile_time.py"},
+        "none": {},
+        "laptop": {"command": "ag-jax compare --config=quickstart"},
+    }.items():
+        (tmp_path / script.RESULTS / f"{name}.json").write_text(json.dumps(content))
+    link = "[{0}](benchmarks/results/{0}.json)".format
+    assert set(script.records()) == {
+        ("roberta/table1_masking", False, link("full")),
+        ("roberta/table1_masking", True, link("small")),
+        ("ag/table7_translation", False, link("started") + " (stopped early)"),
+        ("ag/table3_language_modeling", True, link("laptop")),
+    }
+    with pytest.raises(ValueError, match="README.md must have the lines"):
+        script.with_table("# README\n")
