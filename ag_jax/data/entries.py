@@ -97,7 +97,8 @@ class Entries:
                 if self.is_complete(name):
                     continue
                 with self._claimed(name) as mine:
-                    if mine and not is_over():
+                    # Another process may have made it meanwhile. If it was also removed, `is_over` says so afterwards.
+                    if mine and not self.is_complete(name) and not is_over():
                         self._make(name, writers[name], check_large=False)
                         report()
             if is_over():

@@ -1,5 +1,6 @@
 """Entries of the cache in an object store, and machines that read them there."""
 
+import contextlib
 import dataclasses
 import pathlib
 import shutil
@@ -143,3 +144,24 @@ def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, s
     found = Entries.of(DataConfig(cache_dir=cache_dir))
     assert found.local == pathlib.Path(local).expanduser()
     assert found.remote == (None if remote is None else epath.Path(remote))
+
+
+def test_what_another_process_makes_before_the_claim_is_not_made_again(tmp_path):
+    entries, made = Entries(tmp_path), []
+
+    def write(directory):
+        made.append(directory.name.split(".")[0])
+        (directory / "file").write_text("content")
+
+    @contextlib.contextmanager
+    def claim(path):
+        Entries(tmp_path).open("part", write)  # another process, which ends just before this one takes the claim
+        yield True
+
+    def is_over():
+        over = not entries.is_complete("part")
+        entries.remove("part")  # the other processes go on as soon as this one has looked
+        return over
+
+    dataclasses.replace(entries, claim=claim).make_all({"part": write}, is_over, lambda: None)
+    assert made == ["part"]
