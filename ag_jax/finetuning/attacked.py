@@ -28,6 +28,8 @@ from ag_jax.pretraining import build
 from ag_jax.training.metrics import read_metrics
 
 WORDS = range(6, 21)  # number of words of a sentence whose attention maps are easy to read
+# Texts of Wu et al. 2022 by task: that of figure 1 (first layer) and that of figure 6 (layer 11 of 12, second head).
+PAPERS_TEXTS = {"sst2": ("a smile on your face", "it has all the excitement of eating oatmeal.")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +171,10 @@ def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str
 
 
 def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
-    """Draw attention maps of one sentence for each task that an arm was trained on under attack; return the report's
-    lines about the maps.
+    """Draw attention maps for each task that an arm was trained on under attack; return the report's lines about them.
 
-    The maps are those of the arms that saved weights, with and without the attack (Wu et al. 2022, figures 1 and 6).
+    The maps are those of the arms that saved weights, with and without the attack (Wu et al. 2022, figures 1 and 6), of
+    the texts in `PAPERS_TEXTS` or else of one development example.
     """
     lines = []
     for task, of_first in next(iter(arms.values())).chosen.items():
@@ -181,30 +183,52 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         opened = {name: found for name, arm in arms.items() if (found := arm.model(task)) is not None}
         if not opened:
             continue
-        text = sentence(next(iter(of_first.predicted.values())).examples)  # the same for all arms
-        columns = {}
-        for name, tuned in opened.items():
-            columns[name] = [(task, attention(tuned, text))]
-            attacker = adversarial.learnt(arms[name].attack(task), tuned.config, build.special_tokens(tuned.tokenizer))
-            if attacker is not None and tuned.adversary_params:
-                columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
+        examples = next(iter(of_first.predicted.values())).examples  # the same for all arms
         config = next(iter(opened.values())).config
-        for layer in sorted({0, max(config.layers - 2, 0)}):
+        for layer, (text, head) in pictures(task, examples, config.layers, config.heads).items():
+            columns: dict[str, list[tuple[str, maps.AttentionMaps]]] = {}
+            for name, tuned in opened.items():
+                columns |= _columns(name, tuned, arms[name].attack(task), task, text)
             path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
-            caption = f"Attention to a sentence of {task}, layer {layer + 1}"
-            lines += _shown(caption, plots.map_figure(columns, layer, config.heads - 1, path))
+            caption = f"Attention to a sentence of {task}, layer {layer + 1}, head {head + 1}"
+            lines += _shown(caption, plots.map_figure(columns, layer, head, path))
     explained = (
-        "The last head (the first ones may be guided) of the first layer and of the last but one, in each arm's "
-        "model of the first seed, without dropout. A row is a token, and dark is where it attends to. The model is "
-        "attacked only in training; `attacked` shows the attention that the adversary of the same epoch leaves."
+        "A head of the first layer and one of the last but one, in each arm's model of the first seed, without "
+        "dropout. A row is a token, and dark is where it attends to. The model is attacked only in training; "
+        "`attacked` shows the attention that the adversary of the same epoch leaves."
     )
     return ["## Attention after training", "", explained, "", *lines] if lines else []
+
+
+def _columns(
+    name: str, tuned: FineTuned, settings: AdversarialConfig, task: str, text: str
+) -> dict[str, list[tuple[str, maps.AttentionMaps]]]:
+    """Return an arm's columns of a figure: the maps of a text and, if there is an adversary, those under its attack."""
+    columns = {name: [(task, attention(tuned, text))]}
+    attacker = adversarial.learnt(settings, tuned.config, build.special_tokens(tuned.tokenizer))
+    if attacker is not None and tuned.adversary_params:
+        columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
+    return columns
 
 
 def attention(tuned: FineTuned, text: str, attacker: Attacker | None = None) -> maps.AttentionMaps:
     """Return the attention maps of a fine-tuned model for a text, under the attack of `attacker` if given."""
     params = tuned.params | tuned.adversary_params
     return maps.attention_maps(tuned.model, params, tuned.tokenizer, text, tuned.head.max_length, attacker)
+
+
+def pictures(task: str, examples: Sequence[Example], layers: int, heads: int) -> dict[int, tuple[str, int]]:
+    """Return {layer: (text, head)} of the attention maps to draw: the first layer and the last but one, both from 0.
+
+    The head is the last one, because the first ones may be guided, or the second one where figure 6 of Wu et al. 2022
+    shows that.
+    """
+    last_but_one = max(layers - 2, 0)
+    if task not in PAPERS_TEXTS:
+        return dict.fromkeys((0, last_but_one), (sentence(examples), heads - 1))
+    first, second = PAPERS_TEXTS[task]
+    found = {last_but_one: (second, min(1, heads - 1)), 0: (first, heads - 1)}
+    return dict(sorted(found.items()))
 
 
 def sentence(examples: Sequence[Example]) -> str:

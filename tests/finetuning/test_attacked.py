@@ -191,11 +191,12 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     (_, without), (_, under) = (columns[0][0][arm][0] for arm in ("asa", "asa, attacked"))
     np.testing.assert_allclose(under.weights_NHQK, 1 / len(under.tokens), rtol=1e-6, err_msg="everything is masked")
     assert np.abs(without.weights_NHQK - under.weights_NHQK).max() > 1e-3
-    assert [place for _, *place, _ in columns] == [[0, 2], [2, 2]], "layers and heads"
-    assert len(set(shown)) == 1 and len(shown[0].split()) in attacked.WORDS
-    for layer in (1, 3):
-        assert f"![Attention to a sentence of sst2, layer {layer}](figures/attention_sst2_layer{layer}.png)" in text
-        assert (tmp_path / "w" / "figures" / f"attention_sst2_layer{layer}.png").exists()
+    assert [place for _, *place, _ in columns] == [[0, 2], [2, 1]], "layers and heads"
+    assert list(dict.fromkeys(shown)) == ["a smile on your face", "it has all the excitement of eating oatmeal."]
+    for layer, head in ((1, 3), (3, 2)):
+        name = f"figures/attention_sst2_layer{layer}.png"
+        assert f"![Attention to a sentence of sst2, layer {layer}, head {head}]({name})" in text
+        assert (tmp_path / "w" / name).exists()
 
 
 def _maps(tuned, attacker=None):
@@ -250,3 +251,13 @@ def test_a_sentence_that_is_easy_to_read():
     assert attacked.sentence((Question("0", right, long, None),)) == right
     assert attacked.sentence((Choices("0", ((long, right), (long, short)), (0,)),)) == right
     assert attacked.sentence((Referent("0", right[:5], right[9:], (right[5:9], short), None),)) == right
+
+
+def test_texts_and_heads_that_are_drawn():
+    long, short = " ".join(["word"] * 21), "six words can be read well"
+    examples = [Texts("1", text, None, 0) for text in ("", "too short", long, short)]
+    assert attacked.pictures("rte", examples, 12, 8) == {0: (short, 7), 10: (short, 7)}
+    assert attacked.pictures("rte", examples[:3], 1, 1) == {0: ("too short", 0)}
+    smile, oatmeal = "a smile on your face", "it has all the excitement of eating oatmeal."
+    assert list(attacked.pictures("sst2", examples, 12, 12).items()) == [(0, (smile, 11)), (10, (oatmeal, 1))]
+    assert attacked.pictures("sst2", examples, 2, 1) == {0: (smile, 0)}
