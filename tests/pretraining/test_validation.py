@@ -35,7 +35,8 @@ def test_training_validates_on_some_rows_and_evaluate_on_all(tmp_path, monkeypat
             )
             for part in filled.reshape(-1, 4)
         ]
-        return metrics_evaluator(job.program, job.hyperparameters, lambda: batches)(opened.params, 2, lambda: None)["mlm_loss"]
+        evaluator = metrics_evaluator(job.program, job.hyperparameters, lambda: batches)
+        return evaluator(opened.params, 2, lambda: None)["mlm_loss"]
 
     assert summary["validation_loss"] == pytest.approx(loss([0, count // 3, 2 * count // 3]), rel=1e-6)
     found = run.evaluate(workdir)
