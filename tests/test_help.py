@@ -81,6 +81,21 @@ def test_overview_and_verbs(capsys):
         assert all(f"--{flag}" in text and verbs.FLAGS[flag].meaning[:30] in text for flag in verbs.VERBS[name].flags)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unread"),
+    [
+        (["train", "--config=quickstart", "--part=1/4", "--retry"], "--part, --retry"),
+        (["translate", "--config=quickstart", "--workdir=w"], "--config"),
+        (["export", "--workdir=w", "--to=t", "--noretry"], "--retry"),
+    ],
+)
+def test_flags_of_other_verbs_are_refused(arguments, unread, capsys):
+    message = f"`ag-jax {arguments[0]}` does not read {unread}; `ag-jax help {arguments[0]}` lists the flags"
+    assert message in rejected(capsys, *arguments)
+    read = [argument for argument in arguments if argument.split("=")[0].replace("--no", "--") not in unread]
+    assert verbs.parse(read, cli.KINDS)[0] == arguments[0]
+
+
 def test_configs_and_their_arguments(capsys):
     listed = said(capsys, "configs").splitlines()
     (quickstart,) = [line for line in listed if line.startswith("quickstart ")]

@@ -253,7 +253,8 @@ def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, 
     arguments: the words after `ag-jax`.
     config_types: the dataclasses that a config may be made for.
 
-    Raises ValueError, OSError or flags.Error for a verb, flag, config file or setting that does not exist.
+    Raises ValueError, OSError or flags.Error for a verb, flag, config file or setting that does not exist, and for
+    flags that the verb does not read.
     """
     source, config, rest = config_reader.read_flags(arguments, config_types)
     found = flags.FlagValues()
@@ -269,9 +270,21 @@ def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, 
         raise ValueError(
             f"expected one verb of {', '.join(VERBS)}, got {verb or 'none'}{_near(verb)}; see `ag-jax --help`"
         )
+    if verb in VERBS:
+        given = [name for name in FLAGS if found[name].present]
+        _check_read(verb, given if source is None else ["config", *given])
     fields = {flag.field or name: found[name].value for name, flag in FLAGS.items()}
     overrides = config_flags.get_override_values(found["config"]) if config is not None else {}
     return verb, {"config": source, "overrides": overrides, **fields}
+
+
+def _check_read(verb: str, given: Sequence[str]) -> None:
+    """Raise ValueError if some of the given flags are not read by a verb."""
+    read = (*(("config",) if VERBS[verb].has_config else ()), *VERBS[verb].flags)
+    if unread := [f"--{name}" for name in given if name not in read]:
+        raise ValueError(
+            f"`ag-jax {verb}` does not read {', '.join(unread)}; `ag-jax help {verb}` lists the flags that it reads"
+        )
 
 
 def _define(name: str, flag: Flag, values: flags.FlagValues) -> None:
