@@ -147,7 +147,7 @@ def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, s
 
 
 def test_what_another_process_makes_before_the_claim_is_not_made_again(tmp_path):
-    entries, made = Entries(tmp_path), []
+    entries, made, over = Entries(tmp_path), [], [False]
 
     def write(directory):
         made.append(directory.name.split(".")[0])
@@ -155,13 +155,14 @@ def test_what_another_process_makes_before_the_claim_is_not_made_again(tmp_path)
 
     @contextlib.contextmanager
     def claim(path):
-        Entries(tmp_path).open("part", write)  # another process, which ends just before this one takes the claim
+        if not made:  # another process, which ends just before this one takes the claim
+            Entries(tmp_path).open("part", write)
         yield True
 
     def is_over():
-        over = not entries.is_complete("part")
-        entries.remove("part")  # the other processes go on as soon as this one has looked
-        return over
+        answer, over[0] = over[0], True  # as soon as this process has looked, the others remove the part
+        entries.remove("part")
+        return answer
 
     dataclasses.replace(entries, claim=claim).make_all({"part": write}, is_over, lambda: None)
     assert made == ["part"]
