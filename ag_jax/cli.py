@@ -160,6 +160,7 @@ class Request:
         if position is None:
             return
         command = {"the verb": verb, "--workdir": str(self.directory()), "--step": self.step}
+        command |= {"--part": self.part, "--retry": self.retry}
         if self.config:
             self.checked()  # a wrong config need not wait for the other hosts to be refused
         hosts.join(position, self.join_timeout)

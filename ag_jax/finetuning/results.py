@@ -226,7 +226,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     for name, predicted in labelled.items():
         sets[name] = {key: choosing.summary(of_seeds) for key, of_seeds in predicted.values().items()}
         if len(predicted.rows) > 1:
-            together[name] = _evaluate(chosen.task, predicted.examples, predicted.together())
+            together[name] = _evaluate(predicted.task, predicted.examples, predicted.together())
     if POOLED in sets:
         sets[OF_FOLDS] = {key: choosing.summary(_mean_of_folds(chosen, key)) for key in sets[POOLED]}
     thresholds = {name: found for name, predicted in labelled.items() if (found := predicted.thresholds())}

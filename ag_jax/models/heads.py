@@ -1,6 +1,6 @@
 """Encoder with the head of a fine-tuning task.
 
-Shape letters: B batch, C candidates of an example, T classes, L length, M tokens of a phrase, D width, V vocabulary.
+Shape letters: B batch, C classes or candidates of an example, L length, M tokens of a phrase, D width, V vocabulary.
 """
 
 import dataclasses
@@ -122,8 +122,8 @@ class AnswerHead(nn.Module):
 class PhraseHead(nn.Module):
     """Head for phrases in the place of a pronoun: their mean log-probability by a head for masked words.
 
-    sum_m log P(w_m | text with the phrase masked) / M over the M tokens of the phrase (Liu et al. 2019, section 5.1,
-    and the released program). Only the first `PHRASE` tokens of a longer phrase count.
+    sum_m log P(w_m | text with M masks for the pronoun) / M over the M tokens w_m of the phrase (Liu et al. 2019,
+    section 5.1, and the released program). Only the first `PHRASE` tokens of a longer phrase count.
     """
 
     config: EncoderConfig

@@ -9,6 +9,7 @@ import sys
 
 from etils import epath
 
+from ag_jax.data.json_files import read_json
 from ag_jax.pretraining.config import ExperimentConfig
 
 SUMMARY = "summary.json"
@@ -23,7 +24,11 @@ def earlier_lengths(workdir: epath.Path) -> list[int]:
 
 def is_finished(steps: int, workdir: epath.Path) -> bool:
     """Return whether the run in `workdir` was trained for all of its `steps` steps."""
-    return (workdir / SUMMARY).exists() or steps in earlier_lengths(workdir)
+    if steps in earlier_lengths(workdir):
+        return True
+    # The run may have been ended by its time limit; summaries of earlier versions have no number of steps.
+    path = workdir / SUMMARY
+    return path.exists() and read_json(path, dict).get("steps", steps) == steps
 
 
 def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:

@@ -304,14 +304,14 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and is_complete(done, config):
         return done
-    if done and hosts.is_first():
-        (workdir / SUMMARY).unlink()  # of a run that ended at a shorter time limit and goes on
     corpus = pretraining_corpus.prepare(config, workdir)
     job = make_job(config, workdir, corpus, labels, pause_at)
     pretraining_corpus.record(config, workdir, corpus)
     if hosts.is_first():
         chosen = build.choose_attention(config, job.program.mesh)
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
+    if done and hosts.is_first():
+        (workdir / SUMMARY).unlink()  # of a run that ended at a shorter time limit and goes on
     found = loop.Loop(job).run()
     if hosts.is_first() and is_complete(found, config):
         storage.write_whole(workdir / SUMMARY, json.dumps(found, indent=2) + "\n")

@@ -9,8 +9,8 @@ class TrainingConfig:
     """Length of a training run, its batches, and when it logs, evaluates and saves.
 
     steps: number of optimizer updates.
-    time_limit: seconds of training, without evaluations and over all restarts, after which the run ends before its last
-        step; its schedules stay those of all steps. None trains all steps.
+    time_limit: seconds of training over all restarts, with compilation and without evaluations, after which the run
+        ends before its last step; its schedules stay those of all steps. None trains all steps.
     batch_size: number of sequences in an update.
     microbatches: number of parts in which a batch is computed, one after the other, to save memory.
     log_every: steps between two rows of metrics.

@@ -112,6 +112,8 @@ class Loop:
         if start == config.steps or job.stop(self.progress.history) or self._is_paused(start):
             return state
         if config.time_limit and hosts.from_first("the time limit", self._time_is_up):
+            if self.progress.interval:
+                self._log(start)
             if not self.progress.is_evaluated(start):
                 self._evaluate(state, start)
             return state

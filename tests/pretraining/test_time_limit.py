@@ -40,6 +40,8 @@ def test_a_run_ends_at_the_limit_and_goes_on_with_a_longer_one(up, text, short, 
     asked = len(up.asked)
     assert run.train(limited, workdir) == found, "the run is complete"
     assert len(up.asked) == asked
+    with pytest.raises(ValueError, match="training.steps"):  # it did not train all of its steps
+        run.train(settings(text, SHORT + 2, **{"training.time_limit": 60}), workdir)
     up.after = 1000
     whole = run.train(settings(text, SHORT), workdir)
     assert "time_limit" not in whole and whole["validation_loss"] == expected["validation_loss"]

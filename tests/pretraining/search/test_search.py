@@ -338,3 +338,9 @@ def test_names_of_points(tmp_path):
     settings = {"adversarial.method": "asa"}
     names = [point.name for point in points.study(config_file(tmp_path / "b.py", {"mlm": grid}, **settings), {}).points]
     assert names == ["learning_rate0.5-lr0.5", "learning_rate0.25-lr0.5"]
+
+
+def test_a_time_limit_does_not_go_with_rungs(stubbed, tmp_path):
+    source = config_file(tmp_path / "one.py", {"mlm": rates(0.1, 0.2)})
+    with pytest.raises(ValueError, match="search.rungs compares runs after the same steps, and training.time_limit=9"):
+        stubbed(source, {"search.rungs": (0.5,), "training.time_limit": 9})
