@@ -3,7 +3,7 @@
     python benchmarks/reproductions.py
 
 A row is a config in the folder of a paper. The first line of its docstring says what it does, and in parentheses which
-tables and figures it makes, such as "(table 3, figure 5)"; `MORE` has those that it makes besides. A record in
+tables and figures it makes, such as "(table 3, figure 5)"; `MORE` lists further ones of some configs. A record in
 benchmarks/results/ belongs to the config that its `command` names: to the small size if the command has scale=small or
 the config is in `SMALL`, and otherwise to the full size.
 """
@@ -32,7 +32,7 @@ MORE = {
     "roberta/table5_glue": ("table 10",),
     "asa/table1_generalization": ("table 5", "figure 1", "figure 6"),
 }
-# Configs that have only a small size: the configs of papers whose experiments they repeat.
+# Small configs outside the papers, and the configs whose experiments each repeats: their records count as run small.
 SMALL = {
     "quickstart": ("ag/table3_language_modeling",),
     "probe": ("ag/table8_probes",),

@@ -53,9 +53,10 @@ class Entries:
 
     @classmethod
     def of(cls, config: DataConfig, claim: Claim = unclaimed) -> "Entries":
-        """Return the entries in `data.cache_dir`, $AG_JAX_CACHE or ~/.cache/ag_jax.
+        """Return the entries in `data.cache_dir`, $AG_JAX_CACHE or ~/.cache/ag_jax, the first of these that is set.
 
-        If one of the first two is in an object store, copies are in the first of the others that is not.
+        If that is in an object store, local copies go to $AG_JAX_CACHE if it is on a disk, and otherwise to
+        ~/.cache/ag_jax.
         """
         named = [name for name in (config.cache_dir, os.environ.get("AG_JAX_CACHE")) if name]
         remote = epath.Path(named[0]) if named and "://" in named[0] else None
@@ -85,7 +86,8 @@ class Entries:
         return self._make(name, write, check_large)
 
     def make_all(self, writers: Mapping[str, Write], is_over: Callable[[], bool], report: Callable[[], None]) -> None:
-        """Make the entries that are missing, those that other processes have not taken; return when all are complete.
+        """Make the missing entries that no other process is making, and wait for the others; return when all are
+        complete or no longer needed.
 
         writers: function that writes an entry, by its name.
         is_over: returns whether the entries are no longer needed.

@@ -36,5 +36,5 @@ class Hyperparameters:
         return dataclasses.replace(config, learning_rate=self.learning_rate, warmup_steps=self.warmup_steps)
 
     def in_guidance(self, config: GuidanceConfig) -> GuidanceConfig:
-        """Return settings of guidance with this `alpha`, which may be a traced array; it has the place of any rule."""
+        """Return settings of guidance with this `alpha`, which may be a traced array, in the place of any rule."""
         return dataclasses.replace(config, alpha=self.alpha, alpha_rule="value")

@@ -17,8 +17,9 @@ Expected (deberta-large, dev): MNLI-m/mm 91.1/91.1, SQuAD 1.1 F1/EM 95.5/90.1, S
 F1/EM 91.4/91.0, SWAG 90.8, NER F1 93.8. scale=paper has not been run with this program yet.
 
 Deviations: the paper's sweep also has the warm-up (50, 100, 500 or 1,000 steps) and the dropout of the task's head (0
-to 0.15); here the warm-up has 500 steps and the head the checkpoint's dropout. Sequences have 384 tokens for SQuAD, 512
-for RACE and ReCoRD, 128 for SWAG and 256 for CoNLL-2003, which is our choice. RACE is `race`, middle and high school.
+to 0.15); here the warm-up has 500 steps and the head the checkpoint's dropout. In SQuAD 2.0 the score of the first
+token decides whether there is an answer. Sequences have 384 tokens for SQuAD, 512 for RACE and ReCoRD, 128 for SWAG and
+256 for CoNLL-2003, which is our choice. RACE is `race`, middle and high school.
 """
 
 from ag_jax import config_reader

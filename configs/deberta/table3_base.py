@@ -16,7 +16,8 @@ been run with this program yet.
 
 Deviations: MNLI has the settings of the script released for the base model. For SQuAD no script was released; the sweep
 is over learning rates and batch sizes, with 500 warm-up steps, and the dropout of the task's head is the checkpoint's.
-Sequences of SQuAD have 384 tokens, which is our choice.
+In SQuAD 2.0 the score of the first token decides whether there is an answer. Sequences of SQuAD have 384 tokens, which
+is our choice.
 """
 
 from ag_jax import config_reader

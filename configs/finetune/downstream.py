@@ -10,10 +10,10 @@ downstream scores by the second:
 `runs` is the --workdir of a finished `ag-jax compare`. Each of its arms is an arm here, with the model of one seed
 (`seed`) as checkpoint.
 
-Hardware and time: as for the tasks of the protocol, once for each arm. scale=small takes minutes for each trial on 2
-CPU cores.
+Hardware and time: that of `finetune/glue` and the like, multiplied by the number of arms. scale=small takes minutes for
+each trial on 2 CPU cores.
 
-Expected: the docstring of the first config has the paper's numbers.
+Expected: see `ag-jax help CONFIG` for the config that trained the models, such as roberta/table3_batch_size.
 
 Deviations: RoBERTa and DeBERTa tune learning rate and batch size for each model; so does protocol=roberta here, by the
 development scores. With several seeds of pre-training, compare one seed at a time.

@@ -21,9 +21,9 @@ Deviations: the papers do not give settings for SuperGLUE. protocol=deberta_larg
 protocol=roberta that of RoBERTa for GLUE. CB, COPA, RTE and WSC warm up over a share of the steps, because DeBERTa's
 500 warm-up steps are more than some of their trials have. The settings of SiFT are those of the released code. In WiC
 and WSC the words are marked in the text, and the first token is classified, where SuperGLUE's baseline classifies by
-the words' own hidden states. ReCoRD is a choice among the entities of the passage, and every name of the right entity
-is right. --config.tasks.wsc.ranking=True ranks phrases for WSC's pronoun, as RoBERTa does. MultiRC classifies each
-answer by itself. Of MultiRC and ReCoRD the passage is cut.
+the words' own hidden states. ReCoRD is a choice among the entities of the passage, and any name that the passage uses
+for the right entity counts as right. --config.tasks.wsc.ranking=True ranks phrases for WSC's pronoun, as RoBERTa does.
+MultiRC classifies each answer by itself. In MultiRC and ReCoRD a passage that is too long is cut.
 """
 
 from ag_jax import config_reader

@@ -73,7 +73,7 @@ def marked(text: str, *spans: tuple[Span, str]) -> str:
 
 
 def _find(text: str, wanted: str, index: Any) -> Span:
-    """Return where the words `wanted` begin, in the word of `text` number `index` or in one of its neighbours.
+    """Return the span of the words `wanted`, which begin in word number `index` of `text` or in one of its neighbours.
 
     WSC counts words that are separated by white space. Some of its indices are off by one, and some phrases end in a
     full stop or comma that is not theirs; the script for WSC of fairseq allows for both.

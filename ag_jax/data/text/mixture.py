@@ -9,7 +9,7 @@ weights, the parts are one text, read one after the other. With weights,
   exact to less than two rows for each source over the steps so far.
 * every source has epochs of its own: its rows come in a random order, and after its last row it begins anew in another
   order. So a small source with a large weight is read more often than a large source.
-* validation reads the held-out rows of all sources once, as many as there are, whatever the weights.
+* validation reads the held-out rows of all sources together, whatever the weights.
 
 The source of a row is a function of the row's number g among all rows drawn in training, and so is the row's place in
 the order of its source; see `assign`.
@@ -119,7 +119,7 @@ class MixedRows:
             self.second_start = Joined([part.second_start for part in parts])
             self.is_random_next = Joined([part.is_random_next for part in parts])
         self._ends_K = np.cumsum([len(part) for part in parts])
-        # For each source the epochs of a batch, and those of another reader.
+        # For each source, two permutations for the epochs that a batch may span, and one for another reader.
         self._permutation = functools.lru_cache(maxsize=3 * len(parts))(randomness.permutation.__wrapped__)
 
     def __len__(self) -> int:

@@ -1,9 +1,9 @@
 """Tokenise a text in parts, which several processes and machines may share.
 
 A part is some consecutive files of `data.source`, `PART_SIZE` bytes together or one larger file, so every process finds
-the same parts in the same list of files. Which documents are held out, and rows that continue from one document to the
-next, depend on the documents before; so a part has the tokens of all its documents, and one process puts the parts
-together (`assembly`), when all are there. What comes out is the same for any number of parts and processes.
+the same parts in the same list of files. Which documents are held out depends on all documents before, and so do rows
+that continue into the next document. Therefore a part has the tokens of all its documents, and one process puts the
+parts together (`assembly`), when all are there. What comes out is the same for any number of parts and processes.
 
 Texts of fewer than 100 documents are a single part, because the sentences that are held out from a document depend on
 those held out before (`holdout`).
@@ -43,7 +43,7 @@ MEGABYTE = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A text without weights that is to be tokenised.
+    """One source of the text, or several without weights, which is to be tokenised.
 
     config: the settings of the data.
     key: hash of all that the tokens depend on.

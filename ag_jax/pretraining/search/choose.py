@@ -22,7 +22,7 @@ class Task:
 
     number: number of the point.
     seed: seed of the run.
-    pause_at: step to which it is trained now; None for the last.
+    pause_at: step to which it is trained now; None trains to the last step.
     """
 
     number: int
@@ -49,8 +49,8 @@ def halved(study: Study, states: States) -> tuple[list[Task], dict[int, int]]:
     """Return the runs to train next, and the points that halving stopped, {number of the point: step}.
 
     At each rung, the points of an arm with the lower losses go on, half of them rounded up. A point that failed counts
-    as the worst; a point that is done without having been compared, in a search without rungs, is left out. The runs
-    of an arm whose rung is not decided, because a run has not come that far, are trained to this rung.
+    as the worst; a point that an earlier search without rungs trained to the end is not compared and not stopped. The
+    runs of an arm whose rung is not decided, because a run has not come that far, are trained to this rung.
     """
     tasks: list[Task] = []
     stopped: dict[int, int] = {}
@@ -175,7 +175,8 @@ def read_best(directory: epath.PathLike, arm: str) -> dict[str, Any]:
     """Return the settings that a finished search chose for an arm, {"section.key": value}.
 
     directory: the --workdir of the search.
-    arm: name of the arm, or what the names of several arms have before the first `_`, of which the best is taken.
+    arm: name of the arm; `ag` stands for the arm `ag` and for all arms whose names begin with `ag_`, and the best point
+        of all of them is returned.
 
     Raises ValueError if there is no `best.json`, or no such arm in it.
     """

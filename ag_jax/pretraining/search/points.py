@@ -1,4 +1,4 @@
-"""The points of a search: the grids of a config file expanded, checked, and shared out to several machines."""
+"""The points of a search: one config for each combination of the values in the grids, checked before training."""
 
 import dataclasses
 import itertools
