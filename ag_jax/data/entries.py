@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -149,7 +148,9 @@ class Entries:
 
     def _make(self, name: str, write: Write, check_large: bool) -> Entry:
         def fill(partial: pathlib.Path) -> None:
-            if not (self.remote and self._is_in_store(name) and _fetch(self.remote / name, partial)):
+            if self.remote and self._is_in_store(name):
+                _fetch(self.remote / name, partial)
+            else:
                 write(partial)
 
         entry = cache.build_once(self.local / name, fill, check_large=check_large)
@@ -158,25 +159,27 @@ class Entries:
         return entry
 
 
-def _fetch(stored: epath.Path, directory: pathlib.Path) -> bool:
-    """Copy an entry of the object store to an empty directory of this machine; return whether it is intact.
+def _fetch(stored: epath.Path, directory: pathlib.Path) -> None:
+    """Copy an entry of the object store to an empty directory of this machine.
 
-    A damaged entry is deleted in both places, with a warning.
+    A file that differs from its checksum is copied once more, because the copy may be wrong and not the entry.
+
+    Raises ValueError if it still differs. The entry is not deleted, because other machines may be reading it.
     """
     try:
         files = json.loads((stored / MANIFEST).read_text())["files"]
         for file, expected in files.items():
             (directory / file).parent.mkdir(parents=True, exist_ok=True)
-            _copy(stored / file, epath.Path(directory / file))
-            if checksums.of_file(directory / file) != expected["blocks"]:
-                raise ValueError(f"the content of {file} was changed")
+            for attempt in (1, 2):
+                _copy(stored / file, epath.Path(directory / file))
+                if checksums.of_file(directory / file) == expected["blocks"]:
+                    break
+                if attempt == 2:
+                    raise ValueError(f"the content of {file} was changed")
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
-        print(f"data: {stored} is damaged ({error}): making it anew", file=sys.stderr, flush=True)
-        shutil.rmtree(directory)
-        directory.mkdir()
-        stored.rmtree()
-        return False
-    return True
+        raise ValueError(
+            f"{stored} is damaged ({error}): once no machine uses it, delete it; the same command then makes it again"
+        ) from error
 
 
 def _publish(entry: Entry, stored: epath.Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax.data import entries as cache_entries
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.entries import Entries
 from ag_jax.data.text import pipeline
@@ -103,7 +104,7 @@ def test_parts_of_several_machines_meet_in_the_store(config, store, machine, mon
     assert corpus.facts() == alone.facts()
 
 
-def test_damage_in_the_store_is_noticed_by_the_next_machine(config, store, machine, capsys):
+def test_damage_in_the_store_is_noticed_by_the_next_machine(config, store, machine):
     machine("first")
     corpus = pipeline.prepare(config)
     [path] = epath.Path(config.cache_dir).glob("rows-*/train/tokens.bin")
@@ -111,10 +112,25 @@ def test_damage_in_the_store_is_noticed_by_the_next_machine(config, store, machi
     for damaged in (content[:-1] + bytes([content[-1] ^ 1]), content[:-2]):
         path.write_bytes(damaged)
         shutil.rmtree(machine("second"), ignore_errors=True)
-        capsys.readouterr()
-        assert pipeline.prepare(config).facts() == corpus.facts()
-        assert "is damaged (the content of train/tokens.bin was changed): making it anew" in capsys.readouterr().err
-        assert path.read_bytes() == content, "the store has the intact entry again"
+        with pytest.raises(ValueError, match=r"rows-\w+ is damaged \(the content of train/tokens.bin was"):
+            pipeline.prepare(config)
+        assert path.read_bytes() == damaged, "other machines may be reading it"
+    path.parent.parent.rmtree()
+    assert pipeline.prepare(config).facts() == corpus.facts() and path.read_bytes() == content
+
+
+def test_a_wrong_copy_of_an_entry_is_copied_again(config, store, machine, monkeypatch):
+    machine("first")
+    corpus, honest, wrong = pipeline.prepare(config), cache_entries._copy, []
+
+    def copy(source, target):
+        honest(source, target)
+        if target.name == "tokens.bin" and not wrong:
+            wrong.append(target.write_bytes(bytes(8)))
+
+    machine("second")
+    monkeypatch.setattr(cache_entries, "_copy", copy)
+    assert pipeline.prepare(config).facts() == corpus.facts() and wrong
 
 
 def test_an_upload_that_was_cut_off_is_repeated(config, store, machine):
