@@ -13,14 +13,14 @@ import time
 
 from ag_jax import cli
 from ag_jax.data import tokenizers
-from ag_jax.data.text import formats, pipeline, sources
+from ag_jax.data.text import formats, holdout, prepare, sources
 
 SENTENCES = [f"The {word} sat on the mat of house {number}." for number in range(50) for word in ("cat", "dog", "bird")]
 
 
 def text() -> None:
     """Make documents endless, so that a tokenizer is trained, or text tokenised, for ever."""
-    sources._part_documents = lambda *_: itertools.repeat(" ".join(SENTENCES))
+    sources._file_documents = lambda *_: itertools.repeat(" ".join(SENTENCES))
 
 
 def rows() -> None:
@@ -36,7 +36,7 @@ def call() -> None:
 
 def document() -> None:
     """Make the main thread call a C function that does not return, during which Python runs no signal handlers."""
-    pipeline.split_sentences = lambda _: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+    prepare.split_sentences = holdout.split_sentences = lambda _: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 
 
 def after_a_lost_exception() -> None:

@@ -268,7 +268,11 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
             1,
             "is a config for pre-training: use `ag-jax train` for one run",
         ),
-        (["finetune", tuning, "--step=3"], 1, "--step=3 does not apply to fine-tuning: give the step"),
+        (
+            ["finetune", tuning, "--step=3"],
+            2,
+            "does not read --step; give the step of the checkpoint as --config.step=N",
+        ),
         (
             ["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}"],
             1,
