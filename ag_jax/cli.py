@@ -113,11 +113,6 @@ class Request:
                 f"{self.config} is a config for pre-training: use `ag-jax train` for one run, `ag-jax compare` for "
                 "arms; fine-tuning needs a config such as --config=finetune/glue:checkpoint=RUN"
             )
-        if self.step is not None:
-            raise ValueError(
-                f"--step={self.step} does not apply to fine-tuning: give the step of the checkpoint as the setting "
-                f"--config.step={self.step} instead"
-            )
         return config
 
     def probes(self) -> ProbingConfig:

@@ -282,11 +282,11 @@ def _check_read(verb: str, given: Sequence[str]) -> None:
     """Raise ValueError if some of the given flags are not read by a verb."""
     read = (*(("config",) if VERBS[verb].has_config else ()), *VERBS[verb].flags)
     if unread := [f"--{name}" for name in given if name not in read]:
-        hint = (
-            "; give the step of the checkpoint as --config.step=N" if (verb, unread) == ("finetune", ["--step"]) else ""
-        )
+        of_suite = verb == "finetune" and "--step" in unread
+        hint = "; give the step of the checkpoint as --config.step=N" if of_suite else ""
         raise ValueError(
-            f"`ag-jax {verb}` does not read {', '.join(unread)}{hint}; `ag-jax help {verb}` lists the flags that it reads"
+            f"`ag-jax {verb}` does not read {', '.join(unread)}{hint}; "
+            f"`ag-jax help {verb}` lists the flags that it reads"
         )
 
 
