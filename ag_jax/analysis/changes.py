@@ -72,11 +72,14 @@ class AttackedText(NamedTuple):
 
     plain, attacked: the maps without and with the attack.
     change_N: the change of each layer, `N`.
+    masked_NHQK: which cells the attack masked, where the axis H has the length 1 if all heads share a mask; None for an
+        attack that masks nothing.
     """
 
     plain: AttentionMaps
     attacked: AttentionMaps
     change_N: np.ndarray
+    masked_NHQK: np.ndarray | None = None
 
 
 def without_dropout(config: EncoderConfig) -> EncoderConfig:
@@ -134,7 +137,7 @@ def mean_change(attacked: AttackedModel, batches: Iterable[dict[str, Any]]) -> n
     """
     changes = []
     for number, batch in enumerate(batches):
-        plain_NBHQK, attacked_NBHQK, read = _both(attacked, batch, number)
+        plain_NBHQK, attacked_NBHQK, _, read = _both(attacked, batch, number)
         changes.append(change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"])))
     return np.mean(changes, axis=0)
 
@@ -144,36 +147,44 @@ def attacked_text(attack: TextAttack, tokenizer: Tokenizer, ids_L: np.ndarray) -
 
     ids_L: token ids of the text, with the tokens that begin and end it.
     """
-    plain_NBHQK, attacked_NBHQK, read = _both(attack.attacked, attack.make_batch(ids_L), 0)
+    plain_NBHQK, attacked_NBHQK, masked_NBHQK, read = _both(attack.attacked, attack.make_batch(ids_L), 0)
     (read_L,) = np.asarray(read["tokens"])
     tokens = tuple(tokenizer.tokens(read_L.tolist()))
     plain, attacked = (
         AttentionMaps(tokens, read_L, weights_NBHQK[:, 0]) for weights_NBHQK in (plain_NBHQK, attacked_NBHQK)
     )
-    return AttackedText(plain, attacked, change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"])))
+    masked_NHQK = None if masked_NBHQK is None else masked_NBHQK[:, 0]
+    changed_N = change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"]))
+    return AttackedText(plain, attacked, changed_N, masked_NHQK)
 
 
-def _both(attacked: AttackedModel, batch: dict[str, Any], number: int) -> tuple[np.ndarray, np.ndarray, Batch]:
-    """Return the attention probabilities without and with the attack, `NBHQK`, and the batch that the encoder read.
+def _both(
+    attacked: AttackedModel, batch: dict[str, Any], number: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Batch]:
+    """Return the attention probabilities without and with the attack, which cells it masked (`Attention`), all
+    `NBHQK`, and the batch that the encoder read.
 
     number: of the batch; random initial perturbations are a function of it.
     """
     key = jax.random.fold_in(jax.random.key(0), number)
     step = jnp.int32(attacked.step)
-    plain_NBHQK, attacked_NBHQK, read = _passes(attacked.objective, attacked.model, attacked.params, batch, key, step)
-    return np.asarray(plain_NBHQK), np.asarray(attacked_NBHQK), read
+    plain_NBHQK, (attacked_NBHQK, masked_NBHQK), read = _passes(
+        attacked.objective, attacked.model, attacked.params, batch, key, step
+    )
+    masked = None if masked_NBHQK is None else np.asarray(masked_NBHQK)
+    return np.asarray(plain_NBHQK), np.asarray(attacked_NBHQK), masked, read
 
 
 @functools.partial(jax.jit, static_argnames=("objective", "model"))
 def _passes(
     objective: Objective, model: EncoderModel, params: Any, batch: Batch, key: jax.Array, step: jax.Array
-) -> tuple[jax.Array, jax.Array, Batch]:
+) -> tuple[jax.Array, maps.Attention, Batch]:
     found = objective.attacked_pass(params, batch, {"dropout": key}, step)
     if found is None:
         raise ValueError(f"{type(objective).__name__} has no attack: expected the objective of an attacked model")
     read = encoder.rows(found.encoder_batch)
     plain_NBHQK = maps.attention_weights(model, params, read, found.clean)
-    return plain_NBHQK, maps.attention_weights(model, params, read, found.attacked), read
+    return plain_NBHQK, maps.attention(model, params, read, found.attacked), read
 
 
 def change_table(change_N: np.ndarray, method: str) -> str:

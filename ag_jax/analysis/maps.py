@@ -12,8 +12,8 @@ Shape letters: N layers, B batch, H heads, L length, Q query position, K key pos
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,9 @@ from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
+from ag_jax.viewer import colours
+from ag_jax.viewer.notebook import NotebookView
+from ag_jax.viewer.page import Target, View
 
 EncoderModel = PretrainingModel | ReplacedTokensModel | TranslationModel | TaskModel
 Assignment = tuple[tuple[str, int], ...]  # (pattern, number of heads that it guides), from the first head on
@@ -116,6 +119,25 @@ class AttentionMaps:
     def unguided(self) -> str:
         """The word for heads that no pattern guides."""
         return "fixed" if self.is_fixed else "free"
+
+    def view(
+        self,
+        special: PatternTokens | None = None,
+        assignment: Assignment = (),
+        against: Mapping[str, "AttentionMaps"] | None = None,
+        detail: str | None = None,
+    ) -> NotebookView:
+        """Return all heads as an interactive picture for a notebook; `.save(FILE)` writes it as a web page.
+
+        special: tokens for which the patterns [Delim] and [Period] look (`Inspected.special`); None leaves these
+            patterns out.
+        assignment: patterns with the number of heads that they guide in each layer (`Inspected.assignment`).
+        against: other maps to compare with these, by name, such as those of another model for the same text.
+        detail: `full` or `picture`, see `viewer.page.page`; None stores as much as a notebook can hold.
+        """
+        shown = {self.title: self, **(against or {})}
+        views = [viewer_view(maps, name, name, special, assignment) for name, maps in shown.items()]
+        return NotebookView(" ".join(self.tokens)[:80], views, detail)
 
     @property
     def visible_QK(self) -> np.ndarray:
@@ -207,6 +229,18 @@ def _one_text(ids_L: np.ndarray) -> Batch:
     }
 
 
+class Attention(NamedTuple):
+    """The attention of an encoder, and what an attack did to it.
+
+    weights_NBHQK: attention probabilities, float32.
+    masked_NBHQK: which cells an attack masked, where H is 1 if all heads share a mask; None without an attack that
+        masks.
+    """
+
+    weights_NBHQK: jax.Array
+    masked_NBHQK: jax.Array | None
+
+
 @functools.partial(jax.jit, static_argnames=("model",))
 def attention_weights(model: EncoderModel, params: Any, batch: Batch, ports: Ports) -> jax.Array:
     """Return the attention probabilities of the model's encoder, without dropout, as `NBHQK`.
@@ -214,14 +248,19 @@ def attention_weights(model: EncoderModel, params: Any, batch: Batch, ports: Por
     batch: the fields that an encoder reads (`encoder.rows`).
     ports: an attack on the encoder, if there is one.
     """
+    return attention(model, params, batch, ports).weights_NBHQK
+
+
+def attention(model: EncoderModel, params: Any, batch: Batch, ports: Ports) -> Attention:
+    """Return the attention of the model's encoder, without dropout; for `batch` and `ports` see `attention_weights`."""
     _, collections = model.apply(
         {"params": params},
         batch,
         method=lambda model, batch: model.encoder(batch, ports=ports, deterministic=True),
         mutable=["intermediates"],
     )
-    weights_NBHQK: jax.Array = collections["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
-    return weights_NBHQK
+    sown = collections["intermediates"]["encoder"]["layers"]["attention"]
+    return Attention(sown["attention_weights"][0], sown["masked"][0] if "masked" in sown else None)
 
 
 def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -285,6 +324,41 @@ def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assign
     uniform_QK = maps.visible_QK / maps.visible_QK.sum(-1, keepdims=True, dtype=np.float32)
     uniform = dataclasses.replace(maps, weights_NHQK=uniform_QK[None, None])
     return {name: float(mass_NH[0, 0]) for name, mass_NH in attention_mass(uniform, special, assignment).items()}
+
+
+def viewer_view(
+    maps: AttentionMaps, name: str, model: str, special: PatternTokens | None, assignment: Assignment, **more: Any
+) -> View:
+    """Return maps as a view of a page, with the masses of their heads on all patterns.
+
+    name: what tells this view from the others of the page.
+    model: name of the model.
+    special: None leaves out the patterns that look for certain tokens.
+    more: other fields of `viewer.page.View`.
+    """
+    names = pattern_names(maps, assignment)
+    if special is None:
+        names = [one for one in names if one not in ("delim", "period")]
+        special = PatternTokens((), ())
+    masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
+    every = list(dict.fromkeys([*PATTERNS, *names]))
+    targets = {}
+    for one in names:
+        colour = colours.CATEGORIES[every.index(one) % len(colours.CATEGORIES)]
+        targets[one] = Target(*_target(maps, special, one), title(one), colour, masses[one], chance[one])
+    return View(
+        name=name,
+        model=model,
+        columns=maps.tokens,
+        rows=maps.query_tokens,
+        weights_NHQK=maps.weights_NHQK,
+        kind=maps.title,
+        guided=head_patterns(assignment, maps.weights_NHQK.shape[1]),
+        targets=targets,
+        special=[at for at, token in enumerate(maps.ids_L.tolist()) if token in special.delimiters],
+        is_causal=maps.kind == "decoder",
+        **more,
+    )
 
 
 def strongest_pattern(

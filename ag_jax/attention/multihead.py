@@ -87,7 +87,8 @@ class MultiHeadAttention(nn.Module):
       `intermediates/attention_weights`: probabilities `BHQK`, float32, before dropout: exact in whatever precision and
           mode the model computes, and whatever implementation `attend` is;
       `statistics/guided_heads`: the `AttentionStatistics` of the guided heads, if `guides` are given;
-      `attack/counts`: the `MaskCounts` of an attack, if there is one.
+      `attack/counts`: the `MaskCounts` of an attack, if there is one;
+      `intermediates/masked`: which units the attack masked, `BHQK`, where H is 1 if all heads share the mask.
 
     biases: whether the projections have biases.
     """
@@ -169,6 +170,7 @@ class MultiHeadAttention(nn.Module):
             layer_key = None if deterministic else self.attack_key()
             attacked = attack(source_BKD, key_segments_BK, weights_BLL, layer_key)
             self.sow("attack", "counts", attacked.counts)
+            self.sow("intermediates", "masked", rows_at(attacked.bias_BHQK, positions_BQ) < 0)
             query_BQHW, bias_BHQK = _attacked(attacked, query_BQHW, bias_BHQK, positions_BQ)
         mixed_BQHW = self._mix(
             (query_BQHW, projected.key_BKHW, projected.value_BKHW, query_segments_BQ, key_segments_BK),

@@ -43,6 +43,16 @@ FLAGS = {
         "attention of later layers",
         (),
     ),
+    "html": Flag(
+        "file",
+        "write an interactive page with all heads, which opens in a browser without a network, in place of the "
+        "figures; without a value, to maps.html",
+    ),
+    "against": Flag("names", "directories of further models for that page, to compare with", ()),
+    "steps": Flag("names", "steps of the run for that page, such as 0,1000, or all; the page gets a slider", ()),
+    "heads": Flag(
+        "names", "heads, as LAYER.HEAD, that the page stores whole at every step, not only at the first and last", ()
+    ),
     "topology": Flag("slice", "TPU slice to plan for, such as v5e:4x4 or v4-8"),
     "search_batch": Flag("switch", "search for the largest batch that fits; --nosearch_batch is faster", True),
     "price": Flag("dollars", "price of a chip for an hour, to estimate the cost"),
@@ -71,6 +81,7 @@ FLAGS = {
     "host": Flag("number", "number of this host, from 0 on"),
     "join_timeout": Flag("seconds", "how long to wait for the other hosts", 1800),
 }
+PAGE = "maps.html"  # that `--html` writes without a value
 CONFIG = "config file with its arguments, such as quickstart:arm=mlm; `ag-jax configs` lists them"
 SETTING = "change a setting; `ag-jax help SECTION.KEY` explains it"
 HOSTS = ("coordinator", "hosts", "host", "join_timeout")  # the same command on each of several machines
@@ -168,13 +179,16 @@ VERBS = {
     ),
     "inspect": Verb(
         "draw the attention maps of a model for a sentence, or for a sentence and its translation",
-        "--workdir=RUN [--text=SENTENCE] [--target=TRANSLATION] [--without=LAYER.HEAD,...] [--step=N]",
+        "--workdir=RUN [--text=SENTENCE] [--target=TRANSLATION] [--without=LAYER.HEAD,...] [--html[=FILE]] "
+        "[--against=DIR,...] [--steps=all] [--step=N]",
         (
             'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads."',
             'ag-jax inspect --workdir=runs/translation/ag-seed0 --text="A dog runs." --target="Ein Hund läuft."',
             'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads." --without=3.2,4.1',
+            "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --against=runs/quickstart/mlm-seed0 --html=maps.html",
+            "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --steps=all --html",
         ),
-        ("workdir", "text", "target", "without", "step"),
+        ("workdir", "text", "target", "without", "html", "against", "steps", "heads", "step"),
     ),
     "import": Verb(
         "turn a Hugging Face model into a run directory",
@@ -256,7 +270,7 @@ def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, 
     Raises ValueError, OSError or flags.Error for a verb, flag, config file or setting that does not exist, and for
     flags that the verb does not read.
     """
-    source, config, rest = config_reader.read_flags(arguments, config_types)
+    source, config, rest = config_reader.read_flags(_with_page(arguments), config_types)
     found = flags.FlagValues()
     for name, flag in FLAGS.items():
         _define(name, flag, found)
@@ -276,6 +290,15 @@ def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, 
     fields = {flag.field or name: found[name].value for name, flag in FLAGS.items()}
     overrides = config_flags.get_override_values(found["config"]) if config is not None else {}
     return verb, {"config": source, "overrides": overrides, **fields}
+
+
+def _with_page(arguments: Sequence[str]) -> list[str]:
+    """Return a command line in which `--html` without a value has one, because absl has no optional values."""
+    following = [*arguments[1:], "--"]
+    return [
+        f"--html={PAGE}" if one == "--html" and after.startswith("-") else one
+        for one, after in zip(arguments, following, strict=True)
+    ]
 
 
 def _check_read(verb: str, given: Sequence[str]) -> None:

@@ -83,6 +83,7 @@ class Inspected:
     length: the longest text, in tokens, that the encoder was trained on.
     text: the sentence to inspect if the user gives none.
     step: of a run's checkpoint, None for other models.
+    steps: the steps of all checkpoints of a run.
     assignment: patterns with their number of heads in the encoder; empty if no head was guided.
     decoder_assignment: the same for a decoder's self-attention.
     cross_assignment: the same for a decoder's attention to the source.
@@ -100,6 +101,7 @@ class Inspected:
     length: int
     text: str = InspectionConfig().sentence
     step: int | None = None
+    steps: tuple[int, ...] = ()
     assignment: tuple[tuple[str, int], ...] = ()
     decoder_assignment: tuple[tuple[str, int], ...] = ()
     cross_assignment: tuple[tuple[str, int], ...] = ()
@@ -173,6 +175,7 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
         length=opened_run.length,
         text=config.inspection.sentence,
         step=opened_run.step,
+        steps=opened_run.steps,
         assignment=opened_run.assignment,
         decoder_assignment=guidance.assign_decoder_heads(config.guidance, config.model.heads),
         cross_assignment=guidance.assign_cross_heads(config.guidance, config.model.heads),

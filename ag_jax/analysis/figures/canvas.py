@@ -21,8 +21,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-# The palette of Okabe & Ito (2008), which readers with any kind of colour vision can tell apart.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A600")
+from ag_jax.viewer.colours import CATEGORIES
+
+PALETTE = CATEGORIES
 SMALL, MEDIUM, LARGE = 7.0, 8.5, 10.0  # points
 DPI = 150
 WIDTH = 10.6  # maximum width of a figure in inches, unless its panels would become illegible

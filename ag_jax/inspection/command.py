@@ -1,0 +1,88 @@
+"""`ag-jax inspect`: a model's attention to a text, or to a text and its translation, as tables, figures and a page."""
+
+from collections.abc import Sequence
+
+from etils import epath
+
+from ag_jax.analysis import changes, maps, stripes
+from ag_jax.analysis.figures import plots
+from ag_jax.distributed import storage
+from ag_jax.inspection import pages
+from ag_jax.inspection.heads import read_heads
+from ag_jax.inspection.looking import Seen, look
+from ag_jax.inspection.pages import Page
+from ag_jax.interop.opening import Inspected
+
+
+def inspect(
+    opened: Inspected,
+    text: str | None = None,
+    target: str | None = None,
+    without: Sequence[str] = (),
+    page: Page | None = None,
+) -> list[epath.Path]:
+    """Print where a model's attention to a text lies, draw its attention maps and return the paths of the figures.
+
+    The tables have the attention mass on each pattern, and of the encoder also on the diagonal and on stripes. For a
+    model that was trained against an attack, a table and a figure show how the attack changes the encoder's attention.
+
+    For a model that translates, there are tables and figures of the encoder, of the decoder, and of the decoder's
+    attention to the source.
+
+    text: the text, by default `opened.text`.
+    target: its translation, by default that of the model with all of its heads, which is printed.
+    without: heads of the encoder whose outputs are zeroed, such as `3.2`, the second head of layer 3. The tables and
+        figures say so, and the figures have other file names.
+    page: an interactive page to write in place of the figures.
+
+    The figures are written to `figures/` in the directory of the model, or elsewhere if that is the directory of a
+    Hugging Face model or cannot be written. Raises ValueError for a target of a model that does not translate, and for
+    a head that the encoder does not have.
+    """
+    text = opened.text if text is None else text
+    zeroed = read_heads(without, opened.model.config.layers, opened.model.config.heads)
+    if page is not None:
+        pages.check_place(page.path)
+    seen = look(opened, text, target, zeroed)
+    print("\n".join([opened.description, *seen.lines]))
+    print("\n\n\n".join(_tables(seen)), flush=True)
+    if page is None:
+        paths = storage.write_where_possible(
+            lambda place: _draw(seen, place), opened.directory, may_write=opened.is_ours
+        )
+    else:
+        views = pages.make_views(page, seen, text, target, zeroed)
+        paths = [pages.write(page, f"Attention to: {text[:100]}", views)]
+    print(
+        "\n".join(f"drawn: {path}" for path in paths) if page is None else f"written, to open in a browser: {paths[0]}"
+    )
+    return paths
+
+
+def _tables(seen: Seen) -> list[str]:
+    """Return the tables of a model's attention and of its attack."""
+    opened, (encoder, _) = seen.opened, seen.shown[0]
+    tables = [maps.mass_table(attention, opened.special, assignment) for attention, assignment in seen.shown]
+    tables.insert(1, stripes.shares_table(encoder))
+    if seen.no_attack:
+        tables.append(f"the change of attention under the attack is not shown: {seen.no_attack}")
+    if seen.attacked is not None and opened.attack is not None:
+        lines = [changes.change_table(seen.attacked.change_N, opened.attack.method), opened.attack.note]
+        if seen.attacked.plain.tokens != encoder.tokens:
+            lines.append(" ".join(seen.attacked.plain.tokens))
+        tables.append("\n".join(line for line in lines if line))
+    return tables
+
+
+def _draw(seen: Seen, place: epath.Path) -> list[epath.Path]:
+    """Write the figures to `figures/` in a directory and return their paths."""
+    opened, folder = seen.opened, place / "figures"
+    folder.mkdir(exist_ok=True)  # first, because it fails before minutes of drawing if nothing can be written
+    figures = []
+    for attention, assignment in seen.shown:
+        figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step)
+    if seen.attacked is not None:
+        at = "" if opened.step is None else f"_step{opened.step}"
+        path = folder / f"attention_attacked{at}.png"
+        figures.append(plots.attack_figure(seen.attacked.plain, seen.attacked.attacked, opened.assignment, path))
+    return figures

@@ -1,0 +1,78 @@
+"""A model's attention to a text, or to a text and its translation, without and with the model's attack."""
+
+import dataclasses
+
+from ag_jax.analysis import changes, maps, pairs
+from ag_jax.analysis.changes import AttackedText
+from ag_jax.analysis.maps import Assignment, AttentionMaps, Heads
+from ag_jax.interop.opening import Inspected
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Seen:
+    """What is seen of a model's attention to a text.
+
+    opened: the model.
+    shown: maps of each kind of attention with the patterns that guide its heads; the encoder's are first.
+    attacked: the encoder's maps without and with the attack that the model was trained against; None without one.
+    no_attack: why the attack is not shown, for people; empty if it is, and if there is none.
+    lines: the text and its translation, for people; empty if the model does not translate.
+    """
+
+    opened: Inspected
+    shown: tuple[tuple[AttentionMaps, Assignment], ...]
+    attacked: AttackedText | None = None
+    no_attack: str = ""
+    lines: tuple[str, ...] = ()
+
+
+def look(opened: Inspected, text: str, target: str | None = None, without: Heads = ()) -> Seen:
+    """Return a model's attention to a text.
+
+    target: the translation, by default that of the model with all of its heads.
+    without: heads of the encoder whose outputs are zeroed. The attack, which is that of the whole model, is then not
+        shown.
+
+    Raises ValueError for a target of a model that does not translate.
+    """
+    if target is not None:
+        _check_target(opened, target)
+    if opened.translator is not None:
+        return _look_at_pair(opened, text, target, without)
+    options = (opened.tokenizer, text, opened.length)
+    encoder = maps.attention_maps(opened.model, opened.params, *options, without=without)
+    return _with_attack(Seen(opened, ((encoder, opened.assignment),)), without)
+
+
+def _look_at_pair(opened: Inspected, text: str, target: str | None, without: Heads) -> Seen:
+    own = "by this model with all of its heads" if without else "by this model"
+    translator, origin = opened.translator, own if target is None else "as given"
+    if translator is None:
+        raise ValueError(f"{opened.directory} does not translate")
+    if target is None:
+        target = translator.beginning(text, opened.length - 1).text  # of as much as is shown, beside the end token
+    found = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, text, target, opened.length, without)
+    assignments = opened.assignment, opened.decoder_assignment, opened.cross_assignment
+    lines = (f"text: {text}", f"translation, {origin}: {target}", "")
+    return _with_attack(Seen(opened, tuple(zip(found, assignments, strict=True)), lines=lines), without)
+
+
+def _with_attack(seen: Seen, without: Heads) -> Seen:
+    """Return what is seen of a model together with its attack."""
+    attack = seen.opened.attack
+    if without:
+        return seen
+    if attack is None:
+        return dataclasses.replace(seen, no_attack=seen.opened.no_attack)
+    encoder, _ = seen.shown[0]
+    return dataclasses.replace(seen, attacked=changes.attacked_text(attack, seen.opened.tokenizer, encoder.ids_L))
+
+
+def _check_target(opened: Inspected, target: str) -> None:
+    if opened.translator is None:
+        raise ValueError(
+            f"--target={target!r} is a translation, but {opened.directory} does not translate: leave --target out, or "
+            "give the directory of a run that translates"
+        )
+    if not target.strip():
+        raise ValueError(f"--target={target!r} has no text: leave --target out to look at the model's own translation")

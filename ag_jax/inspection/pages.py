@@ -1,0 +1,128 @@
+"""The views of the web page that `ag-jax inspect --html` writes."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+
+from etils import epath
+
+from ag_jax.analysis import maps
+from ag_jax.analysis.maps import Heads
+from ag_jax.inspection.heads import read_heads
+from ag_jax.inspection.looking import Seen, look
+from ag_jax.interop.opening import Inspected
+from ag_jax.viewer import page as viewer
+from ag_jax.viewer.page import View
+
+Open = Callable[[epath.Path, int | None], Inspected]  # opens the model of a directory at a step, the newest by default
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """The web page that `ag-jax inspect --html` writes.
+
+    path: of the file.
+    open_model: opens further models and steps.
+    against: directories of further models, whose attention to the same text is compared.
+    steps: steps of the run's checkpoints to show, or `all`; none shows one step.
+    heads: LAYER.HEAD of heads whose maps are stored at every step. Of other heads, the maps are stored at the first and
+        at the last step, and the overview at all steps.
+    """
+
+    path: str
+    open_model: Open
+    against: Sequence[str] = ()
+    steps: Sequence[str] = ()
+    heads: Sequence[str] = ()
+
+
+def check_place(path: str) -> None:
+    """Raise ValueError if a page cannot be written to `path` without loss: it holds something else than a page."""
+    file = epath.Path(os.path.expanduser(path))
+    if file.is_dir():
+        raise ValueError(f"--html={path} is a directory: give the name of a file, such as --html={path}/maps.html")
+    if file.exists() and viewer.GENERATOR not in file.read_bytes()[:2000].decode("utf-8", "replace"):
+        raise ValueError(f"--html={path} exists and was not written by `ag-jax inspect`: give another name")
+
+
+def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
+    """Write a page with views and return its path."""
+    file = epath.Path(os.path.abspath(os.path.expanduser(page.path)))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(viewer.page(title, views), encoding="utf-8")
+    return file
+
+
+def make_views(page: Page, seen: Seen, text: str, target: str | None, without: Heads) -> list[View]:
+    """Return the views of a page: those of a model, of its other steps, and of further models.
+
+    seen: what was seen of the first model.
+
+    Raises ValueError for a step that the run does not have, and for steps of a model without any.
+    """
+    config = seen.opened.model.config
+    chosen = read_heads(page.heads, config.layers, config.heads, "heads")
+    found = _of_steps(page, seen, text, target, without, chosen) if page.steps else _views(seen)
+    for directory in page.against:
+        other = page.open_model(epath.Path(directory), None)
+        found += _views(look(other, text, target if other.translator else None, without))
+    names = [view.name for view in found]
+    if len(set(names)) < len(names):  # models of one name in several folders
+        found = [dataclasses.replace(view, name=f"{view.name} ({view.model})") for view in found]
+    return found
+
+
+def _of_steps(page: Page, seen: Seen, text: str, target: str | None, without: Heads, chosen: Heads) -> list[View]:
+    """Return the views of several steps of a run, the newest first, because the page shows the first."""
+    opened = seen.opened
+    steps = _steps(page, opened)
+    found = []
+    for step in sorted(steps, reverse=True):
+        at_step = page.open_model(opened.directory, step)
+        whole = None if step in (min(steps), max(steps)) else chosen
+        found += [dataclasses.replace(view, whole=whole) for view in _views(look(at_step, text, target, without))]
+    return found
+
+
+def _steps(page: Page, opened: Inspected) -> list[int]:
+    given = ",".join(page.steps)
+    if opened.step is None:
+        raise ValueError(f"--steps={given} selects checkpoints of a run, but {opened.directory} has none: leave it out")
+    if given == "all":
+        return list(opened.steps)
+    wrong = [step for step in page.steps if not step.isdecimal() or int(step) not in opened.steps]
+    if wrong:
+        there = ", ".join(map(str, opened.steps))
+        raise ValueError(f"--steps={given}: there is no checkpoint of step {wrong[0]}; the run has {there}")
+    return [int(step) for step in page.steps]
+
+
+def _views(seen: Seen) -> list[View]:
+    """Return the views of a model at one step: each kind of attention, then the encoder without and with the attack."""
+    opened = seen.opened
+    model = opened.directory.name or str(opened.directory)
+    at = "" if opened.step is None else f", step {opened.step:,}"
+    found = []
+    for attention, assignment in seen.shown:
+        kind = "" if len(seen.shown) == 1 and not attention.without else f", {attention.title}"
+        found.append(
+            maps.viewer_view(attention, f"{model}{at}{kind}", model, opened.special, assignment, step=opened.step)
+        )
+    attacked = seen.attacked
+    if attacked is not None and opened.attack is not None:
+        pair = [("with the attack", attacked.attacked, attacked.masked_NHQK)]
+        if attacked.plain.tokens != seen.shown[0][0].tokens:  # a copy with masked tokens was attacked
+            pair.insert(0, ("without the attack", attacked.plain, None))
+        for name, attention, masked in pair:
+            view = maps.viewer_view(
+                attention,
+                f"{model}{at}, {name}",
+                f"{model}, {name}",
+                opened.special,
+                opened.assignment,
+                step=opened.step,
+                hidden_NHQK=masked,
+                note=opened.attack.note,
+            )
+            found.append(view)
+    return found

@@ -1,0 +1,71 @@
+"""Attention maps in the output of a notebook's cell."""
+
+import dataclasses
+import html
+import logging
+from collections.abc import Sequence
+
+from etils import epath
+
+from ag_jax.viewer import page as pages
+from ag_jax.viewer import picture
+from ag_jax.viewer.page import View
+
+MOST_BYTES = 2_000_000  # of maps in the output of a cell
+HEIGHT = 860  # pixels
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NotebookView:
+    """Views that a notebook shows, and that can be written as a web page.
+
+    title: heading.
+    views: the first is shown first.
+    detail: `full` or `picture`, see `viewer.page.page`. None takes the first of these that keeps the output below
+        `MOST_BYTES`, and if neither does, stores the maps of as many heads as fit, and of the others their overview.
+    """
+
+    title: str
+    views: Sequence[View]
+    detail: str | None = None
+
+    def save(self, path: epath.PathLike, detail: str | None = None) -> epath.Path:
+        """Write a web page with the maps of all heads and return its path.
+
+        detail: see `viewer.page.page`.
+        """
+        file = epath.Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(pages.page(self.title, self.views, detail))
+        return file
+
+    def _repr_html_(self) -> str:
+        views, detail = self.views, self.detail
+        if detail is None:
+            detail = "full" if pages.expected_bytes(views, "full") <= MOST_BYTES else "picture"
+            size = pages.expected_bytes(views, detail)
+            if size > MOST_BYTES:
+                views = [_with_fewer_heads(view, MOST_BYTES / size) for view in views]
+        text = pages.page(self.title, views, detail)
+        if len(text) > 1.5 * MOST_BYTES:
+            logging.getLogger(__name__).warning(
+                "this output has %.0f MB: `.save('maps.html')` writes the page beside the notebook instead",
+                len(text) / 1e6,
+            )
+        # The frame keeps the page's styles from the notebook; a frame with a file would not be stored in the notebook.
+        return (
+            f'<iframe srcdoc="{html.escape(text)}" sandbox="allow-scripts allow-downloads" '
+            f'style="width: 100%; height: {HEIGHT}px; border: 0" title="{html.escape(self.title)}"></iframe>'
+        )
+
+    def _repr_png_(self) -> bytes:
+        """Return the overview of the first view, which is shown where scripts are not, such as on GitHub."""
+        return picture.png(self.views[0])
+
+
+def _with_fewer_heads(view: View, share: float) -> View:
+    layers, heads = view.weights_NHQK.shape[:2]
+    most = max(1, int(share * layers * heads))
+    note = f"{view.note} This output holds the maps of {most} of {layers * heads} heads, those that follow a pattern "
+    note += "most, and of the others only their overview: .save(FILE) writes a page with all."
+    return dataclasses.replace(view, whole=pages.strongest_heads(view, most), note=note.strip())

@@ -1,0 +1,251 @@
+"""One HTML file that shows attention maps, without a network, a server or a library.
+
+    view = View("step 1,100", model="ag-seed0", columns=tokens, weights_NHQK=weights)
+    html = page("ag-seed0", [view])
+
+The file holds a script `viewer.js` and these elements, which the script reads:
+
+* `meta`: JSON with the tokens, and for each view its names, masses, entropies and targets (`_described`);
+* `overview-V`: the overview of all heads of view V, base64 of raw deflate (`encode.overview`);
+* `map-V-N-H`: the map of head H of layer N, all counted from 0 (`encode.encode_map`);
+* `hidden-V-N-H`: which cells an attack masked (`encode.bits`).
+
+Numbers that may be quoted, such as masses, are computed here from the weights, not from what is stored.
+
+Shape letters: N layers, H heads, Q query position, K key position.
+"""
+
+import dataclasses
+import html
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ag_jax.viewer import colours, encode
+from ag_jax.viewer.encode import FULL, PICTURE, Precision
+
+FORMAT = 1
+GENERATOR = '<meta name="generator" content="ag_jax">'  # in every page
+PRECISIONS = {"full": FULL, "picture": PICTURE}
+BYTES_OF_A_WEIGHT = {"full": 0.64, "picture": 0.23}  # of 144 heads of a published BERT at 512 tokens; a forecast
+LARGEST_FULL = 4_000_000  # bytes of maps from which on they are stored as pictures
+FOLDER = pathlib.Path(__file__).parent
+Heads = Sequence[tuple[int, int]]  # (layer, head), counted from 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Target:
+    """The matrix to which a pattern pulls a head, and its level of chance.
+
+    matrix_QK: target; each of its rows sums to 1.
+    has_target_Q: rows in which the pattern points at a token.
+    title: name for people, such as [Next].
+    colour: colour of its heads, such as #0072B2.
+    mass_NH: each head's attention mass on the target, NaN without a target.
+    chance: the mass of uniform attention, NaN without a target.
+    """
+
+    matrix_QK: np.ndarray
+    has_target_Q: np.ndarray
+    title: str
+    colour: str
+    mass_NH: np.ndarray
+    chance: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class View:
+    """The attention of a model to one text, as a picture of all heads.
+
+    name: what tells this view from the others of the page, for people.
+    model: name of the model. Views of one model and kind that differ in `step` are shown with a slider.
+    columns: pieces of the tokens that are attended to.
+    weights_NHQK: attention weights.
+    rows: pieces of the tokens that attend; None if they are those of the columns.
+    step: training step of the model; None if it has no steps.
+    kind: name of the kind of attention, such as Encoder.
+    guided: the pattern, a key of `targets`, that guides each head, None for a free head; empty if none is guided.
+    targets: the patterns whose masses are shown.
+    special: positions of the columns that the tokenizer added, such as [CLS].
+    is_causal: whether a row sees only the columns up to its own position.
+    hidden_NHQK: cells that an attack masked; the heads of a layer may share an axis of length 1. None without masks.
+    whole: heads whose maps are stored, not only their overview; None for all.
+    note: a sentence about the view.
+    """
+
+    name: str
+    model: str
+    columns: Sequence[str]
+    weights_NHQK: np.ndarray
+    rows: Sequence[str] | None = None
+    step: int | None = None
+    kind: str = "Encoder"
+    guided: Sequence[str | None] = ()
+    targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
+    special: Sequence[int] = ()
+    is_causal: bool = False
+    hidden_NHQK: np.ndarray | None = None
+    whole: Heads | None = None
+    note: str = ""
+
+    def __post_init__(self):
+        shape = self.weights_NHQK.shape
+        tokens = len(self.columns if self.rows is None else self.rows), len(self.columns)
+        if len(shape) != 4 or shape[2:] != tokens or 0 in shape:
+            raise ValueError(
+                f"the weights of the view {self.name!r} must be of layers x heads x {tokens[0]} x {tokens[1]} tokens, "
+                f"got an array of the shape {shape}"
+            )
+
+    @property
+    def stored(self) -> Heads:
+        """The heads whose maps are stored."""
+        layers, heads = self.weights_NHQK.shape[:2]
+        every = [(layer, head) for layer in range(layers) for head in range(heads)]
+        return every if self.whole is None else self.whole
+
+
+def expected_bytes(views: Iterable[View], detail: str) -> float:
+    """Return a forecast of the size of the maps of these views."""
+    cells = sum(len(view.stored) * math.prod(view.weights_NHQK.shape[2:]) for view in views)
+    return BYTES_OF_A_WEIGHT[detail] * cells
+
+
+def chosen_detail(views: Sequence[View]) -> str:
+    """Return `full`, or `picture` if full maps would make the page large."""
+    return "full" if expected_bytes(views, "full") <= LARGEST_FULL else "picture"
+
+
+def strongest_heads(view: View, most: int) -> Heads:
+    """Return the `most` heads whose mass on some pattern most exceeds chance; without patterns, the first heads."""
+    layers, heads = view.weights_NHQK.shape[:2]
+    excess = [target.mass_NH - target.chance for target in view.targets.values() if not math.isnan(target.chance)]
+    best_NH = np.max(excess, axis=0) if excess else np.zeros((layers, heads))
+    order = np.argsort(-best_NH, axis=None, kind="stable")[:most]
+    return [(int(at) // heads, int(at) % heads) for at in order]
+
+
+def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
+    """Return the HTML of a page with these views, of which the first is shown first.
+
+    title: heading of the page.
+    detail: `full` stores each weight with 256 levels, `picture` with 32 and more for large weights (`encode.PICTURE`);
+        None chooses by the size.
+
+    Raises ValueError without views, and for weights that are not numbers from 0 to 1.
+    """
+    if not views:
+        raise ValueError("a page with attention maps needs at least one view, got none")
+    detail = chosen_detail(views) if detail is None else detail
+    if detail not in PRECISIONS:
+        raise ValueError(f"detail must be one of {', '.join(PRECISIONS)}, got {detail!r}")
+    precision = PRECISIONS[detail]
+    meta = {
+        "format": FORMAT,
+        "title": title,
+        "detail": detail,
+        **dataclasses.asdict(precision),
+        "coarse": encode.COARSE.levels,
+        "palettes": colours.WEIGHTS,
+        "differences": colours.DIFFERENCES,
+        "views": [_described(view) for view in views],
+    }
+    names, pieces = ["meta"], []
+    for number, view in enumerate(views):
+        for name, data in _maps(view, precision):
+            names.append(f"{name.format(number)}")
+            pieces.append(data)
+    # A "<" in text could end the element that holds it.
+    described = json.dumps(meta, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    texts = [described, *encode.all_compressed(pieces)]
+    elements = [
+        f'<script type="{"application/json" if name == "meta" else "text/plain"}" id="{name}">{text}</script>'
+        for name, text in zip(names, texts, strict=True)
+    ]
+    style, script, body = ((FOLDER / f"viewer.{suffix}").read_text() for suffix in ("css", "js", "html"))
+    before, between, after = body.split("<!-- DATA -->")[0], *body.split("<!-- DATA -->")[1].split("<!-- SCRIPT -->")
+    head = f"{GENERATOR}\n<title>{html.escape(title)}</title>\n<style>\n{style}</style>"
+    return "".join(
+        [
+            before.replace("<!-- HEAD -->", head, 1),
+            "\n".join(elements),
+            between,
+            f"<script>\n{script}</script>",
+            after,
+        ]
+    )
+
+
+def _maps(view: View, precision: Precision) -> Iterable[tuple[str, bytes]]:
+    """Yield (name with {} for the number of the view, bytes) of the overview, the maps and the masked cells."""
+    yield "overview-{}", encode.overview(view.weights_NHQK)
+    for layer, head in view.stored:
+        yield f"map-{{}}-{layer}-{head}", encode.encode_map(view.weights_NHQK[layer, head], precision)
+    if view.hidden_NHQK is not None:
+        for layer, head in np.ndindex(view.hidden_NHQK.shape[:2]):
+            yield f"hidden-{{}}-{layer}-{head}", encode.bits(view.hidden_NHQK[layer, head])
+
+
+def _described(view: View) -> dict[str, Any]:
+    """Return what the script needs to know about a view besides its maps."""
+    layers, heads, queries, keys = view.weights_NHQK.shape
+    described: dict[str, Any] = {
+        "name": view.name,
+        "model": view.model,
+        "step": view.step,
+        "kind": view.kind,
+        "note": view.note,
+        "layers": layers,
+        "heads": heads,
+        "columns": list(view.columns),
+        "rows": None if view.rows is None else list(view.rows),
+        "block": encode.block(queries, keys),
+        "causal": view.is_causal,
+        "special": list(view.special),
+        "sums": bool(np.allclose(view.weights_NHQK.sum(-1), 1, atol=1e-3)),
+        "guided": list(view.guided) or [None] * heads,
+        "stored": None if view.whole is None else [list(pair) for pair in view.whole],
+        "entropy": _rounded(_entropy(view.weights_NHQK)),
+        "targets": {name: _target(target) for name, target in view.targets.items()},
+    }
+    if view.hidden_NHQK is not None:
+        hidden = np.broadcast_to(view.hidden_NHQK, view.weights_NHQK.shape)
+        described["hiddenHeads"] = view.hidden_NHQK.shape[1]
+        described["hiddenMass"] = _rounded((view.weights_NHQK * hidden).sum(-1).mean(-1))
+        described["hiddenShare"] = _rounded(hidden.mean((-1, -2)))
+    return described
+
+
+def _entropy(weights_NHQK: np.ndarray) -> np.ndarray:
+    """Return the entropy of the rows of each head in bits, as means over rows, `NH`."""
+    logs = np.log2(weights_NHQK, out=np.zeros_like(weights_NHQK), where=weights_NHQK > 0)
+    return -(weights_NHQK * logs).sum(-1).mean(-1)
+
+
+def _target(target: Target) -> dict[str, Any]:
+    """Return a target as the rows that differ, and for each query the number of its row; -1 without a target."""
+    distinct: dict[tuple[tuple[int, float], ...], int] = {}
+    numbers = []
+    for row_K, has_target in zip(target.matrix_QK, target.has_target_Q, strict=True):
+        places = np.nonzero(row_K)[0]
+        row = tuple((int(place), float(f"{row_K[place]:.4g}")) for place in places)
+        numbers.append(distinct.setdefault(row, len(distinct)) if has_target else -1)
+    return {
+        "title": target.title,
+        "colour": target.colour,
+        "mass": _rounded(target.mass_NH),
+        "chance": _rounded(np.asarray(target.chance)),
+        "distinct": [list(map(list, row)) for row in distinct],
+        "numbers": numbers,
+    }
+
+
+def _rounded(values: np.ndarray) -> Any:
+    """Return numbers with four digits as lists; None for those that are not finite."""
+    if values.ndim:
+        return [_rounded(value) for value in values]
+    return float(f"{values:.4g}") if np.isfinite(values) else None

@@ -1,0 +1,1038 @@
+// Shows the attention maps of this page. It loads nothing: all data are in elements of the page (see page.py).
+// Positions of views, layers, heads, rows and columns count from 0 here, and from 1 in what a reader sees.
+"use strict";
+(() => {
+  /**
+   * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: number|null, distinct: [number, number][][], numbers: number[]}} Target
+   * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
+   *   columns: string[], rows: string[]|null, block: number, causal: boolean, special: number[], sums: boolean,
+   *   guided: (string|null)[], stored: [number, number][]|null, entropy: number[][], targets: Record<string, Target>,
+   *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][]}} View
+   * @typedef {{weights: Float32Array, kept: Uint8Array|null, queries: number, keys: number, blocks: number}} Drawn
+   *   weights by row; kept: cells with all their digits; blocks: tokens on each side of a cell
+   */
+
+  /** @param {string} id @returns {any} */
+  const $ = (id) => document.getElementById(id);
+  const meta = JSON.parse($("meta").textContent);
+  /** @type {View[]} */
+  const views = meta.views;
+
+  /** Returns a new element with properties and children; text is never read as HTML. */
+  function make(tag, properties = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(properties)) {
+      if (name.includes("-") || name === "role") element.setAttribute(name, value);
+      else element[name] = value;
+    }
+    element.append(...children);
+    return element;
+  }
+
+  // ---------------------------------------------------------------- data
+
+  async function bytesOf(id) {
+    const text = $(id).textContent;
+    let packed;
+    if ("fromBase64" in Uint8Array) packed = Uint8Array.fromBase64(text);
+    else packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  }
+
+  /** Returns the weights of a map by rows, as `decode_map` of encode.py does. */
+  function decoded(bytes, queries, keys, sums) {
+    const cells = queries * keys;
+    const weights = new Float32Array(cells), kept = new Uint8Array(cells);
+    const top = meta.levels - 1;
+    let refined = 0;
+    for (let k = 0, from = 0; k < keys; k++) {
+      for (let q = 0; q < queries; q++, from++) {
+        const level = bytes[from], to = q * keys + k;
+        let root = level / top;
+        if (level >= meta.kept) {
+          kept[to] = 1;
+          if (meta.is_refined) {
+            const pair = bytes[cells + (refined >> 1)];
+            root = (level - 0.5 + ((refined & 1 ? pair >> 4 : pair & 15) + 0.5) / 16) / top;
+            refined++;
+          }
+        }
+        weights[to] = root * root;
+      }
+    }
+    if (sums) {
+      for (let q = 0; q < queries; q++) {
+        let rest = 0, fixed = 0;
+        for (let at = q * keys; at < (q + 1) * keys; at++) {
+          if (kept[at]) fixed += weights[at];
+          else rest += weights[at];
+        }
+        if (rest <= 0) continue;
+        const factor = Math.max(0, 1 - fixed) / rest;
+        for (let at = q * keys; at < (q + 1) * keys; at++) if (!kept[at]) weights[at] *= factor;
+      }
+    }
+    return { weights, kept, queries, keys, blocks: 1 };
+  }
+
+  const MOST_MAPS = 48; // decoded maps in memory, of 1 MB each at 512 tokens
+  /** @type {Map<string, Promise<Drawn>>} */
+  const cache = new Map();
+  /** @type {Uint8Array[]} */
+  const overviews = [];
+  /** @type {Map<string, Uint8Array>} */
+  const masks = new Map();
+
+  const rowsOf = (view) => view.rows ?? view.columns;
+  const isStored = (view, layer, head) => !view.stored || view.stored.some(([n, h]) => n === layer && h === head);
+
+  /** Returns a map as it is stored; for a head of which only the overview is stored, that. @returns {Promise<Drawn>} */
+  function mapOf(number, layer, head) {
+    const key = `${number}-${layer}-${head}`, view = views[number];
+    const found = cache.get(key);
+    if (found) return found;
+    const promise = isStored(view, layer, head)
+      ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
+      : Promise.resolve(tileOf(number, layer, head));
+    cache.set(key, promise);
+    if (cache.size > MOST_MAPS) cache.delete(cache.keys().next().value);
+    return promise;
+  }
+
+  /** Returns the overview of a head. @returns {Drawn} */
+  function tileOf(number, layer, head) {
+    const view = views[number];
+    const queries = Math.ceil(rowsOf(view).length / view.block), keys = Math.ceil(view.columns.length / view.block);
+    const weights = new Float32Array(queries * keys), start = (layer * view.heads + head) * queries * keys;
+    for (let k = 0, from = start; k < keys; k++) {
+      for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
+    }
+    return { weights, kept: null, queries, keys, blocks: view.block };
+  }
+
+  /** Returns a map without the columns of special tokens, its rows scaled so that they sum to what they did. */
+  function withoutSpecial(view, map) {
+    if (!state.special || !view.special.length || map.blocks > 1) return map;
+    const weights = map.weights.slice(), special = new Set(view.special);
+    for (let q = 0; q < map.queries; q++) {
+      let all = 0, left = 0;
+      for (let k = 0; k < map.keys; k++) {
+        const at = q * map.keys + k;
+        all += weights[at];
+        if (special.has(k)) weights[at] = 0;
+        left += weights[at];
+      }
+      if (left > 0) for (let k = 0; k < map.keys; k++) weights[q * map.keys + k] *= all / left;
+    }
+    return { ...map, weights };
+  }
+
+  async function maskOf(number, layer, head) {
+    const view = views[number];
+    const key = `${number}-${layer}-${view.hiddenHeads === 1 ? 0 : head}`;
+    if (!masks.has(key)) masks.set(key, await bytesOf(`hidden-${key}`));
+    const bytes = masks.get(key), queries = rowsOf(view).length;
+    return (q, k) => (bytes[(k * queries + q) >> 3] >> (7 - ((k * queries + q) & 7))) & 1;
+  }
+
+  /** Returns how many columns a row sees, without special tokens if these are left out. */
+  function visible(view, q) {
+    const last = view.causal ? q : view.columns.length - 1;
+    return last + 1 - (state.special ? view.special.filter((k) => k <= last).length : 0);
+  }
+
+  /** Returns the target of a row as [column, weight] pairs; none where the pattern points at nothing. */
+  const wanted = (target, q) => (target.numbers[q] < 0 ? [] : target.distinct[target.numbers[q]]);
+
+  // ---------------------------------------------------------------- colours
+
+  const SCALES = {
+    weight: { name: "weight", low: "0", high: "1", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+    ratio: { name: "times even attention", ticks: [0.25, 1, 4, 16, 64], place: (ratio) => (Math.log2(ratio) + 2) / 8 },
+    own: { name: "share of the map's largest weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+  };
+
+  /** Returns 256 colours as numbers for an ImageData seen as Uint32Array. */
+  function table(anchors) {
+    const stops = anchors.split(" ").map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
+    return Uint32Array.from({ length: 256 }, (_, at) => {
+      const place = (at / 255) * (stops.length - 1), low = Math.min(Math.floor(place), stops.length - 2);
+      const [r, g, b] = stops[low].map((one, channel) => Math.round(one + (stops[low + 1][channel] - one) * (place - low)));
+      return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+    });
+  }
+  const TABLES = Object.fromEntries(Object.entries(meta.palettes).map(([name, anchors]) => [name, table(anchors)]));
+  const SIGNED_TABLE = table(meta.differences);
+  const css = (number) => `rgb(${number & 255} ${(number >> 8) & 255} ${(number >> 16) & 255})`;
+
+  const LETTERS = { period: ".", same: "=" };
+  /** Returns the colour and the letter of a pattern. */
+  function patternLook(name) {
+    const target = views.find((view) => name in view.targets)?.targets[name];
+    const first = (target?.title ?? name).replace(/^\[/, "")[0] ?? "?";
+    return { colour: target?.colour ?? "#000000", letter: LETTERS[name] ?? first.toUpperCase() };
+  }
+
+  /** Returns the colour (0 to 255 of a table) of each cell of a map. */
+  function shades(view, map, signed) {
+    const out = new Uint8Array(map.weights.length);
+    let largest = 0;
+    if (!signed && state.scale === "own") for (const weight of map.weights) largest = Math.max(largest, weight);
+    for (let q = 0; q < map.queries; q++) {
+      const even = 1 / Math.max(1, visible(view, Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1)));
+      for (let k = 0; k < map.keys; k++) {
+        const weight = map.weights[q * map.keys + k];
+        let place;
+        if (signed) place = 0.5 + 0.5 * Math.sign(weight) * Math.sqrt(Math.abs(weight));
+        else if (state.scale === "ratio") place = weight > 0 ? SCALES.ratio.place(weight / even) : 0;
+        else place = Math.sqrt(state.scale === "own" && largest > 0 ? weight / largest : weight);
+        out[q * map.keys + k] = Math.round(255 * Math.min(1, Math.max(0, place)));
+      }
+    }
+    return out;
+  }
+
+  /** Draws a map with one pixel for each cell, or for each block of `reduce` x `reduce` cells their strongest. */
+  function pixels(view, map, signed, reduce = 1) {
+    const shade = shades(view, map, signed), colours = signed ? SIGNED_TABLE : TABLES[state.palette];
+    const wide = Math.ceil(map.keys / reduce), high = Math.ceil(map.queries / reduce);
+    const strongest = reduce === 1 ? shade : new Uint8Array(wide * high).fill(signed ? 128 : 0);
+    if (reduce > 1) {
+      for (let q = 0; q < map.queries; q++) {
+        for (let k = 0; k < map.keys; k++) {
+          const at = Math.floor(q / reduce) * wide + Math.floor(k / reduce), one = shade[q * map.keys + k];
+          if (signed ? Math.abs(one - 128) > Math.abs(strongest[at] - 128) : one > strongest[at]) strongest[at] = one;
+        }
+      }
+    }
+    const canvas = make("canvas", { width: wide, height: high });
+    const image = new ImageData(wide, high), ink = new Uint32Array(image.data.buffer);
+    for (let at = 0; at < strongest.length; at++) ink[at] = colours[strongest[at]];
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    return canvas;
+  }
+
+  // ---------------------------------------------------------------- state, kept in the address
+
+  const state = {
+    view: 0, other: -1, layer: -1, head: -1, row: -1, column: -1, byColumn: false, pinned: false,
+    scale: "weight", palette: "BuPu", order: "position", pattern: "", target: false, difference: false,
+    special: false, hidden: false, zoom: 1, left: 0, top: 0,
+  };
+  const SHORT = {
+    view: "v", other: "o", layer: "l", head: "h", row: "r", column: "c", byColumn: "b", scale: "s", palette: "p",
+    order: "a", pattern: "n", target: "t", difference: "d", special: "x", hidden: "m",
+  };
+  const FIRST = { ...state };
+
+  function writeAddress() {
+    const parts = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name])
+      .map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
+    try {
+      history.replaceState(null, "", `#${parts.join("&")}`);
+    } catch {
+      // A page inside a notebook has no address of its own.
+    }
+  }
+
+  /** Reads the state from the address; what does not exist in this page is left as it is. */
+  function readAddress() {
+    const given = new URLSearchParams(location.hash.slice(1));
+    Object.assign(state, FIRST);
+    for (const [name, short] of Object.entries(SHORT)) {
+      if (!given.has(short)) continue;
+      const text = given.get(short);
+      if (typeof FIRST[name] === "boolean") state[name] = text === "1";
+      else if (typeof FIRST[name] === "number") state[name] = Number.isInteger(Number(text)) ? Number(text) : FIRST[name];
+      else state[name] = text;
+    }
+    if (!views[state.view]) state.view = 0;
+    if (!views[state.other] || state.other === state.view || refusal(views[state.view], views[state.other])) state.other = -1;
+    if (!(state.scale in SCALES)) state.scale = "weight";
+    if (!(state.palette in meta.palettes)) state.palette = "BuPu";
+    fit();
+  }
+
+  /** Makes the state fit the view: heads, rows, columns and patterns that it does not have are no longer chosen. */
+  function fit() {
+    const view = views[state.view];
+    const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head < view.heads;
+    if (!has) state.layer = state.head = -1;
+    if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
+    if (state.column >= view.columns.length || state.column < -1) state.column = -1;
+    if (!(state.pattern in view.targets)) state.pattern = "";
+    if (state.order !== "position" && state.order !== "entropy" && !(state.order in view.targets)) state.order = "position";
+  }
+
+  /** Returns why two views cannot be compared; "" if they can. */
+  function refusal(view, other) {
+    for (const [words, mine, others] of [["columns", view.columns, other.columns], ["rows", rowsOf(view), rowsOf(other)]]) {
+      const at = mine.findIndex((token, place) => token !== others[place]);
+      if (at < 0 && mine.length === others.length) continue;
+      const place = at < 0 ? mine.length : at;
+      return `“${view.name}” and “${other.name}” cannot be compared, because the tokens of their ${words} differ: `
+        + `at position ${place + 1} there is “${mine[place] ?? "nothing"}” in one and “${others[place] ?? "nothing"}” in the other.`;
+    }
+    return "";
+  }
+
+  // ---------------------------------------------------------------- all heads
+
+  const nameOf = (view, layer, head) => {
+    const guided = view.guided[head];
+    return `layer ${layer + 1}, head ${head + 1}${guided ? `, guided towards ${view.targets[guided]?.title ?? guided}` : ""}`;
+  };
+
+  function ordered(view) {
+    const every = [];
+    for (let n = 0; n < view.layers; n++) for (let h = 0; h < view.heads; h++) every.push([n, h]);
+    if (state.order === "position") return every;
+    const value = state.order === "entropy" ? ([n, h]) => -view.entropy[n][h] : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
+    return every.sort((one, two) => value(two) - value(one));
+  }
+
+  let cursor = 0; // of the head that the tab key reaches
+  function drawGrid() {
+    const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
+    const hadFocus = grid.contains(document.activeElement);
+    grid.style.gridTemplateColumns = `max-content repeat(${view.heads}, minmax(1.4rem, 7rem))`;
+    const cells = list.map(([layer, head], at) => {
+      const canvas = pixels(view, withoutSpecial(view, tileOf(state.view, layer, head)), false);
+      canvas.setAttribute("aria-hidden", "true");
+      const guided = view.guided[head];
+      const mass = guided ? view.targets[guided]?.mass[layer][head] : null;
+      const cell = make("div", {
+        className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: nameOf(view, layer, head),
+        "aria-label": nameOf(view, layer, head) + (mass == null ? "" : `, mass ${mass.toFixed(2)}`),
+        "aria-selected": String(layer === state.layer && head === state.head),
+      }, canvas);
+      cell.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
+      if (guided) {
+        cell.style.borderColor = patternLook(guided).colour;
+        cell.append(make("span", { className: "letter", "aria-hidden": "true", textContent: patternLook(guided).letter }));
+      } else if (!byPosition) {
+        cell.append(make("span", { className: "letter", "aria-hidden": "true", textContent: `${layer + 1}.${head + 1}` }));
+      }
+      cell.addEventListener("click", () => { cursor = at; open(layer, head); });
+      cell.addEventListener("focus", () => { cursor = at; });
+      return cell;
+    });
+    const lines = [];
+    if (byPosition) {
+      const across = Array.from({ length: view.heads }, (_, head) => make("span", { className: "across", role: "columnheader", textContent: head + 1 }));
+      lines.push(make("div", { role: "row" }, make("span", { className: "corner", role: "columnheader", textContent: "layer, head" }), ...across));
+    }
+    for (let at = 0; at < cells.length; at += view.heads) {
+      const label = byPosition ? at / view.heads + 1 : `${at + 1}–${at + view.heads}`;
+      lines.push(make("div", { role: "row" }, make("span", { className: "down", role: "rowheader", textContent: label }), ...cells.slice(at, at + view.heads)));
+    }
+    grid.replaceChildren(...lines);
+    if (hadFocus) cells[cursor]?.focus();
+    const used = [...new Set(view.guided.filter(Boolean))];
+    const items = used.map((name) => {
+      const { colour, letter } = patternLook(name), sign = make("i");
+      sign.style.borderColor = colour;
+      return make("span", {}, sign, `${letter}: guided towards ${view.targets[name]?.title ?? name}`);
+    });
+    const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens.` })] : [];
+    $("legend").replaceChildren(...items, ...block);
+  }
+
+  function moveInGrid(across, down) {
+    const view = views[state.view], cells = $("grid").querySelectorAll(".head");
+    const row = Math.floor(cursor / view.heads), column = cursor % view.heads;
+    const next = Math.min(view.layers - 1, Math.max(0, row + down)) * view.heads + Math.min(view.heads - 1, Math.max(0, column + across));
+    cells[cursor].tabIndex = -1;
+    cells[next].tabIndex = 0;
+    cells[next].focus();
+  }
+
+  // ---------------------------------------------------------------- one head
+
+  /** @type {{canvas: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number}[]} */
+  let panels = [];
+  let sentence = []; // the elements of the text's tokens
+  let drawing = 0; // number of the newest drawing, so that an older one stops
+
+  function open(layer, head) {
+    Object.assign(state, { layer, head, zoom: 1, left: 0, top: 0, pinned: false });
+    if (state.row < 0) state.row = Math.min(1, rowsOf(views[state.view]).length - 1);
+    update().then(() => $("maps").focus({ preventScroll: false }));
+  }
+
+  function close() {
+    state.layer = state.head = -1;
+    update().then(() => $("grid").querySelectorAll(".head")[cursor]?.focus());
+  }
+
+  /** The pattern whose target is shown: the chosen one, else that which guides the head, else the strongest. */
+  function shownPattern() {
+    const view = views[state.view];
+    if (state.pattern) return state.pattern;
+    const guided = view.guided[state.head];
+    if (guided && guided in view.targets) return guided;
+    const names = Object.keys(view.targets).filter((name) => view.targets[name].chance !== null);
+    const excess = (name) => view.targets[name].mass[state.layer][state.head] - view.targets[name].chance;
+    return names.sort((one, two) => excess(two) - excess(one))[0] ?? "";
+  }
+
+  function minus(map, value) {
+    const weights = map.weights.slice();
+    for (let q = 0; q < map.queries; q++) for (let k = 0; k < map.keys; k++) weights[q * map.keys + k] -= value(q, k);
+    return { ...map, weights, kept: null };
+  }
+
+  /** Returns H - P, with 0 in rows without a target. */
+  function minusTarget(view, map) {
+    const target = view.targets[shownPattern()];
+    if (!target || map.blocks > 1) return map;
+    const dense = new Float32Array(map.weights.length);
+    for (let q = 0; q < map.queries; q++) {
+      for (const [k, weight] of wanted(target, q)) dense[q * map.keys + k] = weight;
+      if (target.numbers[q] < 0) dense.set(map.weights.subarray(q * map.keys, (q + 1) * map.keys), q * map.keys);
+    }
+    return minus(map, (q, k) => dense[q * map.keys + k]);
+  }
+
+  async function drawOne() {
+    const mine = ++drawing, view = views[state.view], { layer, head } = state;
+    const isOpen = layer >= 0;
+    $("one").hidden = !isOpen;
+    $("stage").classList.toggle("open", isOpen);
+    for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
+    if (!isOpen) return;
+    ordered(view).forEach(([n, h], at) => {
+      if (n === layer && h === head) $("grid").querySelectorAll(".head")[at]?.setAttribute("aria-selected", "true");
+    });
+    $("one-title").textContent = nameOf(view, layer, head).replace("layer", "Layer");
+    const shown = [];
+    for (const number of [state.view, state.other]) {
+      if (number < 0) continue;
+      const one = views[number];
+      if (layer >= one.layers || head >= one.heads) {
+        shown.push({ view: null, map: null, signed: false, name: `${one.name} has no layer ${layer + 1} with a head ${head + 1}` });
+        continue;
+      }
+      let map = withoutSpecial(one, await mapOf(number, layer, head));
+      const signed = state.difference && shownPattern() in one.targets && map.blocks === 1;
+      if (signed) map = minusTarget(one, map);
+      const mask = state.hidden && one.hiddenHeads ? await maskOf(number, layer, head) : null;
+      shown.push({ view: one, map, signed, mask, name: one.name + (signed ? `, minus the target of ${one.targets[shownPattern()].title}` : "") });
+    }
+    if (shown.length === 2 && shown.every((one) => one.map)) {
+      const [one, two] = shown;
+      if (one.map.blocks === two.map.blocks) {
+        const map = minus(one.map, (q, k) => two.map.weights[q * two.map.keys + k]);
+        shown.push({ view: one.view, map, signed: true, isDifference: true, name: `${views[state.view].name} minus ${views[state.other].name}` });
+      }
+    }
+    if (mine !== drawing) return;
+    drawPanels(shown);
+    drawBar(shown);
+    drawFacts(view);
+    drawRow();
+    drawText();
+    if ($("twin").open) drawTwin();
+  }
+
+  function drawPanels(shown) {
+    const box = $("maps"), gap = 16;
+    const available = Math.max(220, box.clientWidth || box.parentElement.clientWidth);
+    const abreast = shown.length > 1 ? Math.max(1, Math.min(shown.length, Math.floor(available / 300))) : 1;
+    const wide = Math.floor((available - gap * (abreast - 1)) / abreast);
+    const high = Math.max(240, Math.min(900, innerHeight * 0.78));
+    panels = shown.map((one) => {
+      const canvas = make("canvas", { "aria-hidden": "true" });
+      const panel = { ...one, canvas, cell: 1, x: 0, y: 0 };
+      if (one.map) paint(panel, wide, high);
+      return panel;
+    });
+    box.replaceChildren(...panels.map((panel) => {
+      const figure = make("figure", {}, make("figcaption", { textContent: caption(panel) }));
+      if (panel.map) {
+        figure.append(panel.canvas);
+        listen(panel);
+      }
+      return figure;
+    }));
+  }
+
+  function caption(panel) {
+    const parts = [panel.name];
+    if (!panel.map) return panel.name + ".";
+    if (panel.map.blocks > 1) parts.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
+    else if (state.special && panel.view.special.length) parts.push("without special tokens, rows scaled to what they summed to");
+    if (state.target && !panel.isDifference && panel.view.targets[shownPattern()]) parts.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
+    if (panel.mask) parts.push("hatched: masked by the attack");
+    return parts.join("; ");
+  }
+
+  /** Shortens a token for a label; the mark of a space, which looks like an underscore, becomes a dot. */
+  const label = (token) => {
+    const text = [...token.replaceAll("▁", "·").replaceAll("Ġ", "·")];
+    return text.length > 14 ? text.slice(0, 13).join("") + "…" : text.join("");
+  };
+
+  const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
+
+  function paint(panel, wide, high) {
+    const { canvas, map, view } = panel, ratio = scaleOf();
+    const context = canvas.getContext("2d");
+    const font = "11px system-ui, sans-serif";
+    context.font = font;
+    const rows = rowsOf(view).map(label), columns = view.columns.map(label);
+    const widest = (names) => Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
+    const x = Math.min(130, widest(rows) + 26), y = Math.min(120, widest(columns) + 26);
+    const blocks = map.blocks, keys = map.keys / state.zoom, queries = map.queries / state.zoom;
+    const cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40) * 1);
+    const width = Math.floor(cell * map.keys), height = Math.floor(cell * map.queries);
+    Object.assign(panel, { x, y, cell: cell * state.zoom, width, height });
+    Object.assign(canvas.dataset, { x, y, cell: cell * state.zoom, ratio });
+    canvas.width = (x + width + 2) * ratio;
+    canvas.height = (y + height + 2) * ratio;
+    canvas.style.width = `${x + width + 2}px`;
+    context.scale(ratio, ratio);
+    state.left = Math.max(0, Math.min(state.left, map.keys - keys));
+    state.top = Math.max(0, Math.min(state.top, map.queries - queries));
+
+    context.save();
+    context.beginPath();
+    context.rect(x, y, width, height);
+    context.clip();
+    context.imageSmoothingEnabled = false;
+    const reduce = Math.max(1, Math.ceil(1 / (panel.cell * ratio) - 1e-6));
+    const image = pixels(view, map, panel.signed, reduce);
+    const at = (q, k) => [x + (k - state.left) * panel.cell, y + (q - state.top) * panel.cell];
+    context.drawImage(image, ...at(0, 0), image.width * reduce * panel.cell, image.height * reduce * panel.cell);
+    if (panel.mask && blocks === 1) {
+      context.fillStyle = "rgb(0 0 0 / 0.55)";
+      const part = panel.cell;
+      for (let q = 0; q < map.queries; q++) {
+        for (let k = 0; k < map.keys; k++) {
+          if (!panel.mask(q, k)) continue;
+          const [left, top] = at(q, k);
+          context.fillRect(left, top + part * 0.4, Math.max(1, part), Math.max(0.5, part * 0.2));
+        }
+      }
+    }
+    const target = view.targets[shownPattern()];
+    if (state.target && target && blocks === 1 && !panel.isDifference) {
+      context.strokeStyle = patternLook(shownPattern()).colour;
+      context.lineWidth = Math.max(1, Math.min(2.5, panel.cell / 6));
+      const side = Math.max(panel.cell, 3);
+      for (let q = 0; q < map.queries; q++) {
+        for (const [k] of wanted(target, q)) {
+          const [left, top] = at(q + 0.5, k + 0.5);
+          context.strokeRect(left - side / 2, top - side / 2, side, side);
+        }
+      }
+    }
+    if (blocks === 1 && panel.cell > 2) {
+      context.strokeStyle = "#D00000";
+      context.lineWidth = 1.5;
+      if (state.row >= 0) context.strokeRect(x, at(state.row, 0)[1], width, panel.cell);
+      if (state.column >= 0) context.strokeRect(at(0, state.column)[0], y, panel.cell, height);
+    }
+    context.restore();
+
+    context.strokeStyle = "#777";
+    context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
+    context.font = font;
+    context.fillStyle = getComputedStyle(document.body).color;
+    context.textBaseline = "middle";
+    const step = Math.max(1, Math.ceil(12 / (panel.cell / blocks)));
+    const named = (names, place) => (step > 1 || blocks > 1 ? `${names[place]} ${place + 1}` : names[place]);
+    context.textAlign = "right";
+    for (let q = 0; q < rows.length; q += step) {
+      const place = at((q + 0.5) / blocks, 0)[1];
+      if (place > y && place < y + height) context.fillText(named(rows, q), x - 4, place, x - 6);
+    }
+    context.textAlign = "left";
+    for (let k = 0; k < columns.length; k += step) {
+      const place = at(0, (k + 0.5) / blocks)[0];
+      if (place <= x || place >= x + width) continue;
+      context.save();
+      context.translate(place, y - 4);
+      context.rotate(-Math.PI / 2);
+      context.fillText(named(columns, k), 0, 0, y - 6);
+      context.restore();
+    }
+  }
+
+  /** Returns [row, column] under a pointer, null outside of the map. */
+  function under(panel, event) {
+    const box = panel.canvas.getBoundingClientRect(), shrunk = box.width / parseFloat(panel.canvas.style.width);
+    const k = ((event.clientX - box.left) / shrunk - panel.x) / panel.cell + state.left;
+    const q = ((event.clientY - box.top) / shrunk - panel.y) / panel.cell + state.top;
+    const inside = q >= 0 && k >= 0 && q < panel.map.queries && k < panel.map.keys;
+    if (!inside) return null;
+    const last = (cell, length) => Math.min(length - 1, Math.floor(cell * panel.map.blocks));
+    return [last(q, rowsOf(panel.view).length), last(k, panel.view.columns.length)];
+  }
+
+  function listen(panel) {
+    const { canvas } = panel;
+    let dragged = null;
+    canvas.addEventListener("pointermove", (event) => {
+      if (dragged) {
+        state.left = dragged.left - (event.clientX - dragged.x) / panel.cell;
+        state.top = dragged.top - (event.clientY - dragged.y) / panel.cell;
+        dragged.moved = true;
+        repaint();
+        return;
+      }
+      const found = under(panel, event);
+      if (found && !state.pinned) choose(...found);
+      else if (found) say(...found);
+    });
+    canvas.addEventListener("pointerdown", (event) => {
+      dragged = { x: event.clientX, y: event.clientY, left: state.left, top: state.top, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      const found = under(panel, event);
+      if (dragged && Math.hypot(event.clientX - dragged.x, event.clientY - dragged.y) < 4 && found) {
+        const same = state.pinned && found[0] === state.row;
+        choose(...found);
+        setPinned(!same);
+      }
+      dragged = null;
+    });
+    canvas.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && state.zoom === 1 && event.deltaY > 0) return; // the page scrolls
+      event.preventDefault();
+      zoomBy(event.deltaY < 0 ? 1.25 : 0.8, under(panel, event));
+    }, { passive: false });
+  }
+
+  function zoomBy(factor, around) {
+    const panel = panels.find((one) => one.map);
+    if (!panel) return;
+    const before = state.zoom;
+    state.zoom = Math.max(1, Math.min(64, state.zoom * factor));
+    const [q, k] = around ?? [state.top + panel.map.queries / before / 2, state.left + panel.map.keys / before / 2];
+    state.left = k - (k - state.left) * (before / state.zoom);
+    state.top = q - (q - state.top) * (before / state.zoom);
+    repaint();
+  }
+
+  function repaint() {
+    for (const panel of panels) if (panel.map) paint(panel, panel.x + panel.width + 4, panel.y + panel.height + 4);
+  }
+
+  function setPinned(pinned) {
+    state.pinned = pinned;
+    $("pin").setAttribute("aria-pressed", String(pinned));
+  }
+
+  function choose(row, column) {
+    if (row === state.row && column === state.column) return;
+    Object.assign(state, { row, column });
+    repaint();
+    drawRow();
+    writeAddress();
+  }
+
+  const number = (weight, kept) => (!kept && weight < 0.02 && meta.detail === "picture" ? "below .02" : weight.toFixed(3).replace(/^(-?)0\./, "$1."));
+
+  /** The weights of the chosen row, or of the chosen column: [place, weight, whether all its digits are known]. */
+  function chosenWeights(panel) {
+    const { map } = panel, list = [];
+    if (!map || map.blocks > 1) return list;
+    const keptAt = (at) => panel.signed || !map.kept || map.kept[at] === 1;
+    if (state.byColumn) {
+      const k = state.column;
+      if (k < 0) return list;
+      for (let q = 0; q < map.queries; q++) list.push([q, map.weights[q * map.keys + k], keptAt(q * map.keys + k)]);
+    } else if (state.row >= 0) {
+      for (let k = 0; k < map.keys; k++) list.push([k, map.weights[state.row * map.keys + k], keptAt(state.row * map.keys + k)]);
+    }
+    return list;
+  }
+
+  function drawRow() {
+    const panel = panels[0];
+    if (!panel?.map) return;
+    const view = panel.view, list = chosenWeights(panel);
+    const chosen = state.byColumn ? state.column : state.row;
+    const others = state.byColumn ? rowsOf(view) : view.columns;
+    const subject = (state.byColumn ? view.columns : rowsOf(view))[chosen];
+    const size = (entry) => (panel.signed ? Math.abs(entry[1]) : entry[1]);
+    const top = [...list].sort((one, two) => size(two) - size(one)).slice(0, 10);
+    $("largest").caption.textContent = chosen < 0 || !list.length
+      ? (panel.map.blocks > 1 ? "Single weights of this head are not in this page" : "Choose a row")
+      : state.byColumn ? `Tokens that look at ${chosen + 1} “${subject}”` : `Token ${chosen + 1} “${subject}” looks at`;
+    $("largest").tBodies[0].replaceChildren(...top.map(([place, weight, kept]) => make("tr", {},
+      make("td", { className: "number", textContent: place + 1 }),
+      make("td", { dir: "auto", textContent: others[place] }),
+      make("td", { className: "number", textContent: number(weight, kept) }))));
+    if (sentence.length === others.length) {
+      const largest = Math.max(1e-9, ...list.map((entry) => Math.abs(entry[1])));
+      sentence.forEach((span, place) => {
+        const share = list.length ? Math.abs(list[place][1]) / largest : 0;
+        const colours = panel.signed ? SIGNED_TABLE : TABLES[state.palette];
+        const at = panel.signed ? Math.round(127.5 + 127.5 * Math.sign(list[place]?.[1] ?? 0) * Math.sqrt(share)) : Math.round(255 * Math.sqrt(share));
+        const colour = colours[at], bright = 0.299 * (colour & 255) + 0.587 * ((colour >> 8) & 255) + 0.114 * ((colour >> 16) & 255);
+        span.style.backgroundColor = css(colour);
+        span.style.color = bright > 140 ? "#000" : "#fff";
+        span.classList.toggle("chosen", place === chosen && !view.rows);
+      });
+    }
+    say(state.row, state.column);
+  }
+
+  /** Says a cell in words: the panels' weights at a row and a column. */
+  function say(row, column) {
+    const view = views[state.view], { layer, head } = state;
+    const start = nameOf(view, layer, head);
+    const parts = [];
+    for (const panel of panels) {
+      if (!panel.map || panel.map.blocks > 1 || row < 0) continue;
+      const name = panels.length > 1 ? `${panel.name}: ` : "";
+      let at = column;
+      if (at < 0) {
+        at = 0;
+        for (let k = 1; k < panel.map.keys; k++) if (panel.map.weights[row * panel.map.keys + k] > panel.map.weights[row * panel.map.keys + at]) at = k;
+      }
+      const place = row * panel.map.keys + at, weight = panel.map.weights[place];
+      const kept = panel.signed || !panel.map.kept || panel.map.kept[place] === 1;
+      const even = weight * visible(panel.view, row);
+      const times = panel.signed ? "" : ` (${even >= 10 ? Math.round(even) : even.toFixed(1)} × even)`;
+      parts.push(`${name}token ${row + 1} “${rowsOf(panel.view)[row]}” → ${at + 1} “${panel.view.columns[at]}” ${number(weight, kept)}${times}`);
+    }
+    $("line").textContent = `${start}; ${parts.join("; ")}`;
+  }
+
+  function drawText() {
+    const view = views[state.view], tokens = state.byColumn ? rowsOf(view) : view.columns;
+    sentence = tokens.map((token, place) => {
+      const span = make("span", { dir: "auto", textContent: token.replaceAll("▁", "·").replaceAll("Ġ", "·") || " ", title: String(place + 1) });
+      span.addEventListener("pointerenter", () => { if (!state.pinned && !view.rows) choose(state.byColumn ? state.row : place, state.byColumn ? place : state.column); });
+      span.addEventListener("click", () => { if (!view.rows) { choose(state.byColumn ? state.row : place, state.byColumn ? place : state.column); setPinned(true); } });
+      return span;
+    });
+    $("text").replaceChildren(...sentence.flatMap((span) => [span, " "]));
+    drawRow();
+  }
+
+  function drawFacts(view) {
+    const { layer, head } = state, entropy = view.entropy[layer][head];
+    const even = Math.log2(view.columns.length);
+    const parts = [`entropy ${entropy.toFixed(2)} bits${view.causal ? "" : ` of ${even.toFixed(2)}`}`];
+    if (view.hiddenHeads) {
+      parts.push(`the attack masked ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the cells, with ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of this map's attention`);
+    }
+    $("facts").textContent = parts.join("; ");
+    const shown = shownPattern();
+    const compared = state.other >= 0 ? [view, views[state.other]] : [view];
+    const head_ = make("tr", {}, make("th", { scope: "col", textContent: "pattern" }),
+      ...compared.map((one) => make("th", { scope: "col", className: "number", textContent: compared.length > 1 ? one.name : "mass" })),
+      make("th", { scope: "col", className: "number", textContent: "by chance" }));
+    const rows = Object.entries(view.targets).map(([name, target]) => {
+      const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
+      const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[head] ?? null);
+      const cells = [...masses, target.chance].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
+      return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown ? " (shown as target)" : "")), ...cells);
+    });
+    $("masses").tBodies[0].replaceChildren(head_, ...rows);
+    $("masses").hidden = !rows.length;
+  }
+
+  function drawTwin() {
+    const panel = panels[0];
+    if (!panel?.map || panel.map.blocks > 1) {
+      $("twin").lastElementChild.replaceChildren("Single weights of this head are not in this page.");
+      return;
+    }
+    const { view, map } = panel, most = 3;
+    const body = rowsOf(view).map((token, q) => {
+      const order = Array.from({ length: map.keys }, (_, k) => k).sort((one, two) => map.weights[q * map.keys + two] - map.weights[q * map.keys + one]);
+      const words = order.slice(0, most).map((k) => `${k + 1} “${view.columns[k]}” ${number(map.weights[q * map.keys + k], !map.kept || map.kept[q * map.keys + k] === 1)}`);
+      return make("tr", {}, make("td", { className: "number", textContent: q + 1 }), make("td", { dir: "auto", textContent: token }), make("td", { textContent: words.join(", ") }));
+    });
+    const top = make("tr", {}, ...["row", "token", "largest weights"].map((textContent) => make("th", { scope: "col", textContent })));
+    $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
+  }
+
+  function drawBar(shown) {
+    const bars = [];
+    if (shown.some((one) => one.map && !one.signed)) bars.push(bar(TABLES[state.palette], SCALES[state.scale].name, SCALES[state.scale].ticks.map((tick) => [SCALES[state.scale].place(tick), String(tick)])));
+    if (shown.some((one) => one.signed)) bars.push(bar(SIGNED_TABLE, "difference of weights", [-1, -0.25, 0, 0.25, 1].map((tick) => [0.5 + 0.5 * Math.sign(tick) * Math.sqrt(Math.abs(tick)), String(tick)])));
+    $("bar").replaceChildren(...bars);
+    $("bar").setAttribute("aria-label", `colours: ${SCALES[state.scale].name}, on a scale that is not linear`);
+  }
+
+  function bar(colours, name, ticks) {
+    const wide = 320, ratio = scaleOf(), canvas = make("canvas", { width: (wide + 24) * ratio, height: 42 * ratio });
+    canvas.style.width = `${wide + 24}px`;
+    const context = canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    for (let at = 0; at < wide; at++) {
+      context.fillStyle = css(colours[Math.round((255 * at) / (wide - 1))]);
+      context.fillRect(12 + at, 14, 1.5, 12);
+    }
+    context.fillStyle = getComputedStyle(document.body).color;
+    context.font = "11px system-ui, sans-serif";
+    context.fillText(`${name} (not linear)`, 12, 10);
+    context.textAlign = "center";
+    for (const [place, text] of ticks) context.fillText(text, 12 + place * wide, 38);
+    return canvas;
+  }
+
+  // ---------------------------------------------------------------- steps of a run
+
+  const stepsOf = (view) => views.map((one, at) => ({ one, at }))
+    .filter(({ one }) => one.step !== null && one.model === view.model && one.kind === view.kind && !refusal(view, one))
+    .sort((a, b) => a.one.step - b.one.step);
+
+  const svg = (tag, attributes, ...children) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  };
+
+  function drawSteps() {
+    const view = views[state.view], series = view.step === null ? [] : stepsOf(view);
+    $("steps").hidden = series.length < 2;
+    if (series.length < 2) return;
+    const current = series.findIndex(({ at }) => at === state.view);
+    $("step").max = series.length - 1;
+    $("step").value = current;
+    $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
+    const name = state.pattern || view.guided.find(Boolean) || Object.keys(view.targets)[0];
+    if (!name) return;
+    const wide = 640, high = 150, left = 34, bottom = 22;
+    const x = (at) => left + ((wide - left - 90) * at) / (series.length - 1), y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
+    const heads = view.guided.map((one, head) => (one === name ? head : -1)).filter((head) => head >= 0);
+    const members = heads.length ? heads : Array.from({ length: view.heads }, (_, head) => head);
+    const lines = Array.from({ length: view.layers }, (_, layer) => {
+      const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? 0), 0) / members.length);
+      const colour = css(TABLES.BuPu[Math.round(90 + (165 * (layer + 1)) / view.layers)]);
+      const points = masses.map((mass, at) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
+      return svg("polyline", { points, fill: "none", stroke: colour, "stroke-width": layer === state.layer ? 3 : 1.5 });
+    });
+    const text = (content, attributes) => { const element = svg("text", { "font-size": 11, fill: "currentColor", ...attributes }); element.textContent = content; return element; };
+    const ticks = series.map(({ one }, at) => text(String(one.step), { x: x(at), y: high - 6, "text-anchor": "middle" }));
+    const scale = [0, 0.5, 1].map((mass) => text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" }));
+    const mark = svg("line", { x1: x(current), x2: x(current), y1: 4, y2: high - bottom, stroke: "currentColor", "stroke-dasharray": "3 3" });
+    const title = `mass on ${view.targets[name].title} by step, ${heads.length ? "heads guided towards it" : "all heads"}, a line for each layer (the darker, the higher)`;
+    $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...lines, mark, ...ticks, ...scale),
+      make("p", { className: "hint", textContent: title }));
+  }
+
+  function moveStep(by) {
+    const series = views[state.view].step === null ? [] : stepsOf(views[state.view]);
+    if (series.length < 2) return;
+    const next = Math.min(series.length - 1, Math.max(0, series.findIndex(({ at }) => at === state.view) + by));
+    changeView(series[next].at);
+  }
+
+  // ---------------------------------------------------------------- export
+
+  function fileName(suffix) {
+    const view = views[state.view];
+    const parts = [view.model.split(/[/\\]/).at(-1), view.kind, view.step === null ? "" : `step${view.step}`, `layer${state.layer + 1}`, `head${state.head + 1}`];
+    return `${parts.filter(Boolean).join("_").replace(/[^\p{L}\p{N}_.-]+/gu, "-")}.${suffix}`;
+  }
+
+  function save(name, address) {
+    const link = make("a", { download: name, href: address });
+    document.body.append(link);
+    link.click();
+    link.remove();
+  }
+
+  const dataOf = (type, text) => `data:${type};charset=utf-8,${encodeURIComponent(text)}`;
+
+  function savePng() {
+    const drawn = panels.filter((panel) => panel.map).map((panel) => panel.canvas);
+    const gap = 20, title = 40, ratio = 2 / scaleOf();
+    const wide = drawn.reduce((sum, canvas) => sum + canvas.width * ratio + gap, gap), high = Math.max(...drawn.map((canvas) => canvas.height * ratio)) + title + gap;
+    const sheet = make("canvas", { width: Math.round(wide), height: Math.round(high) }), context = sheet.getContext("2d");
+    context.fillStyle = getComputedStyle(document.body).backgroundColor;
+    context.fillRect(0, 0, wide, high);
+    context.fillStyle = getComputedStyle(document.body).color;
+    context.font = "24px system-ui, sans-serif";
+    context.fillText(`${views[state.view].name}: ${nameOf(views[state.view], state.layer, state.head)}`, gap, 28);
+    let left = gap;
+    for (const canvas of drawn) {
+      context.drawImage(canvas, left, title, canvas.width * ratio, canvas.height * ratio);
+      left += canvas.width * ratio + gap;
+    }
+    save(fileName("png"), sheet.toDataURL("image/png"));
+  }
+
+  function saveSvg() {
+    const panel = panels[0];
+    const { view, map } = panel, size = Math.max(4, Math.min(14, 900 / map.keys)), x = 110, y = 110;
+    const image = pixels(view, map, panel.signed).toDataURL("image/png");
+    const wide = map.keys * size, high = map.queries * size, step = Math.ceil(12 / (size / map.blocks));
+    const text = (content, attributes) => { const element = svg("text", attributes); element.textContent = content; return element; };
+    const labels = [
+      ...rowsOf(view).map((token, q) => [token, q]).filter(([, q]) => q % step === 0).map(([token, q]) => text(label(token), { x: x - 4, y: y + ((q + 0.5) / map.blocks) * size + 3, "text-anchor": "end" })),
+      ...view.columns.map((token, k) => [token, k]).filter(([, k]) => k % step === 0).map(([token, k]) => text(label(token), { transform: `translate(${x + ((k + 0.5) / map.blocks) * size + 3} ${y - 4}) rotate(-90)` })),
+    ];
+    const drawn = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width: x + wide + 10, height: y + high + 10, "font-family": "sans-serif", "font-size": 9 },
+      text(`${view.name}: ${nameOf(view, state.layer, state.head)}`, { x: 4, y: 14, "font-size": 12 }),
+      svg("image", { href: image, x, y, width: wide, height: high, preserveAspectRatio: "none", style: "image-rendering: pixelated" }), ...labels);
+    save(fileName("svg"), dataOf("image/svg+xml", new XMLSerializer().serializeToString(drawn)));
+  }
+
+  function saveTsv() {
+    const panel = panels[0], view = panel.view, list = chosenWeights(panel);
+    const others = state.byColumn ? rowsOf(view) : view.columns;
+    const clean = (token) => token.replace(/[\t\r\n]/g, " ");
+    const lines = list.map(([place, weight, kept]) => [place + 1, clean(others[place]), weight.toPrecision(4), kept ? "" : "shade"].join("\t"));
+    const top = ["position", "token", "weight", "precision"].join("\t");
+    save(fileName(state.byColumn ? `column${state.column + 1}.tsv` : `row${state.row + 1}.tsv`), dataOf("text/tab-separated-values", [top, ...lines].join("\n") + "\n"));
+  }
+
+  // ---------------------------------------------------------------- controls and keys
+
+  const option = (value, textContent) => make("option", { value, textContent });
+
+  function changeView(at) {
+    state.view = at;
+    let problem = "";
+    if (state.other >= 0) {
+      problem = state.other === at ? "" : refusal(views[at], views[state.other]);
+      if (state.other === at || problem) state.other = -1;
+    }
+    fit();
+    update(problem);
+  }
+
+  function changeOther(at) {
+    const problem = at < 0 || at === state.view ? "" : refusal(views[state.view], views[at]);
+    state.other = problem || at === state.view ? -1 : at;
+    update(problem);
+  }
+
+  function drawControls(problem) {
+    const view = views[state.view];
+    $("view").replaceChildren(...views.map((one, at) => option(at, one.name)));
+    $("view").value = state.view;
+    $("other").replaceChildren(option(-1, "nothing"), ...views.map((one, at) => option(at, one.name)).filter((_, at) => at !== state.view));
+    $("other").value = state.other;
+    $("view").parentElement.hidden = $("other").parentElement.hidden = views.length < 2;
+    $("scale").value = state.scale;
+    $("palette").value = state.palette;
+    const names = Object.entries(view.targets);
+    $("order").replaceChildren(option("position", "by layer and head"), ...names.map(([name, target]) => option(name, `most on ${target.title}`)), option("entropy", "lowest entropy"));
+    $("order").value = state.order;
+    $("pattern").replaceChildren(option("", "of the head"), ...names.map(([name, target]) => option(name, target.title)));
+    $("pattern").value = state.pattern;
+    $("pattern").parentElement.hidden = $("target").parentElement.hidden = $("difference").parentElement.hidden = !names.length;
+    for (const name of ["target", "difference", "special", "hidden"]) $(name).checked = state[name];
+    $("special").parentElement.hidden = !view.special.length;
+    $("hidden-label").hidden = !views.some((one) => one.hiddenHeads);
+    $("direction").setAttribute("aria-pressed", String(state.byColumn));
+    $("pin").setAttribute("aria-pressed", String(state.pinned));
+    $("note").textContent = [problem, view.note].filter(Boolean).join(" ");
+    $("about").textContent = `${view.name}: ${view.layers} layers of ${view.heads} heads, ${rowsOf(view).length} × ${view.columns.length} tokens`;
+  }
+
+  let gridDrawn = "";
+  async function update(problem = "") {
+    const needed = [state.view, state.other].filter((at) => at >= 0 && !overviews[at]);
+    await Promise.all(needed.map(async (at) => { overviews[at] = await bytesOf(`overview-${at}`); }));
+    drawControls(problem);
+    const shown = [state.view, state.scale, state.palette, state.order, state.special].join();
+    if (shown !== gridDrawn) {
+      gridDrawn = shown;
+      drawGrid();
+    }
+    drawSteps();
+    writeAddress();
+    await drawOne();
+    document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
+  }
+
+  const toggle = (name) => { state[name] = !state[name]; update(); };
+  const isOpen = () => state.layer >= 0;
+
+  function moveChosen(across, down) {
+    const view = views[state.view], clamp = (place, length) => Math.min(length - 1, Math.max(0, place));
+    choose(down ? clamp(state.row + down, rowsOf(view).length) : state.row, across ? clamp(state.column + across, view.columns.length) : state.column);
+  }
+
+  // [key, what it does, function]; the list of keys in the page is made of this.
+  const KEYS = [
+    ["Enter", "enlarge the chosen head", () => { if (!isOpen()) $("grid").querySelectorAll(".head")[cursor].click(); }],
+    ["Escape", "back to all heads", () => { if (isOpen()) close(); }],
+    ["[", "the step before", () => moveStep(-1)],
+    ["]", "the next step", () => moveStep(1)],
+    ["t", "outline the target of the pattern", () => toggle("target")],
+    ["d", "show the map minus the target", () => toggle("difference")],
+    ["s", "leave out special tokens", () => toggle("special")],
+    ["m", "show what an attack masked", () => toggle("hidden")],
+    ["c", "columns: which tokens look at this one", () => $("direction").click()],
+    ["p", "pin the row, so that the pointer does not change it", () => setPinned(!state.pinned)],
+    ["1", "colours: weight", () => { state.scale = "weight"; update(); }],
+    ["2", "colours: times even attention", () => { state.scale = "ratio"; update(); }],
+    ["3", "colours: each map for itself", () => { state.scale = "own"; update(); }],
+    ["+", "zoom in", () => zoomBy(1.5)],
+    ["-", "zoom out", () => zoomBy(1 / 1.5)],
+    ["?", "this list", () => $("help").showModal()],
+  ];
+  const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+  function start() {
+    $("title").textContent = meta.title;
+    if (!("DecompressionStream" in window)) {
+      $("note").textContent = "This browser cannot show the maps, because it lacks DecompressionStream: use Chrome or Edge 103, Firefox 113, Safari 16.4, or a later version.";
+      return;
+    }
+    $("scale").append(...Object.entries(SCALES).map(([name, scale]) => option(name, scale.name)));
+    $("palette").append(...Object.keys(meta.palettes).map((name) => option(name, name)));
+    $("keys").append(make("dt", {}, make("kbd", { textContent: "arrows" })), make("dd", { textContent: "move among heads, or among rows and columns of an enlarged map" }),
+      ...KEYS.flatMap(([key, text]) => [make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text })]));
+    $("view").addEventListener("change", () => changeView(Number($("view").value)));
+    $("other").addEventListener("change", () => changeOther(Number($("other").value)));
+    for (const name of ["scale", "palette", "order", "pattern"]) {
+      $(name).addEventListener("change", () => { state[name] = $(name).value; if (name === "order") cursor = 0; update(); });
+    }
+    for (const name of ["target", "difference", "special", "hidden"]) $(name).addEventListener("change", () => toggle(name));
+    $("step").addEventListener("input", () => { const series = stepsOf(views[state.view]); changeView(series[Number($("step").value)].at); });
+    const clicks = {
+      close, png: savePng, svg: saveSvg, tsv: saveTsv, closer: () => zoomBy(1.5), farther: () => zoomBy(1 / 1.5),
+      pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
+      direction: () => {
+        state.byColumn = !state.byColumn;
+        if (state.byColumn && state.column < 0) state.column = Math.max(0, state.row);
+        $("direction").setAttribute("aria-pressed", String(state.byColumn));
+        writeAddress();
+        drawText();
+      },
+    };
+    for (const [id, act] of Object.entries(clicks)) $(id).addEventListener("click", act);
+    $("twin").addEventListener("toggle", () => { if ($("twin").open) drawTwin(); });
+    $("controls").addEventListener("submit", (event) => event.preventDefault());
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+      if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.key !== "Escape") return;
+      if (event.key === "Enter" && event.target.tagName === "BUTTON") return;
+      const arrow = ARROWS[event.key];
+      if (arrow) {
+        if ($("grid").contains(event.target)) moveInGrid(...arrow);
+        else if (isOpen() && event.target === $("maps")) moveChosen(...arrow);
+        else return;
+        event.preventDefault();
+        return;
+      }
+      const found = KEYS.find(([key]) => key === (event.key.length === 1 ? event.key.toLowerCase() : event.key));
+      if (!found) return;
+      event.preventDefault();
+      found[2]();
+    });
+    addEventListener("hashchange", () => { readAddress(); update(); });
+    let waiting = 0;
+    addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawOne, 100); });
+    readAddress();
+    update();
+  }
+
+  start();
+})();

@@ -1,0 +1,194 @@
+"""A page holds its views, loads nothing, and shows hostile tokens as text."""
+
+import base64
+import html
+import io
+import json
+import math
+import re
+import zlib
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from ag_jax.viewer import colours, encode
+from ag_jax.viewer import page as pages
+from ag_jax.viewer.encode import FULL, PICTURE
+from ag_jax.viewer.notebook import NotebookView
+from tests.viewer import views
+from tests.viewer.views import HOSTILE
+
+
+def elements(text):
+    """The contents of the elements with data, by id."""
+    return dict(re.findall(r'<script type="[a-z/]+" id="([^"]+)">(.*?)</script>', text, flags=re.DOTALL))
+
+
+def data_of(text, name):
+    return zlib.decompress(base64.b64decode(elements(text)[name]), -15)
+
+
+@pytest.mark.parametrize(("detail", "precision"), [("full", FULL), ("picture", PICTURE)])
+def test_every_head_is_in_the_page(detail, precision):
+    one, two = views.view("one"), views.view("two", weights_NHQK=views.attention(3, 2, 9, 9, seed=1), guided=())
+    text = pages.page("A title", [one, two], detail)
+    meta = json.loads(elements(text)["meta"])
+    assert (meta["levels"], meta["kept"], meta["is_refined"]) == (
+        precision.levels,
+        precision.kept,
+        precision.is_refined,
+    )
+    assert [(view["name"], view["layers"], view["heads"], view["block"]) for view in meta["views"]] == [
+        ("one", 2, 3, 1),
+        ("two", 3, 2, 1),
+    ]
+    for number, view in enumerate((one, two)):
+        assert data_of(text, f"overview-{number}") == encode.overview(view.weights_NHQK)
+        for layer, head in np.ndindex(view.weights_NHQK.shape[:2]):
+            found = encode.decode_map(data_of(text, f"map-{number}-{layer}-{head}"), 9, 9, precision)
+            assert np.abs(found - view.weights_NHQK[layer, head]).max() < 0.01
+    assert pages.page("A title", [one, two], detail) == text
+
+
+def test_numbers_are_those_of_the_weights():
+    view = views.view()
+    (described,) = json.loads(elements(pages.page("t", [view]))["meta"])["views"]
+    weights = view.weights_NHQK.astype(np.float64)
+    for layer, head in np.ndindex(2, 3):
+        rows = [-sum(w * math.log2(w) for w in row if w > 0) for row in weights[layer, head]]
+        assert described["entropy"][layer][head] == pytest.approx(sum(rows) / 9, rel=1e-3)
+    target = described["targets"]["next"]
+    np.testing.assert_allclose(target["mass"], view.targets["next"].mass_NH, rtol=1e-3)
+    assert target["chance"] == pytest.approx(1 / 9, rel=1e-3) and described["guided"] == ["next", None, None]
+    assert described["sums"] is True and described["stored"] is None
+
+
+def test_targets_are_stored_as_rows():
+    """Rows without a target have the number -1; equal rows are stored once."""
+    view = views.view()
+    columns = views.next_target(view.weights_NHQK)
+    shared = pages.Target(
+        np.tile([0.5, 0.5, *[0.0] * 7], (9, 1)), np.ones(9, bool), "[X]", "#000", columns.mass_NH, math.nan
+    )
+    given = {"next": columns, "x": shared}
+    (described,) = json.loads(elements(pages.page("t", [views.view(targets=given)]))["meta"])["views"]
+    for name, target in given.items():
+        found = described["targets"][name]
+        assert [number < 0 for number in found["numbers"]] == (~target.has_target_Q).tolist()
+        for row_K, number in zip(target.matrix_QK, found["numbers"], strict=True):
+            if number >= 0:
+                again = np.zeros(9)
+                for column, weight in found["distinct"][number]:
+                    again[column] = weight
+                np.testing.assert_allclose(again, row_K)
+    assert len(described["targets"]["x"]["distinct"]) == 1 and described["targets"]["x"]["chance"] is None
+
+
+def test_masked_cells_and_what_they_held():
+    hidden = np.random.default_rng(0).random((2, 1, 9, 9)) < 0.3
+    view = views.view(hidden_NHQK=hidden)
+    text = pages.page("t", [view])
+    (described,) = json.loads(elements(text)["meta"])["views"]
+    assert described["hiddenHeads"] == 1 and "hidden-0-0-1" not in elements(text)
+    assert data_of(text, "hidden-0-1-0") == encode.bits(hidden[1, 0])
+    held = [view.weights_NHQK[1, 2, q, k] for q, k in zip(*np.nonzero(hidden[1, 0]), strict=True)]
+    assert described["hiddenMass"][1][2] == pytest.approx(sum(held) / 9, rel=1e-3)
+    assert described["hiddenShare"][1][0] == pytest.approx(hidden[1, 0].mean(), rel=1e-3)
+
+
+def test_a_page_loads_nothing_and_keeps_text_as_text():
+    view = views.view("</script><b>", tokens=list(HOSTILE), note="<i>&amp;")
+    text = pages.page("<b>&title</b></title>", [view])
+    meta = json.loads(elements(text)["meta"])
+    assert meta["views"][0]["columns"] == list(HOSTILE) and meta["views"][0]["name"] == "</script><b>"
+    assert text.count("</script") == 1 + len(elements(text))
+    assert "<img" not in text and "<b>&title" not in text and "&lt;b&gt;&amp;title" in text
+    # The one address is the name of the SVG language, which is not loaded.
+    assert set(re.findall(r"[a-z]+://[^\s\"'`]*", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<link|<script[^>]* src|@import|url\(|import\(|fetch\(|\beval\(|innerHTML|new Function", text)
+    assert "default-src 'none'" in text
+
+
+def test_the_script_is_small_and_readable():
+    script = (pages.FOLDER / "viewer.js").read_bytes()
+    assert len(script) <= 60_000 and max(map(len, script.splitlines())) < 250
+
+
+@pytest.mark.parametrize(("detail", "most"), [("full", 30e6), ("picture", 10e6)])
+def test_pages_stay_in_budget(detail, most):
+    """12 x 12 heads of 512 tokens, by two heads with stripes and a neighbourhood, as trained ones have."""
+    random, places = np.random.default_rng(0), np.arange(512)
+    stripes = 2 * random.standard_normal(512) - np.abs(places[:, None] - places) / 40
+    scores = stripes + 0.3 * random.standard_normal((1, 2, 512, 512))
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    view = views.view(weights_NHQK=weights.astype(np.float32), tokens=[str(at) for at in places])
+    size = sum(len(content) for name, content in elements(pages.page("t", [view], detail)).items() if name != "meta")
+    assert 72 * size <= most
+
+
+def test_long_texts_are_stored_as_pictures():
+    assert pages.chosen_detail([views.view()]) == "full"
+    long = views.view(length=512, weights_NHQK=np.broadcast_to(np.float32(1 / 512), (12, 12, 512, 512)), targets={})
+    assert pages.chosen_detail([long]) == "picture"
+
+
+def test_bad_views_are_refused():
+    with pytest.raises(ValueError, match="at least one view"):
+        pages.page("t", [])
+    with pytest.raises(ValueError, match="one of full, picture, got 'best'"):
+        pages.page("t", [views.view()], "best")
+    with pytest.raises(ValueError, match="of layers x heads x 4 x 4 tokens, got an array of the shape"):
+        views.view(tokens=list("abcd"), weights_NHQK=views.attention(), targets={})
+    broken = views.attention()
+    broken[0, 0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="numbers from 0 to 1"):
+        pages.page("t", [views.view(weights_NHQK=broken)])
+
+
+def test_one_token_is_a_text():
+    weights = np.ones((1, 1, 1, 1), np.float32)
+    text = pages.page("t", [views.view(tokens=["a"], weights_NHQK=weights, targets={}, guided=())])
+    assert data_of(text, "map-0-0-0") == b"\xff"
+
+
+def test_heads_that_are_not_stored():
+    view = views.view(whole=[(1, 2)])
+    text = pages.page("t", [view])
+    assert [name for name in elements(text) if name.startswith("map")] == ["map-0-1-2"]
+    assert json.loads(elements(text)["meta"])["views"][0]["stored"] == [[1, 2]]
+
+
+def test_palettes_are_those_of_the_figures():
+    for name in ("BuPu", "cividis"):
+        stops = colours.WEIGHTS[name].split()
+        for at, stop in enumerate(stops):
+            expected = matplotlib.colormaps[name](at / (len(stops) - 1))[:3]
+            np.testing.assert_allclose([int(stop[i : i + 2], 16) / 255 for i in (0, 2, 4)], expected, atol=0.003)
+
+
+def test_a_notebook_shows_a_frame_and_a_picture(tmp_path):
+    shown = NotebookView("A title", [views.view()])
+    frame = shown._repr_html_()
+    (inside,) = re.findall(r'srcdoc="([^"]*)"', frame)
+    assert (
+        html.unescape(inside)
+        == pages.page("A title", shown.views)
+        == shown.save(tmp_path / "new" / "m.html").read_text()
+    )
+    assert 'sandbox="allow-scripts allow-downloads"' in frame
+    picture = np.asarray(Image.open(io.BytesIO(shown._repr_png_())))
+    assert picture.shape == (2 * (45 + 4 + 4) + 4, 3 * (45 + 4 + 4) + 4, 3)
+    assert picture[4, 4].tolist() == [0x00, 0x72, 0xB2]  # the frame of the guided head
+    expected = matplotlib.colormaps["BuPu"](float(shown.views[0].weights_NHQK[0, 0, 2, 3]) ** 0.5)[:3]
+    np.testing.assert_allclose(picture[6 + 5 * 2 + 2, 6 + 5 * 3 + 2] / 255, expected, atol=0.02)
+
+
+def test_a_large_output_of_a_notebook_holds_fewer_heads(monkeypatch):
+    monkeypatch.setattr("ag_jax.viewer.notebook.MOST_BYTES", 0.5 * pages.expected_bytes([views.view()], "picture"))
+    (inside,) = re.findall(r'srcdoc="([^"]*)"', NotebookView("t", [views.view()])._repr_html_())
+    (described,) = json.loads(elements(html.unescape(inside))["meta"])["views"]
+    masses = views.view().targets["next"].mass_NH
+    assert len(described["stored"]) == 3 and "3 of 6 heads" in described["note"]
+    assert min(masses[tuple(pair)] for pair in described["stored"]) >= np.sort(masses.ravel())[-3]
