@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Installation for local.sh and test.sh. Source this file, then call `set_up [test|parity]`, which
+# Installation for local.sh and test.sh. Source this file, then call `set_up [test|parity|browser]`, which
 #
 #   1. finds a Python that ag_jax supports,
 #   2. detects which jax this machine needs: for NVIDIA GPUs, TPUs or the CPU,
@@ -169,7 +169,8 @@ stamp_for() {
 requirements_of() {
   case $1 in
     base) echo requirements.txt ;;
-    *) echo requirements-test.txt ;; # holds all of requirements.txt too
+    browser) echo requirements-browser.txt ;; # holds all of requirements-test.txt too, but for packages of PyPy
+    *) echo requirements-test.txt ;;          # holds all of requirements.txt too
   esac
 }
 
@@ -261,14 +262,16 @@ install() {
   fi
 
   if [ "$dry_run" = yes ]; then return; fi
-  # test contains base, and parity contains test.
+  # test contains base; parity and browser contain test.
   stamp_for base >"$venv/.ag_jax-base"
   if [ "$extra" != base ]; then stamp_for test >"$venv/.ag_jax-test"; fi
-  if [ "$extra" = parity ]; then stamp_for parity >"$venv/.ag_jax-parity"; fi
+  case $extra in
+    parity | browser) stamp_for "$extra" >"$venv/.ag_jax-$extra" ;;
+  esac
   rm -f "$installing"
 }
 
-# set_up [base|test|parity]: leaves the shell in the repository, with the environment first on PATH.
+# set_up [base|test|parity|browser]: leaves the shell in the repository, with the environment first on PATH.
 set_up() {
   local extra=${1:-base} state="is up to date"
   local venv installing venv_is="" python="" python_is="" accelerator="" because="" made_for

@@ -1,6 +1,7 @@
 """`ag-jax help`, `configs` and `--version` explain every verb, config and setting without importing JAX."""
 
 import dataclasses
+import os
 import pathlib
 import shutil
 import subprocess
@@ -172,6 +173,7 @@ def test_the_wheel_has_the_configs(tmp_path):
         path.relative_to(built / "ag_jax" / "configs").as_posix() for path in (built / "ag_jax/configs").rglob("*.py")
     }
     assert found == {f"{name}.py" for name in config_reader.packaged()}
+    assert {"viewer.html", "viewer.css", "viewer.js"} <= set(os.listdir(built / "ag_jax" / "viewer"))
     shutil.rmtree(source)
     code = (
         "from ag_jax import config_reader as c, main; print(c.find('finetune/glue')); main.main(['ag-jax', 'configs'])"

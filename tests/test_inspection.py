@@ -13,9 +13,10 @@ import pytest
 from etils import epath
 
 from ag_jax import cli, config_reader
-from ag_jax.analysis import pairs
+from ag_jax.analysis import maps, pairs
 from ag_jax.analysis.figures import plots
 from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.distributed import storage
@@ -123,9 +124,9 @@ def places(tmp_path_factory):
     return directory
 
 
-def request(place, text=TEXT, target=None, without=()):
+def request(place, text=TEXT, target=None, without=(), **more):
     empty = dict.fromkeys(("config", "overrides", "print_config"))
-    return cli.Request(**empty, workdir=str(place), step=None, text=text, translation=target, without=without)
+    return cli.Request(**empty, workdir=str(place), step=None, text=text, translation=target, without=without, **more)
 
 
 def inspect(place, capsys, target=None, count=3, without=()):
@@ -484,3 +485,91 @@ def test_results_are_printed_even_if_nothing_can_be_written(places, tmp_path, mo
     monkeypatch.setattr(storage.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
     status, said, warned = evaluate(places / "run", monkeypatch, capsys)
     assert status == 1 and json.loads(said)["mlm_loss"] == 2.5 and "Read-only file system" in warned
+
+
+def views_of(path):
+    """The views of a page."""
+    (meta,) = re.findall(r'id="meta">(.*?)</script>', path.read_text(encoding="utf-8"))
+    return json.loads(meta)["views"]
+
+
+def page(place, path, capsys, **more):
+    """Write a page of `inspect`; return its views."""
+    status = cli.run_safely("inspect", request(place, html=str(path), **more))
+    said, warned = capsys.readouterr()
+    assert status == 0, warned
+    assert said.endswith(f"written, to open in a browser: {path}\n") and "attention mass on the patterns" in said
+    return views_of(path)
+
+
+def test_a_page_in_place_of_figures(places, tmp_path, capsys):
+    place = shutil.copytree(places / "run", tmp_path / "run")
+    (view,) = page(place, tmp_path / "new" / "maps.html", capsys)
+    assert not (place / "figures").exists()
+    assert (view["name"], view["step"], view["kind"], len(view["columns"])) == ("run, step 0", 0, "Encoder", 16)
+    assert view["guided"] == ["next", *[None] * (len(view["guided"]) - 1)] and view["special"] == [0, 15]
+    opened = best.open_for_inspection(place)
+    attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, TEXT, 16)
+    masses = maps.attention_mass(attention, opened.special, opened.assignment)
+    assert view["targets"].keys() == masses.keys()
+    for name, mass_NH in masses.items():
+        found = np.array(view["targets"][name]["mass"], float)
+        np.testing.assert_allclose(found, mass_NH, rtol=1e-3)
+    # Written again over an earlier page, but over nothing else.
+    page(place, tmp_path / "new" / "maps.html", capsys)
+    (tmp_path / "mine.html").write_text("<p>mine</p>")
+    assert cli.run_safely("inspect", request(place, html=str(tmp_path / "mine.html"))) == 1
+    assert "exists and was not written by `ag-jax inspect`" in capsys.readouterr().err
+    assert cli.run_safely("inspect", request(place, html=str(tmp_path))) == 1
+    assert "is a directory" in capsys.readouterr().err
+    assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
+
+
+def test_a_page_of_several_models_and_steps(places, tmp_path, capsys):
+    other = shutil.copytree(places / "run", tmp_path / "run")
+    more = {"against": [str(other), str(places / "hf")], "steps": ["all"], "heads": ["2.1"]}
+    found = page(places / "run", tmp_path / "maps.html", capsys, **more)
+    assert [view["name"] for view in found] == [
+        f"{places.name}/run, step 0",
+        f"{tmp_path.name}/run, step 0",
+        f"{places.name}/hf",
+    ]
+    assert [view["model"] for view in found] == [f"{places.name}/run", f"{tmp_path.name}/run", f"{places.name}/hf"]
+    for wrong, message in (
+        ({"steps": ["7"]}, "there is no checkpoint of step 7; the run has 0"),
+        ({"heads": ["9.1"]}, "--heads=9.1: there is no head 9.1"),
+        ({"against": [str(tmp_path / "absent")]}, "absent is no model"),
+    ):
+        assert cli.run_safely("inspect", request(places / "run", html=str(tmp_path / "b.html"), **wrong)) == 1
+        assert message in capsys.readouterr().err and not (tmp_path / "b.html").exists()
+    assert cli.run_safely("inspect", request(places / "hf", html=str(tmp_path / "b.html"), steps=["all"])) == 1
+    assert "selects checkpoints of a run, but" in capsys.readouterr().err
+    assert cli.run_safely("inspect", request(places / "run", steps=["all"])) == 1
+    assert "give --html=FILE, too" in capsys.readouterr().err
+
+
+def test_a_page_of_a_translation(places, tmp_path, capsys):
+    found = page(places / "translation", tmp_path / "maps.html", capsys, target="we build the union")
+    assert [view["kind"] for view in found] == ["Encoder", "Decoder", "Cross-attention"]
+    assert [view["causal"] for view in found] == [False, True, False]
+    assert found[1]["columns"] == found[2]["rows"] and found[2]["columns"] == found[0]["columns"]
+
+
+def test_a_page_of_an_attacked_model(places, tmp_path, capsys):
+    """Whose attack reads a copy of the text with masked tokens."""
+    place = attack_run(shutil.copytree(places / "run", tmp_path / "run"), "freelb")
+    plain, without, attacked = page(place, tmp_path / "maps.html", capsys)
+    assert (without["name"], attacked["name"]) == (
+        "run, step 0, without the attack",
+        "run, step 0, with the attack",
+    )
+    assert without["columns"] == attacked["columns"] != plain["columns"] and "masked tokens" in attacked["note"]
+    assert "hiddenHeads" not in attacked  # it perturbs embeddings
+
+
+@pytest.mark.parametrize(("given", "page"), [(["--html"], "maps.html"), (["--html=a.html"], "a.html")])
+def test_the_flag_of_a_page_needs_no_value(given, page):
+    for rest in ([], ["--workdir=x"]):
+        _, fields = verbs.parse(["inspect", *given, *rest], cli.KINDS)
+        assert fields["html"] == page
+    assert verbs.parse(["inspect", "--html", "b.html"], cli.KINDS)[1]["html"] == "b.html"

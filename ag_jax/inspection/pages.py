@@ -8,6 +8,7 @@ from etils import epath
 
 from ag_jax.analysis import maps
 from ag_jax.analysis.maps import Heads
+from ag_jax.distributed import storage
 from ag_jax.inspection.heads import read_heads
 from ag_jax.inspection.looking import Seen, look
 from ag_jax.interop.opening import Inspected
@@ -62,17 +63,26 @@ def make_views(page: Page, seen: Seen, text: str, target: str | None, without: H
     """
     config = seen.opened.model.config
     chosen = read_heads(page.heads, config.layers, config.heads, "heads")
-    found = _of_steps(page, seen, text, target, without, chosen) if page.steps else _views(seen)
-    for directory in page.against:
-        other = page.open_model(epath.Path(directory), None)
-        found += _views(look(other, text, target if other.translator else None, without))
-    names = [view.name for view in found]
-    if len(set(names)) < len(names):  # models of one name in several folders
-        found = [dataclasses.replace(view, name=f"{view.name} ({view.model})") for view in found]
+    others = [page.open_model(storage.directory(directory), None) for directory in page.against]
+    own, *names = _short_names([seen.opened.directory, *(other.directory for other in others)])
+    found = _of_steps(page, seen, own, text, target, without, chosen) if page.steps else _views(seen, own)
+    for other, name in zip(others, names, strict=True):
+        found += _views(look(other, text, target if other.translator else None, without), name)
     return found
 
 
-def _of_steps(page: Page, seen: Seen, text: str, target: str | None, without: Heads, chosen: Heads) -> list[View]:
+def _short_names(directories: Sequence[epath.Path]) -> list[str]:
+    """Return the last part of each directory, or as many parts as tell them apart."""
+    for count in range(1, max(len(directory.parts) for directory in directories)):
+        names = ["/".join(directory.parts[-count:]) for directory in directories]
+        if len(set(names)) == len(set(directories)):
+            return names
+    return [str(directory) for directory in directories]
+
+
+def _of_steps(
+    page: Page, seen: Seen, model: str, text: str, target: str | None, without: Heads, chosen: Heads
+) -> list[View]:
     """Return the views of several steps of a run, the newest first, because the page shows the first."""
     opened = seen.opened
     steps = _steps(page, opened)
@@ -80,7 +90,8 @@ def _of_steps(page: Page, seen: Seen, text: str, target: str | None, without: He
     for step in sorted(steps, reverse=True):
         at_step = page.open_model(opened.directory, step)
         whole = None if step in (min(steps), max(steps)) else chosen
-        found += [dataclasses.replace(view, whole=whole) for view in _views(look(at_step, text, target, without))]
+        views = _views(look(at_step, text, target, without), model)
+        found += [dataclasses.replace(view, whole=whole) for view in views]
     return found
 
 
@@ -97,10 +108,12 @@ def _steps(page: Page, opened: Inspected) -> list[int]:
     return [int(step) for step in page.steps]
 
 
-def _views(seen: Seen) -> list[View]:
-    """Return the views of a model at one step: each kind of attention, then the encoder without and with the attack."""
+def _views(seen: Seen, model: str) -> list[View]:
+    """Return the views of a model at one step: each kind of attention, then the encoder without and with the attack.
+
+    model: its name, for people.
+    """
     opened = seen.opened
-    model = opened.directory.name or str(opened.directory)
     at = "" if opened.step is None else f", step {opened.step:,}"
     found = []
     for attention, assignment in seen.shown:

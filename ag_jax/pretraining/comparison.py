@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -11,6 +11,7 @@ from ag_jax import config_reader
 from ag_jax.analysis import attacks, maps
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import plots
+from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
 from ag_jax.distributed import hosts, lock, storage
@@ -21,6 +22,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.report import ArmResults
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.wandb_run import Labels
+from ag_jax.viewer import page as viewer
 
 PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # Deshpande & Narasimhan 2020, figure 4
 
@@ -199,7 +201,30 @@ def _figures(
     else:
         directories = {arm: run_directory for arm, (run_directory, _) in runs.items()}
         drawn.append(translation_report.cross_attention(directories, directory / "cross_attention.png"))
+    drawn.append(("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special)))
     return [(caption, f"figures/{path.name}") for caption, path in drawn]
+
+
+def _page(
+    path: epath.Path,
+    runs: Mapping[str, tuple[epath.Path, ExperimentConfig]],
+    columns: Mapping[str, list[tuple[str, maps.AttentionMaps]]],
+    special: PatternTokens,
+) -> epath.Path:
+    """Write a page with all heads of every arm at each milestone, the last and the guided ones first.
+
+    columns: attention maps of each arm at its milestones, with labels.
+    """
+    views = []
+    for arm in sorted(runs, key=lambda arm: runs[arm][1].guidance.mode == "none"):
+        directory, config = runs[arm]
+        steps = [run.milestone_step(config, directory, fraction) for fraction in sorted(config.training.milestones)]
+        of_step = {step: attention for step, (_, attention) in zip(steps, columns[arm], strict=True)}
+        for step, attention in sorted(of_step.items(), reverse=True):
+            name, assignment = f"{arm}, step {step:,}", build.assignment(config)
+            views.append(maps.viewer_view(attention, name, arm, special, assignment, step=step))
+    path.write_text(viewer.page(next(iter(runs.values()))[1].title, views), encoding="utf-8")
+    return path
 
 
 def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, maps.AttentionMaps]]:

@@ -179,7 +179,8 @@ def markdown(
     lines += masked_table(["Arm"], shares) if shares else []
     lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms}), ""]
     for caption, path in figures:
-        lines += [f"## {caption}", "", f"![{caption}]({path})", ""]
+        drawn = f"[{path}]({path})" if path.endswith(".html") else f"![{caption}]({path})"
+        lines += [f"## {caption}", "", drawn, ""]
     return "\n".join(lines)
 
 

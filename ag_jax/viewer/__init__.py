@@ -1,0 +1,1 @@
+"""Attention maps of all heads of a model, as one interactive web page."""

@@ -167,6 +167,12 @@
   const css = (number) => `rgb(${number & 255} ${(number >> 8) & 255} ${(number >> 16) & 255})`;
 
   const LETTERS = { period: ".", same: "=" };
+  /** Returns the relative luminance of a colour, from 0 to 1 (Web Content Accessibility Guidelines 2). */
+  function luminance(number) {
+    const linear = [0, 8, 16].map((shift) => ((number >> shift) & 255) / 255).map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  }
+
   /** Returns the colour and the letter of a pattern. */
   function patternLook(name) {
     const target = views.find((view) => name in view.targets)?.targets[name];
@@ -673,9 +679,8 @@
         const share = list.length ? Math.abs(list[place][1]) / largest : 0;
         const colours = panel.signed ? SIGNED_TABLE : TABLES[state.palette];
         const at = panel.signed ? Math.round(127.5 + 127.5 * Math.sign(list[place]?.[1] ?? 0) * Math.sqrt(share)) : Math.round(255 * Math.sqrt(share));
-        const colour = colours[at], bright = 0.299 * (colour & 255) + 0.587 * ((colour >> 8) & 255) + 0.114 * ((colour >> 16) & 255);
-        span.style.backgroundColor = css(colour);
-        span.style.color = bright > 140 ? "#000" : "#fff";
+        span.style.backgroundColor = css(colours[at]);
+        span.style.color = luminance(colours[at]) > 0.179 ? "#000" : "#fff"; // black and white have equal contrast there
         span.classList.toggle("chosen", place === chosen && !view.rows);
       });
     }

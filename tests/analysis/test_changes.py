@@ -128,6 +128,26 @@ def test_an_attack_on_attention(params):
     np.testing.assert_allclose(changed[1], 0, atol=1e-9)
 
 
+def test_masked_cells_get_no_attention(params):
+    """Cells are masked exactly where the attacked rows have no weight, except in rows without any other cell."""
+    shape, random = (MODEL.config.layers, MODEL.config.width), np.random.default_rng(0)
+    adversary = {
+        name: {
+            "kernel": random.standard_normal((*shape, shape[1])).astype(np.float32),
+            "bias": np.zeros(shape, np.float32),
+        }
+        for name in ("query", "key")
+    }
+    found = changes._both(attacked_model("asa", params | {ADVERSARY: adversary}), BATCH, 0)
+    plain_NBHQK, attacked_NBHQK, masked_NBHQK, _ = found
+    is_token = BATCH["segment_ids"][0] > 0
+    masked = np.broadcast_to(masked_NBHQK, plain_NBHQK.shape)[..., is_token, :][..., is_token]
+    empty = masked.all(-1)
+    assert 0.1 < masked.mean() < 0.9 and (~empty).any()
+    attacked = attacked_NBHQK[..., is_token, :][..., is_token]
+    np.testing.assert_array_equal((attacked == 0)[~empty], masked[~empty])
+
+
 @pytest.mark.parametrize("method", ["freelb", "smart"])
 def test_the_perturbation_is_that_of_a_training_step(method):
     """By a model that can be computed by hand: the metric of the step has the length of the same perturbation."""

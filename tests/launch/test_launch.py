@@ -431,7 +431,11 @@ def test_locks_agree_and_name_no_place():
     def pins(name):
         return [line for line in (REPOSITORY / name).read_text().splitlines() if line and not line.startswith("#")]
 
+    def versions(name):
+        return {line.partition(";")[0].strip() for line in pins(name)}
+
     assert set(pins("requirements.txt")) <= set(pins("requirements-test.txt"))
-    for name in ("requirements.txt", "requirements-test.txt"):
+    assert versions("requirements-test.txt") <= versions("requirements-browser.txt")
+    for name in ("requirements.txt", "requirements-test.txt", "requirements-browser.txt"):
         assert "://" not in (REPOSITORY / name).read_text() and "/" not in "".join(pins(name))
         assert all("==" in line for line in pins(name))

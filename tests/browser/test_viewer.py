@@ -1,0 +1,360 @@
+"""The viewer in a browser: what it draws is what Python measured, by the mouse, the keys and the address."""
+
+import json
+import os
+import pathlib
+import re
+import time
+import xml.etree.ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from ag_jax.viewer import colours
+from ag_jax.viewer import page as pages
+from ag_jax.viewer.notebook import NotebookView
+from tests.viewer import views
+from tests.viewer.views import HOSTILE
+
+ROWS, COLUMNS = 6, 9
+SIGNED = np.array([[int(stop[at : at + 2], 16) for at in (0, 2, 4)] for stop in colours.DIFFERENCES.split()], float)
+
+
+def save(path, given, **more):
+    path.write_text(pages.page("A title", given, **more), encoding="utf-8")
+    return path
+
+
+def weight_colours(places):
+    """Colours of places from 0 to 1 on the scale of weights."""
+    return np.array([[255 * channel for channel in matplotlib.colormaps["BuPu"](place)[:3]] for place in places])
+
+
+def signed_colours(differences):
+    """Colours of differences from -1 to 1, by the square root on both sides."""
+    places = (0.5 + 0.5 * np.sign(differences) * np.sqrt(np.abs(differences))) * (len(SIGNED) - 1)
+    return np.stack([np.interp(places, np.arange(len(SIGNED)), SIGNED[:, channel]) for channel in range(3)], -1)
+
+
+@pytest.fixture(scope="module")
+def cells():
+    random = np.random.default_rng(0)
+    return [(int(random.integers(ROWS)), int(random.integers(COLUMNS))) for _ in range(100)]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A view that is not square, so that a transposed map would not fit."""
+    rows, columns = [f"row{at}" for at in range(ROWS)], [f"column{at}" for at in range(COLUMNS)]
+    weights = views.attention(2, 3, ROWS, COLUMNS)
+    mass_NH = np.array([[weights[n, h, :, 2].mean() for h in range(3)] for n in range(2)])
+    target = pages.Target(np.eye(COLUMNS)[[2] * ROWS], np.arange(ROWS) < 5, "[Next]", "#0072B2", mass_NH, 1 / COLUMNS)
+    return views.view(
+        "plain", tokens=columns, rows=rows, weights_NHQK=weights, targets={"next": target}, special=(0, 8)
+    )
+
+
+@pytest.fixture(scope="module")
+def other(plain):
+    """Another model's attention to the same tokens."""
+    return views.view(
+        "other",
+        tokens=plain.columns,
+        rows=plain.rows,
+        weights_NHQK=views.attention(2, 3, ROWS, COLUMNS, seed=5),
+        targets={},
+        guided=(),
+        model="another",
+        special=(0, 8),
+    )
+
+
+@pytest.fixture(scope="module")
+def path(plain, other, tmp_path_factory):
+    strange = views.view(
+        "strange", tokens=["other", *plain.columns[1:]], rows=plain.rows, targets={}, weights_NHQK=plain.weights_NHQK
+    )
+    return save(tmp_path_factory.mktemp("page") / "maps.html", [plain, other, strange])
+
+
+@pytest.mark.parametrize("detail", ["full", "picture"])
+@pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 2), (0, 1)])
+def test_a_cell_has_the_colour_of_its_weight(browser, plain, cells, tmp_path, detail, layer, head):
+    browser.open(save(tmp_path / "m.html", [plain], detail=detail), f"l={layer}&h={head}")
+    weights = np.array([plain.weights_NHQK[layer, head, q, k] for q, k in cells])
+    error = np.abs(np.array(browser.colours(cells)) - weight_colours(np.sqrt(weights)))
+    # A level of the square root is 1/31 wide in a picture, and colours change by up to 400 over the scale.
+    assert error.max() <= (8 if detail == "full" else 14)
+
+
+def test_the_grid_has_all_heads_in_their_places(browser, plain, path):
+    browser.open(path)
+    labels = browser.run(
+        "return [...document.querySelectorAll('.head')].map((cell) => cell.getAttribute('aria-label'))"
+    )
+    mass = plain.targets["next"].mass_NH
+    assert labels == [
+        f"layer {n + 1}, head {h + 1}" + (f", guided towards [Next], mass {mass[n, 0]:.2f}" if h == 0 else "")
+        for n in range(2)
+        for h in range(3)
+    ]
+    found = browser.run(
+        """return [...document.querySelectorAll(".head canvas")].map((canvas) =>
+        Array.from(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data));"""
+    )
+    for (layer, head), pixels in zip(np.ndindex(2, 3), found, strict=True):
+        drawn = np.array(pixels).reshape(ROWS, COLUMNS, 4)[..., :3]
+        expected = weight_colours(np.sqrt(plain.weights_NHQK[layer, head].ravel())).reshape(ROWS, COLUMNS, 3)
+        assert np.abs(drawn - expected).max() <= 14
+
+
+def test_the_other_scales(browser, plain, cells, path):
+    browser.open(path, "l=1&h=1")
+    weights = np.array([plain.weights_NHQK[1, 1, q, k] for q, k in cells])
+    browser.act(lambda: browser.press("2"))
+    expected = weight_colours(np.clip((np.log2(weights * COLUMNS) + 2) / 8, 0, 1))
+    large = weights > 0.02  # of smaller ones, the stored square root has few levels on a logarithmic scale
+    assert np.abs(np.array(browser.colours(cells)) - expected)[large].max() <= 8
+    browser.act(lambda: browser.press("3"))
+    expected = weight_colours(np.sqrt(weights / plain.weights_NHQK[1, 1].max()))
+    assert np.abs(np.array(browser.colours(cells)) - expected).max() <= 6
+    assert "share of the map's largest weight" in browser.run("return document.querySelector('#bar').ariaLabel")
+
+
+def test_without_special_tokens_rows_are_scaled(browser, plain, path):
+    browser.open(path, "l=1&h=1&r=3&c=4")
+    browser.act(lambda: browser.press("s"))
+    row = plain.weights_NHQK[1, 1, 3].copy()
+    row[[0, 8]] = 0
+    row /= row.sum()
+    (said,) = re.findall(r"5 “column4” ([.0-9]+) \(([.0-9]+) × even\)", browser.text("line"))
+    assert [float(one) for one in said] == [pytest.approx(row[4], abs=0.004), pytest.approx(7 * row[4], abs=0.08)]
+    assert "without special tokens" in browser.text("maps")
+    drawn = np.array(browser.colours([(3, k) for k in range(COLUMNS)]))
+    assert np.abs(drawn - weight_colours(np.sqrt(row))).max() <= 8
+
+
+def test_the_map_minus_the_target(browser, plain, cells, path):
+    browser.open(path, "l=1&h=0")
+    browser.act(lambda: browser.press("d"))
+    target = plain.targets["next"]
+    differences = [
+        plain.weights_NHQK[1, 0, q, k] - target.matrix_QK[q, k] if target.has_target_Q[q] else 0.0 for q, k in cells
+    ]
+    assert np.abs(np.array(browser.colours(cells)) - signed_colours(np.array(differences))).max() <= 8
+    assert "minus the target of [Next]" in browser.text("maps")
+
+
+def test_the_outline_of_the_target(browser, plain, path):
+    browser.open(path, "l=1&h=0&r=0")
+    corner = """const canvas = document.querySelector("#maps canvas"), at = canvas.dataset;
+        return Array.from(canvas.getContext("2d").getImageData(Math.floor(Number(at.x) + 2 * at.cell),
+          Math.floor(Number(at.y) + (arguments[0] + 0.5) * at.cell), 1, 1).data).slice(0, 3);"""
+    before = [browser.run(corner, row) for row in (3, 5)]
+    browser.act(lambda: browser.press("t"))
+    after = [browser.run(corner, row) for row in (3, 5)]
+    assert after[0] != before[0] and np.abs(np.array(after[0]) - [0x00, 0x72, 0xB2]).max() < 60
+    assert after[1] == before[1]  # the last row has no target
+
+
+def test_two_views_side_by_side(browser, plain, other, cells, path):
+    browser.open(path, "l=1&h=2&o=1&r=2&c=5")
+    for panel, view in enumerate((plain, other)):
+        weights = np.array([view.weights_NHQK[1, 2, q, k] for q, k in cells])
+        assert np.abs(np.array(browser.colours(cells, panel)) - weight_colours(np.sqrt(weights))).max() <= 8
+    differences = np.array([(plain.weights_NHQK - other.weights_NHQK)[1, 2, q, k] for q, k in cells])
+    assert np.abs(np.array(browser.colours(cells, 2)) - signed_colours(differences)).max() <= 40
+    said = re.findall(r"; (\w+): token 3 “row2” → 6 “column5” ([.0-9]+)", browser.text("line"))
+    assert dict(said).keys() == {"plain", "other"}
+    for view in (plain, other):
+        assert float(dict(said)[view.name]) == pytest.approx(view.weights_NHQK[1, 2, 2, 5], abs=0.004)
+
+
+def test_views_of_other_tokens_are_not_compared(browser, path):
+    browser.open(path, "l=0&h=0")
+    choose = "const box = document.getElementById('other'); box.value = '2'; box.dispatchEvent(new Event('change'));"
+    browser.act(lambda: browser.run(choose))
+    assert "cannot be compared, because the tokens of their columns differ: at position 1" in browser.text("note")
+    assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1 and "o" not in browser.state()
+    browser.open(path, "o=2")
+    assert "o" not in browser.state()
+
+
+def test_the_keys(browser, path):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(path)
+    browser.run("document.querySelector('.head').focus()")
+    browser.press(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    browser.act(lambda: browser.press(Keys.ENTER))
+    browser.wait("document.activeElement.id === 'maps'", "the focus to move to the map")
+    assert (browser.state()["l"], browser.state()["h"]) == ("1", "2")
+    browser.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert (browser.state()["r"], browser.state()["c"]) == ("2", "1")
+    for key, short in (("t", "t"), ("d", "d"), ("s", "x"), ("m", "m")):
+        browser.act(lambda key=key: browser.press(key))
+        assert browser.state()[short] == "1"
+        browser.act(lambda key=key: browser.press(key))
+        assert short not in browser.state()
+    for key, scale in (("2", "ratio"), ("3", "own")):
+        browser.act(lambda key=key: browser.press(key))
+        assert browser.state()["s"] == scale
+    browser.act(lambda: browser.press("1"))
+    assert "s" not in browser.state()
+    cell = "return Number(document.querySelector('#maps canvas').dataset.cell)"
+    size = browser.run(cell)
+    browser.press("+")
+    assert browser.run(cell) == pytest.approx(1.5 * size)
+    browser.press("-")
+    assert browser.run(cell) == pytest.approx(size)
+    browser.press("c")
+    assert browser.state()["b"] == "1" and "Tokens that look at 2 “column1”" in browser.text("largest")
+    browser.press("p")
+    assert browser.run("return document.getElementById('pin').ariaPressed") == "true"
+    browser.press("?")
+    assert browser.run("return document.getElementById('help').open")
+    listed = browser.run("return [...document.querySelectorAll('dt')].map((dt) => dt.textContent)")
+    assert listed == ["arrows", "Enter", "Escape", "[", "]", *"tdsmcp123+-?"]
+    browser.run("document.getElementById('help').close()")
+    browser.act(lambda: browser.press(Keys.ESCAPE))
+    assert "l" not in browser.state() and browser.run("return document.activeElement.className") == "head"
+
+
+def test_the_pointer_chooses_and_pins_a_row(browser, plain, path):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.open(path, "l=1&h=1")
+    canvas = browser.driver.find_element("css selector", "#maps canvas")
+    at = {name: float(canvas.get_attribute(f"data-{name}")) for name in ("x", "y", "cell")}
+
+    def to(row, column):
+        box = canvas.size
+        x, y = at["x"] + (column + 0.5) * at["cell"], at["y"] + (row + 0.5) * at["cell"]
+        return ActionChains(browser.driver).move_to_element_with_offset(
+            canvas, x - box["width"] / 2, y - box["height"] / 2
+        )
+
+    to(2, 7).perform()
+    assert (browser.state()["r"], browser.state()["c"]) == ("2", "7")
+    top = browser.run("return [...document.querySelectorAll('#largest tr')].map((row) => row.cells[1].textContent)")
+    listed = [plain.weights_NHQK[1, 1, 2, plain.columns.index(token)] for token in top]
+    assert sorted(top) == sorted(plain.columns) and np.diff(listed).max() < 0.004
+    to(4, 1).click().perform()
+    to(0, 0).perform()
+    assert browser.state()["r"] == "4" and "token 1 “row0” → 1 “column0”" in browser.text("line")
+
+
+def test_hostile_tokens_are_text(browser, tmp_path):
+    browser.open(save(tmp_path / "m.html", [views.view("<i>", tokens=list(HOSTILE))]), "l=0&h=0&r=0")
+    browser.run("document.querySelector('#twin').open = true")
+    time.sleep(0.2)
+    assert browser.driver.title == "A title" and not browser.driver.find_elements("tag name", "img")
+    shown = browser.run("return [...document.querySelectorAll('#text span')].map((span) => span.textContent)")
+    assert shown == list(HOSTILE)
+    first = browser.run(
+        "return [...document.querySelectorAll('#twin tbody tr')].map((row) => row.cells[1].textContent)"
+    )
+    assert first == list(HOSTILE)
+
+
+def test_the_address_opens_the_same_picture(browser, path):
+    address = "v=1&o=0&l=1&h=2&r=4&c=3&b=1&s=ratio&p=cividis&x=1"
+    browser.open(path, address)
+    assert browser.run("return location.hash") == f"#{address}"
+    browser.open(path, "v=99&l=7&h=-2&r=1000&s=nothing&p=&n=absent&o=x")
+    assert browser.state() == {}
+
+
+def test_the_steps_of_a_run(browser, tmp_path):
+    steps = [views.view(f"step {step}", step=step, weights_NHQK=views.attention(seed=step)) for step in (30, 0, 10)]
+    browser.open(save(tmp_path / "m.html", steps))
+    assert (
+        browser.text("step-name") == "30 of 30"
+        and browser.run("return document.querySelectorAll('polyline').length") == 2
+    )
+    browser.act(lambda: browser.press("["))
+    assert browser.state()["v"] == "2" and browser.text("step-name") == "10 of 30"
+    browser.act(lambda: browser.press("["))
+    browser.act(lambda: browser.press("["))
+    assert browser.state()["v"] == "1"
+    browser.act(lambda: browser.press("]"))
+    assert browser.state()["v"] == "2"
+
+
+def test_a_head_of_which_only_the_overview_is_stored(browser, tmp_path):
+    long = views.attention(1, 2, 130, 130, sharpness=1.0)
+    view = views.view(tokens=[str(at) for at in range(130)], weights_NHQK=long, whole=[(0, 1)], targets={})
+    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=2")
+    assert "only the largest weights of 3 × 3 tokens are in this page" in browser.text("maps")
+    blocks = [(q, k) for q in range(0, 44, 5) for k in range(0, 44, 7)]
+    largest = np.array([long[0, 0, 3 * q : 3 * q + 3, 3 * k : 3 * k + 3].max() for q, k in blocks])
+    assert np.abs(np.array(browser.colours(blocks)) - weight_colours(np.sqrt(largest))).max() <= 14
+    assert "not in this page" in browser.text("largest")
+
+
+def test_what_an_attack_masked(browser, tmp_path):
+    hidden = np.zeros((2, 1, 9, 9), bool)
+    hidden[1, 0, 4, 6] = True
+    browser.open(save(tmp_path / "m.html", [views.view(hidden_NHQK=hidden)]), "l=1&h=1")
+    pairs = [(4, 6), (6, 4), (0, 0)]
+    before = browser.colours(pairs)
+    browser.act(lambda: browser.press("m"))
+    after = browser.colours(pairs)
+    assert [one != two for one, two in zip(before, after, strict=True)] == [True, False, False]
+    assert "the attack masked 1.2 % of the cells" in browser.text("facts")
+
+
+def test_files_that_are_saved(browser, plain, path):
+    browser.open(path, "l=1&h=0&r=2")
+    for id in ("png", "svg", "tsv"):
+        browser.run("document.getElementById(arguments[0]).click()", id)
+    names = ["model_Encoder_layer2_head1." + suffix for suffix in ("png", "svg", "row3.tsv")]
+    files = [browser.downloads / name for name in names]
+    end = time.monotonic() + 30
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < end, os.listdir(browser.downloads)
+        time.sleep(0.05)
+    assert np.asarray(Image.open(files[0])).std() > 10
+    tree = xml.etree.ElementTree.fromstring(files[1].read_text())
+    written = [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert written[1:] == [*plain.rows, *plain.columns]
+    lines = [line.split("\t") for line in files[2].read_text().splitlines()]
+    assert [line[1] for line in lines[1:]] == list(plain.columns)
+    np.testing.assert_allclose([float(line[2]) for line in lines[1:]], plain.weights_NHQK[1, 0, 2], atol=0.004)
+
+
+def test_the_frame_of_a_notebook(browser, plain, tmp_path):
+    """A frame with scripts alone, in a page that allows nothing else."""
+    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; frame-src 'self'"
+    frame = NotebookView("A title", [plain])._repr_html_()
+    file = tmp_path / "notebook.html"
+    file.write_text(
+        f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">{frame}'
+    )
+    browser.driver.get(file.as_uri())
+    browser.driver.switch_to.frame(0)
+    browser.wait("document.documentElement.dataset.drawn", "the frame to be drawn")
+    browser.act(lambda: browser.run("document.querySelectorAll('.head')[4].click()"))
+    assert browser.text("one-title") == "Layer 2, head 2"
+    browser.driver.switch_to.default_content()
+
+
+@pytest.mark.parametrize("address", ["", "l=0&h=0&r=1", "l=1&h=1&o=1&r=1"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility(browser, path, address, scheme):
+    axe = pathlib.Path(os.environ.get("AG_JAX_AXE", ""))
+    if not axe.is_file():
+        pytest.skip("AG_JAX_AXE is not the path of axe-core's axe.min.js")
+    browser.driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    browser.open(path, address)
+    browser.run(axe.read_text())
+    found = browser.driver.execute_async_script(
+        "const done = arguments[0]; axe.run().then((r) => done(JSON.stringify(r.violations)));"
+    )
+    problems = [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in json.loads(found)]
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert not problems
