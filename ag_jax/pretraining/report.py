@@ -7,6 +7,7 @@ from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.analysis.attacks import masked_share, masked_table
+from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import PairedDifference, over_seeds, spread
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
@@ -142,10 +143,8 @@ def differences_section(
     ]
     if not rows:
         return []
-    header = ["Arm", "", *DIFFERENCE_HEADER]
-    table = [header, ["---"] * len(header), *rows]
     explained = f"Differences from {baseline}, paired by seed. {DIFFERENCE_EXPLAINED}"
-    return [explained, "", *(f"| {' | '.join(cells)} |" for cells in table), ""]
+    return [explained, "", *table(["Arm", "", *DIFFERENCE_HEADER], rows)]
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
@@ -177,7 +176,7 @@ def markdown(
     lines += more
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
     lines += masked_table(["Arm"], shares) if shares else []
-    lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms}), ""]
+    lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms})]
     for caption, path in figures:
         lines += [f"## {caption}", "", f"![{caption}]({path})", ""]
     return "\n".join(lines)
@@ -193,9 +192,8 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
         + f" p: paired t-test against {results['baseline']}"
         + ("." if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=0,1,2`."),
         "",
-        f"| Loss ({primary.unit}) | " + " | ".join(arm.name for arm in arms) + " |",
-        "|---" * (len(arms) + 1) + "|",
     ]
+    rows = []
     for key, label in MEASURES.items():
         cells = []
         for arm in arms:
@@ -204,28 +202,29 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
             p_value = of_arm["p_value"][key]
             cell = str(spread(of_arm["values"][key]))
             cells.append(cell + (f" (p = {p_value:.2g})" if p_value is not None else ""))
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        rows.append([label, *cells])
     # One entry for each seed instead of a mean, because a run may never leave the plateau.
     steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
     shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
-    lines.append("| Left the plateau at step | " + " | ".join(shown) + " |")
-    lines += _ended_row(arms, results) + _settled_row(arms, results)
+    rows.append(["Left the plateau at step", *shown])
+    rows += _ended_row(arms, results) + _settled_row(arms, results)
     speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
     shown = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
-    lines.append("| Tokens a second | " + " | ".join(shown) + " |")
-    return [*lines, "", *differences_section(results["differences"], MEASURES, results["baseline"])]
+    rows.append(["Tokens a second", *shown])
+    lines += table([f"Loss ({primary.unit})", *(arm.name for arm in arms)], rows)
+    return lines + differences_section(results["differences"], MEASURES, results["baseline"])
 
 
-def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
     """Return the row of the table of losses with the last steps, if a time limit ended some runs before all steps."""
     ended = [results["arms"][arm.name].get("ended_at_step") for arm in arms]
     if not any(ended):
         return []
     cells = [", ".join(map(str, steps)) if steps else "–" for steps in ended]
-    return ["| Ended by `training.time_limit` at step | " + " | ".join(cells) + " |"]
+    return [["Ended by `training.time_limit` at step", *cells]]
 
 
-def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
     """Return the row of the table of losses with the steps after which the guidance loss falls no further."""
     steps = [results["arms"][arm.name].get("guidance_settled_at_step") for arm in arms]
     if not any(steps):
@@ -235,7 +234,7 @@ def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[st
         ", ".join(f"{step} ({step / end:.1%})" for step, end in zip(of_arm, last, strict=True)) if of_arm else "–"
         for of_arm, last in zip(steps, ends, strict=True)
     ]
-    return ["| Guidance loss settled at step | " + " | ".join(cells) + " |"]
+    return [["Guidance loss settled at step", *cells]]
 
 
 def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
@@ -262,15 +261,13 @@ def flag_warnings(sentences: Sequence[str]) -> list[str]:
 
 
 def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a Markdown table of the settings in which arms differ.
+    """Return the lines of a Markdown table of the settings in which arms differ, and a blank line.
 
     arms: the flat settings of each arm, by name.
     """
     known = dict.fromkeys(key for settings in arms.values() for key in settings)
     keys = [key for key in known if len({repr(settings.get(key)) for settings in arms.values()}) > 1]
     if not keys:
-        return ["Nothing."]
-    header = ["| Setting | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
-    return header + [
-        f"| `{key}` | " + " | ".join(config_reader.shown(arm.get(key)) for arm in arms.values()) + " |" for key in keys
-    ]
+        return ["Nothing.", ""]
+    rows = [[f"`{key}`", *(config_reader.shown(arm.get(key)) for arm in arms.values())] for key in keys]
+    return table(["Setting", *arms], rows)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ag_jax import config_reader
 from ag_jax.analysis.figures.search import HeatMap
+from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import mcnemar
 from ag_jax.pretraining.report import flag_warnings
 from ag_jax.pretraining.search import choose
@@ -201,9 +202,8 @@ def _chosen(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
 
 def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric: str) -> list[str]:
     settings = list(of_arm[0].point.settings)
-    lines = _table_head(
-        ["", *(f"`{setting}`" for setting in settings), "Validation", "Train", "Average train", "Plateau"]
-    )
+    header = ["", *(f"`{setting}`" for setting in settings), "Validation", "Train", "Average train", "Plateau"]
+    rows = []
     told = {True: "left", False: "not left", None: "–"}
     for place, one in enumerate(choose.ranked(of_arm, metric), 1):
         values = [config_reader.shown(one.point.settings[setting]) for setting in settings]
@@ -218,8 +218,8 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
             plateau += f" at step {', '.join(map(str, at))}"
         if one.stopped_at is not None:
             plateau = f"stopped at step {one.stopped_at}"
-        lines.append(_row([str(place), *values, *losses, plateau]))
-    lines.append("")
+        rows.append([str(place), *values, *losses, plateau])
+    lines = table(header, rows)
     for one in of_arm:
         for seed, reason in one.failures.items():
             lines.append(f"* {one.point.name}, seed {seed}, failed: {reason.splitlines()[0] if reason else ''}")
@@ -229,35 +229,36 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
 def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> list[str]:
     if not settings:
         return []
-    lines = [
-        f"`{metric}` by setting: the best and the median over the other settings, of the points that are done.",
-        "",
+    explained = f"`{metric}` by setting: the best and the median over the other settings, of the points that are done."
+    rows = [
+        [
+            f"`{setting}`",
+            config_reader.shown(of["value"]),
+            str(of["points"]),
+            _shown(of["best"]),
+            _shown(of["median"]),
+        ]
+        for setting, values in settings.items()
+        for of in values
     ]
-    lines += _table_head(["Setting", "Value", "Points", "Best", "Median"])
-    for setting, values in settings.items():
-        for row in values:
-            cells = [_shown(row["best"]), _shown(row["median"])]
-            lines.append(_row([f"`{setting}`", config_reader.shown(row["value"]), str(row["points"]), *cells]))
-    return [*lines, ""]
+    return [explained, "", *table(["Setting", "Value", "Points", "Best", "Median"], rows)]
 
 
 def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
-    lines = [
-        "## Robustness",
-        "",
+    explained = (
         "A point has left the plateau if its validation loss is clearly below that of guessing by frequency, without "
         "context. A point that failed has not. Points that were stopped at a rung are left out, so that a search with "
-        "rungs says little about robustness.",
-        "",
-        *_table_head(["Arm", "Left the plateau", "Share", f"Median `{metric}`", "Range"]),
-    ]
+        "rungs says little about robustness."
+    )
+    rows = []
     for arm, of_arm in found["arms"].items():
         one = of_arm["robustness"]
         share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
         low, high = _shown(one["lowest"]), _shown(one["highest"])
         cells = [f"{one['left_plateau']} of {one['points']}", share, _shown(one["median"]), f"{low} to {high}"]
-        lines.append(_row([arm, *cells]))
-    lines.append("")
+        rows.append([arm, *cells])
+    header = ["Arm", "Left the plateau", "Share", f"Median `{metric}`", "Range"]
+    lines = ["## Robustness", "", explained, "", *table(header, rows)]
     for pair in found["paired"]:
         (one, other), (alone, other_alone) = pair["arms"], pair["left_plateau_alone"]
         lines += [
@@ -270,11 +271,3 @@ def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
 
 def _shown(loss: float | None) -> str:
     return "–" if loss is None else f"{loss:.3f}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _table_head(names: Sequence[str]) -> list[str]:
-    return [_row(names), "|---" * len(names) + "|"]
