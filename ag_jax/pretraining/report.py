@@ -11,13 +11,13 @@ from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import PairedDifference, over_seeds, spread
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
+from ag_jax.pretraining.alpha import GUIDANCE_LOSS
 
 MEASURES = {
     "train_loss": "Train",
     "validation_loss": "Validation",
     "average_train_loss": "Average train",
 }
-GUIDANCE = "ag_loss"
 DIFFERENCE_HEADER = ("Difference", "95 % interval", "p over seeds", "p, Holm", "Shows")
 DIFFERENCE_EXPLAINED = (
     "*p, Holm* is corrected for all tests over seeds of this table. *Shows* is how large the true difference has to be "
@@ -50,16 +50,15 @@ def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.
     return next((row["step"] for row in rows if row["split"] == "train" and row[metric] < loss), None)
 
 
-def settled_step(rows: list[dict[str, Any]], metric: str = GUIDANCE) -> int | None:
-    """Return the first logged step of a run with a loss at most 5 % above its final value; None without such a loss.
+def settled_step(rows: list[dict[str, Any]]) -> int | None:
+    """Return the first logged step of a run with a guidance loss at most 5 % above its final value; None without one.
 
     The final value is the mean over the last twentieth of the training rows, as in `training.summary`. Deshpande &
     Narasimhan 2020, appendix A.3, report that the guidance loss converges within 0.2 % of pre-training.
 
     rows: the rows of metrics.jsonl.
-    metric: the name of the loss.
     """
-    values = [(row["step"], row[metric]) for row in rows if row["split"] == "train" and metric in row]
+    values = [(row["step"], row[GUIDANCE_LOSS]) for row in rows if row["split"] == "train" and GUIDANCE_LOSS in row]
     if not values:
         return None
     last = [value for _, value in values[-math.ceil(len(values) / 20) :]]
@@ -241,7 +240,7 @@ def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[s
     best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
     settled = (
         ["The guidance loss has *settled* at the first logged step at which it is at most 5 % above its final value."]
-        if _settled_row(arms, results)
+        if any("guidance_settled_at_step" in of_arm for of_arm in results["arms"].values())
         else []
     )
     return [
