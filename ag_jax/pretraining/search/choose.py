@@ -17,8 +17,8 @@ Status = Literal["done", "failed", "stopped", "unfinished"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """A run that is to be trained next.
+class NextRun:
+    """A run that a search trains next, and how far.
 
     number: number of the point.
     seed: seed of the run.
@@ -45,14 +45,14 @@ def _of_point(study: Study, states: States, number: int) -> list[RunState]:
     return [states[number, seed] for seed in study.points[number].configs]
 
 
-def halved(study: Study, states: States) -> tuple[list[Task], dict[int, int]]:
+def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]:
     """Return the runs to train next, and the points that halving stopped, {number of the point: step}.
 
     At each rung, the points of an arm with the lower losses go on, half of them rounded up. A point that failed counts
     as the worst; a point that an earlier search without rungs trained to the end is not compared and not stopped. The
     runs of an arm whose rung is not decided, because a run has not come that far, are trained to this rung.
     """
-    tasks: list[Task] = []
+    next_runs: list[NextRun] = []
     stopped: dict[int, int] = {}
     for numbers in study.arms.values():
         alive, waiting = list(numbers), None
@@ -63,7 +63,7 @@ def halved(study: Study, states: States) -> tuple[list[Task], dict[int, int]]:
                 for number in alive
             }
             missing = [
-                Task(number, seed, steps[number])
+                NextRun(number, seed, steps[number])
                 for number, loss in losses.items()
                 if loss is None
                 for seed in study.points[number].configs
@@ -78,13 +78,13 @@ def halved(study: Study, states: States) -> tuple[list[Task], dict[int, int]]:
             alive = [number for number in alive if number not in worse]
         if waiting is None:
             waiting = [
-                Task(number, seed, None)
+                NextRun(number, seed, None)
                 for number in alive
                 for seed in study.points[number].configs
                 if not states[number, seed].is_over
             ]
-        tasks += waiting
-    return tasks, stopped
+        next_runs += waiting
+    return next_runs, stopped
 
 
 @dataclasses.dataclass(frozen=True)
