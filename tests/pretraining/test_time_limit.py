@@ -48,7 +48,7 @@ def test_a_run_ends_at_the_limit_and_goes_on_with_a_longer_one(up, text, short, 
     jax.tree.map(np.testing.assert_array_equal, params(workdir, SHORT), params(short[0], SHORT))
 
 
-def test_a_run_that_died_before_its_last_evaluation_is_evaluated(up, text, tmp_path, one_device, monkeypatch):  # noqa: F811
+def test_a_run_killed_before_its_evaluation_is_evaluated(up, text, tmp_path, one_device, monkeypatch):  # noqa: F811
     limited = settings(text, SHORT, **{"training.time_limit": 60})
     honest = Loop._evaluate
     monkeypatch.setattr(
