@@ -216,7 +216,7 @@ class FinetuningConfig:
         if not self.checkpoint:
             raise ValueError(
                 "checkpoint must be a run directory or a Hugging Face directory, got none; name one behind the config "
-                "file, as in --config=FILE.py:checkpoint=DIR"
+                "file, as in --config=FILE.py:checkpoint=CHECKPOINT"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be one or more integers without repetition, got {self.seeds}")

@@ -4,9 +4,9 @@ Deshpande & Narasimhan 2020, section 4.5, whose outcome is table 11. Without gui
 dropout and warm-up, 18 points. With guidance (ag_strength): lambda, the share of guided heads, and alpha_0, 12 points,
 with the learning rate 1e-4 and without warm-up.
 
-    ag-jax search --config=ag/section4_5_search:language=filipino,layers=12 --workdir=DIR
+    ag-jax search --config=ag/section4_5_search:language=filipino,layers=12 --workdir=SEARCH
     ag-jax search --config=ag/section4_5_search:scale=small --workdir=runs/section4_5
-    ag-jax train --config=ag/table3_language_modeling:language=filipino,layers=12,arm=ag,best=DIR --workdir=RUN
+    ag-jax train --config=ag/table3_language_modeling:language=filipino,layers=12,arm=ag,best=SEARCH --workdir=DIR
 
 The last command trains the best point in the place of table 11. `--part=K/N` shares the points out to N machines with
 one --workdir, and `--config.search.rungs=0.1,0.3` stops the worse half of the points after a tenth of the run.

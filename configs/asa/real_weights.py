@@ -3,8 +3,8 @@
 Not a table of a paper: a test on real weights, at a size that 2 CPU cores train, of what Wu et al. 2022 (Adversarial
 Self-Attention for Language Understanding) claim in its tables 1, 3 and 4. Settings are those of its table 5.
 
-    ag-jax compare --config=asa/real_weights:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=asa/real_weights:checkpoint=DIR,data=FOLDER,tasks=sst2 \
+    ag-jax compare --config=asa/real_weights:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/real_weights:checkpoint=CHECKPOINT,data=FOLDER,tasks=sst2 \
 --config.arms=plain,tau_0.1,tau_0.3,tau_0.5,tau_0.8 --workdir=DIR
 
 The checkpoint is all-MiniLM-L6-v2 (a BERT of width 384), for which the numbers of examples and epochs were chosen. All

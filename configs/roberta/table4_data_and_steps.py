@@ -2,9 +2,9 @@
 
 Liu et al. 2019 (RoBERTa), table 4 (section 5).
 
-    ag-jax compare --config=roberta/table4_data_and_steps:data=FOLDER --workdir=DIR
-    ag-jax compare --config=roberta/table4_data_and_steps:scale=small,data=FOLDER --workdir=DIR
-    ag-jax compare --config=finetune/downstream:runs=DIR,tasks=squad1,squad2,mnli,sst2 --workdir=DIR_tasks
+    ag-jax compare --config=roberta/table4_data_and_steps:data=FOLDER --workdir=RUNS
+    ag-jax compare --config=roberta/table4_data_and_steps:scale=small,data=FOLDER --workdir=RUNS
+    ag-jax compare --config=finetune/downstream:runs=RUNS,tasks=squad1,squad2,mnli,sst2 --workdir=DIR
 
 The last command gives the numbers of the table: it fine-tunes the model of each arm. FOLDER has a folder of text files
 for each corpus: `books`, `wikipedia`, `cc_news`, `openwebtext` and `stories`; for scale=small, `litbank_novels`, as in
