@@ -27,7 +27,8 @@ are chosen on held-out training examples: `python benchmarks/finetuning_evidence
 --select it trains the arms, one seed after another, with the values that it chose.
 
 Hardware and time: 90 seconds for a plain trial on SST-2, at 2 CPU cores that other programs used as well; an attack
-takes 2 to 3 times as long. All ten arms on SST-2 and six on the other tasks, with five seeds, take about 12 hours.
+takes 2 to 3 times as long. All ten arms on SST-2 and six on the other tasks, with five seeds, take about 12 hours
+(a forecast).
 
 Expected: on SST-2, an accuracy near 82 for plain training, and differences between arms of less than a point.
 

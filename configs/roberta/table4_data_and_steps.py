@@ -11,7 +11,7 @@ for each corpus: `books`, `wikipedia`, `cc_news`, `openwebtext` and `stories`; f
 ag/table8_training.
 
 Hardware and time: each step has 8,192 sequences of 512 tokens; 100k steps took about one day on 1024 V100 GPUs.
-scale=small trains each of four arms of 4 layers for two to four minutes on 2 CPU cores.
+scale=small trains four arms of 4 layers, about 1 to 6 minutes each on 2 CPU cores (a forecast).
 
 Expected (SQuAD 1.1/2.0 F1, MNLI-m, SST-2, dev):
 
