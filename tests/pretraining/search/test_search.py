@@ -74,6 +74,18 @@ def test_every_point_once_and_the_best_is_known(stubbed, tmp_path):
         choose.read_best(tmp_path / "made", "ag")
 
 
+def test_the_best_point_states_what_only_the_grids_of_other_arms_search(stubbed, tmp_path):
+    source = config_file(
+        tmp_path / "two.py",
+        {"mlm": rates(0.1, 0.02), "ag": {"optimizer": {"warmup_steps": (0, 1)}}},
+        **{"optimizer.learning_rate": 0.3, "optimizer.warmup_steps": 2},
+    )
+    stubbed(source)
+    found = {arm: choose.read_best(tmp_path / "made", arm) for arm in ("mlm", "ag")}
+    assert found["mlm"] == {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 2}
+    assert found["ag"] == {"optimizer.learning_rate": 0.3, "optimizer.warmup_steps": 0}
+
+
 def test_a_larger_grid_keeps_what_is_done(stubbed, tmp_path):
     stubbed(config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)}))
     found, calls = stubbed(config_file(tmp_path / "three.py", {"mlm": rates(0.1, 0.01, 0.02)}))
