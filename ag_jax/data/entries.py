@@ -134,6 +134,11 @@ class Entries:
         path = epath.Path(self.remote or self.local) / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
+    def recall_all(self, beginning: str) -> list[Any]:
+        """Return the values stored under all names that begin with `beginning`, in the order of the names."""
+        paths = epath.Path(self.remote or self.local).glob(f"{beginning}*.json")
+        return [json.loads(path.read_text()) for path in sorted(paths)]
+
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[bool]:
         with contextlib.ExitStack() as stack:

@@ -11,8 +11,9 @@ from etils import epath
 
 from ag_jax.data import entries as cache_entries
 from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.corpus import key
 from ag_jax.data.entries import Entries
-from ag_jax.data.text import pipeline
+from ag_jax.data.text import pipeline, single_source
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.distributed import lock
 from tests import object_store
@@ -80,6 +81,42 @@ def test_what_one_machine_prepares_others_read_without_the_text(config, store, m
     changed = dataclasses.replace(config, validation_fraction=0.2)
     with pytest.raises(FileNotFoundError, match="text' does not exist"):
         pipeline.prepare(changed)
+
+
+def test_texts_of_one_relative_name_are_told_apart(store, machine, tmp_path, monkeypatch):
+    """Two folders `a` and `b` have a `text` each; other machines lack both."""
+    entries = Entries(machine("disk"), epath.Path("gs://bucket/cache"))
+    relative, identities = DataConfig(source="text"), {}
+
+    def move(folder, has_text):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        if has_text:
+            (tmp_path / folder / "text").write_text(folder)
+            single_source.remember(relative, entries)
+            identities[folder] = single_source.identity(entries, "text")
+            (tmp_path / folder / "text").unlink()
+
+    move("a", True)
+    move("worker", False)
+    assert single_source.identity(entries, "text") == identities["a"]
+    single_source.remember(relative, entries)  # as after every preparation: this machine has nothing to tell
+    move("b", True)
+    for folder in ("a", "b"):
+        move(folder, False)
+        assert single_source.identity(entries, "text") == identities[folder] and folder in identities[folder][0][0]
+    move("worker", False)
+    with pytest.raises(ValueError, match=r"several texts: expected the absolute path .*/(a|b)/text or .*/(a|b)/text$"):
+        single_source.identity(entries, "text")
+    assert single_source.identity(entries, f"{tmp_path}/b/text") == identities["b"]
+
+
+def test_sources_that_earlier_versions_stored_are_known(store, machine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entries = Entries(machine("disk"), epath.Path("gs://bucket/cache"))
+    for part in ("text/*.txt", f"{tmp_path}/text"):
+        entries.remember(f"source-{key(part)}", [[part, 1, 2]])
+        assert single_source.identity(entries, part) == [[part, 1, 2]]
 
 
 def test_parts_of_several_machines_meet_in_the_store(config, store, machine, monkeypatch):
