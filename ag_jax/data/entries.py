@@ -23,15 +23,15 @@ from ag_jax.data import cache, checksums
 from ag_jax.data.cache import MANIFEST, Entry
 from ag_jax.data.config import DataConfig
 
-# Takes the work that a path stands for, within a `with` statement; its value is False if another process has taken it.
-Claim = Callable[[epath.Path], AbstractContextManager[bool]]
+# Takes the work that a path stands for, within a `with` statement; its value is true while no other process has it.
+Claim = Callable[[epath.Path], AbstractContextManager[object]]
 Write = Callable[[pathlib.Path], None]
 LOOK_EVERY = 1.0  # seconds between two looks for work that other processes have finished
 COPIED_TOGETHER = 2**24  # bytes
 
 
 @contextlib.contextmanager
-def unclaimed(path: epath.Path) -> Iterator[bool]:
+def unclaimed(path: epath.Path) -> Iterator[object]:
     """Take every piece of work: processes do not share work, and each makes what is missing."""
     del path
     yield True
@@ -77,7 +77,7 @@ class Entries:
         The arguments are those of `cache.build_once`.
         """
         while not self.is_complete(name):
-            with self._claimed(name) as mine:
+            with self._claimed(name) as mine, _until_lost(mine):
                 if mine:
                     return self._make(name, write, check_large)
             interruption.check()
@@ -97,7 +97,7 @@ class Entries:
             for name in missing:
                 if self.is_complete(name):
                     continue
-                with self._claimed(name) as mine:
+                with self._claimed(name) as mine, _until_lost(mine):
                     # Another process may have made it meanwhile. If it was also removed, `is_over` says so afterwards.
                     if mine and not self.is_complete(name) and not is_over():
                         self._make(name, writers[name], check_large=False)
@@ -140,7 +140,7 @@ class Entries:
         return [json.loads(path.read_text()) for path in sorted(paths)]
 
     @contextlib.contextmanager
-    def _claimed(self, name: str) -> Iterator[bool]:
+    def _claimed(self, name: str) -> Iterator[object]:
         with contextlib.ExitStack() as stack:
             try:
                 mine = stack.enter_context(self.claim(epath.Path(self.remote or self.local) / f"{name}.lock"))
@@ -162,6 +162,20 @@ class Entries:
         if self.remote is not None and not self._is_in_store(name):
             _publish(entry, self.remote / name)
         return entry
+
+
+@contextlib.contextmanager
+def _until_lost(mine: object) -> Iterator[None]:
+    """Context manager that ends the work within it, without an error, if a claim turns false; see `Claim`."""
+    if not mine:
+        yield
+        return
+    try:
+        with interruption.only_while(lambda: bool(mine)):
+            yield
+    except interruption.Withdrawn:
+        if mine:  # the claim of another entry, of which this one is a part
+            raise
 
 
 def _fetch(stored: epath.Path, directory: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax import interruption
 from ag_jax.data import entries as cache_entries
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.corpus import key
@@ -197,6 +198,60 @@ def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, s
     found = Entries.of(DataConfig(cache_dir=cache_dir))
     assert found.local == pathlib.Path(local).expanduser()
     assert found.remote == (None if remote is None else epath.Path(remote))
+
+
+class Held:
+    """A claim that is held until a list is no longer empty."""
+
+    def __init__(self, lost):
+        self._lost = lost
+
+    def __bool__(self):
+        return not self._lost
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["open", "make_all"])
+def test_work_that_another_process_takes_over_is_left_to_it(tmp_path, at_once):
+    """The claim of `part` is lost in the middle of it."""
+    written = []
+
+    @contextlib.contextmanager
+    def claim(path):
+        yield Held(written)
+        Entries(tmp_path).open("part", lambda directory: (directory / "file").write_text("of the other"))
+
+    def part(directory):
+        written.append(directory)
+        (directory / "file").write_text("half")
+        interruption.check()
+        written.append("to its end")
+
+    entries = Entries(tmp_path, claim=claim)
+    if at_once:
+        entries.make_all({"part": part}, lambda: False, lambda: None)
+    assert (entries.open("part", part).path / "file").read_text() == "of the other"
+    assert len(written) == 1 and not written[0].exists()
+
+
+def test_work_ends_if_the_whole_of_which_it_is_a_part_is_taken_over(tmp_path):
+    lost = []
+
+    @contextlib.contextmanager
+    def claim(path):
+        if path.name == "part.lock":
+            yield True
+            return
+        yield Held(lost)
+        Entries(tmp_path).open("whole", lambda directory: (directory / "file").write_text("of the other"))
+
+    def part(directory):
+        lost.append(directory)
+        interruption.check()
+
+    entries = Entries(tmp_path, claim=claim)
+    made = entries.open("whole", lambda directory: entries.open("part", part))
+    assert (made.path / "file").read_text() == "of the other"
+    assert len(lost) == 1 and not entries.is_complete("part")
 
 
 def test_what_another_process_makes_before_the_claim_is_not_made_again(tmp_path):
