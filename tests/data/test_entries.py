@@ -200,6 +200,40 @@ def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, s
     assert found.remote == (None if remote is None else epath.Path(remote))
 
 
+def test_one_process_of_a_machine_copies_an_entry(tmp_path, store, monkeypatch, capsys):
+    """While this process waits, another one of the machine, which has the claim, copies the entry."""
+    remote, claimed, copied = epath.Path("gs://bucket/cache"), [], []
+    Entries(tmp_path / "first", remote).open("rows", lambda directory: (directory / "file").write_text("content"))
+    fetch = cache_entries._fetch
+    monkeypatch.setattr(cache_entries, "_fetch", lambda *places: [copied.append(places), fetch(*places)])
+    monkeypatch.setattr(cache_entries, "LOOK_EVERY", 0.01)
+
+    @contextlib.contextmanager
+    def claim(path):
+        claimed.append(path)
+        yield False
+        if len(claimed) == 2:
+            Entries(tmp_path / "second", remote).open("rows", None)
+
+    found = Entries(tmp_path / "second", remote, claim).open("rows", None)
+    assert (found.path / "file").read_text() == "content"
+    assert len(copied) == 1 and claimed == [epath.Path(tmp_path / "second" / "rows.lock")] * 2
+    assert capsys.readouterr().err == "data: waiting for rows, which another process is making\n"
+
+
+def test_parts_that_a_running_process_writes_are_not_removed(tmp_path):
+    source = text_parts.Source(DataConfig(), "key", lambda: "key")
+    done, left, running = (f"part-key-{start:06}-{start + 2:06}" for start in (0, 2, 4))
+    for name in (done, f"{left}.partial-ab", f"{left}.lock", f"{running}.partial-cd", "part-keys-000000-000002"):
+        (tmp_path / name).mkdir()
+    with lock.Claims()(epath.Path(tmp_path / f"{running}.lock")):
+        text_parts.remove_parts(source, Entries(tmp_path, claim=lock.Claims()))
+        kept = {f"{running}.partial-cd", f"{running}.lock", "part-keys-000000-000002"}
+        assert {path.name for path in tmp_path.iterdir()} == kept
+    text_parts.remove_parts(source, Entries(tmp_path, claim=lock.Claims()))
+    assert [path.name for path in tmp_path.iterdir()] == ["part-keys-000000-000002"]
+
+
 class Held:
     """A claim that is held until a list is no longer empty."""
 
