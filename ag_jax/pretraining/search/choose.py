@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from etils import epath
 
+from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
 from ag_jax.pretraining.search.points import Point, Study
@@ -158,13 +159,19 @@ def by_arm(found: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
-    """Return the content of `best.json`: the best point of each arm that has one."""
+    """Return the content of `best.json`: the best point of each arm that has one.
+
+    Its settings are all that the grid of any arm searches: those that the grid of its own arm lacks have the value with
+    which the point was trained, so that another config does not put its own in their place.
+    """
+    searched = dict.fromkeys(setting for point in study.points for setting in point.settings)
     chosen: dict[str, Any] = {}
     for arm, of_arm in by_arm(found).items():
         if (winner := best(of_arm, study.search.metric)) is not None:
+            trained = config_reader.flat(config_reader.to_dict(next(iter(winner.point.configs.values()))))
             chosen[arm] = {
                 "point": winner.point.name,
-                "settings": dict(winner.point.settings),
+                "settings": {**winner.point.settings, **{setting: trained[setting] for setting in searched}},
                 study.search.metric: winner.losses[study.search.metric],
                 "chosen_among": len(of_arm),
             }
@@ -172,7 +179,7 @@ def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
 
 
 def read_best(directory: epath.PathLike, arm: str) -> dict[str, Any]:
-    """Return the settings that a finished search chose for an arm, {"section.key": value}.
+    """Return the settings that a finished search chose for an arm, {"section.key": value}: all that its grids search.
 
     directory: the --workdir of the search.
     arm: name of the arm; `ag` stands for the arm `ag` and for all arms whose names begin with `ag_`, and the best point

@@ -59,17 +59,15 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
 
 
 def _left_plateau(study: Study, results: Sequence[Result], thresholds: Thresholds) -> dict[tuple[str, str], bool]:
-    """Return whether each point ended below the plateau, {(arm, point): whether}; a failed point did not.
+    """Return whether each point that is done ended below the plateau, {(arm, point): whether}.
 
-    Points that were stopped, or are not finished, are left out: nobody knows whether they would have.
+    Nobody knows whether a point would have that failed, was stopped or is not finished.
     """
     found = {}
     for number, one in enumerate(results):
         if one.status == "done":
             of_seeds = [thresholds[number, seed].loss for seed in one.point.configs]
             found[one.point.arm, one.point.name] = one.losses["validation_loss"] < statistics.fmean(of_seeds)
-        elif one.status == "failed":
-            found[one.point.arm, one.point.name] = False
     return found
 
 
@@ -108,12 +106,15 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
 
 
 def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
-    """Return how many points left the plateau, with the median and the range of the loss of those that are done."""
+    """Return how many of the points that are done left the plateau, with the median and the range of their losses, and
+    how many points failed.
+    """
     known = [left[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left]
     losses = [one.losses[metric] for one in of_arm if one.status == "done"]
     return {
         "points": len(known),
         "left_plateau": sum(known),
+        "failed": sum(one.status == "failed" for one in of_arm),
         "median": statistics.median(losses) if losses else None,
         "lowest": min(losses, default=None),
         "highest": max(losses, default=None),
@@ -121,7 +122,10 @@ def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, 
 
 
 def _paired(results: Sequence[Result], left: Mapping[tuple[str, str], bool]) -> list[dict[str, Any]]:
-    """Return for each two arms with the same points how many left the plateau in one arm alone, with McNemar's test."""
+    """Return for each two arms with the same points how many left the plateau in one arm alone, with McNemar's test.
+
+    Only points that are done in both arms count.
+    """
     names = {arm: [one.point.name for one in of_arm] for arm, of_arm in choose.by_arm(results).items()}
     found = []
     for one, other in itertools.combinations(names, 2):
@@ -247,7 +251,8 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
 def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
     explained = (
         "A point has left the plateau if its validation loss is clearly below that of guessing by frequency, without "
-        "context. A point that failed has not. Points that were stopped at a rung are left out, so that a search with "
+        "context. Only points that are done count: those that failed, because a run diverged or needed too much "
+        "memory, have a column of their own. Points that were stopped at a rung are left out, so that a search with "
         "rungs says little about robustness."
     )
     rows = []
@@ -255,15 +260,15 @@ def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
         one = of_arm["robustness"]
         share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
         low, high = _shown(one["lowest"]), _shown(one["highest"])
-        cells = [f"{one['left_plateau']} of {one['points']}", share, _shown(one["median"]), f"{low} to {high}"]
-        rows.append([arm, *cells])
-    header = ["Arm", "Left the plateau", "Share", f"Median `{metric}`", "Range"]
+        cells = [f"{one['left_plateau']} of {one['points']}", share, str(one["failed"]), _shown(one["median"])]
+        rows.append([arm, *cells, f"{low} to {high}"])
+    header = ["Arm", "Left the plateau", "Share", "Failed", f"Median `{metric}`", "Range"]
     lines = ["## Robustness", "", explained, "", *table(header, rows)]
     for pair in found["paired"]:
         (one, other), (alone, other_alone) = pair["arms"], pair["left_plateau_alone"]
         lines += [
-            f"{one} and {other} have the same {pair['points']} points: {alone} left the plateau in {one} alone, "
-            f"{other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test).",
+            f"{one} and {other} have the same points, {pair['points']} of them done in both: {alone} left the plateau "
+            f"in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test).",
             "",
         ]
     return lines
