@@ -483,6 +483,24 @@ def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, da
         (("oromo_ner",), {"tasks.oromo_ner.folds": 18}, ValueError, "expected 2 to 17 folds"),
         (("sst2",), {"tasks.sst2.ranking": True}, ValueError, "sst2 cannot be trained as a ranking"),
         (("sst2",), {"tasks.sst2.first_question": True}, ValueError, "first_question is for dream"),
+        (
+            ("squad1",),
+            {"tasks.squad1.head_dropout": 0.1},
+            ValueError,
+            "tasks.squad1.head_dropout must be none, got 0.1",
+        ),
+        (
+            ("squad2",),
+            {"tasks.squad2.head_dropout": 0.0, "tasks.squad2.answerability": True},
+            ValueError,
+            "tasks.squad2.head_dropout must be none, got 0",
+        ),
+        (
+            ("wnli",),
+            {"tasks.wnli.head_dropout": 0.1, "tasks.wnli.ranking": True},
+            ValueError,
+            "tasks.wnli.head_dropout must be none, got 0.1",
+        ),
     ],
 )
 def test_what_is_wrong_is_found_before_anything_is_trained(tmp_path, data, calls, tasks, settings, error, message):
