@@ -12,9 +12,11 @@ from ag_jax import config_reader
 from ag_jax.finetuning import comparison, report, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.interop.opening import Pretrained
+from ag_jax.models.config import EncoderConfig
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
-from tests.finetuning import tiny_tasks
+from tests.finetuning import tasks, tiny_tasks
 
 SMALL = {"max_length": 32, "epochs": 2}
 
@@ -507,6 +509,27 @@ def test_what_is_wrong_is_found_before_anything_is_trained(tmp_path, data, calls
     with pytest.raises(error, match=re.escape(message)):
         train(config(tmp_path, settings.pop("data", data), tasks, **settings), epath.Path(tmp_path / "w"))
     assert not calls and not (tmp_path / "w").exists()
+
+
+def test_a_warmup_longer_than_any_trial_is_found_before_anything_is_trained(tmp_path, data, monkeypatch):
+    """The nine questions of SQuAD have more windows, and so more steps, than there are questions."""
+    opened = Pretrained(EncoderConfig(max_length=64), tasks.TOKENIZER, {}, "roberta", "step 9 of runs/x")
+    monkeypatch.setattr(suite.opening, "open_encoder", lambda *_, **__: opened)
+
+    def prepare(**warmup):
+        settings = {"tasks.squad2.epochs": 1, "tasks.squad2.batch_sizes": (1,), "tasks.sst2.batch_sizes": (8, 16)}
+        for name, steps in warmup.items():
+            settings |= {f"tasks.{name}.warmup_steps": steps, f"tasks.{name}.max_length": 12}
+        return suite.prepare(config(tmp_path, data, warmup, (0,), **settings), epath.Path(tmp_path / "w"))
+
+    message = (
+        r"^tasks.sst2.warmup_steps=4 must be fewer than the 4 steps of a trial.* \(the trial is lr2e-05-bs16-seed0"
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare(squad2=9, sst2=4)
+    assert prepare(squad2=9, sst2=3).opened is opened
+    with pytest.raises(ValueError, match="^tasks.squad2.warmup_steps=900 must be fewer than the"):
+        prepare(squad2=900, sst2=3)
 
 
 def test_arms_that_cannot_be_paired_are_refused(source, tmp_path):
