@@ -35,7 +35,8 @@ def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
             f"{path} is missing, although the trial is done: delete {directory} and run the command again"
         )
     try:
-        rows = [parse_json(line) for line in path.read_bytes().decode().splitlines()]
+        # Not `splitlines`: an answer may contain other line separators, such as U+2028, which JSON writes as they are.
+        rows = [parse_json(line) for line in path.read_bytes().decode().split("\n") if line]
         for number, row in enumerate(rows, 1):
             if missing := {"id", "prediction", "scores"} - row.keys():
                 raise ValueError(
