@@ -390,6 +390,15 @@ def test_the_report_says_what_a_paper_prints(source, tmp_path, calls):
     assert "| sst2 | ag | 24 | 11 | 3 | 2 | 1 | 0 | 4 | 6 |" in text
 
 
+def test_a_set_of_which_only_a_part_has_labels_is_said_to_be_unscored(tmp_path, calls):
+    """Not one without any labels, as test sets are distributed."""
+    root = tiny_tasks.write(tmp_path / "files")
+    assert train(config(tmp_path, str(root)), epath.Path(tmp_path / "w"))["sst2"].notes == ()
+    (root / "SST-2" / "test.tsv").write_text("index\tsentence\tlabel\n0\tgood\t1\n1\tbad\t-1\n2\tfunny\t\n")
+    found = train(config(tmp_path, str(root)), epath.Path(tmp_path / "other"))["sst2"]
+    assert found.notes == ("test: not scored, because 2 of its 3 labels are missing",)
+
+
 def test_files_for_the_server_are_the_ensembles_predictions(source, tmp_path, calls):
     text = comparison.finetune(f"{source},tasks=sst2,rte", {}, epath.Path(tmp_path / "w")).read_text()
     assert "- sst2: submission/SST-2.tsv has the 7 predictions of test" in text
