@@ -1,6 +1,7 @@
 """Malformed rows: each named by file and line, all counted, refused unless asked to leave them out."""
 
 import dataclasses
+import gzip
 import json
 
 import pytest
@@ -243,9 +244,11 @@ def test_text_that_is_not_utf_8(tmp_path):
     (tmp_path / "RTE" / "train.tsv").write_bytes(b"index\tsentence1\xff\n")
     with pytest.raises(ValueError, match=r"train.tsv is not text in UTF-8 .*copy it anew"):
         load(TASKS["rte"], str(tmp_path), "train")
-    (tmp_path / "RTE" / "dev.tsv.gz").write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match=r"dev.tsv.gz is not text"):
-        load(TASKS["rte"], str(tmp_path), "validation")
+    packed = gzip.compress(b"index\tsentence1\n" * 99)
+    for damaged in (b"no gzip", packed[:-9], packed[:14] + b"\xff\xff\xff" + packed[17:]):
+        (tmp_path / "RTE" / "dev.tsv.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"dev.tsv.gz is not text"):
+            load(TASKS["rte"], str(tmp_path), "validation")
 
 
 def test_a_missing_split_says_what_was_looked_for(tmp_path, monkeypatch):
