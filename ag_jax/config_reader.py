@@ -12,7 +12,8 @@ it into the dataclass. `parse` and `check` reject unknown settings and values th
 dataclass's `__post_init__` only checks what annotations cannot say, above all how its fields go together.
 
 Directories of earlier versions hold earlier names of settings, and numbers that stood for none. A dataclass lists them
-in `EARLIER_NAMES` ({old: new}) and `EARLIER_NONE` ({name: value}); `upgraded` replaces them.
+in `EARLIER_NAMES` ({old: new}) and `EARLIER_NONE` ({name: value}); `upgraded` replaces them. A setting that earlier
+versions lacked counts as its default, unless `EARLIER_DEFAULTS` ({name: value}) has the value for what they did.
 """
 
 import contextlib
@@ -112,12 +113,13 @@ def _shallow(config: Any) -> dict[str, Any]:
 def upgraded(kind: type, values: Any) -> Any:
     """Return stored settings of an earlier version with today's names and values.
 
-    Renamed settings get their new names. Numbers that stood for none, such as 0 for "off", become None.
+    Renamed settings get their new names. Numbers that stood for none, such as 0 for "off", become None. Settings that
+    were not there yet are added if their default is not what that version did.
     """
     if not isinstance(values, dict):  # damaged, which `parse` reports
         return values
     names, nones = getattr(kind, "EARLIER_NAMES", {}), getattr(kind, "EARLIER_NONE", {})
-    hints, found = get_type_hints(kind, include_extras=True), {}
+    hints, found = get_type_hints(kind, include_extras=True), dict(getattr(kind, "EARLIER_DEFAULTS", {}))
     for name, value in values.items():
         name = names.get(name, name)
         hint = hints.get(name)

@@ -27,6 +27,7 @@ GO_ON = "To go on, run the same command again"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # received: the first signal; deferred: how many contexts of `deferred` are open; guarded: whether `guard` is running.
 _state = SimpleNamespace(received=None, deferred=0, guarded=False)
+_of_thread = threading.local()  # conditions: those of the open contexts of `only_while`
 
 
 def requested() -> str | None:
@@ -39,14 +40,34 @@ def status() -> int:
     return 128 + (_state.received or signal.SIGINT)
 
 
+class Withdrawn(Exception):
+    """Error that ends a piece of work which is no longer this process's; see `only_while`."""
+
+
+@contextlib.contextmanager
+def only_while(condition: Callable[[], bool]) -> Iterator[None]:
+    """Context manager in which `check` raises Withdrawn as soon as `condition()` is false; contexts may be nested.
+
+    It holds for the thread that enters it.
+    """
+    outer = getattr(_of_thread, "conditions", ())
+    _of_thread.conditions = (*outer, condition)
+    try:
+        yield
+    finally:
+        _of_thread.conditions = outer
+
+
 def check() -> None:
-    """Raise KeyboardInterrupt if a signal asked the program to stop."""
+    """Raise KeyboardInterrupt if a signal asked the program to stop, and Withdrawn as `only_while` says."""
     if _state.received:
         raise KeyboardInterrupt(f"stopped by {requested()}")
+    if not all(condition() for condition in getattr(_of_thread, "conditions", ())):
+        raise Withdrawn("another process has taken over the work that this one was doing")
 
 
 def checked(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items; before each, raise KeyboardInterrupt if a signal asked the program to stop."""
+    """Yield the items; before each, `check`."""
     for item in items:
         check()
         yield item

@@ -1,7 +1,7 @@
 """Fine-tune a published model with every arm of configs/asa/real_weights.py, five seeds each, and record each trial.
 
-    python benchmarks/finetuning_evidence.py --select --checkpoint=DIR --data=FOLDER --workdir=DIR
-    python benchmarks/finetuning_evidence.py --checkpoint=DIR --data=FOLDER --workdir=DIR
+    python benchmarks/finetuning_evidence.py --select --checkpoint=CHECKPOINT --data=FOLDER --workdir=DIR
+    python benchmarks/finetuning_evidence.py --checkpoint=CHECKPOINT --data=FOLDER --workdir=DIR
 
 The first command chooses the learning rate of each task (plain training, two seeds) and then FreeLB's step size (on
 SST-2, two seeds) on a tenth of the training examples, held out by a hash of their ids; the development set is not

@@ -15,6 +15,8 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from ag_jax.analysis import markdown
+
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = "benchmarks/results"
 BEGIN, END = "<!-- table of benchmarks/reproductions.py -->\n", "<!-- end of the table -->\n"
@@ -28,7 +30,7 @@ PAPERS = {
 KINDS = ("table", "figure", "section")
 # Tables of sizes and settings, and figures in a report, beside what a docstring names.
 MORE = {
-    "ag/table3_language_modeling": ("table 2", "table 10", "table 11", "figure 1", "figure 2", "figure 4"),
+    "ag/table3_language_modeling": ("table 2", "table 10", "figure 1", "figure 2", "figure 4"),
     "roberta/table5_glue": ("table 10",),
     "asa/table1_generalization": ("table 5", "figure 1", "figure 6"),
 }
@@ -98,14 +100,13 @@ def table() -> str:
         links.setdefault((config, small), []).append(link)
     lines = []
     for paper, title in PAPERS.items():
-        lines += [f"**{title}**", "", f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
+        of_paper = []
         for config, names in rows().items():
             if config.startswith(f"{paper}/"):
                 what = _IN_PARENTHESES.sub("", docstring(config).split("\n", 1)[0]).rstrip(".")
                 runs = [", ".join(links.get((config, small), ["no"])) for small in (True, False)]
-                cells = [_shown(names), what, f"`{command(config)}`", *runs]
-                lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+                of_paper.append([_shown(names), what, f"`{command(config)}`", *runs])
+        lines += [f"**{title}**", "", *markdown.table(HEADER, of_paper)]
     return "\n".join(lines)
 
 

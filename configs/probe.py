@@ -5,10 +5,10 @@ synthetic sentences (reflexives), of a pronoun in Wikipedia's texts (gap), or fo
 (dependencies). A head answers with the word that it attends to most (Clark et al. 2019, What Does BERT Look At?;
 Deshpande & Narasimhan 2020, section 5.6).
 
-    ag-jax evaluate --config=probe:checkpoint=DIR --workdir=DIR
-    ag-jax evaluate --config=probe:checkpoint=DIR,coreference=FOLDER,dependencies=FOLDER,gap=FOLDER --workdir=DIR
-    ag-jax compare --config=probe:checkpoint=DIR,DIR,coreference=FOLDER --workdir=DIR
-    ag-jax compare --config=probe:checkpoint=DIR,DIR,ablation=held_out --workdir=DIR
+    ag-jax evaluate --config=probe:checkpoint=CHECKPOINT --workdir=DIR
+    ag-jax evaluate --config=probe:checkpoint=CHECKPOINT,coreference=FOLDER,dependencies=FOLDER,gap=FOLDER --workdir=DIR
+    ag-jax compare --config=probe:checkpoint=CHECKPOINT,OTHER,coreference=FOLDER --workdir=DIR
+    ag-jax compare --config=probe:checkpoint=CHECKPOINT,OTHER,ablation=held_out --workdir=DIR
 
 The first command needs no data: its sentences are generated. A model with the same architecture and tokenizer but
 random weights is probed, too. With several directories, `ag-jax compare` compares the models with the first one.

@@ -1,5 +1,7 @@
 """Damaged files of runs, trials and suites: each reader ends in one error that names the file."""
 
+import json
+
 import pytest
 from etils import epath
 
@@ -63,6 +65,12 @@ def test_predictions_of_other_examples_are_not_taken_for_these(tmp_path):
     path.write_text('{"id": "8", "prediction": 1, "scores": [0, 1]}\n')
     with pytest.raises(ValueError, match="does not hold a prediction for each of the 1 examples of a file"):
         results.read_predictions(epath.Path(tmp_path), "test", EXAMPLES)
+
+
+def test_a_predicted_answer_may_contain_line_separators_of_unicode(tmp_path):
+    row = {"id": "7", "prediction": "one\u2028two\x85three", "scores": []}
+    (tmp_path / "predictions_test.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert results.read_predictions(epath.Path(tmp_path), "test", EXAMPLES) == [row]
 
 
 def test_predictions_of_several_types_are_no_predictions(tmp_path):

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ag_jax.analysis.markdown import table
+
 MetricRows = Sequence[Mapping[str, Any]]  # rows of metrics of one run or trial
 END = 0.2  # fraction at the end of training over which the masked share is averaged
 
@@ -96,19 +98,19 @@ def masked_table(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> li
     """
     layers = max(share.share_SN.shape[1] for share in shares.values())
     columns = [*header, "Steps", "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    rows = []
     for key, share in shares.items():
         overall, share_N = share.at_end
         first, last = share.late_steps
         cells = [f"{first:,} to {last:,}", *(f"{100 * value:.1f}" for value in (overall, *share_N))]
-        lines.append("| " + " | ".join([*key, *cells, *["–"] * (layers - len(share_N))]) + " |")
+        rows.append([*key, *cells, *["–"] * (layers - len(share_N))])
     explained = (
         "Per cent of the units of attention (a token, and one that it may attend to) that the attack masked "
         "at the end of training, as a mean over the seeds. The steps are those of the logged rows that lie in "
         "the last fifth of training, or of the last row if none does. "
         "Where an adversary masks more, the model is more vulnerable."
     )
-    return ["## What was masked", "", explained, "", *lines, ""]
+    return ["## What was masked", "", explained, "", *table(columns, rows)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,15 +139,15 @@ def temperature_table(by_task: Mapping[str, Temperatures]) -> list[str]:
     """Return the lines of a Markdown section: task scores by tau, the temperature of adversarial self-attention."""
     taus = sorted({tau for scores in by_task.values() for tau in scores.taus})
     columns = ["Task", "Metric", *(f"tau = {tau:g}" for tau in taus), "Without an attack"]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    rows = []
     for task, scores in by_task.items():
         cells = {
             tau: f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if scores.several else "")
             for tau, mean, deviation in zip(scores.taus, scores.means, scores.deviations, strict=True)
         }
         plain = "–" if scores.plain is None else f"{100 * scores.plain:.1f}"
-        lines.append("| " + " | ".join([task, scores.metric, *(cells.get(tau, "–") for tau in taus), plain]) + " |")
+        rows.append([task, scores.metric, *(cells.get(tau, "–") for tau in taus), plain])
     explained = (
         "The lower the temperature tau, the less a masked unit costs the adversary, and the stronger it attacks."
     )
-    return ["## Scores against the temperature", "", explained, "", *lines, ""]
+    return ["## Scores against the temperature", "", explained, "", *table(columns, rows)]

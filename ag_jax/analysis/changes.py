@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ag_jax.analysis import maps, tables
+from ag_jax.analysis import maps, markdown, tables
 from ag_jax.analysis.maps import AttentionMaps, EncoderModel
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models import encoder
@@ -208,11 +208,11 @@ def change_section(header: Sequence[str], rows: Sequence[tuple[Sequence[str], np
         return []
     layers = max(len(change_N) for _, change_N in rows)
     columns = [*header, "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
-    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    of_layers = []
     for cells, change_N in rows:
         values = [_shown(value) for value in (change_N.mean(), *change_N)]
-        lines.append("| " + " | ".join([*cells, *values, *["–"] * (layers - len(change_N))]) + " |")
-    return ["## How far attacks change attention", "", *lines, ""]
+        of_layers.append([*cells, *values, *["–"] * (layers - len(change_N))])
+    return ["## How far attacks change attention", "", *markdown.table(columns, of_layers)]
 
 
 def _shown(value: float) -> str:

@@ -162,6 +162,7 @@ class DataConfig:
     masking: MaskingConfig = MaskingConfig()
 
     EARLIER_NONE: ClassVar = {"validation_source": "", "cache_dir": ""}
+    EARLIER_DEFAULTS: ClassVar = {"validation_rows": None}  # validations read all held-out rows
 
     def __post_init__(self):
         if not self.source:

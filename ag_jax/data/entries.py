@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -23,15 +24,15 @@ from ag_jax.data import cache, checksums
 from ag_jax.data.cache import MANIFEST, Entry
 from ag_jax.data.config import DataConfig
 
-# Takes the work that a path stands for, within a `with` statement; its value is False if another process has taken it.
-Claim = Callable[[epath.Path], AbstractContextManager[bool]]
+# Takes the work that a path stands for, within a `with` statement; its value is true while no other process has it.
+Claim = Callable[[epath.Path], AbstractContextManager[object]]
 Write = Callable[[pathlib.Path], None]
 LOOK_EVERY = 1.0  # seconds between two looks for work that other processes have finished
 COPIED_TOGETHER = 2**24  # bytes
 
 
 @contextlib.contextmanager
-def unclaimed(path: epath.Path) -> Iterator[bool]:
+def unclaimed(path: epath.Path) -> Iterator[object]:
     """Take every piece of work: processes do not share work, and each makes what is missing."""
     del path
     yield True
@@ -74,13 +75,18 @@ class Entries:
     def open(self, name: str, write: Write, check_large: bool = False) -> Entry:
         """Return an entry; if it is missing or damaged, one process makes it with `write` while the others wait.
 
-        The arguments are those of `cache.build_once`.
+        If it is only in the object store, one process of this machine copies it. The arguments are those of
+        `cache.build_once`.
         """
-        while not self.is_complete(name):
-            with self._claimed(name) as mine:
+        is_told = False
+        while not self._is_ready(name):
+            with self._claimed(name) as mine, _until_lost(mine):
                 if mine:
                     return self._make(name, write, check_large)
             interruption.check()
+            if not is_told:
+                print(f"data: waiting for {name}, which another process is making", file=sys.stderr, flush=True)
+                is_told = True
             time.sleep(LOOK_EVERY)
         return self._make(name, write, check_large)
 
@@ -97,7 +103,7 @@ class Entries:
             for name in missing:
                 if self.is_complete(name):
                     continue
-                with self._claimed(name) as mine:
+                with self._claimed(name) as mine, _until_lost(mine):
                     # Another process may have made it meanwhile. If it was also removed, `is_over` says so afterwards.
                     if mine and not self.is_complete(name) and not is_over():
                         self._make(name, writers[name], check_large=False)
@@ -115,6 +121,24 @@ class Entries:
         shutil.rmtree(self.local / name, ignore_errors=True)
         if self.remote is not None and (self.remote / name).exists():
             (self.remote / name).rmtree()
+
+    def remove_leftovers(self, beginning: str) -> None:
+        """Delete what killed processes left of entries whose names begin with `beginning`: partial directories, and the
+        locks of claims. What a running process is writing stays.
+        """
+        left = {path.name.partition(cache.PARTIAL)[0] for path in self.local.glob(f"{beginning}*{cache.PARTIAL}*")}
+        for root in {self.local, self.remote or self.local}:
+            for lock in epath.Path(root).glob(f"{beginning}*.lock"):
+                # Another process may remove the directory or claim it meanwhile.
+                with contextlib.suppress(OSError, ValueError):
+                    if any(lock.iterdir()):
+                        left.add(lock.name.removesuffix(".lock"))
+                    else:  # of a claim that was released: object stores may keep its directory
+                        lock.rmdir()
+        for name in left:
+            with self._claimed(name) as mine:
+                for partial in self.local.glob(f"{name}{cache.PARTIAL}*") if mine else ():
+                    shutil.rmtree(partial, ignore_errors=True)
 
     def remember(self, name: str, value: Any) -> None:
         """Store a JSON value under a name, in place of an earlier one."""
@@ -134,11 +158,22 @@ class Entries:
         path = epath.Path(self.remote or self.local) / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
+    def recall_all(self, beginning: str) -> list[Any]:
+        """Return the values stored under all names that begin with `beginning`, in the order of the names."""
+        paths = epath.Path(self.remote or self.local).glob(f"{beginning}*.json")
+        return [json.loads(path.read_text()) for path in sorted(paths)]
+
+    def _is_ready(self, name: str) -> bool:
+        """Return whether an entry was made and is on this machine, and in the object store if there is one."""
+        return (self.local / name / MANIFEST).exists() and (self.remote is None or self._is_in_store(name))
+
     @contextlib.contextmanager
-    def _claimed(self, name: str) -> Iterator[bool]:
+    def _claimed(self, name: str) -> Iterator[object]:
+        """Claim an entry: among the processes of this machine if it only has to be copied to it, else among all."""
+        root = self.local if self.remote is None or self._is_in_store(name) else self.remote
         with contextlib.ExitStack() as stack:
             try:
-                mine = stack.enter_context(self.claim(epath.Path(self.remote or self.local) / f"{name}.lock"))
+                mine = stack.enter_context(self.claim(epath.Path(root) / f"{name}.lock"))
             except OSError as error:
                 raise cache.explain(error, self.local / name) from error
             yield mine
@@ -157,6 +192,20 @@ class Entries:
         if self.remote is not None and not self._is_in_store(name):
             _publish(entry, self.remote / name)
         return entry
+
+
+@contextlib.contextmanager
+def _until_lost(mine: object) -> Iterator[None]:
+    """Context manager that ends the work within it, without an error, if a claim turns false; see `Claim`."""
+    if not mine:
+        yield
+        return
+    try:
+        with interruption.only_while(lambda: bool(mine)):
+            yield
+    except interruption.Withdrawn:
+        if mine:  # the claim of another entry, of which this one is a part
+            raise
 
 
 def _fetch(stored: epath.Path, directory: pathlib.Path) -> None:

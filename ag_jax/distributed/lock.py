@@ -55,24 +55,26 @@ def hold(directory: epath.Path) -> Iterator[None]:
 class Claims:
     """Locks that processes take if they are free, to share work without doing any of it twice.
 
-    `with claims(directory) as mine:` takes the lock of a directory that nothing else is in, and gives True if no other
-    process holds it; it never waits. A lock left behind by a process that ended is replaced, but one of another machine
-    only after this object has been asked for it for two minutes in which its file did not change. Not collective.
+    `with claims(directory) as mine:` takes the lock of a directory that nothing else is in, if no other process holds
+    it; it never waits. `mine` is true as long as this process holds the lock: from the start, or never, or until
+    another process takes it over, because this one did not renew it for two minutes; there is then a line on stderr. A
+    lock left behind by a process that ended is replaced, but one of another machine only after this object has been
+    asked for it for two minutes in which its file did not change. Not collective.
     """
 
     def __init__(self):
         self._seen: dict[epath.Path, tuple[str, float]] = {}
 
     @contextlib.contextmanager
-    def __call__(self, directory: epath.Path) -> Iterator[bool]:
-        """Take the lock of a directory, if it is free, within a `with` statement; the value is whether it was.
+    def __call__(self, directory: epath.Path) -> Iterator[object]:
+        """Take the lock of a directory, if it is free, within a `with` statement; the value is true while it is held.
 
         Raises OSError if the directory cannot be written.
         """
-        lock = _Lock(directory)
+        lock = _Lock(directory, is_claim=True)
         taken = lock.take_if_free(self._is_unchanged)
         try:
-            yield taken
+            yield taken and lock
         finally:
             if taken:
                 lock.release()
@@ -127,11 +129,18 @@ class Holder:
 
 
 class _Lock:
-    """Lock of one directory, taken and released by one process."""
+    """Lock of one directory, taken and released by one process; true until another process takes it over.
 
-    def __init__(self, directory: epath.Path):
-        self._directory, self._path = directory, directory / FILE
-        self._done = threading.Event()
+    directory: the directory.
+    is_claim: whether the process goes on without the lock if another one takes it over; otherwise the process ends.
+    """
+
+    def __init__(self, directory: epath.Path, is_claim: bool = False):
+        self._directory, self._path, self._is_claim = directory, directory / FILE, is_claim
+        self._done, self._lost = threading.Event(), threading.Event()
+
+    def __bool__(self) -> bool:
+        return not self._lost.is_set()
 
     def take(self) -> None:
         """Create the lock file, and start the thread that rewrites it regularly to show that this process still runs.
@@ -300,17 +309,26 @@ class _Lock:
             with contextlib.suppress(
                 Exception
             ):  # such as a full disk, or a store's error; the next rewrite may succeed
-                found = self._read()
-                if found and found[1] not in (self._holder, None):
-                    self._leave(found[1])
+                holder = found[1] if (found := self._read()) else None
+                if holder not in (self._holder, None) or (found is None and self._is_claim):
+                    self._leave(holder)
+                    return
                 storage.write_whole(self._path, self._text(beats))
 
-    def _leave(self, holder: Holder) -> None:
-        """End this process before it writes again: its lock was not renewed for two minutes, and `holder` took it."""
+    def _leave(self, holder: Holder | None) -> None:
+        """Note that this process lost its lock, or end it before it writes again if the lock is no claim: the lock was
+        not renewed for two minutes, and `holder` took it, or a process that has released it since.
+        """
+        self._lost.set()
+        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
         message = (
             f"this process did not renew its lock for {STALE_AFTER:.0f} seconds, and {self._directory} was taken over "
-            f"by process {holder.pid} on {holder.host}: it ends without writing anything more"
+            f"by {who}: it "
         )
+        if self._is_claim:
+            print(f"{message}leaves this work to that process", file=sys.stderr, flush=True)
+            return
+        message += "ends without writing anything more"
         print(message, file=sys.stderr, flush=True)
         hosts.abandon(1, message)
         hosts.leave_at_once(1)

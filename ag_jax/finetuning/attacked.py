@@ -185,13 +185,13 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
             continue
         examples = next(iter(of_first.predicted.values())).examples  # the same for all arms
         config = next(iter(opened.values())).config
-        for layer, (text, head) in pictures(task, examples, config.layers, config.heads).items():
-            columns: dict[str, list[tuple[str, maps.AttentionMaps]]] = {}
-            for name, tuned in opened.items():
-                columns |= _columns(name, tuned, arms[name].attack(task), task, text)
+        shown = pictures(task, examples, config.layers, config.heads)
+        texts = dict.fromkeys(text for text, _ in shown.values())  # often one text for all layers
+        columns = {text: _columns(opened, arms, task, text) for text in texts}
+        for layer, (text, head) in shown.items():
             path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
             caption = f"Attention to a sentence of {task}, layer {layer + 1}, head {head + 1}"
-            lines += _shown(caption, plots.map_figure(columns, layer, head, path))
+            lines += _shown(caption, plots.map_figure(columns[text], layer, head, path))
     explained = (
         "A head of the first layer and one of the last but one, in each arm's model of the first seed, without "
         "dropout. A row is a token, and dark is where it attends to. The model is attacked only in training; "
@@ -201,13 +201,18 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
 
 
 def _columns(
-    name: str, tuned: FineTuned, settings: AdversarialConfig, task: str, text: str
+    opened: Mapping[str, FineTuned], arms: Mapping[str, Arm], task: str, text: str
 ) -> dict[str, list[tuple[str, maps.AttentionMaps]]]:
-    """Return an arm's columns of a figure: the maps of a text and, if there is an adversary, those under its attack."""
-    columns = {name: [(task, attention(tuned, text))]}
-    attacker = adversarial.learnt(settings, tuned.config, build.special_tokens(tuned.tokenizer))
-    if attacker is not None and tuned.adversary_params:
-        columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
+    """Return the columns of a figure: each arm's maps of a text and, if it has an adversary, those under its attack.
+
+    opened: the fine-tuned model of each arm that saved weights.
+    """
+    columns = {}
+    for name, tuned in opened.items():
+        columns[name] = [(task, attention(tuned, text))]
+        attacker = adversarial.learnt(arms[name].attack(task), tuned.config, build.special_tokens(tuned.tokenizer))
+        if attacker is not None and tuned.adversary_params:
+            columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
     return columns
 
 

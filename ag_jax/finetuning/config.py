@@ -35,7 +35,8 @@ class Recipe:
     max_length: most tokens of a sequence; longer ones are cut as the task's protocol says, and counted.
     dropout: dropout rate of embeddings and layer outputs; None takes the checkpoint's.
     attention_dropout: dropout rate of attention probabilities; None takes the checkpoint's.
-    head_dropout: dropout rate of the task's head; None takes that of the encoder's layers.
+    head_dropout: dropout rate of the task's head; None takes that of the encoder's layers. The heads for spans, such as
+        SQuAD's, and for phrases (`ranking` of WNLI and WSC) have no dropout.
     microbatches: parts that a batch is computed in, one after the other, to save memory.
     train_examples: train on so many examples, drawn by a hash of `subset_seed` and their position in the split, so
         that all seeds, points and arms have the same; with `folds` these are divided into folds. None takes all.
@@ -216,7 +217,7 @@ class FinetuningConfig:
         if not self.checkpoint:
             raise ValueError(
                 "checkpoint must be a run directory or a Hugging Face directory, got none; name one behind the config "
-                "file, as in --config=FILE.py:checkpoint=DIR"
+                "file, as in --config=FILE.py:checkpoint=CHECKPOINT"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be one or more integers without repetition, got {self.seeds}")

@@ -68,12 +68,17 @@ def trained_assignment(opened: Pretrained, guidance: GuidanceConfig) -> tuple[tu
     return assign_heads(guidance, opened.config.heads) or opened.assignment
 
 
-def planned_steps(trial: Trial, data: TaskData) -> int:
-    """Return the number of steps of all planned epochs of a trial.
+def steps_of(trial: Trial, rows: int) -> int:
+    """Return the number of steps of all planned epochs of a trial on so many training rows.
 
     The schedule of the learning rate is over these, because it cannot know whether `patience` ends a trial sooner.
     """
-    return trial.recipe.total_epochs * buckets.steps(len(data.train.features), trial.batch_size)
+    return trial.recipe.total_epochs * buckets.steps(rows, trial.batch_size)
+
+
+def planned_steps(trial: Trial, data: TaskData) -> int:
+    """Return the number of steps of all planned epochs of a trial on its encoded examples."""
+    return steps_of(trial, len(data.train.features))
 
 
 def optimizer_config(trial: Trial, data: TaskData) -> OptimizerConfig:

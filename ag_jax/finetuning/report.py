@@ -3,9 +3,10 @@
 `numbers` is the content of report.json. Metrics are fractions there, and percentages in the tables.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import SIGNIFICANT
 from ag_jax.pretraining.report import (
     DIFFERENCE_EXPLAINED,
@@ -36,18 +37,8 @@ def markdown(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any]], 
     lines += _scores(numbers, arms, settings) + _significance(numbers, arms) + _all_metrics(numbers, arms)
     lines += list(sections) + _sweeps(numbers, arms) + _counts(numbers, arms) + _notes(numbers)
     if len(arms) > 1:
-        lines += ["## What differs between the arms", "", *settings_table(settings), ""]
+        lines += ["## What differs between the arms", "", *settings_table(settings)]
     return "\n".join(lines)
-
-
-def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    header = list(header)
-    return [
-        "| " + " | ".join(header) + " |",
-        "|---" * len(header) + "|",
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-    ]
 
 
 def percent(value: float) -> str:
@@ -110,7 +101,7 @@ def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapp
             cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()
         ]
         rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *shown])
-    return [*lines, "", *_table(["Task", "Metric", "Set", *arms], rows)]
+    return [*lines, "", *table(["Task", "Metric", "Set", *arms], rows)]
 
 
 def _significance(numbers: ReportFigures, arms: list[str]) -> list[str]:
@@ -135,7 +126,7 @@ def _significance(numbers: ReportFigures, arms: list[str]) -> list[str]:
         "right or not, minus the squared error of a number, F1 of an answer, and of a tagged sentence, whose entities' "
         "F1 is no mean over sentences, the part of its words that are right.",
         "",
-        *_table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows),
+        *table(["Task", "Arm", *DIFFERENCE_HEADER, "p over examples"], rows),
     ]
 
 
@@ -154,7 +145,7 @@ def _all_metrics(numbers: ReportFigures, arms: list[str]) -> list[str]:
                     row.append(shown if together is None else f"{shown}; together {percent(together)}")
                 rows.append(row)
     explained = "*Together* is the ensemble of the seeds' models, whose scores are averaged."
-    return ["## All sets and metrics", "", explained, "", *_table(["Task", "Set", "Metric", *arms], rows)]
+    return ["## All sets and metrics", "", explained, "", *table(["Task", "Set", "Metric", *arms], rows)]
 
 
 def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
@@ -169,7 +160,7 @@ def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
                 )
                 rows.append([name, arm, rate, str(point["batch_size"]), median, cell(point), str(point["n"]), epochs])
     header = ["Task", "Arm", "Learning rate", "Batch", "Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
-    return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *_table(header, rows)]
+    return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *table(header, rows)]
 
 
 def _counts(numbers: ReportFigures, arms: list[str]) -> list[str]:
@@ -191,7 +182,7 @@ def _counts(numbers: ReportFigures, arms: list[str]) -> list[str]:
     ]
     header += ["Malformed, left out", "Trials", "Seconds"]
     explained = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
-    return ["## Examples and times", "", explained, "", *_table(header, rows)]
+    return ["## Examples and times", "", explained, "", *table(header, rows)]
 
 
 def _notes(numbers: ReportFigures) -> list[str]:

@@ -35,7 +35,8 @@ def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
             f"{path} is missing, although the trial is done: delete {directory} and run the command again"
         )
     try:
-        rows = [parse_json(line) for line in path.read_bytes().decode().splitlines()]
+        # Not `splitlines`: an answer may contain other line separators, such as U+2028, which JSON writes as they are.
+        rows = [parse_json(line) for line in path.read_bytes().decode().split("\n") if line]
         for number, row in enumerate(rows, 1):
             if missing := {"id", "prediction", "scores"} - row.keys():
                 raise ValueError(
@@ -197,8 +198,15 @@ def choose(
             for name, examples in sets.items()
         }
     notes = [f"not chosen, because seed {result['seed']} failed: {result['failed']}" for result in failed]
-    notes += [note for name, split in predicted.items() for note in _threshold_notes(name, split)]
+    for name, split in predicted.items():
+        notes += [*_label_notes(name, split), *_threshold_notes(name, split)]
     return Chosen(splits.task, tuple(points), best, predicted, (*splits.notes, *notes))
+
+
+def _label_notes(split: str, predicted: SplitPredictions) -> list[str]:
+    """Return the sentence about a split that is not scored because a part of its labels is missing; none for others."""
+    count, unknown = len(predicted.examples), sum(map(metrics.is_unknown, predicted.examples))
+    return [f"{split}: not scored, because {unknown:,} of its {count:,} labels are missing"] * (0 < unknown < count)
 
 
 def _threshold_notes(split: str, predicted: SplitPredictions) -> list[str]:

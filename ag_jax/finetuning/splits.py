@@ -8,6 +8,7 @@ from ag_jax.data import randomness
 from ag_jax.data.tasks import catalogue, folds, ranking, readers
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.finetuning.config import Recipe
+from ag_jax.models.heads import head_of
 
 _SUBSET = 0x5B5E7  # key of the random numbers that draw a subset of a split's examples
 
@@ -69,6 +70,12 @@ def find_task(name: str, recipe: Recipe) -> Task:
         task = ranking.ranked(task)
     if recipe.answerability:
         task = dataclasses.replace(task, kind="span_or_none")
+    if recipe.head_dropout is not None and not head_of(task.kind).has_dropout:
+        raise ValueError(
+            f"tasks.{name}.head_dropout must be none, got {recipe.head_dropout:g}: the head of this task, which finds "
+            "spans of a text or ranks phrases by masked words, has no dropout; set tasks."
+            f"{name}.dropout for the encoder's"
+        )
     return dataclasses.replace(task, metric=recipe.metric) if recipe.metric else task
 
 

@@ -275,7 +275,8 @@ def _sizes(splits: Splits) -> dict[str, int]:
 def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
     """Raise ValueError if a finished trial was trained from other weights than the config names now.
 
-    Also if an unfinished trial needs weights or a trace of masks of another trial that will not be there.
+    Also if an unfinished trial needs weights or a trace of masks of another trial that will not be there, or is shorter
+    than its warm-up.
 
     earlier: suites that are trained before this one.
     """
@@ -285,12 +286,35 @@ def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
         for one in of_task:
             if not is_done(directory_of(workdir, one)):
                 traces.check(one, workdir, opened.config.layers, to_be_recorded)
+                _check_warmup(suite, one)
         first = config.tasks[name].initial_task
         if first:
             _check_initial(config, workdir, name, suite.material[first].task.metric)
         else:
             for one in of_task:
                 _check_start(directory_of(workdir, one), opened.description)
+
+
+def _check_warmup(suite: Suite, one: Trial) -> None:
+    """Raise ValueError if the warm-up of a trial is not shorter than the trial."""
+    recipe, opened = one.recipe, suite.opened
+    if recipe.warmup_steps is None:
+        return
+    splits = _of_trial(suite, one)
+    rows = len(splits.train)
+    if recipe.warmup_steps >= job.steps_of(one, rows):
+        # Examples need not be rows: a long context has several, and a lost answer none.
+        rows = len(encoded.encode(splits, opened.tokenizer, opened.config, recipe).train.features)
+    try:
+        recipe.warmup_of(job.steps_of(one, rows))
+    except ValueError as error:
+        raise ValueError(f"tasks.{one.task}.{error} (the trial is {one.name})") from error
+
+
+def _of_trial(suite: Suite, one: Trial) -> Splits:
+    """Return the examples of a trial: those of its task, or of its fold."""
+    splits = suite.material[one.task]
+    return splits if one.fold is None else task_splits.of_fold(splits, one.fold, one.recipe.folds)
 
 
 def run(suite: Suite) -> dict[str, Chosen]:
@@ -333,16 +357,15 @@ def _recording(suite: Suite) -> Iterator[epath.Path]:
 
 
 def _run_task(suite: Suite, name: str) -> None:
-    config, workdir, splits = suite.config, suite.workdir, suite.material[name]
-    metric, recipe = splits.task.metric, config.tasks[name]
+    config, workdir, metric = suite.config, suite.workdir, suite.material[name].task.metric
     data: dict[int | None, TaskData] = {}  # by fold
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
         if hosts.from_first("a trial", functools.partial(_is_done_and_tidy, directory, config.keeps_weights(name))):
             continue
         if one.fold not in data:
-            examples = splits if one.fold is None else task_splits.of_fold(splits, one.fold, recipe.folds)
-            data[one.fold] = encoded.encode(examples, suite.opened.tokenizer, suite.opened.config, recipe)
+            examples, opened = _of_trial(suite, one), suite.opened
+            data[one.fold] = encoded.encode(examples, opened.tokenizer, opened.config, one.recipe)
         start = _initial(suite, one)
         try:
             attacked = traces.resolved(one, workdir)

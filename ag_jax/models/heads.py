@@ -181,6 +181,7 @@ class HeadKind:
     reads_first: whether the module gets only the first token's hidden state; otherwise it gets those of all tokens.
     has_candidates: whether an example consists of several texts, of which one is right.
     reads_words: whether the module is a `PhraseHead`, which gets the word embeddings and the batch, too.
+    has_dropout: whether the module applies dropout.
     """
 
     build: Callable[[EncoderConfig, int, str], nn.Module]
@@ -188,6 +189,7 @@ class HeadKind:
     reads_first: bool = True
     has_candidates: bool = False
     reads_words: bool = False
+    has_dropout: bool = True
 
 
 def _text_head(config: EncoderConfig, classes: int, style: str) -> TextHead:
@@ -225,9 +227,11 @@ HEADS = {
     "choice": HeadKind(_score_head, _candidates, has_candidates=True),
     "ranking": HeadKind(_score_head, _candidates, has_candidates=True),
     "tagging": HeadKind(_tag_head, _classes, reads_first=False),
-    "span": HeadKind(_span_head, _ends, reads_first=False),
-    "span_or_none": HeadKind(_answer_head, _ends_or_none, reads_first=False),
-    "referent": HeadKind(_phrase_head, _candidates, reads_first=False, has_candidates=True, reads_words=True),
+    "span": HeadKind(_span_head, _ends, reads_first=False, has_dropout=False),
+    "span_or_none": HeadKind(_answer_head, _ends_or_none, reads_first=False, has_dropout=False),
+    "referent": HeadKind(
+        _phrase_head, _candidates, reads_first=False, has_candidates=True, reads_words=True, has_dropout=False
+    ),
 }
 KINDS = tuple(HEADS)
 
@@ -247,7 +251,7 @@ class TaskModel(nn.Module):
     kind: one of `KINDS`.
     classes: number of classes of `classification` and `tagging`; other kinds ignore it.
     style: key of `STYLES`, for text heads.
-    head_dropout: dropout rate of the head; None takes that of the encoder.
+    head_dropout: dropout rate of the head, if it has dropout; None takes that of the encoder.
     """
 
     config: EncoderConfig

@@ -10,6 +10,7 @@ from typing import Any
 from etils import epath
 
 from ag_jax.analysis import stripes
+from ag_jax.analysis.markdown import table
 from ag_jax.analysis.stripes import LABELS, Measured
 from ag_jax.data import pipeline
 from ag_jax.evaluation.significance import spread
@@ -74,5 +75,4 @@ def markdown(measured: Mapping[str, Any]) -> list[str]:
         f"one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First token*: on the first column, "
         "without the diagonal."
     )
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
-    return ["## Where the last layer attends", "", explained, "", *lines, ""]
+    return ["## Where the last layer attends", "", explained, "", *table(header, rows)]

@@ -8,6 +8,7 @@ from etils import epath
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.masking import Trace
+from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training.metrics import read_metrics
 
 
@@ -57,16 +58,19 @@ def _planned_steps(directory: epath.Path, last_logged: int) -> int | None:
     """Return the planned number of steps of a run or trial, whose last logged step is `last_logged`; None if the
     training did not reach its end.
 
-    A trial that `patience` stopped early has ended, too: its result.json has the planned number.
+    A trial that `patience` stopped early has ended, too: its result.json has the planned number. So has a run that
+    `training.time_limit` ended: its schedules are those of `training.steps`, and so is the time scale of its masks.
 
     directory: directory of the run or trial.
-    last_logged: the last logged step, which is the planned number unless a result.json has another one.
+    last_logged: the last logged step, which is the planned number of a trial unless its result.json has another one.
     """
     if (directory / "result.json").exists():
         found = {"planned_steps": last_logged} | read_json(directory / "result.json")
         check_fields(directory / "result.json", found, {"planned_steps": int})
         return found["planned_steps"]
-    return last_logged if (directory / "summary.json").exists() else None
+    if not (directory / "summary.json").exists():
+        return None
+    return pretraining_config.read(directory / "config.json").training.steps
 
 
 def directory_of(config: AdversarialConfig) -> epath.Path:

@@ -1,22 +1,22 @@
 """The report of a comparison of pre-training runs: its numbers, and their tables in Markdown."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.analysis.attacks import masked_share, masked_table
+from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import PairedDifference, over_seeds, spread
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
+from ag_jax.pretraining.alpha import GUIDANCE_LOSS
 
 MEASURES = {
     "train_loss": "Train",
     "validation_loss": "Validation",
     "average_train_loss": "Average train",
 }
-GUIDANCE = "ag_loss"
 DIFFERENCE_HEADER = ("Difference", "95 % interval", "p over seeds", "p, Holm", "Shows")
 DIFFERENCE_EXPLAINED = (
     "*p, Holm* is corrected for all tests over seeds of this table. *Shows* is how large the true difference has to be "
@@ -49,20 +49,20 @@ def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.
     return next((row["step"] for row in rows if row["split"] == "train" and row[metric] < loss), None)
 
 
-def settled_step(rows: list[dict[str, Any]], metric: str = GUIDANCE) -> int | None:
-    """Return the first logged step of a run with a loss at most 5 % above its final value; None without such a loss.
+def settled_step(rows: list[dict[str, Any]]) -> int | None:
+    """Return the first logged step of a run at which 95 % of the fall of the guidance loss is done; None without one.
 
-    The final value is the mean over the last twentieth of the training rows, as in `training.summary`. Deshpande &
-    Narasimhan 2020, appendix A.3, report that the guidance loss converges within 0.2 % of pre-training.
+    The fall is from the first logged value to the lowest. The last value would be no measure, because the guidance loss
+    may rise again as `guidance.schedule` lowers its coefficient. Deshpande & Narasimhan 2020, appendix A.3, report that
+    the guidance loss converges within 0.2 % of pre-training.
 
     rows: the rows of metrics.jsonl.
-    metric: the name of the loss.
     """
-    values = [(row["step"], row[metric]) for row in rows if row["split"] == "train" and metric in row]
+    values = [(row["step"], row[GUIDANCE_LOSS]) for row in rows if row["split"] == "train" and GUIDANCE_LOSS in row]
     if not values:
         return None
-    last = [value for _, value in values[-math.ceil(len(values) / 20) :]]
-    return next(step for step, value in values if value <= 1.05 * sum(last) / len(last))
+    first, lowest = values[0][1], min(value for _, value in values)
+    return next(step for step, value in values if value <= lowest + 0.05 * (first - lowest))
 
 
 def numbers(
@@ -142,10 +142,8 @@ def differences_section(
     ]
     if not rows:
         return []
-    header = ["Arm", "", *DIFFERENCE_HEADER]
-    table = [header, ["---"] * len(header), *rows]
     explained = f"Differences from {baseline}, paired by seed. {DIFFERENCE_EXPLAINED}"
-    return [explained, "", *(f"| {' | '.join(cells)} |" for cells in table), ""]
+    return [explained, "", *table(["Arm", "", *DIFFERENCE_HEADER], rows)]
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
@@ -177,7 +175,7 @@ def markdown(
     lines += more
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
     lines += masked_table(["Arm"], shares) if shares else []
-    lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms}), ""]
+    lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms})]
     for caption, path in figures:
         drawn = f"[{path}]({path})" if path.endswith(".html") else f"![{caption}]({path})"
         lines += [f"## {caption}", "", drawn, ""]
@@ -194,9 +192,8 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
         + f" p: paired t-test against {results['baseline']}"
         + ("." if len(seeds) > 1 else ", which needs two seeds or more: `--config.comparison.seeds=0,1,2`."),
         "",
-        f"| Loss ({primary.unit}) | " + " | ".join(arm.name for arm in arms) + " |",
-        "|---" * (len(arms) + 1) + "|",
     ]
+    rows = []
     for key, label in MEASURES.items():
         cells = []
         for arm in arms:
@@ -205,29 +202,30 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
             p_value = of_arm["p_value"][key]
             cell = str(spread(of_arm["values"][key]))
             cells.append(cell + (f" (p = {p_value:.2g})" if p_value is not None else ""))
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        rows.append([label, *cells])
     # One entry for each seed instead of a mean, because a run may never leave the plateau.
     steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
     shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
-    lines.append("| Left the plateau at step | " + " | ".join(shown) + " |")
-    lines += _ended_row(arms, results) + _settled_row(arms, results)
+    rows.append(["Left the plateau at step", *shown])
+    rows += _ended_row(arms, results) + _settled_row(arms, results)
     speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
     shown = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
-    lines.append("| Tokens a second | " + " | ".join(shown) + " |")
-    return [*lines, "", *differences_section(results["differences"], MEASURES, results["baseline"])]
+    rows.append(["Tokens a second", *shown])
+    lines += table([f"Loss ({primary.unit})", *(arm.name for arm in arms)], rows)
+    return lines + differences_section(results["differences"], MEASURES, results["baseline"])
 
 
-def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
+def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
     """Return the row of the table of losses with the last steps, if a time limit ended some runs before all steps."""
     ended = [results["arms"][arm.name].get("ended_at_step") for arm in arms]
     if not any(ended):
         return []
     cells = [", ".join(map(str, steps)) if steps else "–" for steps in ended]
-    return ["| Ended by `training.time_limit` at step | " + " | ".join(cells) + " |"]
+    return [["Ended by `training.time_limit` at step", *cells]]
 
 
-def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
-    """Return the row of the table of losses with the steps after which the guidance loss falls no further."""
+def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
+    """Return the row of the table of losses with the steps at which most of the fall of the guidance loss is done."""
     steps = [results["arms"][arm.name].get("guidance_settled_at_step") for arm in arms]
     if not any(steps):
         return []
@@ -236,14 +234,17 @@ def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[st
         ", ".join(f"{step} ({step / end:.1%})" for step, end in zip(of_arm, last, strict=True)) if of_arm else "–"
         for of_arm, last in zip(steps, ends, strict=True)
     ]
-    return ["| Guidance loss settled at step | " + " | ".join(cells) + " |"]
+    return [["Guidance loss settled at step", *cells]]
 
 
 def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[str, Any]) -> list[str]:
     best = min(arms, key=lambda arm: results["arms"][arm.name]["mean"]["validation_loss"])
     settled = (
-        ["The guidance loss has *settled* at the first logged step at which it is at most 5 % above its final value."]
-        if _settled_row(arms, results)
+        [
+            "The guidance loss has *settled* at the first logged step at which 95 % of its fall, from the first logged "
+            "value to the lowest, is done."
+        ]
+        if any("guidance_settled_at_step" in of_arm for of_arm in results["arms"].values())
         else []
     )
     return [
@@ -263,15 +264,13 @@ def flag_warnings(sentences: Sequence[str]) -> list[str]:
 
 
 def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a Markdown table of the settings in which arms differ.
+    """Return the lines of a Markdown table of the settings in which arms differ, and a blank line.
 
     arms: the flat settings of each arm, by name.
     """
     known = dict.fromkeys(key for settings in arms.values() for key in settings)
     keys = [key for key in known if len({repr(settings.get(key)) for settings in arms.values()}) > 1]
     if not keys:
-        return ["Nothing."]
-    header = ["| Setting | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
-    return header + [
-        f"| `{key}` | " + " | ".join(config_reader.shown(arm.get(key)) for arm in arms.values()) + " |" for key in keys
-    ]
+        return ["Nothing.", ""]
+    rows = [[f"`{key}`", *(config_reader.shown(arm.get(key)) for arm in arms.values())] for key in keys]
+    return table(["Setting", *arms], rows)

@@ -24,6 +24,7 @@ from ag_jax.attention.adversary import split_params
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json
+from ag_jax.data.order import once_count
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import hosts, lock, shared_files, storage
 from ag_jax.objectives.adversarial import wrap as adversarial
@@ -239,12 +240,16 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
 
     Raises ValueError, with the settings that differ, if `config` is for another run.
     """
-    # A setting that did not exist yet when that run began counts as its default.
+    # A setting that did not exist yet when that run began counts as its default, except for `EARLIER_DEFAULTS`.
     there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
     here = config_reader.flat(config_reader.to_dict(config))
     steps = there["training.steps"]
     extends = config.training.steps > steps and extension.is_finished(steps, workdir)
     may_differ = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
+    limits = [settings["data.validation_rows"] for settings in (there, here)]
+    recorded = pretraining_corpus.read_summary(workdir) if limits[0] != limits[1] else None
+    if recorded and len({once_count(recorded["validation rows"], most) for most in limits}) == 1:
+        may_differ = (*may_differ, "data.validation_rows")  # with both limits, all held-out rows are read
     different = [
         f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
         for key in sorted(there | here)

@@ -10,6 +10,7 @@ from etils import epath
 
 from ag_jax.analysis import pairs
 from ag_jax.analysis.figures import plots
+from ag_jax.analysis.markdown import table
 from ag_jax.evaluation import translation
 from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.evaluation.translation import Difference, Score
@@ -74,22 +75,21 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
             + f" p: paired t-test over seeds against {baseline}"
             + ("." if several else ", which needs two seeds or more."),
             "",
-            "| Score | " + " | ".join(arms) + " |",
-            "|---" * (len(arms) + 1) + "|",
         ]
+        rows = []
         for metric, label in translation.LABELS.items():
             cells = []
             for arm in arms:
                 p_value = test["p_value"][arm][metric]
                 shown = str(spread(test["values"][arm][metric]))
                 cells.append(shown + (f" (p = {p_value:.2g})" if p_value is not None else ""))
-            lines.append(f"| {label} | " + " | ".join(cells) + " |")
-        lines.append("")
+            rows.append([label, *cells])
+        lines += table(["Score", *arms], rows)
         lines += report.differences_section(test["differences_over_seeds"], translation.LABELS, baseline)
         lines += [f"With seed {seeds[0]}, and intervals over resampled sentences:", ""]
         for arm in arms:
             of_arm = {metric: Score(**score) for metric, score in test["first_seed"][arm].items()}
-            lines += [f"**{arm}**", "", *_table(translation.SCORE_HEADER, translation.score_rows(of_arm)), ""]
+            lines += [f"**{arm}**", "", *table(translation.SCORE_HEADER, translation.score_rows(of_arm))]
         if test["differences"]:
             differences = {
                 arm: {metric: Difference(**one) for metric, one in of_arm.items()}
@@ -100,8 +100,7 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
                 "sacreBLEU's paired bootstrap, which counts one tail and is not corrected for the number of "
                 "comparisons:",
                 "",
-                *_table(translation.DIFFERENCE_HEADER, translation.difference_rows(differences)),
-                "",
+                *table(translation.DIFFERENCE_HEADER, translation.difference_rows(differences)),
             ]
     return lines
 
@@ -124,8 +123,3 @@ def cross_attention(runs: Mapping[str, epath.Path], path: epath.Path) -> tuple[s
         for arm, one in translators.items()
     }
     return f"Cross-attention to the sentence, translated by {first}", plots.mean_figure(maps, path)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [list(header), ["---"] * len(header), *map(list, rows)]
-    return [f"| {' | '.join(row)} |" for row in cells]

@@ -5,13 +5,13 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import Spread, spread
 from ag_jax.pretraining.report import DIFFERENCE_EXPLAINED, DIFFERENCE_HEADER, difference_cells, flag_warnings
 from ag_jax.pretraining.report import settings_table as settings_that_differ
 from ag_jax.probing import summary
 from ag_jax.probing.ablation import report as ablation_report
 from ag_jax.probing.results import ProbeResult
-from ag_jax.probing.tables import table
 
 MODES = {
     "mentions": "a head chooses among the candidates",
@@ -62,7 +62,7 @@ def markdown(
                 lines += [f"![Scores of all heads: {probe}, {mode}]({figures[probe, mode]})", ""]
     if "ablation" in content:
         lines += ablation_report.markdown(content["ablation"], content["baseline"])
-    lines += ["## What differs between the arms", "", *settings_that_differ(settings), ""]
+    lines += ["## What differs between the arms", "", *settings_that_differ(settings)]
     return "\n".join(lines)
 
 

@@ -87,13 +87,15 @@ class Loop:
             self.progress = job.read_progress(found.progress if found else {})
             start = int(state.step)
             self.saved_step = start if found else -1
+        self.mark = time.perf_counter()
+        self.is_over = config.time_limit is not None and hosts.from_first("the time limit", self._time_is_up)
         self.writer: MetricWriter | Silence = Silence()
         self.line: ProgressLine | Silence = Silence()
         if hosts.is_first():
             self.writer = MetricWriter(
                 job.workdir,
                 start,
-                evaluated=self.progress.is_evaluated(start) or not self._is_evaluation_step(start),
+                evaluated=self.progress.is_evaluated(start) or not (self._is_evaluation_step(start) or self.is_over),
                 tensorboard=config.tensorboard,
                 wandb=job.wandb(),
             )
@@ -111,7 +113,7 @@ class Loop:
             self._evaluate(state, start)  # the program ended between the checkpoint and its evaluation
         if start == config.steps or job.stop(self.progress.history) or self._is_paused(start):
             return state
-        if config.time_limit and hosts.from_first("the time limit", self._time_is_up):
+        if self.is_over:  # by the time limit, before the first step
             if self.progress.interval:
                 self._log(start)
             if not self.progress.is_evaluated(start):

@@ -1,12 +1,12 @@
-"""Search the hyperparameters of pre-training with and without attention guidance (section 4.5).
+"""Search the hyperparameters of pre-training with and without attention guidance (table 11, section 4.5).
 
-Deshpande & Narasimhan 2020, section 4.5, whose outcome is table 11. Without guidance (mlm): learning rate, attention
-dropout and warm-up, 18 points. With guidance (ag_strength): lambda, the share of guided heads, and alpha_0, 12 points,
-with the learning rate 1e-4 and without warm-up.
+Deshpande & Narasimhan 2020: section 4.5 has the grids, table 11 the settings that were chosen. Without guidance (mlm):
+learning rate, attention dropout and warm-up, 18 points. With guidance (ag_strength): lambda, the share of guided heads,
+and alpha_0, 12 points, with the learning rate 1e-4 and without warm-up.
 
-    ag-jax search --config=ag/section4_5_search:language=filipino,layers=12 --workdir=DIR
+    ag-jax search --config=ag/section4_5_search:language=filipino,layers=12 --workdir=SEARCH
     ag-jax search --config=ag/section4_5_search:scale=small --workdir=runs/section4_5
-    ag-jax train --config=ag/table3_language_modeling:language=filipino,layers=12,arm=ag,best=DIR --workdir=RUN
+    ag-jax train --config=ag/table3_language_modeling:language=filipino,layers=12,arm=ag,best=SEARCH --workdir=DIR
 
 The last command trains the best point in the place of table 11. `--part=K/N` shares the points out to N machines with
 one --workdir, and `--config.search.rungs=0.1,0.3` stops the worse half of the points after a tenth of the run.
@@ -15,7 +15,8 @@ scale=small searches the quickstart's settings: the 18 points without guidance, 
 alpha_0 1), and 12 points of lambda and alpha_0. The paper says that guidance is robust to hyperparameters: the report
 counts the points of both arms that leave the plateau, with McNemar's test over the 18 pairs.
 
-Hardware and time: at scale=paper, 30 runs of table 3. scale=small: 48 runs, about 3.7 hours on 2 idle CPU cores.
+Hardware and time: at scale=paper, 30 runs of table 3. scale=small: 48 runs, about 3.7 hours on 2 idle CPU cores (a
+forecast).
 
 Expected: the settings of table 11. At scale=small not recorded yet.
 

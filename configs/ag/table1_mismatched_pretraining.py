@@ -2,7 +2,7 @@
 
 Deshpande & Narasimhan 2020, table 1 (section 3.1), after Kovaleva et al. 2019.
 
-    ag-jax compare --config=ag/table1_mismatched_pretraining:chinese=DIR,french=DIR,english=DIR --workdir=DIR
+    ag-jax compare --config=ag/table1_mismatched_pretraining:chinese=CHINESE,french=FRENCH,english=ENGLISH --workdir=DIR
 
 Each argument is a run or a Hugging Face directory: bert-base-chinese, camembert-base and bert-base-uncased in the
 paper. Arms without a directory are left out. The arm `random` has the architecture and tokenizer of `english` with

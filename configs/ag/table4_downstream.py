@@ -2,8 +2,8 @@
 
 Deshpande & Narasimhan 2020, table 4 (section 5.2).
 
-    ag-jax compare --config=ag/table4_downstream:mlm=DIR,ag=DIR --workdir=DIR
-    ag-jax compare --config=ag/table4_downstream:mlm=DIR,ag=DIR,language=filipino,data=FOLDER --workdir=DIR
+    ag-jax compare --config=ag/table4_downstream:mlm=MLM,ag=AG --workdir=DIR
+    ag-jax compare --config=ag/table4_downstream:mlm=MLM,ag=AG,language=filipino,data=FOLDER --workdir=DIR
     ag-jax compare --config=ag/table4_downstream:mlm=runs/quickstart/mlm-seed0,ag=runs/quickstart/ag-seed0,\
 tasks=sst2,rte,wnut17,seeds=3,scale=small,data=FOLDER --workdir=DIR
 

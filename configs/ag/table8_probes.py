@@ -4,11 +4,11 @@ Deshpande & Narasimhan 2020, section 5.6: how often the best head of a model att
 and from a reflexive pronoun of a synthetic sentence to its antecedent. The models have no guided heads (`mlm`), half of
 the heads guided (`ag`, lambda = 1/2) or all of them (`ag_all`, lambda = 1).
 
-    ag-jax compare --config=ag/table8_probes:mlm=DIR,ag=DIR,ag_all=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=ag/table8_probes:mlm=MLM,ag=AG,ag_all=AG_ALL,data=FOLDER --workdir=DIR
     ag-jax compare --config=ag/table8_probes:scale=small,data=FOLDER --workdir=DIR
 
-The first command probes models that exist: runs, or Hugging Face directories; `{seed}` in DIR stands for the seeds. The
-second command trains the models first, as `ag/table8_training` does, with three seeds. An interrupted command is
+The first command probes models that exist, runs or Hugging Face directories; `{seed}` in a path stands for the seeds.
+The second command trains the models first, as `ag/table8_training` does, with three seeds. An interrupted command is
 resumed by the same command; what is trained or probed is not done again.
 
 FOLDER has a folder for each probe: `litbank_coref` (LitBank's .conll files), `gap` (GAP's .tsv files) and

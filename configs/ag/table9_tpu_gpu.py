@@ -12,9 +12,9 @@ Both arms, MLM and AG, one after the other:
 
 To fine-tune both models on the tasks of the table:
 
-    ag-jax compare --config=finetune/downstream:runs=DIR,tasks=mnli,qnli,qqp,protocol=ag --workdir=DIR_tasks
+    ag-jax compare --config=finetune/downstream:runs=RUNS,tasks=mnli,qnli,qqp,protocol=ag --workdir=DIR
 
-where DIR is the --workdir of a finished comparison. docs/tpu.md explains each step, including the data. To train only
+where RUNS is the --workdir of a finished comparison. docs/tpu.md explains each step, including the data. To train only
 one arm, use `ag-jax train` with `...,arm=mlm` or `...,arm=ag`.
 
 Hardware and time: the paper trained for 8 epochs on TPUs of an unnamed kind, and for 7 on GPUs (8 NVIDIA Tesla P40 for

@@ -2,7 +2,7 @@
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 4 (b), with the settings of its table 5.
 
-    ag-jax compare --config=asa/figure4_temperature:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/figure4_temperature:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
     ag-jax compare --config=asa/figure4_temperature:checkpoint=runs/quickstart/ag-seed0,tasks=dream,\
 seeds=3,scale=small,data=FOLDER --workdir=DIR
 

@@ -2,7 +2,7 @@
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), figure 5, with the settings of its table 5.
 
-    ag-jax finetune --config=asa/figure5_masking:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=asa/figure5_masking:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
     ag-jax finetune --config=asa/figure5_masking:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,stsb,\
 wnut17,seeds=1,scale=small,data=FOLDER --workdir=DIR
 

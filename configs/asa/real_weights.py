@@ -3,8 +3,8 @@
 Not a table of a paper: a test on real weights, at a size that 2 CPU cores train, of what Wu et al. 2022 (Adversarial
 Self-Attention for Language Understanding) claim in its tables 1, 3 and 4. Settings are those of its table 5.
 
-    ag-jax compare --config=asa/real_weights:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=asa/real_weights:checkpoint=DIR,data=FOLDER,tasks=sst2 \
+    ag-jax compare --config=asa/real_weights:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/real_weights:checkpoint=CHECKPOINT,data=FOLDER,tasks=sst2 \
 --config.arms=plain,tau_0.1,tau_0.3,tau_0.5,tau_0.8 --workdir=DIR
 
 The checkpoint is all-MiniLM-L6-v2 (a BERT of width 384), for which the numbers of examples and epochs were chosen. All
@@ -27,7 +27,8 @@ are chosen on held-out training examples: `python benchmarks/finetuning_evidence
 --select it trains the arms, one seed after another, with the values that it chose.
 
 Hardware and time: 90 seconds for a plain trial on SST-2, at 2 CPU cores that other programs used as well; an attack
-takes 2 to 3 times as long. All ten arms on SST-2 and six on the other tasks, with five seeds, take about 12 hours.
+takes 2 to 3 times as long. All ten arms on SST-2 and six on the other tasks, with five seeds, take about 12 hours
+(a forecast).
 
 Expected: on SST-2, an accuracy near 82 for plain training, and differences between arms of less than a point.
 

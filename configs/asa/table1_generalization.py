@@ -3,8 +3,8 @@
 Tasks of sentiment, inference, similarity, tagging and reading. Wu et al. 2022 (Adversarial Self-Attention for Language
 Understanding), table 1, with the settings of its table 5.
 
-    ag-jax compare --config=asa/table1_generalization:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=asa/table1_generalization:checkpoint=DIR,longer=DIR,pretrained=DIR,\
+    ag-jax compare --config=asa/table1_generalization:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table1_generalization:checkpoint=CHECKPOINT,longer=LONGER,pretrained=PRETRAINED,\
 data=FOLDER --workdir=DIR
     ag-jax compare --config=asa/table1_generalization:checkpoint=runs/quickstart/ag-seed0,\
 tasks=sst2,stsb,wnut17,dream,seeds=3,scale=small,data=FOLDER --workdir=DIR

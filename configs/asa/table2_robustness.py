@@ -3,8 +3,8 @@
 The examples of the tasks were made to mislead models. Wu et al. 2022 (Adversarial Self-Attention for Language
 Understanding), table 2, with the settings of its table 5.
 
-    ag-jax compare --config=asa/table2_robustness:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=asa/table2_robustness:checkpoint=DIR,tasks=anli,hellaswag --workdir=DIR
+    ag-jax compare --config=asa/table2_robustness:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table2_robustness:checkpoint=CHECKPOINT,tasks=anli,hellaswag --workdir=DIR
     ag-jax compare --config=asa/table2_robustness:checkpoint=runs/quickstart/ag-seed0,tasks=anli,seeds=3,\
 scale=small,data=FOLDER --workdir=DIR
 

@@ -2,7 +2,7 @@
 
 Wu et al. 2022 (Adversarial Self-Attention for Language Understanding), table 3, with the settings of its table 5.
 
-    ag-jax compare --config=asa/table3_naive_masking:checkpoint=DIR,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table3_naive_masking:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
     ag-jax compare --config=asa/table3_naive_masking:checkpoint=runs/quickstart/ag-seed0,tasks=wnut17,\
 seeds=3,scale=small,data=FOLDER --workdir=DIR
 

@@ -4,8 +4,8 @@ The baselines are plain training and plain training at about the cost of an atta
 Self-Attention for Language Understanding), table 4, with the settings of its table 5; FreeLB after Zhu et al. 2020,
 SMART after Jiang et al. 2020, SiFT after He et al. 2021.
 
-    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=DIR,tasks=mnli,qnli,hellaswag \
+    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=CHECKPOINT,tasks=mnli,qnli,hellaswag \
 --config.arms=plain,sift,asa --workdir=DIR
     ag-jax compare --config=asa/table4_adversarial_training:checkpoint=runs/quickstart/ag-seed0,tasks=qnli,\
 seeds=3,scale=small,data=FOLDER --workdir=DIR

@@ -2,8 +2,8 @@
 
 He et al. 2021 (DeBERTa: Decoding-enhanced BERT with Disentangled Attention), table 1 (section 5.1.1).
 
-    ag-jax finetune --config=deberta/table1_glue:checkpoint=DIR --workdir=DIR
-    ag-jax finetune --config=deberta/table1_glue:checkpoint=DIR,tasks=rte,scale=small,data=FOLDER \
+    ag-jax finetune --config=deberta/table1_glue:checkpoint=CHECKPOINT --workdir=DIR
+    ag-jax finetune --config=deberta/table1_glue:checkpoint=CHECKPOINT,tasks=rte,scale=small,data=FOLDER \
 --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of microsoft/deberta-large. RTE, STS-B and MRPC start

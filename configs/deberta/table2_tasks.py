@@ -2,8 +2,8 @@
 
 He et al. 2021 (DeBERTa: Decoding-enhanced BERT with Disentangled Attention), table 2 (section 5.1.1).
 
-    ag-jax finetune --config=deberta/table2_tasks:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=deberta/table2_tasks:checkpoint=DIR,tasks=swag,scale=small,data=FOLDER \
+    ag-jax finetune --config=deberta/table2_tasks:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=deberta/table2_tasks:checkpoint=CHECKPOINT,tasks=swag,scale=small,data=FOLDER \
 --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of microsoft/deberta-large. SWAG is not in TensorFlow

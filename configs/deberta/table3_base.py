@@ -2,8 +2,8 @@
 
 He et al. 2021 (DeBERTa: Decoding-enhanced BERT with Disentangled Attention), table 3 (section 5.1.2).
 
-    ag-jax finetune --config=deberta/table3_base:checkpoint=DIR --workdir=DIR
-    ag-jax finetune --config=deberta/table3_base:checkpoint=DIR,tasks=mnli,scale=small,data=FOLDER \
+    ag-jax finetune --config=deberta/table3_base:checkpoint=CHECKPOINT --workdir=DIR
+    ag-jax finetune --config=deberta/table3_base:checkpoint=CHECKPOINT,tasks=mnli,scale=small,data=FOLDER \
 --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of microsoft/deberta-base.

@@ -3,9 +3,9 @@
 ANLI with all its rounds, or each of the three. Nie et al. 2020 (ANLI); Zhang et al. 2019 (PAWS); settings of Wu et al.
 2022 (ASA), table 5.
 
-    ag-jax finetune --config=finetune/anli:checkpoint=DIR,seeds=5,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=finetune/anli:checkpoint=DIR,tasks=anli,anli_r1,anli_r2,anli_r3 --workdir=DIR
-    ag-jax finetune --config=finetune/anli:checkpoint=DIR,tasks=anli_r1,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/anli:checkpoint=CHECKPOINT,seeds=5,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/anli:checkpoint=CHECKPOINT,tasks=anli,anli_r1,anli_r2,anli_r3 --workdir=DIR
+    ag-jax finetune --config=finetune/anli:checkpoint=CHECKPOINT,tasks=anli_r1,scale=small,data=FOLDER --workdir=DIR
 
 Without `data` the tasks are read from TensorFlow Datasets, which has only ANLI; PAWS-QQP must be made from QQP by the
 script of its repository.

@@ -3,8 +3,8 @@
 Zellers et al. 2019 and 2018; Sun et al. 2019; Zhang et al. 2018; Lai et al. 2017. Settings of Wu et al. 2022 (ASA),
 table 5; for RACE those of Liu et al. 2019 (RoBERTa), table 10.
 
-    ag-jax finetune --config=finetune/choice:checkpoint=DIR,tasks=hellaswag,dream,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=finetune/choice:checkpoint=DIR,tasks=dream,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/choice:checkpoint=CHECKPOINT,tasks=hellaswag,dream,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/choice:checkpoint=CHECKPOINT,tasks=dream,scale=small,data=FOLDER --workdir=DIR
 
 Hardware and time: an example has three or four sequences of 128 tokens, and there are 40k examples of HellaSWAG and 6k
 of DREAM. These need an accelerator. scale=small takes minutes on 2 CPU cores.

@@ -3,8 +3,8 @@
 Cruz & Cheng 2020 and Cabasag et al. 2019 (the data); Deshpande & Narasimhan 2020, section 4.2, which compares with
 their results.
 
-    ag-jax finetune --config=finetune/filipino:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=finetune/filipino:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/filipino:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/filipino:checkpoint=CHECKPOINT,scale=small,data=FOLDER --workdir=DIR
 
 `tasks`: filipino_hatespeech, and filipino_sentiment for data with those labels.
 

@@ -3,10 +3,10 @@
 Wang et al. 2018 (GLUE); Liu et al. 2019 (RoBERTa), section 5.1 and table 10; Wu et al. 2022 (ASA), table 5; Deshpande
 & Narasimhan 2020, section 4.2.
 
-    ag-jax finetune --config=finetune/glue:checkpoint=DIR,seeds=5 --workdir=DIR
-    ag-jax finetune --config=finetune/glue:checkpoint=DIR,tasks=sst2,rte,protocol=asa,data=FOLDER \
+    ag-jax finetune --config=finetune/glue:checkpoint=CHECKPOINT,seeds=5 --workdir=DIR
+    ag-jax finetune --config=finetune/glue:checkpoint=CHECKPOINT,tasks=sst2,rte,protocol=asa,data=FOLDER \
 --workdir=DIR
-    ag-jax finetune --config=finetune/glue:checkpoint=DIR,tasks=sst2,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/glue:checkpoint=CHECKPOINT,tasks=sst2,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory; `data` is a folder with GLUE's files; without it they are read from
 TensorFlow Datasets. `mnli_first=True` starts RTE, STS-B and MRPC from MNLI's weights, as RoBERTa's test submissions

@@ -3,8 +3,8 @@
 Named entities are judged by ten-fold cross-validation. Deshpande & Narasimhan 2020, section 4.2, after Wang et al.
 2020 (E-MBERT); Adelani et al. 2023 (MasakhaNEWS).
 
-    ag-jax finetune --config=finetune/oromo:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=finetune/oromo:checkpoint=DIR,tasks=oromo_news,scale=small,data=FOLDER \
+    ag-jax finetune --config=finetune/oromo:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/oromo:checkpoint=CHECKPOINT,tasks=oromo_news,scale=small,data=FOLDER \
 --workdir=DIR
 
 `tasks`: oromo_ner (licensed, LORELEI: put it at FOLDER/oromo_ner/all.conll, one word and its tag per line) and

@@ -3,8 +3,8 @@
 The answers to the questions are spans of a text. Rajpurkar et al. 2016 and 2018; Artetxe et al. 2020 (XQuAD); Liu et
 al. 2019 (RoBERTa), section 5.2 and table 10.
 
-    ag-jax finetune --config=finetune/squad:checkpoint=DIR,seeds=5 --workdir=DIR
-    ag-jax finetune --config=finetune/squad:checkpoint=DIR,tasks=xquad_en,scale=small,data=FOLDER \
+    ag-jax finetune --config=finetune/squad:checkpoint=CHECKPOINT,seeds=5 --workdir=DIR
+    ag-jax finetune --config=finetune/squad:checkpoint=CHECKPOINT,tasks=xquad_en,scale=small,data=FOLDER \
 --workdir=DIR
 
 `tasks`: squad1, squad2, and the small xquad_en and xquad_de, which have questions of SQuAD in English and German.

@@ -2,9 +2,9 @@
 
 Wang et al. 2019 (SuperGLUE); He et al. 2021 (DeBERTa), section 5 (SiFT) and table 5.
 
-    ag-jax finetune --config=finetune/superglue:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax compare --config=finetune/superglue:checkpoint=DIR,data=FOLDER,seeds=3 --workdir=DIR
-    ag-jax finetune --config=finetune/superglue:checkpoint=DIR,tasks=copa,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/superglue:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax compare --config=finetune/superglue:checkpoint=CHECKPOINT,data=FOLDER,seeds=3 --workdir=DIR
+    ag-jax finetune --config=finetune/superglue:checkpoint=CHECKPOINT,tasks=copa,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory; `data` is a folder with SuperGLUE's files; without it they are read
 from TensorFlow Datasets. `superglue_rte` also predicts the diagnostics AX-b and AX-g, if their files are there (AX-g

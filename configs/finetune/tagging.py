@@ -3,8 +3,8 @@
 Derczynski et al. 2017 (WNUT-17); Tjong Kim Sang & De Meulder 2003 (CoNLL-2003); settings of Wu et al. 2022 (ASA),
 table 5.
 
-    ag-jax finetune --config=finetune/tagging:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=finetune/tagging:checkpoint=DIR,tasks=wnut17,scale=small,data=FOLDER \
+    ag-jax finetune --config=finetune/tagging:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/tagging:checkpoint=CHECKPOINT,tasks=wnut17,scale=small,data=FOLDER \
 --workdir=DIR
 
 Hardware and time: WNUT-17 has 3,394 sentences and CoNLL-2003 14,041, which take minutes on a GPU. scale=small takes

@@ -2,16 +2,16 @@
 
 Liu et al. 2019 (RoBERTa), table 4 (section 5).
 
-    ag-jax compare --config=roberta/table4_data_and_steps:data=FOLDER --workdir=DIR
-    ag-jax compare --config=roberta/table4_data_and_steps:scale=small,data=FOLDER --workdir=DIR
-    ag-jax compare --config=finetune/downstream:runs=DIR,tasks=squad1,squad2,mnli,sst2 --workdir=DIR_tasks
+    ag-jax compare --config=roberta/table4_data_and_steps:data=FOLDER --workdir=RUNS
+    ag-jax compare --config=roberta/table4_data_and_steps:scale=small,data=FOLDER --workdir=RUNS
+    ag-jax compare --config=finetune/downstream:runs=RUNS,tasks=squad1,squad2,mnli,sst2 --workdir=DIR
 
 The last command gives the numbers of the table: it fine-tunes the model of each arm. FOLDER has a folder of text files
 for each corpus: `books`, `wikipedia`, `cc_news`, `openwebtext` and `stories`; for scale=small, `litbank_novels`, as in
 ag/table8_training.
 
 Hardware and time: each step has 8,192 sequences of 512 tokens; 100k steps took about one day on 1024 V100 GPUs.
-scale=small trains each of four arms of 4 layers for two to four minutes on 2 CPU cores.
+scale=small trains four arms of 4 layers, about 1 to 6 minutes each on 2 CPU cores (a forecast).
 
 Expected (SQuAD 1.1/2.0 F1, MNLI-m, SST-2, dev):
 

@@ -2,9 +2,9 @@
 
 Liu et al. 2019 (RoBERTa), table 5 (section 5.1) and table 10.
 
-    ag-jax finetune --config=roberta/table5_glue:checkpoint=DIR --workdir=DIR
-    ag-jax finetune --config=roberta/table5_glue:checkpoint=DIR,mnli_first=True,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=roberta/table5_glue:checkpoint=DIR,tasks=rte,scale=small,data=FOLDER \
+    ag-jax finetune --config=roberta/table5_glue:checkpoint=CHECKPOINT --workdir=DIR
+    ag-jax finetune --config=roberta/table5_glue:checkpoint=CHECKPOINT,mnli_first=True,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=roberta/table5_glue:checkpoint=CHECKPOINT,tasks=rte,scale=small,data=FOLDER \
 --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of roberta-large. `mnli_first=True` starts RTE, STS-B and

@@ -2,8 +2,8 @@
 
 Liu et al. 2019 (RoBERTa), table 6 (section 5.2) and table 10.
 
-    ag-jax finetune --config=roberta/table6_squad:checkpoint=DIR --workdir=DIR
-    ag-jax finetune --config=roberta/table6_squad:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=roberta/table6_squad:checkpoint=CHECKPOINT --workdir=DIR
+    ag-jax finetune --config=roberta/table6_squad:checkpoint=CHECKPOINT,scale=small,data=FOLDER --workdir=DIR
 
 Hardware and time: batches of 48 sequences of 384 tokens, two epochs of 88k and 130k questions and five seeds need an
 accelerator. scale=small takes minutes on 2 CPU cores. If you do not have SQuAD's files, finetune/squad has the small

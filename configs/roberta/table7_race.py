@@ -2,8 +2,8 @@
 
 Liu et al. 2019 (RoBERTa), table 7 (section 5.3) and table 10.
 
-    ag-jax finetune --config=roberta/table7_race:checkpoint=DIR,data=FOLDER --workdir=DIR
-    ag-jax finetune --config=roberta/table7_race:checkpoint=DIR,scale=small,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=roberta/table7_race:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=roberta/table7_race:checkpoint=CHECKPOINT,scale=small,data=FOLDER --workdir=DIR
 
 `data` contains the folder RACE with train, dev and test; without it RACE is read from TensorFlow Datasets.
 

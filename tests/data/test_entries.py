@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax import interruption
 from ag_jax.data import entries as cache_entries
 from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.corpus import key
 from ag_jax.data.entries import Entries
-from ag_jax.data.text import pipeline
+from ag_jax.data.text import pipeline, single_source
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.distributed import lock
 from tests import object_store
@@ -80,6 +82,42 @@ def test_what_one_machine_prepares_others_read_without_the_text(config, store, m
     changed = dataclasses.replace(config, validation_fraction=0.2)
     with pytest.raises(FileNotFoundError, match="text' does not exist"):
         pipeline.prepare(changed)
+
+
+def test_texts_of_one_relative_name_are_told_apart(store, machine, tmp_path, monkeypatch):
+    """Two folders `a` and `b` have a `text` each; other machines lack both."""
+    entries = Entries(machine("disk"), epath.Path("gs://bucket/cache"))
+    relative, identities = DataConfig(source="text"), {}
+
+    def move(folder, has_text):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        if has_text:
+            (tmp_path / folder / "text").write_text(folder)
+            single_source.remember(relative, entries)
+            identities[folder] = single_source.identity(entries, "text")
+            (tmp_path / folder / "text").unlink()
+
+    move("a", True)
+    move("worker", False)
+    assert single_source.identity(entries, "text") == identities["a"]
+    single_source.remember(relative, entries)  # as after every preparation: this machine has nothing to tell
+    move("b", True)
+    for folder in ("a", "b"):
+        move(folder, False)
+        assert single_source.identity(entries, "text") == identities[folder] and folder in identities[folder][0][0]
+    move("worker", False)
+    with pytest.raises(ValueError, match=r"several texts: expected the absolute path .*/(a|b)/text or .*/(a|b)/text$"):
+        single_source.identity(entries, "text")
+    assert single_source.identity(entries, f"{tmp_path}/b/text") == identities["b"]
+
+
+def test_sources_that_earlier_versions_stored_are_known(store, machine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entries = Entries(machine("disk"), epath.Path("gs://bucket/cache"))
+    for part in ("text/*.txt", f"{tmp_path}/text"):
+        entries.remember(f"source-{key(part)}", [[part, 1, 2]])
+        assert single_source.identity(entries, part) == [[part, 1, 2]]
 
 
 def test_parts_of_several_machines_meet_in_the_store(config, store, machine, monkeypatch):
@@ -160,6 +198,94 @@ def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, s
     found = Entries.of(DataConfig(cache_dir=cache_dir))
     assert found.local == pathlib.Path(local).expanduser()
     assert found.remote == (None if remote is None else epath.Path(remote))
+
+
+def test_one_process_of_a_machine_copies_an_entry(tmp_path, store, monkeypatch, capsys):
+    """While this process waits, another one of the machine, which has the claim, copies the entry."""
+    remote, claimed, copied = epath.Path("gs://bucket/cache"), [], []
+    Entries(tmp_path / "first", remote).open("rows", lambda directory: (directory / "file").write_text("content"))
+    fetch = cache_entries._fetch
+    monkeypatch.setattr(cache_entries, "_fetch", lambda *places: [copied.append(places), fetch(*places)])
+    monkeypatch.setattr(cache_entries, "LOOK_EVERY", 0.01)
+
+    @contextlib.contextmanager
+    def claim(path):
+        claimed.append(path)
+        yield False
+        if len(claimed) == 2:
+            Entries(tmp_path / "second", remote).open("rows", None)
+
+    found = Entries(tmp_path / "second", remote, claim).open("rows", None)
+    assert (found.path / "file").read_text() == "content"
+    assert len(copied) == 1 and claimed == [epath.Path(tmp_path / "second" / "rows.lock")] * 2
+    assert capsys.readouterr().err == "data: waiting for rows, which another process is making\n"
+
+
+def test_parts_that_a_running_process_writes_are_not_removed(tmp_path):
+    source = text_parts.Source(DataConfig(), "key", lambda: "key")
+    done, left, running = (f"part-key-{start:06}-{start + 2:06}" for start in (0, 2, 4))
+    for name in (done, f"{left}.partial-ab", f"{left}.lock", f"{running}.partial-cd", "part-keys-000000-000002"):
+        (tmp_path / name).mkdir()
+    with lock.Claims()(epath.Path(tmp_path / f"{running}.lock")):
+        text_parts.remove_parts(source, Entries(tmp_path, claim=lock.Claims()))
+        kept = {f"{running}.partial-cd", f"{running}.lock", "part-keys-000000-000002"}
+        assert {path.name for path in tmp_path.iterdir()} == kept
+    text_parts.remove_parts(source, Entries(tmp_path, claim=lock.Claims()))
+    assert [path.name for path in tmp_path.iterdir()] == ["part-keys-000000-000002"]
+
+
+class Held:
+    """A claim that is held until a list is no longer empty."""
+
+    def __init__(self, lost):
+        self._lost = lost
+
+    def __bool__(self):
+        return not self._lost
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["open", "make_all"])
+def test_work_that_another_process_takes_over_is_left_to_it(tmp_path, at_once):
+    """The claim of `part` is lost in the middle of it."""
+    written = []
+
+    @contextlib.contextmanager
+    def claim(path):
+        yield Held(written)
+        Entries(tmp_path).open("part", lambda directory: (directory / "file").write_text("of the other"))
+
+    def part(directory):
+        written.append(directory)
+        (directory / "file").write_text("half")
+        interruption.check()
+        written.append("to its end")
+
+    entries = Entries(tmp_path, claim=claim)
+    if at_once:
+        entries.make_all({"part": part}, lambda: False, lambda: None)
+    assert (entries.open("part", part).path / "file").read_text() == "of the other"
+    assert len(written) == 1 and not written[0].exists()
+
+
+def test_work_ends_if_the_whole_of_which_it_is_a_part_is_taken_over(tmp_path):
+    lost = []
+
+    @contextlib.contextmanager
+    def claim(path):
+        if path.name == "part.lock":
+            yield True
+            return
+        yield Held(lost)
+        Entries(tmp_path).open("whole", lambda directory: (directory / "file").write_text("of the other"))
+
+    def part(directory):
+        lost.append(directory)
+        interruption.check()
+
+    entries = Entries(tmp_path, claim=claim)
+    made = entries.open("whole", lambda directory: entries.open("part", part))
+    assert (made.path / "file").read_text() == "of the other"
+    assert len(lost) == 1 and not entries.is_complete("part")
 
 
 def test_what_another_process_makes_before_the_claim_is_not_made_again(tmp_path):

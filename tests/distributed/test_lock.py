@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 import pytest
 from etils import epath
@@ -201,4 +202,23 @@ def test_a_claim_of_another_machine_is_free_when_it_does_not_beat(directory, mon
         if token == "b" and seconds == 2 and not free:  # it beats
             write(directory, token="b", **content)
         with claims(directory) as mine:
-            assert mine == free
+            assert bool(mine) == free
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["theirs", "released"])
+def test_a_claim_that_another_process_takes_over_is_lost(directory, monkeypatch, capsys, is_over):
+    monkeypatch.setattr(lock, "BEAT_EVERY", 0.01)
+    with lock.Claims()(directory) as mine:
+        deadline = time.monotonic() + 30
+        while mine and time.monotonic() < deadline:  # a beat that has begun may still write over it
+            if is_over:
+                (directory / lock.FILE).unlink(missing_ok=True)
+            else:
+                write(directory, host="far")
+            time.sleep(0.05)
+        assert not mine
+        if not is_over:
+            write(directory, host="far")
+    assert names(directory) == ([] if is_over else [lock.FILE]), "what is not held is not released"
+    who = "another process" if is_over else f"process {os.getpid()} on far"
+    assert f"{directory} was taken over by {who}: it leaves this work to that process" in capsys.readouterr().err

@@ -12,9 +12,11 @@ from ag_jax import config_reader
 from ag_jax.finetuning import comparison, report, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.interop.opening import Pretrained
+from ag_jax.models.config import EncoderConfig
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
-from tests.finetuning import tiny_tasks
+from tests.finetuning import tasks, tiny_tasks
 
 SMALL = {"max_length": 32, "epochs": 2}
 
@@ -388,6 +390,15 @@ def test_the_report_says_what_a_paper_prints(source, tmp_path, calls):
     assert "| sst2 | ag | 24 | 11 | 3 | 2 | 1 | 0 | 4 | 6 |" in text
 
 
+def test_a_set_of_which_only_a_part_has_labels_is_said_to_be_unscored(tmp_path, calls):
+    """Not one without any labels, as test sets are distributed."""
+    root = tiny_tasks.write(tmp_path / "files")
+    assert train(config(tmp_path, str(root)), epath.Path(tmp_path / "w"))["sst2"].notes == ()
+    (root / "SST-2" / "test.tsv").write_text("index\tsentence\tlabel\n0\tgood\t1\n1\tbad\t-1\n2\tfunny\t\n")
+    found = train(config(tmp_path, str(root)), epath.Path(tmp_path / "other"))["sst2"]
+    assert found.notes == ("test: not scored, because 2 of its 3 labels are missing",)
+
+
 def test_files_for_the_server_are_the_ensembles_predictions(source, tmp_path, calls):
     text = comparison.finetune(f"{source},tasks=sst2,rte", {}, epath.Path(tmp_path / "w")).read_text()
     assert "- sst2: submission/SST-2.tsv has the 7 predictions of test" in text
@@ -483,12 +494,51 @@ def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, da
         (("oromo_ner",), {"tasks.oromo_ner.folds": 18}, ValueError, "expected 2 to 17 folds"),
         (("sst2",), {"tasks.sst2.ranking": True}, ValueError, "sst2 cannot be trained as a ranking"),
         (("sst2",), {"tasks.sst2.first_question": True}, ValueError, "first_question is for dream"),
+        (
+            ("squad1",),
+            {"tasks.squad1.head_dropout": 0.1},
+            ValueError,
+            "tasks.squad1.head_dropout must be none, got 0.1",
+        ),
+        (
+            ("squad2",),
+            {"tasks.squad2.head_dropout": 0.0, "tasks.squad2.answerability": True},
+            ValueError,
+            "tasks.squad2.head_dropout must be none, got 0",
+        ),
+        (
+            ("wnli",),
+            {"tasks.wnli.head_dropout": 0.1, "tasks.wnli.ranking": True},
+            ValueError,
+            "tasks.wnli.head_dropout must be none, got 0.1",
+        ),
     ],
 )
 def test_what_is_wrong_is_found_before_anything_is_trained(tmp_path, data, calls, tasks, settings, error, message):
     with pytest.raises(error, match=re.escape(message)):
         train(config(tmp_path, settings.pop("data", data), tasks, **settings), epath.Path(tmp_path / "w"))
     assert not calls and not (tmp_path / "w").exists()
+
+
+def test_a_warmup_longer_than_any_trial_is_found_before_anything_is_trained(tmp_path, data, monkeypatch):
+    """The nine questions of SQuAD have more windows, and so more steps, than there are questions."""
+    opened = Pretrained(EncoderConfig(max_length=64), tasks.TOKENIZER, {}, "roberta", "step 9 of runs/x")
+    monkeypatch.setattr(suite.opening, "open_encoder", lambda *_, **__: opened)
+
+    def prepare(**warmup):
+        settings = {"tasks.squad2.epochs": 1, "tasks.squad2.batch_sizes": (1,), "tasks.sst2.batch_sizes": (8, 16)}
+        for name, steps in warmup.items():
+            settings |= {f"tasks.{name}.warmup_steps": steps, f"tasks.{name}.max_length": 12}
+        return suite.prepare(config(tmp_path, data, warmup, (0,), **settings), epath.Path(tmp_path / "w"))
+
+    message = (
+        r"^tasks.sst2.warmup_steps=4 must be fewer than the 4 steps of a trial.* \(the trial is lr2e-05-bs16-seed0"
+    )
+    with pytest.raises(ValueError, match=message):
+        prepare(squad2=9, sst2=4)
+    assert prepare(squad2=9, sst2=3).opened is opened
+    with pytest.raises(ValueError, match="^tasks.squad2.warmup_steps=900 must be fewer than the"):
+        prepare(squad2=900, sst2=3)
 
 
 def test_arms_that_cannot_be_paired_are_refused(source, tmp_path):

@@ -2,19 +2,65 @@
 
 import functools
 import json
+import threading
 
+import pytest
+from etils import epath
+
+from ag_jax.data import entries
+from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.text import prepare as text_parts
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.config import ExperimentConfig
 from tests.data.conftest import text
+from tests.distributed.fake_hosts import FakeHosts
 from tests.multihost.launch import command, finish, start
 from tests.test_preparing import log, watch
 
 
-def test_no_part_of_the_text_is_made_on_two_hosts(tmp_path):
-    (tmp_path / "text").mkdir()
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of 30 files of four documents each."""
+    folder = tmp_path / "text"
+    folder.mkdir()
     for number in range(30):
         documents = [{"text": text(70 * number + 9 * at, 70 * number + 9 * at + 9)} for at in range(4)]
-        (tmp_path / "text" / f"{number:02}.jsonl").write_text("\n".join(map(json.dumps, documents)))
+        (folder / f"{number:02}.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    return folder
+
+
+def test_no_part_of_the_text_is_made_on_two_hosts(folder, tmp_path, monkeypatch):
+    """Hosts are threads. The first part of each waits for that of the other, so that both make some."""
+    made, both, write = [], threading.Barrier(2), text_parts.write_part
+
+    def watched(part, *rest):
+        host = threading.get_ident()
+        is_first = host not in [other for _, other in made]
+        made.append((part.name, host))
+        if is_first:
+            both.wait(60)
+        return write(part, *rest)
+
+    monkeypatch.setattr(text_parts, "write_part", watched)
+    monkeypatch.setattr(text_parts, "PART_SIZE", 1500)
+    monkeypatch.setattr(entries, "LOOK_EVERY", 0.05)
+    data = DataConfig(
+        source=str(folder), cache_dir=str(tmp_path / "cache"), tokenizer=TokenizerConfig(vocabulary_size=300)
+    )
+    workdir = epath.Path(tmp_path / "run")
+    one, other = FakeHosts(monkeypatch, 2).run(
+        lambda host: pretraining_corpus.prepare(ExperimentConfig(data=data), workdir)
+    )
+    assert one.facts() == other.facts() and one.documents["train"] == 114
+    names = [name for name, _ in made]
+    assert len(names) == len(set(names)) > 10 and len({host for _, host in made}) == 2
+    assert sorted(path.name.split("-")[0] for path in (tmp_path / "cache").iterdir()) == ["rows", "text", "tokenizer"]
+
+
+@pytest.mark.exhaustive  # the same in two processes, which then train
+def test_no_part_of_the_text_is_made_in_two_processes(folder, tmp_path):
     more = [f"--config.data.cache_dir={tmp_path / 'cache'}", "--config.training.steps=2"]
-    arguments = command(tmp_path / "text", tmp_path / "run", *more, "--config.training.evaluate_every=none")
+    arguments = command(folder, tmp_path / "run", *more, "--config.training.evaluate_every=none")
     before = functools.partial(watch, str(tmp_path / "log"), 1500, False, 0.5, 2)
     outputs = finish(start(2, arguments, 1, before=before))
     assert len(log(tmp_path)) > 10 and set(log(tmp_path).values()) == {1}

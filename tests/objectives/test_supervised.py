@@ -255,6 +255,7 @@ def test_dropout_is_where_the_families_have_it():
 
     assert [drops("classification", style) for style in ("roberta", "bert", "electra", "deberta")] == [2, 1, 2, 1]
     assert drops("tagging", "roberta") == 1 and drops("span", "roberta") == 0
+    assert {kind: drops(kind, "bert") > 0 for kind in HEADS} == {kind: head.has_dropout for kind, head in HEADS.items()}
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(None, 0.5), (0.25, 0.25), (0.0, 0.0)])

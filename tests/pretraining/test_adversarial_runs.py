@@ -176,6 +176,9 @@ def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
         read(part)
     (part / "result.json").write_text(json.dumps({"planned_steps": STEPS}))
     assert read(part).progress == (1 / 6,), "of a trial that patience ended"
+    (part / "result.json").rename(part / "summary.json")
+    (part / "config.json").write_text((whole[0] / "config.json").read_text())
+    assert read(part).progress == (1 / 6,), "of a run that its time limit ended"
     with pytest.raises(ValueError, match="trace=.*/nowhere must be metrics.jsonl of a run or trial .*does not exist"):
         read(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="a model with 3 layers .* of that run has 2; choose"):

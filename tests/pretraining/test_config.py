@@ -252,7 +252,7 @@ def test_what_stood_for_none_in_earlier_configs_is_none():
         may_be_none.add(key)
     assert may_be_none == OFF.keys() | ALWAYS_NONE
     stored = config_reader.flat(config_reader.upgraded(ExperimentConfig, nested(OFF)))
-    assert stored == dict.fromkeys(OFF)
+    assert stored == dict.fromkeys([*OFF, "data.validation_rows"])  # it was not there, and there was no limit
     renamed = {"model.segments": 2, "model.decoder_passes": 3}
     stored = config_reader.flat(config_reader.upgraded(ExperimentConfig, nested(renamed)))
     assert stored == {"model.token_types": 2, "model.mask_decoder_passes": 3}

@@ -57,6 +57,26 @@ def test_what_is_worth_keeping_keeps_its_config(tmp_path, kept):
     run.claim_workdir(dataclasses.replace(FIRST, title="another title"), workdir)
 
 
+def test_a_run_of_a_version_without_a_limit_of_validation_rows_validates_on_all_of_them(tmp_path):
+    """Another limit is accepted only if both read all rows that are held out."""
+    workdir = epath.Path(tmp_path / "run")
+    settings = config_reader.to_dict(FIRST)
+    del settings["data"]["validation_rows"]
+    (workdir / "checkpoints" / "0").mkdir(parents=True)
+    (workdir / "config.json").write_text(json.dumps(settings))
+    assert config_of(workdir).data.validation_rows is None
+    refused = "  data.validation_rows: there None, now 16384\nUse that config"
+    with pytest.raises(ValueError, match=refused):
+        run.claim_workdir(FIRST, workdir)
+    counts = {"files": {}, "train rows": 9, "validation rows": 16_385}
+    (workdir / "corpus.json").write_text(json.dumps(counts))
+    with pytest.raises(ValueError, match=refused):
+        run.claim_workdir(FIRST, workdir)
+    run.claim_workdir(dataclasses.replace(FIRST, data=DataConfig(validation_rows=None)), workdir)
+    (workdir / "corpus.json").write_text(json.dumps(counts | {"validation rows": 16_384}))
+    run.claim_workdir(FIRST, workdir)
+
+
 def test_the_config_of_another_program_is_left_alone(tmp_path):
     theirs = '{"model_type": "bert", "hidden_size": 12}'
     (tmp_path / "config.json").write_text(theirs)

@@ -48,12 +48,16 @@ def test_a_run_ends_at_the_limit_and_goes_on_with_a_longer_one(up, text, short, 
     jax.tree.map(np.testing.assert_array_equal, params(workdir, SHORT), params(short[0], SHORT))
 
 
-def test_a_run_that_died_before_its_last_evaluation_is_evaluated(up, text, tmp_path, one_device, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_that_died_at_its_last_evaluation(when, up, text, tmp_path, one_device, monkeypatch):  # noqa: F811
     limited = settings(text, SHORT, **{"training.time_limit": 60})
     honest = Loop._evaluate
-    monkeypatch.setattr(
-        Loop, "_evaluate", lambda self, state, step: honest(self, state, step) if step < ENDED else 1 / 0
-    )
+
+    def evaluate(self, state, step):
+        done = honest(self, state, step) if step < ENDED or when == "after" else False
+        return done if step < ENDED else 1 / 0
+
+    monkeypatch.setattr(Loop, "_evaluate", evaluate)
     with pytest.raises(ZeroDivisionError):
         run.train(limited, tmp_path)
     assert not (tmp_path / "summary.json").exists()
@@ -61,6 +65,7 @@ def test_a_run_that_died_before_its_last_evaluation_is_evaluated(up, text, tmp_p
     found = run.train(limited, tmp_path)
     assert (found["steps"], found["time_limit"]) == (ENDED, 60)
     assert found == json.loads((tmp_path / "summary.json").read_text())
+    assert [row["step"] for row in rows(tmp_path) if row["split"] == "validation"] == [3, ENDED]
 
 
 @pytest.mark.parametrize(("limit", "up"), [(None, False), (9, True), (10, False)])

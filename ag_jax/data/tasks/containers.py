@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import pathlib
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ def read_text(file: pathlib.Path) -> str:
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         return content.decode("utf-8-sig")
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{file} is not text in UTF-8 ({error}); copy it anew") from error
 
 

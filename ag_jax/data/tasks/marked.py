@@ -76,13 +76,15 @@ def _find(text: str, wanted: str, index: Any) -> Span:
     """Return the span of the words `wanted`, which begin in word number `index` of `text` or in one of its neighbours.
 
     WSC counts words that are separated by white space. Some of its indices are off by one, and some phrases end in a
-    full stop or comma that is not theirs; the script for WSC of fairseq allows for both.
+    full stop or comma that is not theirs; the script for WSC of fairseq allows for both. Word `index` comes first, then
+    the word behind it, then the word before it. Parts of words do not count: `he` is not in `the`, but in `he's`.
     """
     place = _whole(index)
     words = [match.start() for match in re.finditer(r"\S+", text)]
     if place is None or not 0 <= place < len(words):
         raise ValueError(f"expected {wanted!r} at one of the words 0 to {len(words) - 1} of the text, got {index!r}")
-    pattern = re.compile(r"\s+".join(map(re.escape, wanted.strip().rstrip(".,").split())), re.IGNORECASE)
+    words_of_it = r"\s+".join(map(re.escape, wanted.strip().rstrip(".,").split()))
+    pattern = re.compile(rf"(?<!\w){words_of_it}(?!\w)", re.IGNORECASE)
     for near in (place, place + 1, place - 1):
         if 0 <= near < len(words) and wanted.strip(" .,"):
             end = words[near + 1] if near + 1 < len(words) else len(text)

@@ -12,15 +12,24 @@ STRIPPED = 16  # the most leading white space of a context, in characters, that 
 def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
     """Return a list with the one example of a SQuAD record: a question with its context and answers.
 
-    Raises ValueError if an answer is not at its stated position in the context, or is missing.
+    Raises ValueError if an answer is not at its stated position in the context, is missing, or contradicts
+    `is_impossible`.
     """
     context, question = text_of(record, "context"), text_of(record, "question").strip()
     answers = record.get("answers")
     if isinstance(answers, dict):  # TFDS: a list of texts and a list of positions
         pairs = zip(answers["text"], answers["answer_start"], strict=True)
         answers = [{"text": text, "answer_start": _moved(context, text, start)} for text, start in pairs]
-    if record.get("is_impossible"):
-        answers = []  # SQuAD 2.0 lists plausible answers, which are wrong
+    impossible = record.get("is_impossible")
+    if impossible not in (None, False, True):
+        raise ValueError(f"expected `is_impossible` to be true or false, got {impossible!r}")
+    if impossible and answers is None:
+        answers = []
+    if impossible is not None and isinstance(answers, list) and impossible == bool(answers):
+        raise ValueError(
+            f"expected no answers if `is_impossible` is true, and answers if it is false, got {answers!r} with "
+            f"{str(impossible).lower()}; plausible but wrong answers belong in `plausible_answers`"
+        )
     if answers is None and not labelled:
         return [Question(record["id"], question, context, None)]
     if not isinstance(answers, list) or not (answers or not task.answerable):

@@ -76,6 +76,8 @@ def multirc(record: Record, task: Task, labelled: bool) -> list[Texts]:
     passage = record.get("passage")
     if not isinstance(passage, dict):  # TFDS: a record for each answer
         ids = record["idx"]
+        if not isinstance(ids, dict):
+            raise ValueError(f"the field 'passage' must be an object with a text and questions, got {passage!r}")
         question = {"question": record.get("question"), "idx": ids["question"]}
         answer = {"text": record.get("answer"), "idx": ids["answer"], "label": record.get("label")}
         return [_answer(ids["paragraph"], text_of(record, "paragraph"), question, answer, task, labelled)]

@@ -19,6 +19,7 @@ Shape letters: B batch, K sources.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -217,8 +218,14 @@ def drawn(
 
 
 def sample(rows: Any, count: int) -> np.ndarray:
-    """Return about `count` tokens of the rows of a split, of a mixture from each source by its share."""
-    if isinstance(rows, MixedRows):
-        pairs = zip(rows.parts, rows.share_K, strict=True)
-        return np.concatenate([part.tokens[: max(1, round(count * share))] for part, share in pairs])
-    return rows.tokens[:count]
+    """Return about `count` tokens of the rows of a split, of a mixture from each source by its share; fewer if that is
+    enough to read every source once.
+
+    As in training, a source with fewer tokens than its share is repeated.
+    """
+    if not isinstance(rows, MixedRows):
+        return rows.tokens[:count]
+    pairs = list(zip(rows.parts, rows.share_K, strict=True))
+    count = min(count, max(math.ceil(len(part.tokens) / share) for part, share in pairs))
+    counts = [max(1, round(count * share)) for _, share in pairs]
+    return np.concatenate([np.resize(part.tokens[:most], most) for (part, _), most in zip(pairs, counts, strict=True)])

@@ -18,6 +18,7 @@ import functools
 import itertools
 import json
 import pathlib
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,9 +73,11 @@ class Source:
             groups += [(group, UNDECIDED) for group in _grouped(units)]
         else:
             groups.append((units, None))
+        # Names say which units a part has, so that parts of a version with another `PART_SIZE` are not taken for these.
+        ends = list(itertools.accumulate(len(group) for group, _ in groups))
         return [
-            Part(f"part-{self.key}-{number:05}", tuple(group), decision)
-            for number, (group, decision) in enumerate(groups)
+            Part(f"part-{self.key}-{end - len(group):06}-{end:06}", tuple(group), decision)
+            for end, (group, decision) in zip(ends, groups, strict=True)
         ]
 
 
@@ -257,6 +260,9 @@ def remove_parts(source: Source, entries: Entries) -> None:
     """Delete the parts of a text that was put together, if processes share parts."""
     if not entries.is_shared:
         return
+    beginning = f"part-{source.key}-"
     roots = [root for root in (entries.local, entries.remote) if root is not None]
-    for name in {path.name for root in roots for path in root.glob(f"part-{source.key}-*")}:
-        entries.remove(name)
+    for name in {path.name for root in roots for path in root.glob(f"{beginning}*")}:
+        if re.fullmatch(r"[0-9-]+", name.removeprefix(beginning)):
+            entries.remove(name)
+    entries.remove_leftovers(beginning)

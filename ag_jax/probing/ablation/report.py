@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax.analysis.maps import title
+from ag_jax.analysis.markdown import table
 from ag_jax.probing.ablation.summary import MOST, Summary
-from ag_jax.probing.tables import table
 
 CSV = "ablation.csv"
 FIGURE = "figures/ablation.png"

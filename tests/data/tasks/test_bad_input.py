@@ -1,6 +1,7 @@
 """Malformed rows: each named by file and line, all counted, refused unless asked to leave them out."""
 
 import dataclasses
+import gzip
 import json
 
 import pytest
@@ -15,6 +16,13 @@ from tests.data.tasks.test_layouts import rows, write
 def squad(**answer):
     question = {"id": "a", "question": "Who?", "answers": [{"text": "Anna", "answer_start": 0} | answer]}
     good = {"id": "b", "question": "Who?", "answers": [{"text": "Bo", "answer_start": 9}]}
+    return json.dumps({"data": [{"paragraphs": [{"context": "Anna met Bo.", "qas": [question, good]}]}]})
+
+
+def squad_flags(impossible, has_answers):
+    answers = [{"text": "Bo", "answer_start": 9}]
+    question = {"id": "a", "question": "Who?", "is_impossible": impossible, "answers": answers if has_answers else []}
+    good = {"id": "b", "question": "Who?", "is_impossible": False, "answers": answers}
     return json.dumps({"data": [{"paragraphs": [{"context": "Anna met Bo.", "qas": [question, good]}]}]})
 
 
@@ -100,6 +108,14 @@ BAD = {
         r"expected the answer '.' at character -1 of the context", 1),
     "no place": ("squad2", "train", "squad2/train-v2.0.json", squad(answer_start="0"),
         r"expected an answer with a text and the character where it begins", 1),
+    "answers to what has none": ("squad2", "train", "squad2/train-v2.0.json", squad_flags(True, True),
+        r"question 1: expected no answers if `is_impossible` is true, and answers if it is false, got "
+        r"\[\{'text': 'Bo'.* with true; plausible but wrong", 1),
+    "no answers to what has one": ("squad2", "train", "squad2/train-v2.0.json", squad_flags(False, False),
+        r"question 1: expected no answers if `is_impossible` is true, and answers if it is false, got \[\] with false",
+        1),
+    "no flag": ("squad2", "train", "squad2/train-v2.0.json", squad_flags("false", True),
+        r"question 1: expected `is_impossible` to be true or false, got 'false'", 1),
     "choice": ("dream", "train", "dream/train.json", dream(answer="d"),
         r"dream/train.json, dialogue 2 \(d\): question 1: the answer must be exactly one of the choices .*'d'", 1),
     "no choices": ("dream", "train", "dream/train.json", dream(choice=[]),
@@ -131,9 +147,10 @@ BAD = {
         r" field 'choice2' must be a text", 3),
     "no answers": ("multirc", "train", "MultiRC/train.jsonl",
         json_lines(MULTIRC, MULTIRC | {"passage": {"text": "P", "questions": []}}, MULTIRC | {"passage": {"text": "P",
-            "questions": [{"question": "Q", "idx": 0, "answers": [{"text": "A", "idx": 0}]}]}}),
-        r"line 2: the field 'questions' must be a list of at least one object, got \[\]\n.*line 3: unknown label None",
-        2),
+            "questions": [{"question": "Q", "idx": 0, "answers": [{"text": "A", "idx": 0}]}]}}, MULTIRC | {"passage":
+            "P"}),
+        r"line 2: the field 'questions' must be a list of at least one object, got \[\]\n.*line 3: unknown label None"
+        r".*\n.*line 4: the field 'passage' must be an object with a text and questions, got 'P'", 3),
     "no characters of a word": ("wic", "train", "WiC/train.jsonl",
         json_lines(WIC, WIC | {"end1": 7}, WIC | {"start2": 5}, WIC | {"start1": 1, "end1": 2}, WIC | {"end2": None},
             WIC | {"end2": True}),
@@ -227,9 +244,11 @@ def test_text_that_is_not_utf_8(tmp_path):
     (tmp_path / "RTE" / "train.tsv").write_bytes(b"index\tsentence1\xff\n")
     with pytest.raises(ValueError, match=r"train.tsv is not text in UTF-8 .*copy it anew"):
         load(TASKS["rte"], str(tmp_path), "train")
-    (tmp_path / "RTE" / "dev.tsv.gz").write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match=r"dev.tsv.gz is not text"):
-        load(TASKS["rte"], str(tmp_path), "validation")
+    packed = gzip.compress(b"index\tsentence1\n" * 99)
+    for damaged in (b"no gzip", packed[:-9], packed[:14] + b"\xff\xff\xff" + packed[17:]):
+        (tmp_path / "RTE" / "dev.tsv.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"dev.tsv.gz is not text"):
+            load(TASKS["rte"], str(tmp_path), "validation")
 
 
 def test_a_missing_split_says_what_was_looked_for(tmp_path, monkeypatch):

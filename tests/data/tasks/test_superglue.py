@@ -106,6 +106,24 @@ def test_phrases_of_wsc_are_found_beside_their_index(tmp_path, phrase, index, fo
     assert found in load(TASKS["wsc"], root, "train")[0].first
 
 
+@pytest.mark.parametrize(
+    ("index", "marked"),
+    [
+        (0, "The # he #-goat Ann"),  # not in `The`
+        (1, "The # he #-goat Ann"),
+        (4, "when # he #'s"),  # not in `when`
+        (5, "when # he #'s"),
+        (6, "when # he #'s"),  # not in `their`, the word behind
+        (7, "their # he #."),
+    ],
+)
+def test_words_of_wsc_are_not_found_inside_of_words(tmp_path, index, marked):
+    text = "The he-goat Ann saw when he's with their he."
+    target = {"span1_index": 2, "span1_text": "Ann", "span2_index": index, "span2_text": "he"}
+    root = write(tmp_path, {"WSC/train.jsonl": json.dumps({"text": text, "target": target, "label": 1, "idx": 0})})
+    assert marked.replace("Ann", "* Ann *") in load(TASKS["wsc"], root, "train")[0].first
+
+
 def test_pairs_of_ax_g_must_be_known(tmp_path):
     line = {key: value for key, value in LINES["AX-g/AX-g"].items() if key != "pair_id"}
     root = write(tmp_path, {"AX-g/AX-g.jsonl": json.dumps(line)})

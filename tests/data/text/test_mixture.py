@@ -287,3 +287,12 @@ def test_unigram_draws_have_the_frequencies_of_all_sources(config, alone):
     tokens = mixture.sample(corpus.train, 80)
     np.testing.assert_array_equal(tokens[:20], alone[0].train.tokens[:20])
     np.testing.assert_array_equal(tokens[30:], alone[2].train.tokens[:50])
+
+
+def test_a_sample_repeats_a_small_source_up_to_its_share(corpus, alone):
+    """Shares are 1/4, 1/8 and 5/8, of which `many` has the most tokens for its share."""
+    every = [one.train.tokens[:] for one in alone]
+    wanted = [len(every[1]) * 2, len(every[1]), len(every[1]) * 5]
+    assert all(len(tokens) < count for tokens, count in zip(every[::2], wanted[::2], strict=True))
+    repeated = [tokens[np.arange(count) % len(tokens)] for tokens, count in zip(every, wanted, strict=True)]
+    np.testing.assert_array_equal(mixture.sample(corpus.train, 10_000_000), np.concatenate(repeated))

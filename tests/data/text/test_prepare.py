@@ -115,8 +115,9 @@ def test_parts_together_are_the_whole_text(config, folder, tokenizer, monkeypatc
 def test_parts_are_consecutive_files_of_a_size(config, folder, monkeypatch):
     monkeypatch.setattr(text_parts, "PART_SIZE", 4000)
     parts = text_parts.Source(config, "key", lambda: "key").parts
+    end, next_end = len(parts[0].units), len(parts[0].units) + len(parts[1].units)
     assert [unit.path for part in parts for unit in part.units] == [path for _, path in sources.files(config.source)]
-    assert [part.name for part in parts[:2]] == ["part-key-00000", "part-key-00001"]
+    assert [part.name for part in parts[:2]] == [f"part-key-000000-{end:06}", f"part-key-{end:06}-{next_end:06}"]
     for part in parts[:-1]:
         *before, last = [unit.path.stat().st_size for unit in part.units]
         assert sum(before) < 4000 <= sum(before) + last == part.size

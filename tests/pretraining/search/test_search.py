@@ -66,12 +66,24 @@ def test_every_point_once_and_the_best_is_known(stubbed, tmp_path):
     assert "The best of 6 points by `validation_loss` is **lr0.02-warmup0**" in text
     assert text.index("| 1 | 0.02 | 0 | 4.301 |") < text.index("| 6 | 0.1 | 3 | 5.750 |")
     assert "| `optimizer.learning_rate` | 0.1 | 3 | 5.000 | 5.250 |" in text
-    assert "| mlm | 4 of 6 | 67% | 5.026 | 4.301 to 5.750 |" in text
+    assert "| mlm | 4 of 6 | 67% | 0 | 5.026 | 4.301 to 5.750 |" in text
     assert "figures/search_mlm.png" in text and (tmp_path / "made" / "figures" / "search_mlm.png").exists()
     chosen = choose.read_best(tmp_path / "made", "mlm")
     assert chosen == {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 0}
     with pytest.raises(ValueError, match="no best point of arm ag: it has mlm"):
         choose.read_best(tmp_path / "made", "ag")
+
+
+def test_the_best_point_states_what_only_the_grids_of_other_arms_search(stubbed, tmp_path):
+    source = config_file(
+        tmp_path / "two.py",
+        {"mlm": rates(0.1, 0.02), "ag": {"optimizer": {"warmup_steps": (0, 1)}}},
+        **{"optimizer.learning_rate": 0.3, "optimizer.warmup_steps": 2},
+    )
+    stubbed(source)
+    found = {arm: choose.read_best(tmp_path / "made", arm) for arm in ("mlm", "ag")}
+    assert found["mlm"] == {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 2}
+    assert found["ag"] == {"optimizer.learning_rate": 0.3, "optimizer.warmup_steps": 0}
 
 
 def test_a_larger_grid_keeps_what_is_done(stubbed, tmp_path):
@@ -109,10 +121,13 @@ def test_failed_points_are_listed_and_cannot_win(stubbed, tmp_path):
     failed = found["arms"]["mlm"]["points"]["lr0.75"]
     assert failed["status"] == "failed" and failed["failures"] == {"0": "mlm_loss is not finite at step 3."}
     assert [*found["arms"]["mlm"]["points"]] == ["lr0.1", "lr0.75"] and found["complete"]
-    # Both leave the plateau at 0.1, with losses of 4.0 and 5.0, and fail at 0.75.
-    assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [0, 0], "p_value": 1.0}]
-    assert found["arms"]["ag"]["robustness"]["left_plateau"] == 1
-    assert "* lr0.75, seed 0, failed: mlm_loss is not finite" in (tmp_path / "made" / "report.md").read_text()
+    # Both leave the plateau at 0.1, with losses of 4.0 and 5.0, and fail at 0.75, where nobody knows.
+    assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 1, "left_plateau_alone": [0, 0], "p_value": 1.0}]
+    robust = found["arms"]["ag"]["robustness"]
+    assert (robust["points"], robust["left_plateau"], robust["failed"]) == (1, 1, 1) and failed["left_plateau"] is None
+    text = (tmp_path / "made" / "report.md").read_text()
+    assert "* lr0.75, seed 0, failed: mlm_loss is not finite" in text
+    assert "| mlm | 1 of 1 | 100% | 1 | 5.000 | 5.000 to 5.000 |" in text
     assert stubbed(source)[1] == [], "a failure is not trained again"
     assert stubbed(source, retry=True)[1] == ["ag/lr0.75-seed0 None", "mlm/lr0.75-seed0 None"]
 
@@ -132,7 +147,7 @@ def test_arms_with_the_same_points_are_paired(stubbed, tmp_path):
     found, _ = stubbed(config_file(tmp_path / "paired.py", grids))
     assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [1, 0], "p_value": 1.0}]
     text = (tmp_path / "made" / "report.md").read_text()
-    assert "the same 2 points: 1 left the plateau in ag alone, 0 in mlm alone (p = 1," in text
+    assert "the same points, 2 of them done in both: 1 left the plateau in ag alone, 0 in mlm alone (p = 1," in text
 
 
 def test_out_of_memory_is_a_failure_and_other_errors_are_not(monkeypatch, tmp_path, stubbed):
