@@ -136,6 +136,13 @@ def test_without_special_tokens_rows_are_scaled(browser, plain, path):
     assert np.abs(drawn - weight_colours(np.sqrt(row))).max() <= 8
 
 
+def test_small_weights_of_a_picture_have_the_mass_of_their_row(browser, tmp_path):
+    """Weights of .01 are stored as .0094; the row then sums to .94 before its weights are scaled."""
+    even = views.view(tokens=[f"t{at}" for at in range(100)], weights_NHQK=np.full((1, 1, 100, 100), 0.01, np.float32))
+    browser.open(save(tmp_path / "m.html", [even], detail="picture"), "l=0&h=0&r=7&c=50")
+    assert "→ 51 “t50” below .02 (1.0 × even)" in browser.text("line")
+
+
 def test_the_map_minus_the_target(browser, plain, cells, path):
     browser.open(path, "l=1&h=0")
     browser.act(lambda: browser.press("d"))
