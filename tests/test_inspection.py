@@ -351,8 +351,11 @@ def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monk
     with_configs = {arm: (place, run.read_config(place)) for arm, place in runs.items()}
     results = [ArmResults(arm, [], [[]], {}) for arm in runs]
     report = comparison._figures(tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER))
-    assert report[-1] == ("Cross-attention to the sentence, translated by base", "figures/cross_attention.png")
-    assert (tmp_path / report[-1][1]).read_bytes().startswith(b"\x89PNG")
+    *_, drawn, page = report
+    assert drawn == ("Cross-attention to the sentence, translated by base", "figures/cross_attention.png")
+    assert (tmp_path / drawn[1]).read_bytes().startswith(b"\x89PNG")
+    assert page == ("All heads, as a page to open in a browser", "figures/maps.html")
+    assert [view["name"] for view in views_of(tmp_path / page[1])] == ["base, step 0", "ag, step 0"]
 
     (maps,) = shown
     own = best.open_for_inspection(runs["base"]).translator.beginning(TEXT, 15).text
