@@ -557,8 +557,8 @@ BUGS = (
     Bug(
         "a part trains the points of the others",
         "ag_jax/pretraining/search/run.py",
-        "mine = [task for task in tasks if task.number in own]",
-        "mine = tasks",
+        "mine = [one for one in next_runs if one.number in own]",
+        "mine = next_runs",
         "tests/pretraining/search/test_search.py",
     ),
 )

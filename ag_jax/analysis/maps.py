@@ -132,11 +132,15 @@ class AttentionMaps:
         special: tokens for which the patterns [Delim] and [Period] look (`Inspected.special`); None leaves these
             patterns out.
         assignment: patterns with the number of heads that they guide in each layer (`Inspected.assignment`).
-        against: other maps to compare with these, by name, such as those of another model for the same text.
+        against: other maps to compare with these, by name, such as those of another model for the same text. Their
+            heads are shown as not guided.
         detail: `full` or `picture`, see `viewer.page.page`; None stores as much as a notebook can hold.
         """
-        shown = {self.title: self, **(against or {})}
-        views = [viewer_view(maps, name, name, special, assignment) for name, maps in shown.items()]
+        others = against or {}
+        if self.title in others:
+            raise ValueError(f"the maps to compare with need another name than these maps have, {self.title!r}")
+        views = [viewer_view(self, self.title, self.title, special, assignment)]
+        views += [viewer_view(maps, name, name, special, ()) for name, maps in others.items()]
         return NotebookView(" ".join(self.tokens)[:80], views, detail)
 
     @property
@@ -351,7 +355,8 @@ def viewer_view(
         model=model,
         columns=maps.tokens,
         rows=maps.query_tokens,
-        weights_NHQK=maps.weights_NHQK,
+        # Hard-coded attention that is not normalised may have weights above 1.
+        weights_NHQK=np.minimum(maps.weights_NHQK, 1) if maps.is_fixed else maps.weights_NHQK,
         kind=maps.title,
         guided=head_patterns(assignment, maps.weights_NHQK.shape[1]),
         targets=targets,

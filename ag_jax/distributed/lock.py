@@ -81,7 +81,7 @@ class Claims:
 
     def _is_unchanged(self, directory: epath.Path, text: str) -> bool:
         """Return whether the lock's file has had this text for `STALE_AFTER` seconds."""
-        seen, since = self._seen.get(directory, ("", 0.0))
+        seen, since = self._seen.get(directory, (None, 0.0))  # not "", the text of a file that was just created
         if seen != text:
             self._seen[directory] = text, time.monotonic()
             return False

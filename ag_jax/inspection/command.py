@@ -51,7 +51,7 @@ def inspect(
             lambda place: _draw(seen, place), opened.directory, may_write=opened.is_ours
         )
     else:
-        views = pages.make_views(page, seen, text, target, zeroed)
+        views = pages.make_views(page, seen, text, zeroed)
         paths = [pages.write(page, f"Attention to: {text[:100]}", views)]
     print(
         "\n".join(f"drawn: {path}" for path in paths) if page is None else f"written, to open in a browser: {paths[0]}"

@@ -17,6 +17,7 @@ class Seen:
     attacked: the encoder's maps without and with the attack that the model was trained against; None without one.
     no_attack: why the attack is not shown, for people; empty if it is, and if there is none.
     lines: the text and its translation, for people; empty if the model does not translate.
+    target: the translation; None if the model does not translate.
     """
 
     opened: Inspected
@@ -24,6 +25,7 @@ class Seen:
     attacked: AttackedText | None = None
     no_attack: str = ""
     lines: tuple[str, ...] = ()
+    target: str | None = None
 
 
 def look(opened: Inspected, text: str, target: str | None = None, without: Heads = ()) -> Seen:
@@ -54,7 +56,7 @@ def _look_at_pair(opened: Inspected, text: str, target: str | None, without: Hea
     found = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, text, target, opened.length, without)
     assignments = opened.assignment, opened.decoder_assignment, opened.cross_assignment
     lines = (f"text: {text}", f"translation, {origin}: {target}", "")
-    return _with_attack(Seen(opened, tuple(zip(found, assignments, strict=True)), lines=lines), without)
+    return _with_attack(Seen(opened, tuple(zip(found, assignments, strict=True)), lines=lines, target=target), without)
 
 
 def _with_attack(seen: Seen, without: Heads) -> Seen:

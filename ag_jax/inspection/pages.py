@@ -1,7 +1,6 @@
 """The views of the web page that `ag-jax inspect --html` writes."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 
 from etils import epath
@@ -39,7 +38,7 @@ class Page:
 
 def check_place(path: str) -> None:
     """Raise ValueError if a page cannot be written to `path` without loss: it holds something else than a page."""
-    file = epath.Path(os.path.expanduser(path))
+    file = storage.directory(path)
     if file.is_dir():
         raise ValueError(f"--html={path} is a directory: give the name of a file, such as --html={path}/maps.html")
     if file.exists() and viewer.GENERATOR not in file.read_bytes()[:2000].decode("utf-8", "replace"):
@@ -48,14 +47,15 @@ def check_place(path: str) -> None:
 
 def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
     """Write a page with views and return its path."""
-    file = epath.Path(os.path.abspath(os.path.expanduser(page.path)))
+    file = storage.directory(page.path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(viewer.page(title, views), encoding="utf-8")
     return file
 
 
-def make_views(page: Page, seen: Seen, text: str, target: str | None, without: Heads) -> list[View]:
-    """Return the views of a page: those of a model, of its other steps, and of further models.
+def make_views(page: Page, seen: Seen, text: str, without: Heads) -> list[View]:
+    """Return the views of a page: those of a model, of its other steps, and of further models, all of the same text and
+    translation.
 
     seen: what was seen of the first model.
 
@@ -65,9 +65,9 @@ def make_views(page: Page, seen: Seen, text: str, target: str | None, without: H
     chosen = read_heads(page.heads, config.layers, config.heads, "heads")
     others = [page.open_model(storage.directory(directory), None) for directory in page.against]
     own, *names = _short_names([seen.opened.directory, *(other.directory for other in others)])
-    found = _of_steps(page, seen, own, text, target, without, chosen) if page.steps else _views(seen, own)
+    found = _of_steps(page, seen, own, text, without, chosen) if page.steps else _views(seen, own)
     for other, name in zip(others, names, strict=True):
-        found += _views(look(other, text, target if other.translator else None, without), name)
+        found += _views(look(other, text, seen.target if other.translator else None, without), name)
     return found
 
 
@@ -80,17 +80,16 @@ def _short_names(directories: Sequence[epath.Path]) -> list[str]:
     return [str(directory) for directory in directories]
 
 
-def _of_steps(
-    page: Page, seen: Seen, model: str, text: str, target: str | None, without: Heads, chosen: Heads
-) -> list[View]:
+def _of_steps(page: Page, seen: Seen, model: str, text: str, without: Heads, chosen: Heads) -> list[View]:
     """Return the views of several steps of a run, the newest first, because the page shows the first."""
     opened = seen.opened
     steps = _steps(page, opened)
     found = []
     for step in sorted(steps, reverse=True):
         at_step = page.open_model(opened.directory, step)
-        whole = None if step in (min(steps), max(steps)) else chosen
-        views = _views(look(at_step, text, target, without), model)
+        is_small = viewer.encode.block(*seen.shown[0][0].weights_NHQK.shape[-2:]) == 1  # the overview saves little
+        whole = None if is_small or step in (min(steps), max(steps)) else chosen
+        views = _views(look(at_step, text, seen.target, without), model)
         found += [dataclasses.replace(view, whole=whole) for view in views]
     return found
 
@@ -135,6 +134,7 @@ def _views(seen: Seen, model: str) -> list[View]:
                 opened.assignment,
                 step=opened.step,
                 hidden_NHQK=masked,
+                before_NHQK=None if masked is None else attacked.plain.weights_NHQK,
                 note=opened.attack.note,
             )
             found.append(view)

@@ -8,8 +8,8 @@ after column, because trained heads have vertical stripes, which then compress b
 With few levels (`PICTURE`), weights from about 1.3 % on also get four more bits, by which they are right to .002. These
 bits follow the levels in the order of the cells, two weights to a byte, so that they need no positions.
 
-After decoding, a row whose sum was 1 is made to sum to 1 again: weights of a level of at least `Precision.kept` stay,
-and the others are scaled. `viewer.js` decodes in the same way.
+After decoding few levels, a row whose sum was 1 is brought near 1 again: weights with the additional bits stay, and the
+others are scaled within the bounds of their levels. `viewer.js` decodes in the same way.
 
 Shape letters: N layers, H heads, Q query position, K key position.
 """
@@ -32,18 +32,16 @@ class Precision:
     """With how many digits weights are stored.
 
     levels: number of steps of the square root, from 2 to 256.
-    kept: the lowest level of which weights are not scaled after decoding.
-    is_refined: whether weights of the level `kept` and above have four more bits.
+    refined_from: the lowest level of which weights have four more bits; None if no weights have them.
     """
 
     levels: int
-    kept: int
-    is_refined: bool = False
+    refined_from: int | None = None
 
 
-FULL = Precision(256, 29)  # every weight is right to .004
-PICTURE = Precision(32, 4, is_refined=True)  # weights from 1.3 % on are right to .002, smaller ones are shades
-COARSE = Precision(32, 32)  # the overview
+FULL = Precision(256)  # every weight is right to .004
+PICTURE = Precision(32, refined_from=4)  # weights from 1.3 % on are right to .002, smaller ones are shades
+COARSE = Precision(32)  # the overview
 
 
 def levels(weights: np.ndarray, precision: Precision) -> np.ndarray:
@@ -59,9 +57,9 @@ def levels(weights: np.ndarray, precision: Precision) -> np.ndarray:
 def encode_map(weights_QK: np.ndarray, precision: Precision) -> bytes:
     """Return the bytes of a map before compression: levels by columns, then the additional bits."""
     level = levels(weights_QK.T.ravel(), precision)
-    if not precision.is_refined:
+    if precision.refined_from is None:
         return level.tobytes()
-    chosen = level >= precision.kept
+    chosen = level >= precision.refined_from
     above = np.sqrt(weights_QK.T.ravel()[chosen]) * (precision.levels - 1) - (level[chosen] - 0.5)  # from 0 to 1
     nibbles = np.clip(np.floor(above * NIBBLE), 0, NIBBLE - 1).astype(np.uint8)
     if len(nibbles) % 2:
@@ -74,21 +72,24 @@ def decode_map(data: bytes, queries: int, keys: int, precision: Precision, *, su
 
     sums_to_one: whether the rows of the map summed to 1.
     """
-    cells = queries * keys
+    cells, top = queries * keys, precision.levels - 1
     level = np.frombuffer(data[:cells], np.uint8).astype(np.float64)
-    root = level / (precision.levels - 1)
-    kept = level >= precision.kept
-    if precision.is_refined:
-        packed = np.frombuffer(data[cells:], np.uint8)
-        nibbles = np.stack([packed & 15, packed >> 4], axis=1).ravel()[: kept.sum()]
-        root[kept] = (level[kept] - 0.5 + (nibbles + 0.5) / NIBBLE) / (precision.levels - 1)
-    weights_QK, kept_QK = (root**2).reshape(keys, queries).T.copy(), kept.reshape(keys, queries).T
-    if sums_to_one:
-        rest_QK = np.where(kept_QK, 0.0, weights_QK)
-        total_Q, missing_Q = rest_QK.sum(1), 1 - np.where(kept_QK, weights_QK, 0.0).sum(1)
-        factor_Q = np.divide(np.maximum(missing_Q, 0), total_Q, out=np.ones(queries), where=total_Q > 0)
-        weights_QK = np.where(kept_QK, weights_QK, weights_QK * factor_Q[:, None])
-    return weights_QK
+    root = level / top
+    if precision.refined_from is None:
+        return (root**2).reshape(keys, queries).T.copy()
+    refined = level >= precision.refined_from
+    packed = np.frombuffer(data[cells:], np.uint8)
+    nibbles = np.stack([packed & 15, packed >> 4], axis=1).ravel()[: refined.sum()]
+    root[refined] = np.minimum((level[refined] - 0.5 + (nibbles + 0.5) / NIBBLE) / top, 1.0)
+    weights_QK, refined_QK, level_QK = (one.reshape(keys, queries).T for one in (root**2, refined, level))
+    if not sums_to_one:
+        return weights_QK.copy()
+    rest_Q = np.where(refined_QK, 0.0, weights_QK).sum(1)
+    missing_Q = np.maximum(1 - np.where(refined_QK, weights_QK, 0.0).sum(1), 0.0)
+    factor_Q = np.divide(missing_Q, rest_Q, out=np.ones(queries), where=rest_Q > 0)
+    # Not beyond the weights that are stored as the same level.
+    low_QK, high_QK = (np.maximum((level_QK + half) / top, 0.0) ** 2 for half in (-0.5, 0.5))
+    return np.where(refined_QK, weights_QK, np.clip(weights_QK * factor_Q[:, None], low_QK, high_QK))
 
 
 def compressed(data: bytes) -> str:

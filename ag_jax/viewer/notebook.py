@@ -36,7 +36,7 @@ class NotebookView:
         """
         file = epath.Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(pages.page(self.title, self.views, detail))
+        file.write_text(pages.page(self.title, self.views, detail), encoding="utf-8")
         return file
 
     def _repr_html_(self) -> str:

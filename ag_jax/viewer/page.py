@@ -72,8 +72,9 @@ class View:
     targets: the patterns whose masses are shown.
     special: positions of the columns that the tokenizer added, such as [CLS].
     is_causal: whether a row sees only the columns up to its own position.
-    hidden_NHQK: cells that an attack masked; the heads of a layer may share an axis of length 1. None without masks.
-    whole: heads whose maps are stored, not only their overview; None for all.
+    hidden_NHQK: cells that an attack masked, where H is 1 if all heads share a mask; None without masks.
+    before_NHQK: with masks, the weights without the attack, of which the page says how much the masked cells held.
+    whole: heads whose maps are stored; of the others the page has only the overview. None stores all, () none.
     note: a sentence about the view.
     """
 
@@ -89,6 +90,7 @@ class View:
     special: Sequence[int] = ()
     is_causal: bool = False
     hidden_NHQK: np.ndarray | None = None
+    before_NHQK: np.ndarray | None = None
     whole: Heads | None = None
     note: str = ""
 
@@ -148,7 +150,8 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
         "format": FORMAT,
         "title": title,
         "detail": detail,
-        **dataclasses.asdict(precision),
+        "levels": precision.levels,
+        "refinedFrom": precision.refined_from,
         "coarse": encode.COARSE.levels,
         "palettes": colours.WEIGHTS,
         "differences": colours.DIFFERENCES,
@@ -166,7 +169,9 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
         f'<script type="{"application/json" if name == "meta" else "text/plain"}" id="{name}">{text}</script>'
         for name, text in zip(names, texts, strict=True)
     ]
-    style, script, body = ((FOLDER / f"viewer.{suffix}").read_text() for suffix in ("css", "js", "html"))
+    style, script, body = (
+        (FOLDER / f"viewer.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js", "html")
+    )
     before, between, after = body.split("<!-- DATA -->")[0], *body.split("<!-- DATA -->")[1].split("<!-- SCRIPT -->")
     head = f"{GENERATOR}\n<title>{html.escape(title)}</title>\n<style>\n{style}</style>"
     return "".join(
@@ -215,15 +220,17 @@ def _described(view: View) -> dict[str, Any]:
     if view.hidden_NHQK is not None:
         hidden = np.broadcast_to(view.hidden_NHQK, view.weights_NHQK.shape)
         described["hiddenHeads"] = view.hidden_NHQK.shape[1]
-        described["hiddenMass"] = _rounded((view.weights_NHQK * hidden).sum(-1).mean(-1))
+        before = view.weights_NHQK if view.before_NHQK is None else view.before_NHQK
+        described["hiddenMass"] = _rounded((before * hidden).sum(-1).mean(-1))
         described["hiddenShare"] = _rounded(hidden.mean((-1, -2)))
     return described
 
 
 def _entropy(weights_NHQK: np.ndarray) -> np.ndarray:
-    """Return the entropy of the rows of each head in bits, as means over rows, `NH`."""
+    """Return the entropy of the rows of each head in bits, as means over rows, `NH`; NaN if rows do not sum to 1."""
+    sums_NH = np.abs(weights_NHQK.sum(-1) - 1).max(-1) < 1e-3
     logs = np.log2(weights_NHQK, out=np.zeros_like(weights_NHQK), where=weights_NHQK > 0)
-    return -(weights_NHQK * logs).sum(-1).mean(-1)
+    return np.where(sums_NH, -(weights_NHQK * logs).sum(-1).mean(-1), np.nan)
 
 
 def _target(target: Target) -> dict[str, Any]:

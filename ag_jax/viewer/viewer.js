@@ -8,8 +8,9 @@
    *   columns: string[], rows: string[]|null, block: number, causal: boolean, special: number[], sums: boolean,
    *   guided: (string|null)[], stored: [number, number][]|null, entropy: number[][], targets: Record<string, Target>,
    *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][]}} View
-   * @typedef {{weights: Float32Array, kept: Uint8Array|null, queries: number, keys: number, blocks: number}} Drawn
-   *   weights by row; kept: cells with all their digits; blocks: tokens on each side of a cell
+   * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean}} Drawn
+   *   weights by row; shades: cells of which only a shade is known; blocks: tokens on each side of a cell; coarse: whether
+   *   all cells are those of the overview
    */
 
   /** @param {string} id @returns {any} */
@@ -43,37 +44,38 @@
   /** Returns the weights of a map by rows, as `decode_map` of encode.py does. */
   function decoded(bytes, queries, keys, sums) {
     const cells = queries * keys;
-    const weights = new Float32Array(cells), kept = new Uint8Array(cells);
-    const top = meta.levels - 1;
+    const weights = new Float32Array(cells), levels = new Uint8Array(cells);
+    const top = meta.levels - 1, first = meta.refinedFrom;
     let refined = 0;
     for (let k = 0, from = 0; k < keys; k++) {
       for (let q = 0; q < queries; q++, from++) {
         const level = bytes[from], to = q * keys + k;
         let root = level / top;
-        if (level >= meta.kept) {
-          kept[to] = 1;
-          if (meta.is_refined) {
-            const pair = bytes[cells + (refined >> 1)];
-            root = (level - 0.5 + ((refined & 1 ? pair >> 4 : pair & 15) + 0.5) / 16) / top;
-            refined++;
-          }
+        if (first !== null && level >= first) {
+          const pair = bytes[cells + (refined >> 1)];
+          root = Math.min(1, (level - 0.5 + ((refined & 1 ? pair >> 4 : pair & 15) + 0.5) / 16) / top);
+          refined++;
         }
+        levels[to] = level;
         weights[to] = root * root;
       }
     }
-    if (sums) {
-      for (let q = 0; q < queries; q++) {
-        let rest = 0, fixed = 0;
-        for (let at = q * keys; at < (q + 1) * keys; at++) {
-          if (kept[at]) fixed += weights[at];
-          else rest += weights[at];
-        }
-        if (rest <= 0) continue;
-        const factor = Math.max(0, 1 - fixed) / rest;
-        for (let at = q * keys; at < (q + 1) * keys; at++) if (!kept[at]) weights[at] *= factor;
+    if (first === null) return { weights, shades: null, queries, keys, blocks: 1, coarse: false };
+    for (let q = 0; sums && q < queries; q++) {
+      let rest = 0, known = 0;
+      for (let at = q * keys; at < (q + 1) * keys; at++) {
+        if (levels[at] >= first) known += weights[at];
+        else rest += weights[at];
+      }
+      if (rest <= 0) continue;
+      const factor = Math.max(0, 1 - known) / rest;
+      for (let at = q * keys; at < (q + 1) * keys; at++) {
+        if (levels[at] >= first) continue;
+        const low = (Math.max(0, levels[at] - 0.5) / top) ** 2, high = ((levels[at] + 0.5) / top) ** 2;
+        weights[at] = Math.min(high, Math.max(low, weights[at] * factor));
       }
     }
-    return { weights, kept, queries, keys, blocks: 1 };
+    return { weights, shades: levels.map((level) => Number(level < first)), queries, keys, blocks: 1, coarse: false };
   }
 
   const MOST_MAPS = 48; // decoded maps in memory, of 1 MB each at 512 tokens
@@ -108,7 +110,7 @@
     for (let k = 0, from = start; k < keys; k++) {
       for (let q = 0; q < queries; q++, from++) weights[q * keys + k] = (overviews[number][from] / (meta.coarse - 1)) ** 2;
     }
-    return { weights, kept: null, queries, keys, blocks: view.block };
+    return { weights, shades: null, queries, keys, blocks: view.block, coarse: true };
   }
 
   /** Returns a map without the columns of special tokens, its rows scaled so that they sum to what they did. */
@@ -266,9 +268,10 @@
     const has = state.layer >= 0 && state.layer < view.layers && state.head >= 0 && state.head < view.heads;
     if (!has) state.layer = state.head = -1;
     if (state.row >= rowsOf(view).length || state.row < -1) state.row = -1;
+    if (state.row < 0) state.pinned = false;
     if (state.column >= view.columns.length || state.column < -1) state.column = -1;
-    if (!(state.pattern in view.targets)) state.pattern = "";
-    if (state.order !== "position" && state.order !== "entropy" && !(state.order in view.targets)) state.order = "position";
+    if (!Object.hasOwn(view.targets, state.pattern)) state.pattern = "";
+    if (state.order !== "position" && state.order !== "entropy" && !Object.hasOwn(view.targets, state.order)) state.order = "position";
   }
 
   /** Returns why two views cannot be compared; "" if they can. */
@@ -294,7 +297,7 @@
     const every = [];
     for (let n = 0; n < view.layers; n++) for (let h = 0; h < view.heads; h++) every.push([n, h]);
     if (state.order === "position") return every;
-    const value = state.order === "entropy" ? ([n, h]) => -view.entropy[n][h] : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
+    const value = state.order === "entropy" ? ([n, h]) => -(view.entropy[n][h] ?? Infinity) : ([n, h]) => view.targets[state.order].mass[n][h] ?? 0;
     return every.sort((one, two) => value(two) - value(one));
   }
 
@@ -302,6 +305,7 @@
   function drawGrid() {
     const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
     const hadFocus = grid.contains(document.activeElement);
+    cursor = Math.min(cursor, list.length - 1);
     grid.style.gridTemplateColumns = `max-content repeat(${view.heads}, minmax(1.4rem, 7rem))`;
     const cells = list.map(([layer, head], at) => {
       const canvas = pixels(view, withoutSpecial(view, tileOf(state.view, layer, head)), false);
@@ -368,6 +372,7 @@
   }
 
   function close() {
+    cursor = Math.max(0, ordered(views[state.view]).findIndex(([n, h]) => n === state.layer && h === state.head));
     state.layer = state.head = -1;
     update().then(() => $("grid").querySelectorAll(".head")[cursor]?.focus());
   }
@@ -383,26 +388,26 @@
     return names.sort((one, two) => excess(two) - excess(one))[0] ?? "";
   }
 
-  function minus(map, value) {
-    const weights = map.weights.slice();
-    for (let q = 0; q < map.queries; q++) for (let k = 0; k < map.keys; k++) weights[q * map.keys + k] -= value(q, k);
-    return { ...map, weights, kept: null };
+  /** Returns a map minus the values by row; of cells of which one side is only a shade, only a shade is known. */
+  function minus(map, values, other = map) {
+    const weights = map.weights.map((weight, at) => weight - values[at]);
+    const shades = map.shades || other.shades ? weights.map((_, at) => Number(Boolean(map.shades?.[at] || other.shades?.[at]))) : null;
+    return { ...map, weights, shades, coarse: map.coarse || other.coarse };
   }
 
   /** Returns H - P, with 0 in rows without a target. */
   function minusTarget(view, map) {
     const target = view.targets[shownPattern()];
-    if (!target || map.blocks > 1) return map;
     const dense = new Float32Array(map.weights.length);
     for (let q = 0; q < map.queries; q++) {
       for (const [k, weight] of wanted(target, q)) dense[q * map.keys + k] = weight;
       if (target.numbers[q] < 0) dense.set(map.weights.subarray(q * map.keys, (q + 1) * map.keys), q * map.keys);
     }
-    return minus(map, (q, k) => dense[q * map.keys + k]);
+    return minus(map, dense);
   }
 
-  async function drawOne() {
-    const mine = ++drawing, view = views[state.view], { layer, head } = state;
+  async function drawOne(mine = ++drawing) {
+    const view = views[state.view], { layer, head } = state;
     const isOpen = layer >= 0;
     $("one").hidden = !isOpen;
     $("stage").classList.toggle("open", isOpen);
@@ -420,16 +425,18 @@
         shown.push({ view: null, map: null, signed: false, name: `${one.name} has no layer ${layer + 1} with a head ${head + 1}` });
         continue;
       }
-      let map = withoutSpecial(one, await mapOf(number, layer, head));
-      const signed = state.difference && shownPattern() in one.targets && map.blocks === 1;
-      if (signed) map = minusTarget(one, map);
+      const stored = await mapOf(number, layer, head);
       const mask = state.hidden && one.hiddenHeads ? await maskOf(number, layer, head) : null;
-      shown.push({ view: one, map, signed, mask, name: one.name + (signed ? `, minus the target of ${one.targets[shownPattern()].title}` : "") });
+      if (mine !== drawing) return;
+      const whole = withoutSpecial(one, stored);
+      const signed = state.difference && Object.hasOwn(one.targets, shownPattern()) && whole.blocks === 1;
+      const map = signed ? minusTarget(one, whole) : whole;
+      shown.push({ view: one, map, whole, signed, mask, name: one.name + (signed ? `, minus the target of ${one.targets[shownPattern()].title}` : "") });
     }
     if (shown.length === 2 && shown.every((one) => one.map)) {
       const [one, two] = shown;
-      if (one.map.blocks === two.map.blocks) {
-        const map = minus(one.map, (q, k) => two.map.weights[q * two.map.keys + k]);
+      if (one.whole.blocks === two.whole.blocks) {
+        const map = minus(one.whole, two.whole.weights, two.whole);
         shown.push({ view: one.view, map, signed: true, isDifference: true, name: `${views[state.view].name} minus ${views[state.other].name}` });
       }
     }
@@ -450,8 +457,8 @@
     const high = Math.max(240, Math.min(900, innerHeight * 0.78));
     panels = shown.map((one) => {
       const canvas = make("canvas", { "aria-hidden": "true" });
-      const panel = { ...one, canvas, cell: 1, x: 0, y: 0 };
-      if (one.map) paint(panel, wide, high);
+      const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
+      if (one.map) paint(panel);
       return panel;
     });
     box.replaceChildren(...panels.map((panel) => {
@@ -468,6 +475,7 @@
     const parts = [panel.name];
     if (!panel.map) return panel.name + ".";
     if (panel.map.blocks > 1) parts.push(`only the largest weights of ${panel.map.blocks} × ${panel.map.blocks} tokens are in this page`);
+    else if (panel.map.coarse) parts.push("only a coarse overview of this head is in this page");
     else if (state.special && panel.view.special.length) parts.push("without special tokens, rows scaled to what they summed to");
     if (state.target && !panel.isDifference && panel.view.targets[shownPattern()]) parts.push(`outlined: ${panel.view.targets[shownPattern()].title}`);
     if (panel.mask) parts.push("hatched: masked by the attack");
@@ -482,8 +490,8 @@
 
   const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
 
-  function paint(panel, wide, high) {
-    const { canvas, map, view } = panel, ratio = scaleOf();
+  function paint(panel) {
+    const { canvas, map, view, wide, high } = panel, ratio = scaleOf();
     const context = canvas.getContext("2d");
     const font = "11px system-ui, sans-serif";
     context.font = font;
@@ -491,7 +499,7 @@
     const widest = (names) => Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
     const x = Math.min(130, widest(rows) + 26), y = Math.min(120, widest(columns) + 26);
     const blocks = map.blocks, keys = map.keys / state.zoom, queries = map.queries / state.zoom;
-    const cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40) * 1);
+    const cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
     const width = Math.floor(cell * map.keys), height = Math.floor(cell * map.queries);
     Object.assign(panel, { x, y, cell: cell * state.zoom, width, height });
     Object.assign(canvas.dataset, { x, y, cell: cell * state.zoom, ratio });
@@ -572,7 +580,7 @@
     const k = ((event.clientX - box.left) / shrunk - panel.x) / panel.cell + state.left;
     const q = ((event.clientY - box.top) / shrunk - panel.y) / panel.cell + state.top;
     const inside = q >= 0 && k >= 0 && q < panel.map.queries && k < panel.map.keys;
-    if (!inside) return null;
+    if (!inside || panel.drawing !== drawing) return null; // a newer drawing is on its way
     const last = (cell, length) => Math.min(length - 1, Math.floor(cell * panel.map.blocks));
     return [last(q, rowsOf(panel.view).length), last(k, panel.view.columns.length)];
   }
@@ -592,7 +600,9 @@
       if (found && !state.pinned) choose(...found);
       else if (found) say(...found);
     });
+    canvas.addEventListener("pointercancel", () => { dragged = null; });
     canvas.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
       dragged = { x: event.clientX, y: event.clientY, left: state.left, top: state.top, moved: false };
       canvas.setPointerCapture(event.pointerId);
     });
@@ -624,7 +634,7 @@
   }
 
   function repaint() {
-    for (const panel of panels) if (panel.map) paint(panel, panel.x + panel.width + 4, panel.y + panel.height + 4);
+    for (const panel of panels) if (panel.map) paint(panel);
   }
 
   function setPinned(pinned) {
@@ -640,19 +650,23 @@
     writeAddress();
   }
 
-  const number = (weight, kept) => (!kept && weight < 0.02 && meta.detail === "picture" ? "below .02" : weight.toFixed(3).replace(/^(-?)0\./, "$1."));
+  /** Returns a weight as text, with as many digits as are known. */
+  function number(panel, at) {
+    const weight = panel.map.weights[at], known = !panel.map.coarse && !panel.map.shades?.[at];
+    if (known) return weight.toFixed(3).replace(/^(-?)0\./, "$1.");
+    return !panel.signed && weight < 0.02 ? "below .02" : `about ${weight.toFixed(2).replace(/^(-?)0\./, "$1.")}`;
+  }
 
-  /** The weights of the chosen row, or of the chosen column: [place, weight, whether all its digits are known]. */
+  /** The weights of the chosen row, or of the chosen column: [place, weight, place of the cell in the map]. */
   function chosenWeights(panel) {
     const { map } = panel, list = [];
     if (!map || map.blocks > 1) return list;
-    const keptAt = (at) => panel.signed || !map.kept || map.kept[at] === 1;
     if (state.byColumn) {
       const k = state.column;
       if (k < 0) return list;
-      for (let q = 0; q < map.queries; q++) list.push([q, map.weights[q * map.keys + k], keptAt(q * map.keys + k)]);
+      for (let q = 0; q < map.queries; q++) list.push([q, map.weights[q * map.keys + k], q * map.keys + k]);
     } else if (state.row >= 0) {
-      for (let k = 0; k < map.keys; k++) list.push([k, map.weights[state.row * map.keys + k], keptAt(state.row * map.keys + k)]);
+      for (let k = 0; k < map.keys; k++) list.push([k, map.weights[state.row * map.keys + k], state.row * map.keys + k]);
     }
     return list;
   }
@@ -669,10 +683,10 @@
     $("largest").caption.textContent = chosen < 0 || !list.length
       ? (panel.map.blocks > 1 ? "Single weights of this head are not in this page" : "Choose a row")
       : state.byColumn ? `Tokens that look at ${chosen + 1} “${subject}”` : `Token ${chosen + 1} “${subject}” looks at`;
-    $("largest").tBodies[0].replaceChildren(...top.map(([place, weight, kept]) => make("tr", {},
+    $("largest").tBodies[0].replaceChildren(...top.map(([place, , at]) => make("tr", {},
       make("td", { className: "number", textContent: place + 1 }),
       make("td", { dir: "auto", textContent: others[place] }),
-      make("td", { className: "number", textContent: number(weight, kept) }))));
+      make("td", { className: "number", textContent: number(panel, at) }))));
     if (sentence.length === others.length) {
       const largest = Math.max(1e-9, ...list.map((entry) => Math.abs(entry[1])));
       sentence.forEach((span, place) => {
@@ -701,10 +715,9 @@
         for (let k = 1; k < panel.map.keys; k++) if (panel.map.weights[row * panel.map.keys + k] > panel.map.weights[row * panel.map.keys + at]) at = k;
       }
       const place = row * panel.map.keys + at, weight = panel.map.weights[place];
-      const kept = panel.signed || !panel.map.kept || panel.map.kept[place] === 1;
       const even = weight * visible(panel.view, row);
       const times = panel.signed ? "" : ` (${even >= 10 ? Math.round(even) : even.toFixed(1)} × even)`;
-      parts.push(`${name}token ${row + 1} “${rowsOf(panel.view)[row]}” → ${at + 1} “${panel.view.columns[at]}” ${number(weight, kept)}${times}`);
+      parts.push(`${name}token ${row + 1} “${rowsOf(panel.view)[row]}” → ${at + 1} “${panel.view.columns[at]}” ${number(panel, place)}${times}`);
     }
     $("line").textContent = `${start}; ${parts.join("; ")}`;
   }
@@ -724,9 +737,9 @@
   function drawFacts(view) {
     const { layer, head } = state, entropy = view.entropy[layer][head];
     const even = Math.log2(view.columns.length);
-    const parts = [`entropy ${entropy.toFixed(2)} bits${view.causal ? "" : ` of ${even.toFixed(2)}`}`];
+    const parts = entropy === null ? [] : [`entropy ${entropy.toFixed(2)} bits${view.causal ? "" : ` of ${even.toFixed(2)}`}`];
     if (view.hiddenHeads) {
-      parts.push(`the attack masked ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the cells, with ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of this map's attention`);
+      parts.push(`the attack masked ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the cells, which hold ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of the attention without it`);
     }
     $("facts").textContent = parts.join("; ");
     const shown = shownPattern();
@@ -753,7 +766,7 @@
     const { view, map } = panel, most = 3;
     const body = rowsOf(view).map((token, q) => {
       const order = Array.from({ length: map.keys }, (_, k) => k).sort((one, two) => map.weights[q * map.keys + two] - map.weights[q * map.keys + one]);
-      const words = order.slice(0, most).map((k) => `${k + 1} “${view.columns[k]}” ${number(map.weights[q * map.keys + k], !map.kept || map.kept[q * map.keys + k] === 1)}`);
+      const words = order.slice(0, most).map((k) => `${k + 1} “${view.columns[k]}” ${number(panel, q * map.keys + k)}`);
       return make("tr", {}, make("td", { className: "number", textContent: q + 1 }), make("td", { dir: "auto", textContent: token }), make("td", { textContent: words.join(", ") }));
     });
     const top = make("tr", {}, ...["row", "token", "largest weights"].map((textContent) => make("th", { scope: "col", textContent })));
@@ -806,16 +819,17 @@
     $("step").max = series.length - 1;
     $("step").value = current;
     $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
-    const name = state.pattern || view.guided.find(Boolean) || Object.keys(view.targets)[0];
+    const name = state.pattern || view.guided.find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
     if (!name) return;
     const wide = 640, high = 150, left = 34, bottom = 22;
-    const x = (at) => left + ((wide - left - 90) * at) / (series.length - 1), y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
+    const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
+    const x = (at) => left + ((wide - left - 90) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
     const heads = view.guided.map((one, head) => (one === name ? head : -1)).filter((head) => head >= 0);
     const members = heads.length ? heads : Array.from({ length: view.heads }, (_, head) => head);
     const lines = Array.from({ length: view.layers }, (_, layer) => {
-      const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? 0), 0) / members.length);
+      const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
       const colour = css(TABLES.BuPu[Math.round(90 + (165 * (layer + 1)) / view.layers)]);
-      const points = masses.map((mass, at) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
+      const points = masses.map((mass, at) => [mass, at]).filter(([mass]) => !Number.isNaN(mass)).map(([mass, at]) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
       return svg("polyline", { points, fill: "none", stroke: colour, "stroke-width": layer === state.layer ? 3 : 1.5 });
     });
     const text = (content, attributes) => { const element = svg("text", { "font-size": 11, fill: "currentColor", ...attributes }); element.textContent = content; return element; };
@@ -889,7 +903,7 @@
     const panel = panels[0], view = panel.view, list = chosenWeights(panel);
     const others = state.byColumn ? rowsOf(view) : view.columns;
     const clean = (token) => token.replace(/[\t\r\n]/g, " ");
-    const lines = list.map(([place, weight, kept]) => [place + 1, clean(others[place]), weight.toPrecision(4), kept ? "" : "shade"].join("\t"));
+    const lines = list.map(([place, weight, at]) => [place + 1, clean(others[place]), weight.toPrecision(4), panel.map.coarse || panel.map.shades?.[at] ? "shade" : ""].join("\t"));
     const top = ["position", "token", "weight", "precision"].join("\t");
     save(fileName(state.byColumn ? `column${state.column + 1}.tsv` : `row${state.row + 1}.tsv`), dataOf("text/tab-separated-values", [top, ...lines].join("\n") + "\n"));
   }
@@ -931,7 +945,7 @@
     $("pattern").value = state.pattern;
     $("pattern").parentElement.hidden = $("target").parentElement.hidden = $("difference").parentElement.hidden = !names.length;
     for (const name of ["target", "difference", "special", "hidden"]) $(name).checked = state[name];
-    $("special").parentElement.hidden = !view.special.length;
+    $("special").parentElement.hidden = !view.special.length && !views[state.other]?.special.length;
     $("hidden-label").hidden = !views.some((one) => one.hiddenHeads);
     $("direction").setAttribute("aria-pressed", String(state.byColumn));
     $("pin").setAttribute("aria-pressed", String(state.pinned));
@@ -941,8 +955,10 @@
 
   let gridDrawn = "";
   async function update(problem = "") {
+    const mine = ++drawing; // drawings that have begun before stop
     const needed = [state.view, state.other].filter((at) => at >= 0 && !overviews[at]);
     await Promise.all(needed.map(async (at) => { overviews[at] = await bytesOf(`overview-${at}`); }));
+    if (mine !== drawing) return;
     drawControls(problem);
     const shown = [state.view, state.scale, state.palette, state.order, state.special].join();
     if (shown !== gridDrawn) {
@@ -951,7 +967,8 @@
     }
     drawSteps();
     writeAddress();
-    await drawOne();
+    await drawOne(mine);
+    if (mine !== drawing) return;
     document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
   }
 
@@ -1006,9 +1023,10 @@
       pin: () => setPinned(!state.pinned), "help-button": () => $("help").showModal(), "help-close": () => $("help").close(),
       direction: () => {
         state.byColumn = !state.byColumn;
-        if (state.byColumn && state.column < 0) state.column = Math.max(0, state.row);
+        if (state.byColumn && state.column < 0) state.column = Math.max(0, Math.min(state.row, views[state.view].columns.length - 1));
         $("direction").setAttribute("aria-pressed", String(state.byColumn));
         writeAddress();
+        repaint();
         drawText();
       },
     };
@@ -1016,9 +1034,10 @@
     $("twin").addEventListener("toggle", () => { if ($("twin").open) drawTwin(); });
     $("controls").addEventListener("submit", (event) => event.preventDefault());
     document.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-      if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.key !== "Escape") return;
-      if (event.key === "Enter" && event.target.tagName === "BUTTON") return;
+      const isTyped = event.getModifierState("AltGraph"); // some keyboards have [ and ] there
+      if ((!isTyped && (event.ctrlKey || event.metaKey || event.altKey)) || $("help").open) return;
+      if ((event.target.tagName === "SELECT" || event.target.type === "range") && event.key !== "Escape") return;
+      if (event.key === "Enter" && /^(BUTTON|SUMMARY|INPUT)$/.test(event.target.tagName)) return;
       const arrow = ARROWS[event.key];
       if (arrow) {
         if ($("grid").contains(event.target)) moveInGrid(...arrow);
@@ -1034,7 +1053,7 @@
     });
     addEventListener("hashchange", () => { readAddress(); update(); });
     let waiting = 0;
-    addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawOne, 100); });
+    addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawOne(), 100); });
     readAddress();
     update();
   }

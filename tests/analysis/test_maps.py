@@ -221,3 +221,25 @@ def test_the_table_of_a_text_without_full_stop():
 def test_the_table_is_returned_not_shown_in_a_notebook(monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert "by chance" in maps.mass_table(examples.sentence(), tiny.SPECIAL, ())
+
+
+def test_a_view_for_a_notebook(model, params):
+    """Heads of the maps to compare with are not those of the assignment."""
+    attention = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, max_tokens=13)
+    other = dataclasses.replace(attention, weights_NHQK=attention.weights_NHQK[:, :1])
+    shown = attention.view(tiny.SPECIAL, (("next", 1), ("period", 1)), against={"other": other})
+    one, two = shown.views
+    assert (one.name, one.guided) == ("Encoder", ("next", "period", None)) and (two.name, two.guided) == (
+        "other",
+        (None,),
+    )
+    assert one.special == [0, 8] and set(one.targets) == set(NAMES)
+    masses = maps.attention_mass(attention, tiny.SPECIAL, ())
+    np.testing.assert_array_equal(one.targets["period"].mass_NH, masses["period"])
+    assert "srcdoc" in shown._repr_html_()
+    assert set(attention.view().views[0].targets) == {"next", "prev", "first", "same"}  # without ids of delimiters
+    with pytest.raises(ValueError, match="another name than these maps have, 'Encoder'"):
+        attention.view(against={"Encoder": other})
+    # Hard-coded attention that is not normalised.
+    fixed = dataclasses.replace(attention, weights_NHQK=2 * attention.weights_NHQK, is_fixed=True)
+    assert fixed.view().views[0].weights_NHQK.max() == 1

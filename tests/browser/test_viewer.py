@@ -141,6 +141,8 @@ def test_small_weights_of_a_picture_have_the_mass_of_their_row(browser, tmp_path
     even = views.view(tokens=[f"t{at}" for at in range(100)], weights_NHQK=np.full((1, 1, 100, 100), 0.01, np.float32))
     browser.open(save(tmp_path / "m.html", [even], detail="picture"), "l=0&h=0&r=7&c=50")
     assert "→ 51 “t50” below .02 (1.0 × even)" in browser.text("line")
+    browser.act(lambda: browser.press("d"))
+    assert "→ 51 “t50” about .01" in browser.text("line")  # no target in this column
 
 
 def test_the_map_minus_the_target(browser, plain, cells, path):
@@ -172,7 +174,9 @@ def test_two_views_side_by_side(browser, plain, other, cells, path):
         weights = np.array([view.weights_NHQK[1, 2, q, k] for q, k in cells])
         assert np.abs(np.array(browser.colours(cells, panel)) - weight_colours(np.sqrt(weights))).max() <= 8
     differences = np.array([(plain.weights_NHQK - other.weights_NHQK)[1, 2, q, k] for q, k in cells])
-    assert np.abs(np.array(browser.colours(cells, 2)) - signed_colours(differences)).max() <= 40
+    for _ in range(2):
+        assert np.abs(np.array(browser.colours(cells, 2)) - signed_colours(differences)).max() <= 40
+        browser.act(lambda: browser.press("d"))  # the difference of the maps, not of the maps minus targets
     said = re.findall(r"; (\w+): token 3 “row2” → 6 “column5” ([.0-9]+)", browser.text("line"))
     assert dict(said).keys() == {"plain", "other"}
     for view in (plain, other):
@@ -301,6 +305,55 @@ def test_a_head_of_which_only_the_overview_is_stored(browser, tmp_path):
     assert "not in this page" in browser.text("largest")
 
 
+def test_a_short_text_of_which_only_the_overview_is_stored(browser, plain, tmp_path):
+    """Its cells are single tokens, but with few digits."""
+    few = views.view(tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK, targets={}, whole=())
+    browser.open(save(tmp_path / "m.html", [few]), "l=1&h=1&r=3&c=4")
+    assert "only a coarse overview of this head is in this page" in browser.text("maps")
+    assert re.search(r"→ 5 “column4” (about [.0-9]+|below .02) ", browser.text("line"))
+
+
+def test_moving_over_a_map_does_not_change_its_size(browser, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    weights = views.attention(1, 1, 31, 24)
+    view = views.view(
+        tokens=[f"t{at}" for at in range(24)], rows=[f"r{at}" for at in range(31)], weights_NHQK=weights, targets={}
+    )
+    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=0")
+    size = "const map = document.querySelector('#maps canvas'); return [map.width, map.height, map.dataset.cell]"
+    before = browser.run(size)
+    assert float(before[2]) % 1 > 0.01  # a cell is no whole number of pixels
+    browser.run("document.getElementById('maps').focus()")
+    browser.press(*[Keys.ARROW_DOWN] * 5)
+    assert browser.state()["r"] == "5" and browser.run(size) == before
+
+
+def test_columns_of_a_view_with_more_rows(browser, tmp_path):
+    view = views.view(
+        tokens=["a", "b"], rows=[f"r{at}" for at in range(7)], weights_NHQK=views.attention(1, 1, 7, 2), targets={}
+    )
+    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=6")
+    browser.press("c")
+    assert "Tokens that look at 2 “b”" in browser.text("largest")
+
+
+def test_a_change_to_a_view_with_fewer_heads(browser, plain, tmp_path):
+    from selenium.webdriver.common.keys import Keys
+
+    small = views.view(
+        "small", tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK[:1, :2], targets={}, guided=()
+    )
+    browser.open(save(tmp_path / "m.html", [plain, small]))
+    browser.run("document.querySelectorAll('.head')[5].focus()")
+    choose = "const box = document.getElementById('view'); box.value = '1'; box.dispatchEvent(new Event('change'));"
+    browser.act(lambda: browser.run(choose))
+    assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, 0]
+    browser.run("document.querySelectorAll('.head')[1].focus()")
+    browser.act(lambda: browser.press(Keys.ENTER))
+    assert browser.text("one-title") == "Layer 1, head 2"
+
+
 def test_what_an_attack_masked(browser, tmp_path):
     hidden = np.zeros((2, 1, 9, 9), bool)
     hidden[1, 0, 4, 6] = True
@@ -310,7 +363,7 @@ def test_what_an_attack_masked(browser, tmp_path):
     browser.act(lambda: browser.press("m"))
     after = browser.colours(pairs)
     assert [one != two for one, two in zip(before, after, strict=True)] == [True, False, False]
-    assert "the attack masked 1.2 % of the cells" in browser.text("facts")
+    assert "the attack masked 1.2 % of the cells, which hold" in browser.text("facts")
 
 
 def test_files_that_are_saved(browser, plain, path):

@@ -212,6 +212,14 @@ def test_a_claim_of_another_machine_is_free_when_it_does_not_beat(directory, mon
             assert bool(mine) == free
 
 
+def test_a_claim_that_was_just_created_is_not_free(directory):
+    """Its file is still empty, because another process has created it and not yet written it."""
+    directory.mkdir(parents=True)
+    (directory / lock.FILE).write_text("")
+    with lock.Claims()(directory) as mine:
+        assert not mine
+
+
 @pytest.mark.parametrize("is_over", [False, True], ids=["theirs", "released"])
 def test_a_claim_that_another_process_takes_over_is_lost(directory, monkeypatch, capsys, is_over):
     monkeypatch.setattr(lock, "BEAT_EVERY", 0.01)

@@ -35,11 +35,7 @@ def test_every_head_is_in_the_page(detail, precision):
     one, two = views.view("one"), views.view("two", weights_NHQK=views.attention(3, 2, 9, 9, seed=1), guided=())
     text = pages.page("A title", [one, two], detail)
     meta = json.loads(elements(text)["meta"])
-    assert (meta["levels"], meta["kept"], meta["is_refined"]) == (
-        precision.levels,
-        precision.kept,
-        precision.is_refined,
-    )
+    assert (meta["levels"], meta["refinedFrom"]) == (precision.levels, precision.refined_from)
     assert [(view["name"], view["layers"], view["heads"], view["block"]) for view in meta["views"]] == [
         ("one", 2, 3, 1),
         ("two", 3, 2, 1),
@@ -145,6 +141,17 @@ def test_bad_views_are_refused():
     broken[0, 0, 0, 0] = np.nan
     with pytest.raises(ValueError, match="numbers from 0 to 1"):
         pages.page("t", [views.view(weights_NHQK=broken)])
+
+
+def test_what_masked_cells_held_before_the_attack():
+    hidden = np.zeros((2, 3, 9, 9), bool)
+    hidden[:, :, :, 4] = True
+    before, after = views.attention(), views.attention()
+    after[..., 4] = 0
+    text = pages.page("t", [views.view(weights_NHQK=after, before_NHQK=before, hidden_NHQK=hidden)])
+    (described,) = json.loads(elements(text)["meta"])["views"]
+    np.testing.assert_allclose(described["hiddenMass"], before[..., 4].mean(-1), rtol=1e-3)
+    assert described["entropy"][0][0] is None and described["sums"] is False  # these rows sum to less than 1
 
 
 def test_one_token_is_a_text():
