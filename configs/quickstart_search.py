@@ -9,7 +9,7 @@ The arms are mlm, without guidance, and ag, with guidance: both with three learn
 one over a fifth of the run (6 points an arm). The arms mlm_deep and ag_deep have the quickstart's settings and 12 and
 16 layers.
 
-Hardware and time: 16 runs of 3 to 8 minutes on 2 CPU cores. A search that was stopped goes on with the same command.
+Hardware and time: 16 runs of 3 to 8 minutes on 2 CPU cores. The same command resumes a search that was stopped.
 
 Expected: validation loss 6.21 (mlm) and 4.97 (ag) with learning rate 2e-3 and 220 steps of warm-up. The record
 (benchmarks/results/quickstart_search.json) has the 12 points with 8 layers, made by an earlier script; the deeper

@@ -145,7 +145,7 @@ class AttentionMaps:
 
     @property
     def visible_QK(self) -> np.ndarray:
-        """Whether a row sees a column: a decoder's tokens see no later ones."""
+        """Which columns each row can attend to: all, but in a decoder only its own position and earlier ones."""
         everything_QK = np.ones(self.weights_NHQK.shape[-2:], bool)
         return np.tril(everything_QK) if self.kind == "decoder" else everything_QK
 
@@ -308,26 +308,44 @@ def title(name: str) -> str:
     return f"[{name.rpartition('.')[2].capitalize()}]"
 
 
-def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: attention mass of each layer and head, `NH`} for the patterns of `KINDS` and of `assignment`.
+class Measured(NamedTuple):
+    """A pattern in the sentence of maps: where it points, and how much of the attention is there.
 
-    The mass is the sum of the weights where the target is not zero, averaged over the rows that have a target. It is
-    NaN if the pattern has no target in this sentence, such as [Period] in a sentence without a full stop.
+    target_QK: target matrix.
+    has_target_Q: which rows have a target.
+    mass_NH: sum of each head's weights where the target is not zero, averaged over the rows that have a target. NaN if
+        the pattern has no target in this sentence, such as [Period] in a sentence without a full stop.
+    chance: mass of a head that attends uniformly to what it sees.
     """
-    masses = {}
+
+    target_QK: np.ndarray
+    has_target_Q: np.ndarray
+    mass_NH: np.ndarray
+    chance: float
+
+
+def measured(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, Measured]:
+    """Return {pattern: its targets and masses} for the patterns of `KINDS` and of `assignment`."""
+    uniform_QK = maps.visible_QK / maps.visible_QK.sum(-1, keepdims=True, dtype=np.float32)
+    found = {}
     for name in pattern_names(maps, assignment):
         target_QK, has_target_Q = _target(maps, special, name)
         rows, columns = np.nonzero((target_QK > 0) & has_target_Q[:, None])
-        total_NH = maps.weights_NHQK[:, :, rows, columns].sum(-1, dtype=np.float64)
-        masses[name] = total_NH / has_target_Q.sum() if has_target_Q.any() else np.full_like(total_NH, np.nan)
-    return masses
+        count = has_target_Q.sum() if has_target_Q.any() else np.nan
+        mass_NH = maps.weights_NHQK[:, :, rows, columns].sum(-1, dtype=np.float64) / count
+        chance = float(uniform_QK[rows, columns].sum(dtype=np.float64) / count)
+        found[name] = Measured(target_QK, has_target_Q, mass_NH, chance)
+    return found
+
+
+def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
+    """Return {pattern: mass of each layer and head, `NH`}, see `Measured`."""
+    return {name: pattern.mass_NH for name, pattern in measured(maps, special, assignment).items()}
 
 
 def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, float]:
-    """Return {pattern: attention mass of a head that attends uniformly to what it sees}, the level of chance."""
-    uniform_QK = maps.visible_QK / maps.visible_QK.sum(-1, keepdims=True, dtype=np.float32)
-    uniform = dataclasses.replace(maps, weights_NHQK=uniform_QK[None, None])
-    return {name: float(mass_NH[0, 0]) for name, mass_NH in attention_mass(uniform, special, assignment).items()}
+    """Return {pattern: mass of a head that attends uniformly}, see `Measured`."""
+    return {name: pattern.chance for name, pattern in measured(maps, special, assignment).items()}
 
 
 def viewer_view(
@@ -344,12 +362,13 @@ def viewer_view(
     if special is None:
         names = [one for one in names if one not in ("delim", "period")]
         special = PatternTokens((), ())
-    masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
-    every = list(dict.fromkeys([*PATTERNS, *names]))
+    every, found = list(dict.fromkeys([*PATTERNS, *names])), measured(maps, special, assignment)
     targets = {}
     for one in names:
-        colour = colours.CATEGORIES[every.index(one) % len(colours.CATEGORIES)]
-        targets[one] = Target(*_target(maps, special, one), title(one), colour, masses[one], chance[one])
+        colour, pattern = colours.CATEGORIES[every.index(one) % len(colours.CATEGORIES)], found[one]
+        targets[one] = Target(
+            pattern.target_QK, pattern.has_target_Q, title(one), colour, pattern.mass_NH, pattern.chance
+        )
     return View(
         name=name,
         model=model,
@@ -375,13 +394,12 @@ def strongest_pattern(
     attends only to the first token is better explained by the smaller target. Rows without a target count as rows that
     do not exceed uniform attention; in a decoder, a full stop is a target only of the tokens after it.
     """
-    masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
-    names = [name for name in masses if not np.isnan(chance[name])]
-    mass_PNH = np.stack([masses[name] for name in names])
-    chance_P = np.array([chance[name] for name in names])
-    share_P = np.array([_target(maps, special, name)[1].mean() for name in names])  # of rows with a target
-    best_NH = np.argmax((mass_PNH - chance_P[:, None, None]) * share_P[:, None, None], axis=0)
-    return np.array(names, object)[best_NH], np.take_along_axis(mass_PNH, best_NH[None], axis=0)[0]
+    every = measured(maps, special, assignment)
+    found = {name: pattern for name, pattern in every.items() if not np.isnan(pattern.chance)}
+    mass_PNH = np.stack([pattern.mass_NH for pattern in found.values()])
+    excess_PNH = [(pattern.mass_NH - pattern.chance) * pattern.has_target_Q.mean() for pattern in found.values()]
+    best_NH = np.argmax(excess_PNH, axis=0)
+    return np.array(list(found), object)[best_NH], np.take_along_axis(mass_PNH, best_NH[None], axis=0)[0]
 
 
 def pattern_names(maps: AttentionMaps, assignment: Assignment) -> list[str]:
@@ -395,10 +413,12 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     """Return a printable table of the attention mass on each pattern, averaged over heads, with a row for each layer.
 
     The first columns are the guided heads of each pattern on their own target, the others the free heads on every
-    pattern, both as means over these heads. The last row is the mass of uniform attention (`uniform_mass`). The first
-    line says which kind of attention it is, and which heads' outputs were zeroed.
+    pattern, both as means over these heads. The last row is the mass of uniform attention (`Measured.chance`). The
+    first line says which kind of attention it is, and which heads' outputs were zeroed.
     """
-    masses, chance = attention_mass(maps, special, assignment), uniform_mass(maps, special, assignment)
+    found = measured(maps, special, assignment)
+    masses = {name: pattern.mass_NH for name, pattern in found.items()}
+    chance = {name: pattern.chance for name, pattern in found.items()}
     layers, heads = maps.weights_NHQK.shape[:2]
     owners = head_patterns(assignment, heads)
     columns = [(name, [head for head in range(heads) if owners[head] == name], "guided") for name, _ in assignment]

@@ -145,7 +145,7 @@ VERBS = {
         True,
     ),
     "search": Verb(
-        "train every point of a config's grids, and choose the best; the same command goes on with what is not done",
+        "train every point of a config's grids, and choose the best; the same command resumes it",
         _CONFIG_AND_WORKDIR + " [--part=K/N] [--retry]",
         (
             "ag-jax search --config=quickstart_search --workdir=runs/search",

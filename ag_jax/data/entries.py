@@ -227,7 +227,7 @@ def _fetch(stored: epath.Path, directory: pathlib.Path) -> None:
                     raise ValueError(f"the content of {file} was changed")
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
         raise ValueError(
-            f"{stored} is damaged ({error}): once no machine uses it, delete it; the same command then makes it again"
+            f"{stored} is damaged ({error}): delete it when no machine reads it any more, and run the command again"
         ) from error
 
 

@@ -4,6 +4,7 @@ An object store can neither append to a file nor rename it atomically, but a fil
 not at all.
 """
 
+import secrets
 import shutil
 import sys
 import tempfile
@@ -46,14 +47,22 @@ def directory(name: epath.PathLike) -> epath.Path:
     return path
 
 
-def write_whole(path: epath.Path, text: str) -> None:
-    """Write a file atomically: readers, also after a crash, find the whole old content or the whole new content."""
+def write_whole(path: epath.Path, content: str | bytes) -> None:
+    """Write a file atomically: readers, also after a crash, find the whole old content or the whole new content.
+
+    Several processes or threads may write the same file; the last one determines its content.
+    """
+    data = content.encode() if isinstance(content, str) else content
     if is_remote(path):
-        path.write_text(text)
+        path.write_bytes(data)
         return
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    partial = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, may_write: bool = True) -> T:

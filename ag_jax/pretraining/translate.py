@@ -24,6 +24,7 @@ from ag_jax.attention.adversary import split_params
 from ag_jax.data.json_files import read_json
 from ag_jax.data.text import files
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.distributed import storage
 from ag_jax.models import beam_search
 from ag_jax.models.beam_search import Hypotheses
 from ag_jax.models.decoder import reorder, with_room
@@ -559,6 +560,5 @@ def _check_progress(output: pathlib.Path, progress: pathlib.Path, settings: dict
 
 
 def _write_progress(path: pathlib.Path, settings: dict[str, Any], done: Done) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps({"settings": settings, **dataclasses.asdict(done)}) + "\n")
-    partial.replace(path)
+    content = json.dumps({"settings": settings, **dataclasses.asdict(done)})
+    storage.write_whole(epath.Path(path), content + "\n")

@@ -109,16 +109,24 @@ def block(queries: int, keys: int) -> int:
     return max(1, math.ceil(max(queries, keys) / OVERVIEW))
 
 
-def largest(weights_NHQK: np.ndarray) -> np.ndarray:
-    """Return the largest weights of blocks of tokens (`block`), because means would hide thin lines."""
+def largest(weights_QK: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Reduce attention maps `...QK` to the maxima of blocks of `rows` times `columns` tokens; the last may be smaller.
+
+    Unlike a mean or a subsample, the maximum preserves thin lines.
+    """
+    queries, keys = np.arange(0, weights_QK.shape[-2], rows), np.arange(0, weights_QK.shape[-1], columns)
+    return np.maximum.reduceat(np.maximum.reduceat(weights_QK, queries, axis=-2), keys, axis=-1)
+
+
+def coarse(weights_NHQK: np.ndarray) -> np.ndarray:
+    """Return the cells of the overview of all heads: the largest weights of blocks of tokens (`block`)."""
     size = block(*weights_NHQK.shape[-2:])
-    queries, keys = (np.arange(0, length, size) for length in weights_NHQK.shape[-2:])
-    return np.maximum.reduceat(np.maximum.reduceat(weights_NHQK, queries, axis=-2), keys, axis=-1)
+    return largest(weights_NHQK, size, size)
 
 
 def overview(weights_NHQK: np.ndarray) -> bytes:
-    """Return the levels of the overview (`largest`) of all heads, one after the other, each by columns."""
-    return levels(np.swapaxes(largest(weights_NHQK), -1, -2), COARSE).tobytes()
+    """Return the levels of the overview of all heads, one after the other, each by columns."""
+    return levels(np.swapaxes(coarse(weights_NHQK), -1, -2), COARSE).tobytes()
 
 
 def bits(flags_QK: np.ndarray) -> bytes:

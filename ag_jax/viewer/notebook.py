@@ -21,22 +21,19 @@ class NotebookView:
 
     title: heading.
     views: the first is shown first.
-    detail: `full` or `picture`, see `viewer.page.page`. None takes the first of these that keeps the output below
-        `MOST_BYTES`, and if neither does, stores the maps of as many heads as fit, and of the others their overview.
+    detail: `full` or `picture`, see `viewer.page.page`. With None, the output of a cell has the first of these that
+        keeps it below `MOST_BYTES`; if neither does, the maps of as many heads as fit, and of the others the overview.
     """
 
     title: str
     views: Sequence[View]
     detail: str | None = None
 
-    def save(self, path: epath.PathLike, detail: str | None = None) -> epath.Path:
-        """Write a web page with the maps of all heads and return its path.
-
-        detail: see `viewer.page.page`.
-        """
+    def save(self, path: epath.PathLike) -> epath.Path:
+        """Write a web page with the maps of all heads and return its path."""
         file = epath.Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(pages.page(self.title, self.views, detail), encoding="utf-8")
+        file.write_text(pages.page(self.title, self.views, self.detail), encoding="utf-8")
         return file
 
     def _repr_html_(self) -> str:

@@ -125,7 +125,12 @@ def chosen_detail(views: Sequence[View]) -> str:
 def strongest_heads(view: View, most: int) -> Heads:
     """Return the `most` heads whose mass on some pattern most exceeds chance; without patterns, the first heads."""
     layers, heads = view.weights_NHQK.shape[:2]
-    excess = [target.mass_NH - target.chance for target in view.targets.values() if not math.isnan(target.chance)]
+    # Rows without a target count as rows that do not exceed chance.
+    excess = [
+        (target.mass_NH - target.chance) * target.has_target_Q.mean()
+        for target in view.targets.values()
+        if not math.isnan(target.chance)
+    ]
     best_NH = np.max(excess, axis=0) if excess else np.zeros((layers, heads))
     order = np.argsort(-best_NH, axis=None, kind="stable")[:most]
     return [(int(at) // heads, int(at) % heads) for at in order]
@@ -160,7 +165,7 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
     names, pieces = ["meta"], []
     for number, view in enumerate(views):
         for name, data in _maps(view, precision):
-            names.append(f"{name.format(number)}")
+            names.append(name.format(number))
             pieces.append(data)
     # A "<" in text could end the element that holds it.
     described = json.dumps(meta, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")

@@ -18,7 +18,7 @@ FRAME, GAP = 2, 4  # pixels
 def png(view: View) -> bytes:
     """Return a PNG of all heads, layers downwards and heads across, guided heads framed in their pattern's colour."""
     layers, heads = view.weights_NHQK.shape[:2]
-    tiles_NHQK = encode.largest(view.weights_NHQK)
+    tiles_NHQK = encode.coarse(view.weights_NHQK)
     scale = -(-SMALLEST // max(tiles_NHQK.shape[-2:]))
     shade = np.rint(np.sqrt(np.clip(tiles_NHQK, 0, 1)) * 255).astype(np.uint8).repeat(scale, -2).repeat(scale, -1)
     pixels = _table()[shade]

@@ -150,7 +150,7 @@
   // ---------------------------------------------------------------- colours
 
   const SCALES = {
-    weight: { name: "weight", low: "0", high: "1", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
+    weight: { name: "weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
     ratio: { name: "times even attention", ticks: [0.25, 1, 4, 16, 64], place: (ratio) => (Math.log2(ratio) + 2) / 8 },
     own: { name: "share of the map's largest weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
   };
@@ -384,7 +384,10 @@
     const guided = view.guided[state.head];
     if (guided && guided in view.targets) return guided;
     const names = Object.keys(view.targets).filter((name) => view.targets[name].chance !== null);
-    const excess = (name) => view.targets[name].mass[state.layer][state.head] - view.targets[name].chance;
+    const excess = (name) => { // rows without a target count as rows that do not exceed chance
+      const { mass, chance, numbers } = view.targets[name];
+      return (mass[state.layer][state.head] - chance) * numbers.filter((number) => number >= 0).length;
+    };
     return names.sort((one, two) => excess(two) - excess(one))[0] ?? "";
   }
 
@@ -444,7 +447,6 @@
     drawPanels(shown);
     drawBar(shown);
     drawFacts(view);
-    drawRow();
     drawText();
     if ($("twin").open) drawTwin();
   }
@@ -811,6 +813,8 @@
     return element;
   };
 
+  const svgText = (content, attributes) => svg("text", attributes, String(content));
+
   function drawSteps() {
     const view = views[state.view], series = view.step === null ? [] : stepsOf(view);
     $("steps").hidden = series.length < 2;
@@ -832,7 +836,7 @@
       const points = masses.map((mass, at) => [mass, at]).filter(([mass]) => !Number.isNaN(mass)).map(([mass, at]) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
       return svg("polyline", { points, fill: "none", stroke: colour, "stroke-width": layer === state.layer ? 3 : 1.5 });
     });
-    const text = (content, attributes) => { const element = svg("text", { "font-size": 11, fill: "currentColor", ...attributes }); element.textContent = content; return element; };
+    const text = (content, attributes) => svgText(content, { "font-size": 11, fill: "currentColor", ...attributes });
     const ticks = series.map(({ one }, at) => text(String(one.step), { x: x(at), y: high - 6, "text-anchor": "middle" }));
     const scale = [0, 0.5, 1].map((mass) => text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" }));
     const mark = svg("line", { x1: x(current), x2: x(current), y1: 4, y2: high - bottom, stroke: "currentColor", "stroke-dasharray": "3 3" });
@@ -888,13 +892,12 @@
     const { view, map } = panel, size = Math.max(4, Math.min(14, 900 / map.keys)), x = 110, y = 110;
     const image = pixels(view, map, panel.signed).toDataURL("image/png");
     const wide = map.keys * size, high = map.queries * size, step = Math.ceil(12 / (size / map.blocks));
-    const text = (content, attributes) => { const element = svg("text", attributes); element.textContent = content; return element; };
     const labels = [
-      ...rowsOf(view).map((token, q) => [token, q]).filter(([, q]) => q % step === 0).map(([token, q]) => text(label(token), { x: x - 4, y: y + ((q + 0.5) / map.blocks) * size + 3, "text-anchor": "end" })),
-      ...view.columns.map((token, k) => [token, k]).filter(([, k]) => k % step === 0).map(([token, k]) => text(label(token), { transform: `translate(${x + ((k + 0.5) / map.blocks) * size + 3} ${y - 4}) rotate(-90)` })),
+      ...rowsOf(view).map((token, q) => [token, q]).filter(([, q]) => q % step === 0).map(([token, q]) => svgText(label(token), { x: x - 4, y: y + ((q + 0.5) / map.blocks) * size + 3, "text-anchor": "end" })),
+      ...view.columns.map((token, k) => [token, k]).filter(([, k]) => k % step === 0).map(([token, k]) => svgText(label(token), { transform: `translate(${x + ((k + 0.5) / map.blocks) * size + 3} ${y - 4}) rotate(-90)` })),
     ];
     const drawn = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width: x + wide + 10, height: y + high + 10, "font-family": "sans-serif", "font-size": 9 },
-      text(`${view.name}: ${nameOf(view, state.layer, state.head)}`, { x: 4, y: 14, "font-size": 12 }),
+      svgText(`${view.name}: ${nameOf(view, state.layer, state.head)}`, { x: 4, y: 14, "font-size": 12 }),
       svg("image", { href: image, x, y, width: wide, height: high, preserveAspectRatio: "none", style: "image-rendering: pixelated" }), ...labels);
     save(fileName("svg"), dataOf("image/svg+xml", new XMLSerializer().serializeToString(drawn)));
   }

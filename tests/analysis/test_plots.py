@@ -9,6 +9,7 @@ import pytest
 from ag_jax.analysis import maps
 from ag_jax.analysis.figures import canvas, plots
 from ag_jax.attention.patterns import PATTERNS
+from ag_jax.viewer import encode
 from tests import tiny
 from tests.analysis import examples
 from tests.analysis.examples import SECOND
@@ -55,14 +56,14 @@ def test_overview_holds_every_map():
 
 def test_thin_lines_of_a_long_sentence_survive():
     weights_QK = np.eye(23, k=1)
-    cells = canvas.largest(weights_QK, canvas.Blocks(5, 5))
+    cells = encode.largest(weights_QK, 5, 5)
     assert cells.shape == (5, 5)
     np.testing.assert_array_equal(np.diag(cells), [1, 1, 1, 1, 1])
     by_hand = [[weights_QK[5 * i : 5 * i + 5, 5 * j : 5 * j + 5].max() for j in range(5)] for i in range(5)]
     np.testing.assert_array_equal(cells, by_hand)
-    np.testing.assert_array_equal(canvas.largest(weights_QK, canvas.Blocks(1, 1)), weights_QK)
+    np.testing.assert_array_equal(encode.largest(weights_QK, 1, 1), weights_QK)
     wide = [[weights_QK[7 * i : 7 * i + 7, 3 * j : 3 * j + 3].max() for j in range(8)] for i in range(4)]
-    np.testing.assert_array_equal(canvas.largest(weights_QK, canvas.Blocks(7, 3)), wide)
+    np.testing.assert_array_equal(encode.largest(weights_QK, 7, 3), wide)
 
 
 def test_heads_beside_their_targets():

@@ -168,6 +168,20 @@ def test_the_outline_of_the_target(browser, plain, path):
     assert after[1] == before[1]  # the last row has no target
 
 
+def test_the_pattern_of_a_free_head(browser, plain, tmp_path):
+    """A pattern with targets in few rows counts less, as in `maps.strongest_pattern`."""
+    chance, shape = 1 / COLUMNS, plain.weights_NHQK.shape[:2]
+    columns = np.eye(COLUMNS)[[2] * ROWS]
+    targets = {
+        "period": pages.Target(columns, np.arange(ROWS) < 1, "[Period]", "#009E73", np.full(shape, 0.9), chance),
+        "first": pages.Target(columns, np.arange(ROWS) < 5, "[First]", "#D55E00", np.full(shape, 0.4), chance),
+    }
+    view = views.view(tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK, targets=targets)
+    browser.open(save(tmp_path / "m.html", [view]), "l=1&h=2")
+    browser.act(lambda: browser.press("d"))
+    assert "minus the target of [First]" in browser.text("maps")
+
+
 def test_two_views_side_by_side(browser, plain, other, cells, path):
     browser.open(path, "l=1&h=2&o=1&r=2&c=5")
     for panel, view in enumerate((plain, other)):

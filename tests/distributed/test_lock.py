@@ -44,13 +44,7 @@ def write(directory, **changes):
     directory.mkdir(parents=True, exist_ok=True)
     values = vars(lock.Holder.this_process()) | {"token": "theirs"} | changes
     text = json.dumps(values | {"beats": 0})
-    if storage.is_remote(directory):
-        (directory / lock.FILE).write_text(text)
-        return
-    # By way of a file of its own, because a heartbeat of this process may write its partial file at the same time.
-    own = directory.parent / "theirs.json"
-    own.write_text(text)
-    own.replace(directory / lock.FILE)
+    storage.write_whole(directory / lock.FILE, text)
 
 
 def names(directory):

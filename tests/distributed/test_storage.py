@@ -1,6 +1,7 @@
 """Files on a disk and in an object store."""
 
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
 import etils.epath.backend as backends
 import pytest
@@ -50,6 +51,23 @@ def test_whole_files(store, tmp_path, place):
         storage.write_whole(path, text)
         assert path.read_text() == text
     assert [file.name for file in path.parent.iterdir()] == ["summary.json"]
+
+
+def test_two_writers_of_a_whole_file(tmp_path):
+    """Neither takes away the partial file of the other."""
+    path, texts = epath.Path(tmp_path / "beats.json"), ("a" * 9000, "b" * 5)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda text: [storage.write_whole(path, text) for _ in range(200)], texts))
+    assert path.read_text() in texts
+    assert [file.name for file in path.parent.iterdir()] == ["beats.json"]
+
+
+def test_a_whole_file_that_cannot_be_written_leaves_nothing(tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(OSError, match="taken"):
+        storage.write_whole(epath.Path(tmp_path / "taken"), "text")
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
 
 def test_a_file_that_grows_in_a_store_is_written_now_and_then(store, monkeypatch):

@@ -184,12 +184,25 @@ def test_a_notebook_shows_a_frame_and_a_picture(tmp_path):
         == pages.page("A title", shown.views)
         == shown.save(tmp_path / "new" / "m.html").read_text()
     )
+    coarse = NotebookView("A title", shown.views, "picture").save(tmp_path / "p.html").read_text()
+    assert coarse == pages.page("A title", shown.views, "picture") != html.unescape(inside)
     assert 'sandbox="allow-scripts allow-downloads"' in frame
     picture = np.asarray(Image.open(io.BytesIO(shown._repr_png_())))
     assert picture.shape == (2 * (45 + 4 + 4) + 4, 3 * (45 + 4 + 4) + 4, 3)
     assert picture[4, 4].tolist() == [0x00, 0x72, 0xB2]  # the frame of the guided head
     expected = matplotlib.colormaps["BuPu"](float(shown.views[0].weights_NHQK[0, 0, 2, 3]) ** 0.5)[:3]
     np.testing.assert_allclose(picture[6 + 5 * 2 + 2, 6 + 5 * 3 + 2] / 255, expected, atol=0.02)
+
+
+def test_a_pattern_of_few_rows_makes_a_head_less_strong():
+    mass_NH, other_NH = np.array([[0.9, 0.1]]), np.array([[0.1, 0.4]])
+    one, most = np.arange(9) == 3, np.arange(9) < 8
+    targets = {
+        "period": pages.Target(np.eye(9), one, "[Period]", "#009E73", mass_NH, 0.1),
+        "next": pages.Target(np.eye(9), most, "[Next]", "#0072B2", other_NH, 0.1),
+    }
+    view = views.view(weights_NHQK=views.attention(1, 2), targets=targets)
+    assert pages.strongest_heads(view, 1) == [(0, 1)]  # .3 in 8 rows, and not .8 in one
 
 
 def test_a_large_output_of_a_notebook_holds_fewer_heads(monkeypatch):

@@ -21,6 +21,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from ag_jax.viewer import encode
 from ag_jax.viewer.colours import CATEGORIES
 
 PALETTE = CATEGORIES
@@ -135,23 +136,14 @@ def block_sizes(queries: int, keys: int, size: Size, pixels: int = 3) -> Blocks:
     return Blocks(block_size(queries, size.height, pixels), block_size(keys, size.width, pixels))
 
 
-def largest(weights_QK: np.ndarray, blocks: Blocks) -> np.ndarray:
-    """Reduce attention maps `...QK` to the maxima of blocks of tokens (the last may be smaller).
-
-    Unlike a mean or a subsample, the maximum preserves thin lines.
-    """
-    rows, columns = (np.arange(0, length, block) for length, block in zip(weights_QK.shape[-2:], blocks, strict=True))
-    return np.maximum.reduceat(np.maximum.reduceat(weights_QK, rows, axis=-2), columns, axis=-1)
-
-
 def draw_map(axes: Axes, weights_QK: np.ndarray, size: Size) -> AxesImage:
     """Draw an attention map or target matrix in this size.
 
-    For long sentences, each cell shows the largest weight of a block of tokens (`largest`).
+    For long sentences, each cell shows the largest weight of a block of tokens (`encode.largest`).
     """
     queries, keys = weights_QK.shape
     blocks = block_sizes(queries, keys, size)
-    cells_QK = largest(weights_QK, blocks)
+    cells_QK = encode.largest(weights_QK, *blocks)
     bottom, right = len(cells_QK) * blocks.rows - 0.5, cells_QK.shape[1] * blocks.columns - 0.5
     # The aspect is the ratio of a token's height to its width.
     aspect = size.height / queries / (size.width / keys)

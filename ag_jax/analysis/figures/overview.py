@@ -26,6 +26,7 @@ from ag_jax.analysis.maps import (
     title,
 )
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
+from ag_jax.viewer import encode
 
 NARROWEST_TILE = 0.55  # minimum height and width of a map in the overview, in inches
 MOST_NUMBERS = 12  # maximum number of heads for which there is room to write each mass
@@ -48,7 +49,7 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     layers, heads, queries, keys = maps.weights_NHQK.shape
     size = canvas.map_size(queries, keys, max(0.55, min(1.5, WIDTH / max(heads, layers))), NARROWEST_TILE)
     blocks = canvas.block_sizes(queries, keys, size, 2)
-    tiles_NHQK = canvas.largest(maps.weights_NHQK, blocks)
+    tiles_NHQK = encode.largest(maps.weights_NHQK, *blocks)
     high, wide = tiles_NHQK.shape[-2:]
     # The gaps between maps, in cells, are equally wide on paper.
     cell = canvas.Size(size.width / wide, size.height / high)

@@ -99,7 +99,7 @@ def _place(part: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedSource:
-    """What was prepared of one source.
+    """A source of text and what was prepared of it.
 
     source: its name.
     rows: rows of each split.

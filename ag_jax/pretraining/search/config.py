@@ -19,7 +19,7 @@ class SearchConfig:
         ascending order; an empty list trains all points to the end.
     seeds: seeds that every point is trained with; points are judged by the mean over them.
     steps: number of steps of every point, each with schedules of that length; none for that of the config.
-    stop_after: seconds after which no further run is begun; the same command goes on. None for no limit.
+    stop_after: seconds after which no further run is begun; the same command resumes the search. None for no limit.
     """
 
     grids: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict, hash=False)

@@ -1,6 +1,6 @@
 """`ag-jax search`: train the points of the grids, each an ordinary run in a directory of its own, and write the report.
 
-The same command goes on with what is not done. Several machines may share the work: with `--part=K/N` each trains every
+The same command resumes a search. Several machines may share the work: with `--part=K/N` each trains every
 N-th point, and all of them need the same --workdir.
 """
 
