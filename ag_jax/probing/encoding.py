@@ -4,12 +4,12 @@ A word is encoded as in running text, with a space before it, also the first wor
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from ag_jax.data.probes.queries import Window
-from ag_jax.data.tasks.encoding import pieces_of_words
+from ag_jax.data.tasks.encoding import words_of_tokens
 from ag_jax.data.tokenizers import Tokenizer
 
 
@@ -41,13 +41,17 @@ class EncodedWindows:
 
 def encode(windows: Sequence[Window], tokenizer: Tokenizer, longest: int) -> EncodedWindows:
     """Encode windows; those with more than `longest` tokens become None."""
+    specials = tokenizer.specials
     encoded, unknown = [], 0
-    for pieces in _pieces([window.words for window in windows], tokenizer):
-        unknown += sum(not word for word in pieces)
-        pieces = [word or [tokenizer.specials.unknown] for word in pieces]
-        starts = np.cumsum([1, *map(len, pieces)], dtype=np.int32)  # from 1, after the begin token
-        ids = [tokenizer.specials.begin, *(id for word in pieces for id in word), tokenizer.specials.end]
-        encoded.append(EncodedWindow(np.asarray(ids, np.int32), starts) if len(ids) <= longest else None)
+    for ids, counts in _located([window.words for window in windows], tokenizer):
+        missing = np.flatnonzero(counts == 0)
+        if missing.size:
+            ids = np.insert(ids, (np.cumsum(counts) - counts)[missing], specials.unknown)
+            counts = np.maximum(counts, 1)
+            unknown += missing.size
+        starts = np.cumsum([1, *counts], dtype=np.int32)  # from 1, after the begin token
+        ids = np.concatenate([[specials.begin], ids, [specials.end]]).astype(np.int32)
+        encoded.append(EncodedWindow(ids, starts) if len(ids) <= longest else None)
     return EncodedWindows(tuple(encoded), unknown)
 
 
@@ -55,20 +59,22 @@ def word_lengths(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[int]]:
     """Return a function from the words of a text to the number of tokens of each word, 0 for words that are dropped."""
 
     def lengths(words: Sequence[str]) -> list[int]:
-        (pieces,) = _pieces([words], tokenizer)
-        return [len(word) for word in pieces]
+        ((_, counts),) = _located([words], tokenizer)
+        return counts.tolist()
 
     return lengths
 
 
-def _pieces(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[list[list[int]]]:
-    """Return the token ids of each word of each text; none for a word whose characters the tokenizer drops."""
-    missing = -1  # no token id
-    # The empty first word stands for the space before the first word of the text.
+def _located(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the token ids of each text, and the number of tokens of each of its words: 0 for a word whose characters
+    the tokenizer drops.
+    """
+    # The empty first word stands for the space before the first word of the text. Its own tokens, if it has any, are
+    # left out.
     spaced = [("", *words) for words in texts]
     located = tokenizer.locate_batch([" ".join(words) for words in spaced])
-    found = []
     for words, (ids, places) in zip(spaced, located, strict=True):
-        _, *pieces = pieces_of_words(words, ids, places, missing)
-        found.append([[] if word == [missing] else word for word in pieces])
-    return found
+        word_T = np.asarray(words_of_tokens(words, places), np.int64)
+        order = np.argsort(word_T, kind="stable")
+        first, *counts = np.bincount(word_T, minlength=len(words))
+        yield np.asarray(ids, np.int64)[order][first:], np.asarray(counts, np.int64)

@@ -4,7 +4,8 @@ A model attends between tokens; a probe asks about words. As in Clark et al. 201
 word is the sum over its tokens, and the attention *from* a word is the mean over its tokens. A row over words then sums
 to 1 minus the attention to the begin and end tokens.
 
-Only the rows of the queries leave the device, and only as numbers for each word.
+Only the rows of the queries leave the device. The host sums them over the tokens of each word, while the device
+computes the next batch.
 
 Shape letters: B batch, L length, N layers, H heads, Q all queries (in `NBHQK` query and key positions), F queries of a
 batch, P tokens of a word, U units: the words of a window, or its positions.
@@ -12,11 +13,11 @@ batch, P tokens of a word, U units: the words of a window, or its positions.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ag_jax.analysis import maps
@@ -29,7 +30,10 @@ To = Literal["sum", "mean"]
 Unit = Literal["word", "position"]
 LENGTH_STEP = 32  # rows are padded to multiples of it, so that few programs are compiled
 QUERIES = 64  # least number of queries of a batch, which is padded to a power of two for the same reason
-BYTES = 2**28  # of attention weights on the device at a time; decides how many windows a batch has
+# Bytes of the attention weights of a batch, which decide how many windows it has; two batches are on the device at a
+# time. On a CPU, weights that its caches can hold are read and written faster.
+BYTES = {"cpu": 2**26}
+OTHER_BYTES = 2**28  # on other devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +49,16 @@ class Convention:
     from_: From = "mean"
     to: To = "sum"
     transposed: bool = False
+
+    @property
+    def asked(self) -> From | To:
+        """How the tokens of a query's word become one row."""
+        return self.to if self.transposed else self.from_
+
+    @property
+    def others(self) -> From | To:
+        """How the numbers of the tokens of any word become its number in a row."""
+        return self.from_ if self.transposed else self.to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,38 +105,54 @@ def attention_rows(
         are units, too. Several kinds of unit share the forward passes.
     convention: how tokens become words; with `position`, how the tokens of the query's word become one row.
     """
-    for chunk in chunks(windows, window_Q, model):
+
+    def start(chunk: Chunk) -> jax.Array:
+        """Start the computation of a batch on the device, and return its result, for which nobody has waited."""
         texts = [windows[index] for index in chunk.windows]
         fields = batch_of(texts, chunk.length)
         place = {window: row for row, window in enumerate(chunk.windows)}
-        asked = _asked(windows, window_Q[chunk.queries], at_Q[chunk.queries], place, convention)
+        asked = _asked(windows, window_Q[chunk.queries], at_Q[chunk.queries], place, convention.asked)
         # Apart from the gathering, whose shapes vary more: the encoder is compiled once for each shape of a batch.
         weights_NBHQK = maps.attention_weights(model, params, fields, Ports())
-        found = {}
-        for unit in units:
-            shares = _unit_of_tokens(texts, fields["tokens"].shape, unit, convention)
-            weights_FNHU = np.asarray(_gathered(weights_NBHQK, shares, asked, convention.transposed))
-            found[unit] = weights_FNHU[: len(chunk.queries)]
-            if not np.isfinite(found[unit]).all():
-                raise ValueError("the model's attention is NaN or infinite: give a model whose weights are finite")
-        yield Rows(chunk.queries, found)
+        return _gathered(weights_NBHQK, asked, convention.transposed)
+
+    def finish(chunk: Chunk, started: jax.Array) -> Rows:
+        """Wait for the result of a batch, and turn attention to tokens into attention to words."""
+        weights_FNHL = np.asarray(started)[: len(chunk.queries)]
+        if not np.isfinite(weights_FNHL).all():
+            raise ValueError("the model's attention is NaN or infinite: give a model whose weights are finite")
+        found: dict[Unit, np.ndarray] = {"position": weights_FNHL} if "position" in units else {}
+        if "word" in units:
+            found["word"] = _to_words(weights_FNHL, windows, window_Q[chunk.queries], convention.others)
+        return Rows(chunk.queries, found)
+
+    # The device computes a batch while the caller scores the one before.
+    before: tuple[Chunk, jax.Array] | None = None
+    for chunk in chunks(windows, window_Q, model):
+        started = chunk, start(chunk)
+        if before:
+            yield finish(*before)
+        before = started
+    if before:
+        yield finish(*before)
 
 
 def chunks(windows: Sequence[EncodedWindow], window_Q: np.ndarray, model: PretrainingModel) -> Iterator[Chunk]:
-    """Split the windows that have queries, by their lengths, into batches whose attention weights need at most `BYTES`.
+    """Split the windows that have queries, by their lengths, into batches within the device's bound of `BYTES`.
 
     A batch has at least one window. The batches of one length have at most the same number of windows, a power of two.
     """
     order = np.argsort(window_Q, kind="stable")
     found, begins = np.unique(window_Q[order], return_index=True)
     queries_of = dict(zip(found.tolist(), np.split(order, begins[1:]), strict=True))
+    size = BYTES.get(jax.default_backend(), OTHER_BYTES)
     lengths = {index: _up(len(windows[index].ids), LENGTH_STEP) for index in queries_of}
     for length in sorted(set(lengths.values())):
         members = [index for index in queries_of if lengths[index] == length]
         heads = model.config.layers * model.config.heads
         of_window, of_query = 4 * heads * length**2, 2 * 4 * heads * length
         mean = sum(len(queries_of[index]) for index in members) // len(members) + 1  # queries of a window
-        most = max(1, BYTES // (of_window + of_query * mean))
+        most = max(1, size // (of_window + of_query * mean))
         most = 1 << (most.bit_length() - 1)
         for begin in range(0, len(members), most):
             taken = members[begin : begin + most]
@@ -147,44 +177,12 @@ def batch_of(windows: Sequence[EncodedWindow], length: int) -> dict[str, np.ndar
     return batch
 
 
-def _unit_of_tokens(
-    windows: Sequence[EncodedWindow], shape: tuple[int, ...], unit: Unit, convention: Convention
-) -> dict[str, np.ndarray]:
-    """Return the unit of each token of a batch and its share in that unit's number, of the shape of the tokens."""
-    length = shape[1]
-    found = {"unit_BL": np.full(shape, length, np.int32), "share_BL": np.zeros(shape, np.float32)}  # `length`: no unit
-    for row, window in enumerate(windows):
-        size, counts = len(window.ids), np.diff(window.starts)
-        if unit == "position":
-            found["unit_BL"][row, :size] = np.arange(size)
-            found["share_BL"][row, :size] = 1.0
-            continue
-        inside = slice(1, size - 1)
-        found["unit_BL"][row, inside] = np.repeat(np.arange(len(counts)), counts)
-        found["share_BL"][row, inside] = _shares(counts, convention, is_from=convention.transposed)
-    return found
-
-
-def _shares(counts: np.ndarray, convention: Convention, *, is_from: bool) -> np.ndarray:
-    """Return the share of each token in the number of its word, for the tokens of words one after the other.
-
-    counts: number of tokens of each word.
-    is_from: whether attention comes from the words; otherwise it goes to them.
-    """
-    if is_from and convention.from_ == "first":
-        shares = np.zeros(counts.sum(), np.float32)
-        shares[np.cumsum(counts) - counts] = 1.0
-        return shares
-    averaged = is_from or convention.to == "mean"
-    return np.repeat((1.0 / counts if averaged else np.ones(len(counts))).astype(np.float32), counts)
-
-
 def _asked(
     windows: Sequence[EncodedWindow],
     window_F: np.ndarray,
     at_F: np.ndarray,
     place: dict[int, int],
-    convention: Convention,
+    how: From | To,
 ) -> dict[str, np.ndarray]:
     """Return where the rows of the queries are in a batch: row, positions of the word's tokens and their shares."""
     queries = list(zip(window_F.tolist(), at_F.tolist(), strict=True))
@@ -200,15 +198,37 @@ def _asked(
     asked["row_F"][: len(queries)] = [place[window] for window, _ in queries]
     query, piece = np.nonzero(np.arange(pieces) < count_F[:, None])  # the tokens of the words, one after the other
     asked["position_FP"][query, piece] = begin_F[query] + piece
-    asked["share_FP"][query, piece] = _shares(count_F, convention, is_from=not convention.transposed)
+    share_P = {"sum": 1.0, "mean": 1.0 / count_F[query], "first": piece == 0}[how]
+    asked["share_FP"][query, piece] = share_P
     return asked
 
 
+def _to_words(
+    weights_FNHL: np.ndarray, windows: Sequence[EncodedWindow], window_F: np.ndarray, how: From | To
+) -> np.ndarray:
+    """Return numbers of tokens as numbers of words, `FNHU`, with as many units as tokens.
+
+    window_F: the window of each query; queries of the same window stand together.
+    """
+    weights_FNHU = np.zeros_like(weights_FNHL)
+    begins = np.flatnonzero(np.diff(window_F, prepend=-1)).tolist()
+    for begin, end in itertools.pairwise([*begins, len(window_F)]):
+        starts = windows[window_F[begin]].starts
+        rows_FNHL = weights_FNHL[begin:end, ..., : starts[-1]]
+        if how == "first":
+            words_FNHU = rows_FNHL[..., starts[:-1]]
+        else:
+            # Sums in the order of the tokens, so that words with equal attention stay tied.
+            words_FNHU = np.add.reduceat(rows_FNHL, starts[:-1], axis=-1)
+            if how == "mean":
+                words_FNHU /= np.diff(starts).astype(np.float32)
+        weights_FNHU[begin:end, ..., : len(starts) - 1] = words_FNHU
+    return weights_FNHU
+
+
 @functools.partial(jax.jit, static_argnames=("transposed",))
-def _gathered(
-    weights_NBHQK: jax.Array, batch: dict[str, jax.Array], asked: dict[str, jax.Array], transposed: bool
-) -> jax.Array:
-    """Return the attention of the queries to each unit, `FNHU`, with as many units as tokens."""
+def _gathered(weights_NBHQK: jax.Array, asked: dict[str, jax.Array], transposed: bool) -> jax.Array:
+    """Return the attention of the queries' words to each token, or with `transposed` from each token, `FNHL`."""
     own_FNHL: Any = 0.0
     for piece in range(asked["position_FP"].shape[1]):
         position_F, share_F = asked["position_FP"][:, piece], asked["share_FP"][:, piece]
@@ -218,7 +238,4 @@ def _gathered(
         else:
             rows_FNHL = weights_NBHQK[:, asked["row_F"], :, position_F, :]
         own_FNHL = own_FNHL + share_F[:, None, None, None] * rows_FNHL
-    one_hot_BLU = jax.nn.one_hot(batch["unit_BL"], weights_NBHQK.shape[-1], dtype=jnp.float32)
-    to_unit_BLU = batch["share_BL"][:, :, None] * one_hot_BLU
-    # Products with 0 and 1 are exact, so that words with equal attention stay tied.
-    return jnp.einsum("fnhl,flu->fnhu", own_FNHL, to_unit_BLU[asked["row_F"]], precision=jax.lax.Precision.HIGHEST)
+    return own_FNHL

@@ -77,7 +77,7 @@ def words_row(weights_NHLL, window, at, convention):
     ids=str,
 )
 def test_words(windows, tokens_attention, convention, monkeypatch):
-    monkeypatch.setattr(rows, "BYTES", 200_000)  # several batches
+    monkeypatch.setattr(rows, "BYTES", {"cpu": 200_000})  # several batches
     window_Q, at_Q = np.array([3, 1, 0, 1, 3, 2]), np.array([3, 1, 5, 11, 20, 0])
     probed, seen, batches = examples.probed(), [], 0
     for found in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, convention=convention):

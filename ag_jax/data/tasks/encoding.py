@@ -167,16 +167,27 @@ def pieces_of_words(
     unknown: the token id of a word without a token, which occurs when the tokenizer drops its letters.
     A token belongs to the word of its first character that is not white space.
     """
-    ends = np.cumsum([len(word) + 1 for word in words])  # of each word, including the space behind it
-    text = " ".join(words)
     pieces: list[list[int]] = [[] for _ in words]
-    for id, (begin, end) in zip(ids, places, strict=True):
+    for id, word in zip(ids, words_of_tokens(words, places), strict=True):
+        pieces[word].append(id)
+    return [word or [unknown] for word in pieces]
+
+
+def words_of_tokens(words: Sequence[str], places: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the index of the word to which each token belongs: the word of its first character that is not white
+    space; for `words` and `places` see `pieces_of_words`.
+    """
+    text = " ".join(words)
+    # The word of each character, where the space behind a word belongs to that word.
+    word_of_character = np.repeat(np.arange(len(words)), [len(word) + 1 for word in words]).tolist()
+    found = []
+    for begin, end in places:
         while begin < end and text[begin].isspace():
             begin += 1
         if begin == end:  # only a space, which belongs to the word behind it
             begin = min(begin, len(text) - 1)
-        pieces[int(np.searchsorted(ends, begin, side="right"))].append(id)
-    return [word or [unknown] for word in pieces]
+        found.append(word_of_character[begin])
+    return found
 
 
 def _pair(task: Task, first: list[int], second: list[int], settings: RowSettings) -> tuple[FeatureRow, bool]:
