@@ -31,8 +31,8 @@ Unit = Literal["word", "position"]
 LENGTH_STEP = 32  # rows are padded to multiples of it, so that few programs are compiled
 QUERIES = 64  # least number of queries of a batch, which is padded to a power of two for the same reason
 # Bytes of the attention weights of a batch, which decide how many windows it has; two batches are on the device at a
-# time. On a CPU, weights that its caches can hold are read and written faster.
-BYTES = {"cpu": 2**26}
+# time. On a CPU, at most 32 MiB: the GNU C library gives back larger blocks, and the system zeroes them anew each time.
+BYTES = {"cpu": 2**25}
 OTHER_BYTES = 2**28  # on other devices
 
 
