@@ -1,9 +1,12 @@
 """Attention between words, against loops over the attention between tokens."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ag_jax.data.probes.queries import Window
 from ag_jax.probing import rows
 from ag_jax.probing.encoding import encode, word_lengths
 from ag_jax.probing.rows import Convention, attention_rows
@@ -43,6 +46,22 @@ def test_encoding_keeps_words_apart(windows):
     lengths = word_lengths(tokenizer)
     for window, encoded in zip(examples.windows(), windows, strict=True):
         assert lengths(window.words) == np.diff(encoded.starts).tolist()
+
+
+def test_words_without_a_token_and_tokens_without_a_word():
+    """A token for the space before the text, which belongs to no word, is left out; a word without a token is read as
+    an unknown word.
+    """
+    specials = SimpleNamespace(begin=1, end=2, unknown=3)
+    # The text is " a \x00 bc d": the tokenizer drops the words "\x00" and "d", and "bc" has two tokens.
+    located = ([9, 10, 11, 12], [(0, 0), (0, 2), (4, 6), (6, 7)])
+    tokenizer = SimpleNamespace(specials=specials, locate_batch=lambda texts: [located for _ in texts])
+    words = ("a", "\x00", "bc", "d")
+    encoded = encode([Window("one", words)], tokenizer, 97)
+    assert encoded.unknown == 2
+    assert encoded.windows[0].ids.tolist() == [1, 10, 3, 11, 12, 3, 2]
+    assert encoded.windows[0].starts.tolist() == [1, 2, 3, 5, 6]
+    assert word_lengths(tokenizer)(words) == [1, 0, 2, 0]
 
 
 def test_windows_that_the_model_cannot_read():
