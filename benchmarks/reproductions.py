@@ -5,7 +5,8 @@
 A row is a config in the folder of a paper. The first line of its docstring says what it does, and in parentheses which
 tables and figures it makes, such as "(table 3, figure 5)"; `MORE` lists further ones of some configs. A record in
 benchmarks/results/ belongs to the config that its `command` names: to the small size if the command has scale=small or
-the config is in `SMALL`, and otherwise to the full size.
+the config is in `SMALL`, and otherwise to the full size. A record of a config in `SMALL` that has a list `repeats`
+belongs to the configs in this list alone.
 """
 
 import ast
@@ -90,7 +91,8 @@ def records() -> Iterator[tuple[str, bool, str]]:
                 config = config.removeprefix("configs/").removesuffix(".py")
                 small = config in SMALL or "scale=small" in argument.split(",")
                 link = f"[{path.stem}]({RESULTS}/{path.name})" + (" (stopped early)" if "stopped" in content else "")
-                yield from ((of, small, link) for of in SMALL.get(config, (config,)))
+                repeated = content.get("repeats", SMALL.get(config, (config,)))
+                yield from ((of, small, link) for of in repeated)
 
 
 def table() -> str:
