@@ -1,8 +1,8 @@
 """Attention of every head from, or to, chosen words: one number for each word, or each token, of the text.
 
 A model attends between tokens; a probe asks about words. As in Clark et al. 2019 (section 4.1), the attention *to* a
-word is the sum over its tokens, and the attention *from* a word is the mean over its tokens. A row over words then sums
-to 1 minus the attention to the begin and end tokens.
+word is the sum over its tokens, and the attention *from* a word is the mean over its tokens, by default. A row over
+words then sums to 1 minus the attention to the begin and end tokens.
 
 Only the rows of the queries leave the device. The host sums them over the tokens of each word, while the device
 computes the next batch.
@@ -42,8 +42,8 @@ class Convention:
 
     from_: attention from a word: the `mean` over its tokens, or that of its `first` token.
     to: attention to a word: the `sum` over its tokens, or the `mean`, so that words of many tokens have no advantage.
-    transposed: whether the numbers of a query are the attention of all words to its word, instead of the attention of
-        its word to all words.
+    transposed: whether a row has the attention *to* the query's word from every word, instead of *from* the query's
+        word to every word.
     """
 
     from_: From = "mean"
@@ -52,12 +52,12 @@ class Convention:
 
     @property
     def asked(self) -> From | To:
-        """How the tokens of a query's word become one row."""
+        """How to combine the tokens of the query's word into one row: `sum`, `mean` or `first`."""
         return self.to if self.transposed else self.from_
 
     @property
     def others(self) -> From | To:
-        """How the numbers of the tokens of any word become its number in a row."""
+        """How to combine the tokens of each word of a row, the query's word included: `sum`, `mean` or `first`."""
         return self.from_ if self.transposed else self.to
 
 
@@ -101,8 +101,8 @@ def attention_rows(
 
     windows: the texts.
     window_Q, at_Q: for each query its window, and its word in that window.
-    units: what a row has a number for: every `word`, or every `position` of the window, where the begin and end tokens
-        are units, too. Several kinds of unit share the forward passes.
+    units: `word` for one number per word, `position` for one per token of the window, begin and end tokens included.
+        Both use the same forward passes.
     convention: how tokens become words; with `position`, how the tokens of the query's word become one row.
     """
 
@@ -138,9 +138,10 @@ def attention_rows(
 
 
 def chunks(windows: Sequence[EncodedWindow], window_Q: np.ndarray, model: PretrainingModel) -> Iterator[Chunk]:
-    """Split the windows that have queries, by their lengths, into batches within the device's bound of `BYTES`.
+    """Group the windows that have queries into batches, by their padded lengths.
 
-    A batch has at least one window. The batches of one length have at most the same number of windows, a power of two.
+    Batches of one length have at most the same number of windows: a power of two, estimated from the bound of `BYTES`
+    and the mean number of queries of a window, and at least one.
     """
     order = np.argsort(window_Q, kind="stable")
     found, begins = np.unique(window_Q[order], return_index=True)
@@ -206,7 +207,7 @@ def _asked(
 def _to_words(
     weights_FNHL: np.ndarray, windows: Sequence[EncodedWindow], window_F: np.ndarray, how: From | To
 ) -> np.ndarray:
-    """Return numbers of tokens as numbers of words, `FNHU`, with as many units as tokens.
+    """Combine attention to tokens into attention to words, `FNHU`, with as many units as tokens; unused ones are 0.
 
     window_F: the window of each query; queries of the same window stand together.
     """

@@ -158,14 +158,15 @@ def _stacked(candidates: Sequence[FeatureRow], settings: RowSettings) -> Feature
 def pieces_of_words(
     words: tuple[str, ...], ids: list[int], places: list[tuple[int, int]], unknown: int
 ) -> list[list[int]]:
-    """Return the token ids of each word of a sentence; `places` are the tokens' character ranges, and a word without a
-    token gets the id `unknown`.
+    """Group the token ids of a sentence by word; a word without a token gets the id `unknown`.
+
+    A token belongs to a word as `words_of_tokens` says. A word is without a token if the tokenizer drops its
+    characters, or if a token that begins in the word before covers it, too.
 
     words: the words of the sentence.
     ids: token ids of the words joined by single spaces, so that the row is tokenised as in pre-training.
-    places: first and last + 1 character of each token.
-    unknown: the token id of a word without a token, which occurs when the tokenizer drops its letters.
-    A token belongs to the word of its first character that is not white space.
+    places: start and end (exclusive) of each token in the joined text, in characters.
+    unknown: the token id of a word without a token.
     """
     pieces: list[list[int]] = [[] for _ in words]
     for id, word in zip(ids, words_of_tokens(words, places), strict=True):
@@ -175,16 +176,18 @@ def pieces_of_words(
 
 def words_of_tokens(words: Sequence[str], places: Sequence[tuple[int, int]]) -> list[int]:
     """Return the index of the word to which each token belongs: the word of its first character that is not white
-    space; for `words` and `places` see `pieces_of_words`.
+    space. A token of white space alone belongs to the word after it.
+
+    For `words` and `places` see `pieces_of_words`.
     """
     text = " ".join(words)
-    # The word of each character, where the space behind a word belongs to that word.
+    # The word of each character, where the space after a word belongs to that word.
     word_of_character = np.repeat(np.arange(len(words)), [len(word) + 1 for word in words]).tolist()
     found = []
     for begin, end in places:
         while begin < end and text[begin].isspace():
             begin += 1
-        if begin == end:  # only a space, which belongs to the word behind it
+        if begin == end:  # only a space, which belongs to the word after it
             begin = min(begin, len(text) - 1)
         found.append(word_of_character[begin])
     return found
