@@ -65,6 +65,9 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
     if not found:
         table = "a header with the names of the columns, and at least one row" if file.suffix in _TABLES else "one"
         raise ValueError(f"{setting}={file} has no row: expected {table}")
+    if all(isinstance(record, ValueError) for _, record in found):
+        place, error = found[0]
+        raise ValueError(f"{setting}={file}: all of {len(found)} rows are malformed, the first, {place}: {error}")
     return found
 
 
