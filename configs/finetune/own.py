@@ -36,9 +36,10 @@ def get_config(argument: str = ""):
     train: file with the training examples; without it, `task` names a task of the catalogue.
     validation: file with the validation examples; without it, some training examples are held out.
     test: file with examples that are only predicted, and scored if all have labels.
-    text: column with the text, of spans with the context, of tagging with the list of words.
-    second: column with the second text of a pair, or with the question.
-    label: column with what is to be predicted.
+    text: column with the text, of spans with the context, of tagging with the list of words; without it `text`,
+        `context` or `words`.
+    second: column with the second text of a pair, or with the question; spans have `question` without it.
+    label: column with what is to be predicted; without it `label`, of spans `answers`, of tagging `tags`.
     choices: columns with the candidates of a choice, comma-separated, or one column with lists of texts.
     id: column with a different id for each example.
     labels: comma-separated names of the classes, or entity types; without them they are read from the training file.
