@@ -183,6 +183,13 @@ def test_settings_that_the_arguments_make():
     assert splits.find_task("conll2003", recipe).labels == ("O", "B-PER", "I-PER", "B-DATE", "I-DATE")
 
 
+def test_a_flag_with_labels_is_a_list_and_stored_labels_may_have_commas():
+    for given, labels in ((("PER,DATE",), ("PER", "DATE")), (["a, b", "c"], ("a, b", "c"))):
+        found = config_reader.parse(CustomTask, {"kind": "tagging", "train": "a.conll", "labels": given})
+        assert found.labels == labels
+        assert config_reader.parse(CustomTask, config_reader.to_dict(found)) == found
+
+
 def test_folds_of_a_custom_task(folder):
     made = CustomTask("classification", train="a.csv", text="review", label="stars")
     read = splits.read("own", Recipe(folds=3, custom=made), str(folder))
