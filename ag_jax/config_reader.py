@@ -175,10 +175,6 @@ def _to_type(hint: Any, value: Any, path: str, message_end: str = "") -> Any:
         of_item = get_args(hint)[0]
         if get_origin(of_item) is Literal:  # a flag with commas comes as one text; no choice has a comma
             value = [part for item in value for part in (item.split(",") if isinstance(item, str) else [item])]
-        if (
-            of_item is str and len(value) == 1 and isinstance(value[0], str)
-        ):  # the same; longer lists are stored ones, with any text
-            value = [part.strip() for part in value[0].split(",")]
         return tuple(_to_type(of_item, item, path) for item in value)
     # Also for numbers with a point, because float() of a very large integer raises OverflowError.
     if hint in (int, float) and type(value) is int and abs(value) > LARGEST:

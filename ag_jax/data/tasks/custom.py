@@ -86,6 +86,9 @@ class CustomTask:
     fingerprint: str | None = None
 
     def __post_init__(self):
+        for name in ("choices", "labels"):
+            if len(given := getattr(self, name)) == 1:  # a flag with commas comes as one text
+                object.__setattr__(self, name, tuple(part.strip() for part in given[0].split(",")))
         if self.kind is None:
             self._check_catalogue()
             return
