@@ -330,7 +330,7 @@ class _Declared(BaseException):
 _declaring = contextvars.ContextVar("declaring", default=False)
 
 
-def arguments(text: str, **choices: Any) -> SimpleNamespace:
+def arguments(text: str, /, **choices: Any) -> SimpleNamespace:
     """Read `name=value,...`, the arguments of a config file with these `choices`; return the values as attributes.
 
     Each keyword in `choices` names an argument, and its value says what the argument takes: a tuple holds the choices,

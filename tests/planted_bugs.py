@@ -561,6 +561,27 @@ BUGS = (
         "mine = next_runs",
         "tests/pretraining/search/test_search.py",
     ),
+    Bug(
+        "examples of a custom task are held out by the number of their row, not by their text",
+        "ag_jax/data/tasks/custom.py",
+        "is_held_out(item, settings.held_out, custom_records.content(item))",
+        "is_held_out(item, settings.held_out)",
+        "tests/data/tasks/test_custom.py",
+    ),
+    Bug(
+        "a number that is no class of a custom task is taken for the index of one",
+        "ag_jax/data/tasks/custom_records.py",
+        "        return task.labels.index(name)\n",
+        "        return task.labels.index(name)\n    if name.isdecimal():\n        return task.label_index(name)\n",
+        "tests/data/tasks/test_custom.py",
+    ),
+    Bug(
+        "a suite is resumed although the files of a custom task have changed",
+        "ag_jax/data/tasks/custom_records.py",
+        "hashlib.sha256(file.read_bytes()).digest()",
+        "hashlib.sha256(file.name.encode()).digest()",
+        "tests/data/tasks/test_custom.py tests/finetuning/test_custom.py",
+    ),
 )
 
 

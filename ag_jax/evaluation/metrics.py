@@ -12,6 +12,7 @@ import numpy as np
 import scipy.stats
 import sklearn.metrics
 
+from ag_jax.data import imported
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers, entities
 from ag_jax.evaluation.answers import Candidates
@@ -76,6 +77,44 @@ _SIMPLE: dict[str, Callable[[Sequence, Sequence], float]] = {
     function.__name__: function for function in (accuracy, f1, macro_f1, matthews, pearson, spearman)
 }
 _LABELS = {Texts: "label", Referent: "label", Choices: "right", TaggedSentence: "tags", Question: "answers"}
+
+
+def is_import_path(name: str) -> bool:
+    """Return whether the name of a metric is the import path `module.function` of a custom one."""
+    return "." in name
+
+
+def check_imported(task: Task) -> None:
+    """Raise ValueError if a custom metric of a task cannot be imported."""
+    for name in filter(is_import_path, task.metrics):
+        imported.function(f"tasks.{task.name}.metric", name)
+
+
+def of_imported(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
+    """Return the values of a task's custom metrics, functions of (labels, predictions) that return a number.
+
+    Labels and predictions are indices of classes, numbers, or tags; of a choice a label is a tuple with the indices of
+    the right candidates, and of a question it is a tuple with the texts of its answers.
+
+    Raises ValueError if a function cannot be imported, fails, or returns no finite number.
+    """
+    found = {}
+    for name in filter(is_import_path, task.metrics):
+        labels = [getattr(example, _LABELS[type(example)]) for example in examples]
+        if examples and isinstance(examples[0], Question):
+            labels = [tuple(text for text, _ in answers) for answers in labels]
+        function = imported.function(f"tasks.{task.name}.metric", name)
+        try:
+            value = float(function(labels, list(predictions)))
+        except Exception as error:  # the function is not ours, and may raise anything
+            raise ValueError(
+                f"the metric {name} of task {task.name} failed: {type(error).__name__}: {error}; it must be a function "
+                "of (labels, predictions) that returns a number"
+            ) from error
+        if not np.isfinite(value):
+            raise ValueError(f"the metric {name} of task {task.name} must return a finite number, got {value}")
+        found[name] = value
+    return found
 
 
 def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> None:

@@ -38,7 +38,7 @@ def find(directory: epath.Path) -> Best | None:
         return None
     if (directory / "config.json").exists():
         return _of_suites(directory, [directory]) if suite.is_suite(directory) else None
-    if directory.name in catalogue.TASKS and suite.is_suite(directory.parent):
+    if _is_of_task(directory):
         return _of_suites(directory, [directory.parent], directory.name)
     if not (directory / "report.json").exists():
         return None
@@ -47,6 +47,13 @@ def find(directory: epath.Path) -> Best | None:
         return _of_suites(directory, [directory / str(arm) for arm in report["arms"]])
     check_fields(directory / "report.json", report, {"arms": dict, "seeds": list})
     return _of_runs(directory, [directory / f"{arm}-seed{seed}" for arm in report["arms"] for seed in report["seeds"]])
+
+
+def _is_of_task(directory: epath.Path) -> bool:
+    """Return whether a directory is that of one task in the directory of a suite."""
+    if not directory.is_dir() or not suite.is_suite(directory.parent):
+        return False
+    return directory.name in suite.read_settings(directory.parent / "config.json")["tasks"]
 
 
 def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspected:
@@ -114,7 +121,7 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
             f"no finished trial of {named} has saved its weights: run the suite again, in another --workdir, with "
             "--config.keep=best"
         )
-    chosen, *others = [name for name in catalogue.TASKS if name in found]
+    chosen, *others = catalogue.ordered(found)
     best = max(found[chosen], key=found[chosen].__getitem__)
     count = len(found[chosen])
     trials = f"{count} trials" if count > 1 else "one trial"

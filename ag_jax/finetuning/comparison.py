@@ -32,6 +32,7 @@ JUDGED_BY = (
     "legacy_eval",
     "first_question",
     "skip_malformed",
+    "custom",
 )
 
 

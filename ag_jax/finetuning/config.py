@@ -5,6 +5,7 @@ import math
 from typing import Annotated, ClassVar, Literal
 
 from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.rows import SHORTEST
 from ag_jax.models.config import DType, Implementation, Remat
 from ag_jax.objectives.adversarial.config import AdversarialConfig
@@ -42,7 +43,8 @@ class Recipe:
         that all seeds, points and arms have the same; with `folds` these are divided into folds. None takes all.
     validation_examples: choose by so many validation examples, drawn in the same way; None takes all.
     subset_seed: seed of the subsets of examples.
-    metric: metric by which epochs and points are chosen, one of the task's; None takes the task's primary metric.
+    metric: metric by which epochs and points are chosen, one of the task's, or the import path `module.function` of a
+        custom one; None takes the task's primary metric.
     ranking: rank candidates as RoBERTa does: in QNLI sentences for a question; in WNLI and WSC phrases for a pronoun,
         by the checkpoint's head for masked words.
     answerability: train a classifier of whether a question has an answer beside the span, and let the classifier decide
@@ -55,6 +57,7 @@ class Recipe:
         splits.
     legacy_eval: choose by test data where released code did (`Task.legacy`); such numbers estimate nothing.
     adversarial: the attack that the model is trained against.
+    custom: the files and columns of a task that is not in the catalogue.
     """
 
     batch_sizes: tuple[Annotated[int, ">= 1"], ...] = (32,)
@@ -88,6 +91,7 @@ class Recipe:
     folds: Annotated[int, ">= 3"] | None = None  # one to train on, one to choose by, one to test
     legacy_eval: bool = False
     adversarial: AdversarialConfig = AdversarialConfig()
+    custom: CustomTask = CustomTask()
 
     EARLIER_NONE: ClassVar = {
         "patience": 0,

@@ -174,7 +174,7 @@ def evaluate(
     known.
     """
     metrics.check(task, examples, found)
-    measured = KINDS[task.kind].measure(task, examples, found)
+    measured = KINDS[task.kind].measure(task, examples, found) | metrics.of_imported(task, examples, found)
     if metrics.reads_scores(task):
         if scores is None:
             raise ValueError(f"the metrics {', '.join(task.metrics)} of task {task.name} need the scores of answers")

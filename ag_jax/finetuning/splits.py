@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 
 from ag_jax.data import randomness
-from ag_jax.data.tasks import catalogue, folds, ranking, readers
+from ag_jax.data.tasks import catalogue, custom, folds, ranking, readers
 from ag_jax.data.tasks.task import Examples, Task
+from ag_jax.evaluation import metrics
 from ag_jax.finetuning.config import Recipe
 from ag_jax.models.heads import head_of
 
@@ -33,16 +34,20 @@ class Splits:
 
 
 def find_task(name: str, recipe: Recipe) -> Task:
-    """Return the catalogue's task `name` with the recipe's metric.
+    """Return the task `name` of the catalogue, or the custom task of the recipe, with the recipe's metric.
 
     With `recipe.ranking`, a task that classifies becomes the choice of the right candidate (`data.tasks.ranking`). With
     `recipe.answerability`, a task of questions without answers gets a classifier that finds them.
 
     Raises ValueError if the task is unknown, or if a setting of the recipe does not go with it.
     """
-    task = catalogue.find(name)
-    if recipe.metric and recipe.metric not in task.metrics:
-        raise ValueError(f"tasks.{name}.metric must be one of {', '.join(task.metrics)}, got {recipe.metric!r}")
+    task = custom.make_task(name, recipe.custom, folds=bool(recipe.folds))
+    is_imported = metrics.is_import_path(recipe.metric or "")
+    if recipe.metric and recipe.metric not in task.metrics and not is_imported:
+        raise ValueError(
+            f"tasks.{name}.metric must be one of {', '.join(task.metrics)}, or module.function of a custom metric, got "
+            f"{recipe.metric!r}"
+        )
     if recipe.legacy_eval and not task.legacy_validation:
         with_legacy = [other for other, known in catalogue.TASKS.items() if known.legacy_validation]
         reason = f"; of {name}: {task.legacy}" if task.legacy else ""
@@ -76,18 +81,34 @@ def find_task(name: str, recipe: Recipe) -> Task:
             "spans of a text or ranks phrases by masked words, has no dropout; set tasks."
             f"{name}.dropout for the encoder's"
         )
-    return dataclasses.replace(task, metric=recipe.metric) if recipe.metric else task
+    if not recipe.metric:
+        return task
+    names = (*task.metrics, recipe.metric) if recipe.metric not in task.metrics else task.metrics
+    return dataclasses.replace(task, metric=recipe.metric, metrics=names)
+
+
+def resolved(name: str, recipe: Recipe, root: str | None) -> Recipe:
+    """Return a recipe with what the training file of a custom task decides, such as its labels.
+
+    Raises FileNotFoundError or ValueError if the files of the task cannot be used.
+    """
+    return dataclasses.replace(recipe, custom=custom.resolved(name, recipe.custom, root))
 
 
 def read(name: str, recipe: Recipe, root: str) -> Splits:
     """Load the splits of a task from the folder `root`, or from TFDS if `root` is empty, subsampled as the recipe says.
+
+    The files of a custom task are those that the recipe names.
 
     With `recipe.folds`, `validation` is a placeholder and `others` is empty: pass the result to `of_fold`.
 
     Raises FileNotFoundError if the train split or the split that chooses epochs is missing (other missing splits are
     skipped); ValueError for malformed rows, an unsuitable recipe, or more folds than examples.
     """
-    task, source, notes = find_task(name, recipe), catalogue.find(name), []
+    custom.check_unchanged(name, recipe.custom, root)
+    recipe = resolved(name, recipe, root)
+    task, source, notes = find_task(name, recipe), custom.make_task(name, recipe.custom, bool(recipe.folds)), []
+    skip = recipe.skip_malformed
     # Pronouns are read from the files with their phrases; pairs are ranked after they have been read.
     pronouns = task.kind == "referent"
     source = task if pronouns else source
@@ -95,7 +116,9 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
         notes.append("the first question about each dialogue only")
 
     def load(split: str) -> Examples:
-        examples = readers.load(source, root, split, skip_malformed=recipe.skip_malformed, legacy=recipe.first_question)
+        if recipe.custom.kind:
+            return custom.load(name, recipe.custom, root, split, skip_malformed=skip, folds=bool(recipe.folds))
+        examples = readers.load(source, root, split, skip_malformed=skip, legacy=recipe.first_question)
         if pronouns and split == "train":
             examples, left_out = ranking.learnable(examples)
             notes.append(
@@ -131,6 +154,9 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
                 others[split] = load(split)
             except FileNotFoundError:
                 continue  # not every distribution has every split
+    if recipe.custom.kind:
+        chosen_by = {} if recipe.folds else {"validation": validation}
+        notes += custom.notes(recipe.custom, task, {"train": train, **chosen_by, **others})
     train, validation = (
         drawn("train", train, recipe.train_examples),
         drawn(chooses, validation, recipe.validation_examples),

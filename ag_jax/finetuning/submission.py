@@ -144,7 +144,9 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
     The predictions are those of the ensemble of all seeds' models at the chosen point.
     """
-    notes = []
+    notes: list[str | None] = []
+    if chosen.task.name not in catalogue.TASKS:  # a custom task, for which there is no server
+        return []
     for split, predicted in chosen.predicted.items():
         task, rows = catalogue.find(chosen.task.name), predicted.together()
         if task.labels and not chosen.task.labels and rows:  # classes were ranked

@@ -19,6 +19,7 @@ from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import hosts, shared_files, storage
+from ag_jax.evaluation import metrics
 from ag_jax.finetuning import choosing, encoded, job, report, results, traces, trial
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
@@ -187,13 +188,22 @@ def _comparable_recipe(stored: dict[str, Any]) -> dict[str, Any]:
     return settings | {"epochs": settings["epochs"] * settings["epochs_factor"], "epochs_factor": 1}
 
 
+def resolved(config: FinetuningConfig) -> FinetuningConfig:
+    """Return a config in which custom tasks have the labels of their training files.
+
+    Raises FileNotFoundError or ValueError if the files of a custom task cannot be used.
+    """
+    tasks = {name: task_splits.resolved(name, recipe, config.data) for name, recipe in config.tasks.items()}
+    return dataclasses.replace(config, tasks=tasks)
+
+
 def read(config: FinetuningConfig) -> dict[str, Splits]:
     """Read the examples of every task in the config; return {task: examples by split}.
 
     This is done before anything is trained, so that missing or malformed files show at once and not hours later.
     """
     for name, recipe in config.tasks.items():
-        task_splits.find_task(name, recipe)
+        metrics.check_imported(task_splits.find_task(name, recipe))
     return {name: task_splits.read(name, config.tasks[name], config.data) for name in config.ordered_tasks}
 
 
@@ -229,6 +239,7 @@ def prepare(
     """
     config_reader.check(config)
     check_installed(config.wandb)
+    config = resolved(config)
     hosts.agree("their settings", config_reader.flat(config_reader.to_dict(config)))
     # On several hosts it is host 0 that looks at the directory, so that all decide alike.
     hosts.from_first("the directory of the suite", lambda: check_directory(config, workdir))
@@ -335,10 +346,9 @@ def run(suite: Suite) -> dict[str, Chosen]:
         _run_task(suite, name)
     if not hosts.is_first():
         return {}
-    order = [name for name in catalogue.TASKS if name in planned]  # not the order of training
     try:
         chosen = {}
-        for name in order:
+        for name in catalogue.ordered(planned):  # not the order of training
             material = suite.material[name]
             chosen[name] = results.choose(
                 material, config.tasks[name], *_ended(config, workdir, name, material.task.metric)

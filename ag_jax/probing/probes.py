@@ -1,12 +1,12 @@
 """The queries of each kind of probe, made for a model's tokenizer."""
 
-import importlib
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ag_jax.data import imported
 from ag_jax.data.probes import checking, coreference, gap, reflexive, trees
 from ag_jax.data.probes.queries import Probe
 from ag_jax.probing.config import ProbeConfig
@@ -36,7 +36,7 @@ def make(name: str, config: ProbeConfig, compared: Sequence[ProbedModel]) -> Pro
 def check(name: str, config: ProbeConfig) -> None:
     """Raise FileNotFoundError or ValueError for a file or a function that does not exist; no model is needed."""
     if config.kind == "custom":
-        _function(name, config)
+        imported.function(f"probes.{name}.function", config.function or "")
     elif config.data and not pathlib.Path(config.data).expanduser().exists():
         raise FileNotFoundError(f"probes.{name}.data={config.data} does not exist: expected a file or a folder")
 
@@ -68,21 +68,9 @@ def _dependencies(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Pro
     return trees.dependencies(str(config.data), subtypes=config.subtypes, **limits)
 
 
-def _function(name: str, config: ProbeConfig) -> Callable[[str | None], Any]:
-    """Import the function of a custom probe."""
-    module, _, function = (config.function or "").rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
-        raise ValueError(
-            f"cannot import probes.{name}.function={config.function}: {type(error).__name__}: {error}; expected "
-            "module.function, with the module installed or in a folder on PYTHONPATH"
-        ) from error
-
-
 def _custom(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
     """Call the function of a custom probe with the setting `data`; the function cuts its own windows."""
-    made = _function(name, config)(config.data)
+    made = imported.function(f"probes.{name}.function", config.function or "")(config.data)
     if not isinstance(made, Probe):
         raise ValueError(
             f"probes.{name}.function={config.function} returned {type(made).__name__}, expected an "

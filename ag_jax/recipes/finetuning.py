@@ -1,9 +1,11 @@
 """Fine-tuning recipes that several config files share, each with its source."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from ag_jax import config_reader
+from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
 Config = Any  # an `ml_collections.ConfigDict`
@@ -249,6 +251,17 @@ def oromo(config: Config, tasks: Sequence[str]) -> None:
         add(config, task, **settings, folds=10 if task == "oromo_ner" else None)
 
 
+def moderate(config: Config, tasks: Sequence[str]) -> None:
+    """Add tasks with settings for data sets of any size: learning rate 2e-5, batches of 16 rows, at most 10 epochs.
+
+    The learning rate warms up in a tenth of the steps, and three epochs without a better evaluation end a trial. Small
+    data sets need more than the usual three epochs and a long warm-up (Mosbach et al. 2021, section 6).
+    """
+    for task in tasks:
+        settings = {"batch_sizes": (16,), "learning_rates": (2e-5,), "epochs": 10, "patience": 3}
+        add(config, task, **settings, warmup_fraction=0.1)
+
+
 PROTOCOLS = {
     "roberta": roberta,
     "asa": asa,
@@ -267,6 +280,34 @@ def small(config: Config, examples: int = 6400) -> None:
     for recipe in config.tasks.values():
         recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, warmup_steps=None, max_length=64)
         recipe.update(train_examples=examples, validation_examples=None if recipe.folds else 1000)
+
+
+def custom(config: Config, task: str, arguments: Any) -> None:
+    """Make a task of a suite a custom one, or replace the tags of a task of the catalogue.
+
+    arguments: the arguments of the config file: fields of `data.tasks.custom.CustomTask`, of which an empty text leaves
+        the default. Without `train`, the task is one of the catalogue, and `labels` are its tags.
+
+    Raises ValueError if neither a training file nor labels are given, or files without a training file.
+    """
+    given = {field.name: getattr(arguments, field.name, "") for field in dataclasses.fields(CustomTask)}
+    given["separator"] = given["separator"].replace("auto", "")
+    given = {name: value for name, value in given.items() if value != ""}
+    for name in {"choices", "labels"} & set(given):
+        given[name] = tuple(part.strip() for part in given[name].split(","))
+    if "train" not in given:
+        if "labels" not in given:
+            raise ValueError(
+                "the config file needs the argument train, a file with training examples, as in "
+                "finetune/own:checkpoint=CHECKPOINT,train=a.csv; or task and labels, to replace the tags of a task of "
+                "the catalogue"
+            )
+        if others := sorted(set(given) - {"kind", "labels", "held_out"}):
+            raise ValueError(f"the argument {others[0]} needs the argument train, a file with training examples")
+        given = {"labels": given["labels"]}
+    config.tasks[task].custom.update(given)
+    if given.get("kind") == "span" and arguments.protocol == "moderate" and arguments.scale != "small":
+        config.tasks[task].max_length = 384  # a context is long, as in Devlin et al. 2019
 
 
 _SEVERAL_ROWS = ("dream", "hellaswag")  # tasks whose examples have a row for each candidate

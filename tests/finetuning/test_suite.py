@@ -488,7 +488,12 @@ def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, da
         (("sst2",), {"data": "/not/there"}, FileNotFoundError, "no split 'train' below /not/there"),
         (("sst2",), {"checkpoint": "/not/there"}, FileNotFoundError, "/not/there is no model"),
         (("sst2",), {"tasks.sst2.max_length": 65}, ValueError, "max_length=65 is longer than the 64 positions"),
-        (("sst2",), {"tasks.sst2.metric": "f1"}, ValueError, "tasks.sst2.metric must be one of accuracy, got 'f1'"),
+        (
+            ("sst2",),
+            {"tasks.sst2.metric": "f1"},
+            ValueError,
+            "tasks.sst2.metric must be one of accuracy, or module.function of a custom metric, got 'f1'",
+        ),
         (("sst2",), {"tasks.sst2.folds": 4}, ValueError, "tasks.sst2.folds is for tasks without a validation split"),
         (("oromo_ner",), {}, ValueError, "oromo_ner has no validation split: set tasks.oromo_ner.folds, such as 10"),
         (("oromo_ner",), {"tasks.oromo_ner.folds": 18}, ValueError, "expected 2 to 17 folds"),

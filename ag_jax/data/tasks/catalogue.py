@@ -1,6 +1,6 @@
 """The catalogue of tasks: each name with the labels, metrics and file layouts of the task."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ag_jax.data.tasks import superglue
@@ -275,3 +275,9 @@ def find(name: str) -> Task:
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}: expected one of {', '.join(TASKS)}")
     return TASKS[name]
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Return names of tasks in the order of the catalogue; custom tasks come last, in the given order."""
+    given = list(dict.fromkeys(names))
+    return [name for name in TASKS if name in given] + [name for name in given if name not in TASKS]

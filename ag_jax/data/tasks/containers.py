@@ -5,6 +5,7 @@ in the place of the record, so that one bad row does not hide the errors behind 
 split into rows any more, the ValueError is raised, because leaving out one row would leave out all rows behind it.
 """
 
+import collections
 import csv
 import gzip
 import io
@@ -26,10 +27,16 @@ def read_text(file: pathlib.Path) -> str:
 
     Raises ValueError if the file is not UTF-8 or not a whole gzip file.
     """
+    content = b""
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         return content.decode("utf-8-sig")
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{file} is not text in UTF-8 (line {line}: {error}); save it in UTF-8, or copy it anew"
+        ) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{file} is not text in UTF-8 ({error}); copy it anew") from error
 
 
@@ -51,7 +58,7 @@ def tsv(file: pathlib.Path, header: bool = True) -> Iterator[LocatedRecord]:
         if fields == [""]:
             continue
         if not names:
-            names = fields if header else [str(column) for column in range(len(fields))]
+            names = _checked(file, fields) if header else [str(column) for column in range(len(fields))]
             if header:
                 continue
         yield f"line {number}", _row(names, fields)
@@ -81,8 +88,8 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[LocatedRecord]:
             ) from error
         if fields is None:
             return
-        if begins == 1:
-            names = fields
+        if not names:
+            names = _checked(file, fields)
         elif fields:
             place = f"line {begins}" if begins == rows.line_num else f"lines {begins} to {rows.line_num}"
             yield place, _row(names, fields)
@@ -166,6 +173,16 @@ def _object(text: str) -> Record | ValueError:
         return parse_json(text)
     except ValueError as error:
         return error
+
+
+def _checked(file: pathlib.Path, names: list[str]) -> list[str]:
+    """Return the column names in a header. Raises ValueError if two columns have the same name, unless it is empty."""
+    if repeated := [name for name, times in collections.Counter(names).items() if name and times > 1]:
+        raise ValueError(
+            f"{file}: expected columns with different names in the header, got {repeated[0]!r} more than once; rename "
+            "one of these columns"
+        )
+    return names
 
 
 def _row(names: list[str], fields: list[str]) -> Record | ValueError:

@@ -4,7 +4,7 @@ Malformed rows are an error that names and counts them, or are skipped and count
 """
 
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,20 +56,11 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
     items: list[Example] = []
     problems: list[str] = []
     for file in files:
-        for place, record in _records(layout, file, split):
-            try:
-                if isinstance(record, ValueError):
-                    raise record
-                found = PARSERS[task.form](record, task, is_labelled(split))
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                reason = str(error) if isinstance(error, ValueError) else f"not of the form expected ({error!r})"
-                problems.append(f"{_name(file)}, {place}: {reason}")
-                continue
-            if legacy and task.form == "dream":
-                found = found[:1]
-            items.extend(found)
-    if problems and not skip_malformed:
-        raise ValueError(_malformed_message(task, split, problems))
+        found, wrong = parsed(_records(layout, file, split), file, PARSERS[task.form], task, is_labelled(split))
+        problems += wrong
+        for of_record in found:
+            items.extend(of_record[:1] if legacy and task.form == "dream" else of_record)
+    check_problems(task, split, problems, skip_malformed)
     if shared:  # train and validation are parts of one file, divided by a hash
         items = [item for item in items if is_held_out(item) == (split != "train")]
     if not items:
@@ -78,13 +69,36 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
     return Examples(tuple(items), source, 0 if shared and split != "train" else len(problems))
 
 
-def _malformed_message(task: Task, split: str, problems: list[str]) -> str:
-    shown = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
-    rest = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-    return (
-        f"task {task.name}, split {split}: {len(problems)} malformed rows; mend them, or set skip_malformed=True to "
-        f"leave them out, counted:\n{shown}{rest}"
-    )
+def parsed(
+    located: Iterable[LocatedRecord], file: pathlib.Path, parser: Parser, task: Task, labelled: bool
+) -> tuple[list[Sequence[Example]], list[str]]:
+    """Return the examples of each well-formed record of a file, and a sentence, with the place, about each other one.
+
+    labelled: whether every example must have a label.
+    """
+    found, problems = [], []
+    for place, record in located:
+        try:
+            if isinstance(record, ValueError):
+                raise record
+            found.append(parser(record, task, labelled))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            reason = str(error) if isinstance(error, ValueError) else f"not of the form expected ({error!r})"
+            problems.append(f"{_name(file)}, {place}: {reason}")
+    return found, problems
+
+
+def check_problems(task: Task, split: str, problems: Sequence[str], skip_malformed: bool) -> None:
+    """Raise ValueError, which counts malformed records and lists the first, unless there are none, or
+    `skip_malformed` is set.
+    """
+    if problems and not skip_malformed:
+        shown = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
+        rest = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        raise ValueError(
+            f"task {task.name}, split {split}: {len(problems)} malformed rows; mend them, or set skip_malformed=True "
+            f"to leave them out, counted:\n{shown}{rest}"
+        )
 
 
 def _is_shared(layout: FileLayout, split: str) -> bool:

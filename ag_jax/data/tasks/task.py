@@ -231,10 +231,13 @@ def is_labelled(split: str) -> bool:
     return not split.startswith(("test", "diagnostic"))
 
 
-def is_held_out(example: Example) -> bool:
+def is_held_out(example: Example, one_in: int = 10, key: str | None = None) -> bool:
     """Return whether an example is for validation, if train and validation share a file: one in ten, chosen by a hash.
 
-    Questions are hashed by their context, so that no context is in both parts, and all other examples by their id.
+    one_in: of so many examples about one is for validation.
+    key: the text that is hashed; None: of questions their context, so that no context is in both parts, and of all
+        other examples their id.
     """
-    key = example.context if isinstance(example, Question) else example.id
-    return zlib.crc32(key.encode()) % 10 == 0
+    if key is None:
+        key = example.context if isinstance(example, Question) else example.id
+    return zlib.crc32(key.encode()) % one_in == 0

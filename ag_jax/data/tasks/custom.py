@@ -1,0 +1,403 @@
+"""Custom tasks: settings that name one's own files and columns, the task that they define, and its examples.
+
+    settings = CustomTask(kind="classification", train="a.csv", text="review", label="stars")
+    settings = resolved("reviews", settings, root="")       # reads the labels from a.csv
+    task = make_task("reviews", settings)
+    train = load("reviews", settings, root="", split="train")
+
+Without a validation file, a part of the training file is held out by a hash of the texts.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from ag_jax.data.tasks import catalogue, custom_labels, custom_records, readers
+from ag_jax.data.tasks.containers import LocatedRecord, Record
+from ag_jax.data.tasks.task import Choices, Example, Examples, FileLayout, Task, Texts, is_held_out, is_labelled
+
+Kind = Literal["classification", "regression", "choice", "tagging", "span"]
+Separator = Literal["comma", "semicolon", "tab"]
+SPLITS = ("train", "validation", "test")
+# Names of the columns, by kind, where the settings name none.
+_TEXT = {"choice": "text", "tagging": "words", "span": "context"}
+_SECOND = {"span": "question"}
+_LABEL = {"tagging": "tags", "span": "answers"}
+# Metrics by kind; the first one is primary.
+_METRICS: dict[str, tuple[str, ...]] = {
+    "classification": ("accuracy", "macro_f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+    "choice": ("accuracy",),
+    "tagging": ("entity_f1", "precision", "recall", "token_f1"),
+    "span": ("f1", "exact_match"),
+}
+_NO_ANSWER = ("has_answer_f1", "has_answer_exact_match", "no_answer_accuracy", "best_f1", "best_exact_match")
+_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomTask:
+    """A task of one's own files; without `kind`, a task of the catalogue, of which `labels` may replace the tags.
+
+    kind: kind of the task; None stands for a task of the catalogue, such as conll2003.
+    train: file with the training examples: .csv or .tsv with a header, .jsonl, for tagging a CoNLL file, for spans
+        SQuAD's .json. Paths of files are relative to the suite's `data` folder, if there is one.
+    validation: file with the validation examples; None holds some of the training examples out.
+    test: file with examples that are only predicted, and scored if all have labels; None if there are none.
+    text: column with the text (of spans: the context; of tagging: the list of words); None takes text, context or
+        words.
+    second: column with the second text of a pair, or with the question of a span or a choice; None takes question for
+        spans, and otherwise means that there is none.
+    label: column with the class, the number, the number of the right candidate, the list of tags or the answers; None
+        takes label, tags or answers.
+    choices: columns with the candidates of a choice; one column, if it holds a list of texts.
+    id: column with a different id for each example; None numbers the rows from 0.
+    labels: names of the classes, or entity types or BIO tags; empty reads them from the training file.
+    lowest: lowest number of a regression; None reads it from the training file.
+    highest: highest number of a regression; None reads it from the training file.
+    answerable: whether every question of a span has an answer; None reads it from the training file.
+    held_out: about one in so many training examples is for validation, if there is no validation file.
+    separator: what separates the columns of a table; None: a comma in .csv, and in .tsv a tab without quotes.
+    reader: import path of a function from the path of a file to its examples, each a dict from columns to values, for
+        files of other forms.
+    fingerprint: hash of the files' content, filled in by the program, so that no suite is resumed, and no trial
+        inspected, with files that have changed since.
+    """
+
+    kind: Kind | None = None
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+    text: str | None = None
+    second: str | None = None
+    label: str | None = None
+    choices: tuple[str, ...] = ()
+    id: str | None = None
+    labels: tuple[str, ...] = ()
+    lowest: float | None = None
+    highest: float | None = None
+    answerable: bool | None = None
+    held_out: Annotated[int, ">= 2"] = 10
+    separator: Separator | None = None
+    reader: str | None = None
+    fingerprint: str | None = None
+
+    def __post_init__(self):
+        for name in ("choices", "labels"):
+            if len(given := getattr(self, name)) == 1:  # a flag with commas comes as one text
+                object.__setattr__(self, name, tuple(part.strip() for part in given[0].split(",")))
+        if self.kind is None:
+            self._check_catalogue()
+            return
+        if not self.train:
+            raise ValueError("custom.train must be a file with training examples, got none")
+        if self.labels and self.kind not in ("classification", "tagging"):
+            raise ValueError(f"custom.labels must be empty for a task of {self.kind}, got {', '.join(self.labels)}")
+        if len(self.labels) == 1 and self.kind == "classification":
+            raise ValueError(f"custom.labels must be at least two classes, got {self.labels[0]}")
+        if len(set(self.labels)) < len(self.labels) or not all(label.strip() for label in self.labels):
+            raise ValueError(f"custom.labels must be different names, got {', '.join(map(repr, self.labels))}")
+        if bool(self.choices) != (self.kind == "choice"):
+            raise ValueError(
+                "custom.choices must name the columns with the candidates of a task of choice, and only of such a "
+                f"task, got {', '.join(self.choices) or 'none'} for one of {self.kind}"
+            )
+        if self.kind == "tagging" and self.second:
+            raise ValueError(f"custom.second must be none for a task of tagging, got {self.second!r}")
+        if self.kind != "regression" and (self.lowest is not None or self.highest is not None):
+            raise ValueError(f"custom.lowest and custom.highest must be none for a task of {self.kind}")
+        if self.kind != "span" and self.answerable is not None:
+            raise ValueError(f"custom.answerable must be none for a task of {self.kind}")
+        if self.lowest is not None and self.highest is not None and self.lowest >= self.highest:
+            raise ValueError(f"custom.lowest must be below custom.highest, got {self.lowest:g} and {self.highest:g}")
+
+    def _check_catalogue(self) -> None:
+        """Raise ValueError if settings of one's own files are given without the kind of the task."""
+        for field in dataclasses.fields(self):
+            if field.name != "labels" and (value := getattr(self, field.name)) != field.default:
+                raise ValueError(
+                    "custom.kind must say what kind of task the files are of (classification, regression, choice, "
+                    f"tagging or span), got none with custom.{field.name}={value}"
+                )
+
+    @property
+    def column_of_text(self) -> str:
+        """The column with the text, the context or the words."""
+        return self.text or _TEXT.get(self.kind or "", "text")
+
+    @property
+    def column_of_second(self) -> str | None:
+        """The column with the second text or the question; None if there is none."""
+        return self.second or _SECOND.get(self.kind or "")
+
+    @property
+    def column_of_label(self) -> str:
+        """The column with the label, the tags or the answers."""
+        return self.label or _LABEL.get(self.kind or "", "label")
+
+    def files(self, root: str | None) -> dict[str, pathlib.Path]:
+        """Return the files that are given, by split; paths are relative to `root`, if it is given."""
+        given = {split: getattr(self, split) for split in SPLITS}
+        return {
+            split: pathlib.Path(root or "").expanduser() / pathlib.Path(name).expanduser()
+            for split, name in given.items()
+            if name
+        }
+
+
+def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
+    """Return the task that settings define: a custom one, or one of the catalogue, perhaps with other tags.
+
+    name: name of the task.
+    folds: whether the task is cross-validated, so that no examples are held out.
+
+    Raises ValueError for an unknown name without a kind, for a custom task with a name of the catalogue, and for labels
+    that cannot replace those of a task.
+    """
+    if settings.kind is None:
+        return _of_catalogue(name, settings)
+    if name in catalogue.TASKS:
+        raise ValueError(f"tasks.{name}.custom.kind must be none, because {name} is in the catalogue: rename your task")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"expected a name of letters, digits and _ for a custom task, got {name!r}: rename it")
+    if folds and settings.test:
+        raise ValueError(
+            f"tasks.{name}.custom.test must be none with folds, of which each is tested once: leave it out"
+        )
+    files = {split: getattr(settings, split) for split in SPLITS if getattr(settings, split)}
+    if not folds:
+        files = {"train": settings.train, "validation": settings.train, **files}
+    labels = tags_of(f"tasks.{name}.custom.labels", settings.labels) if settings.kind == "tagging" else settings.labels
+    metrics, answerable = _METRICS[settings.kind], settings.answerable is not False
+    if settings.kind == "classification" and len(labels) == 2:
+        metrics = (*metrics, "f1")
+    return Task(
+        name=name,
+        kind=settings.kind,
+        form="custom",
+        metric=metrics[0],
+        metrics=metrics if answerable else (*metrics, *_NO_ANSWER),
+        layouts=(FileLayout("custom", files, ()),),
+        labels=labels,
+        span=(
+            0.0 if settings.lowest is None else settings.lowest,
+            1.0 if settings.highest is None else settings.highest,
+        ),
+        answerable=answerable,
+    )
+
+
+def _of_catalogue(name: str, settings: CustomTask) -> Task:
+    if name not in catalogue.TASKS and not settings.labels:
+        try:
+            return catalogue.find(name)
+        except ValueError as error:
+            raise ValueError(f"{error}; a task of your own files needs tasks.{name}.custom.kind") from error
+    task = catalogue.find(name)
+    if not settings.labels:
+        return task
+    if task.kind != "tagging":
+        raise ValueError(
+            f"tasks.{name}.custom.labels must be empty, because {name} is no tagging task: for other classes define a "
+            "custom task with another name, and its kind"
+        )
+    return dataclasses.replace(task, labels=tags_of(f"tasks.{name}.custom.labels", settings.labels))
+
+
+def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return BIO tags, given as such or as entity types: PER stands for B-PER and I-PER, and O is always there.
+
+    Raises ValueError for tags of which some are missing.
+    """
+    if not any(label == "O" or label.startswith(("B-", "I-")) for label in labels):
+        return catalogue.bio(*labels) if labels else ()
+    complete = catalogue.bio(*dict.fromkeys(label[2:] for label in labels if label != "O"))
+    if set(complete) != set(labels):
+        missing = [tag for tag in complete if tag not in labels] or [tag for tag in labels if tag not in complete]
+        raise ValueError(
+            f"{setting} must be entity types, or O with B- and I- of each type, got {', '.join(labels)}: check "
+            f"{', '.join(missing)}"
+        )
+    return tuple(labels)
+
+
+def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
+    """Return the settings of a task with what its training file decides: labels or range, and the files' fingerprint.
+
+    Settings that are resolved already are returned unchanged, as are those of a task of the catalogue.
+
+    root: folder that the paths are relative to; None or "" stands for the working directory.
+
+    Raises FileNotFoundError or ValueError if a file cannot be read, lacks a column, or has no usable labels.
+    """
+    if settings.kind is None or settings.fingerprint:
+        return settings
+    files = settings.files(root)
+    same = {split: file.resolve() for split, file in files.items()}
+    for split, file in same.items():
+        if split != "train" and file in [other for name, other in same.items() if name != split]:
+            raise ValueError(
+                f"tasks.{name}.custom.{split} must be a file of its own, got {files[split]}, which is another split, "
+                "too: give another file, or leave it out (without a validation file, some training examples are held "
+                "out)"
+            )
+    located = {split: _located(name, settings, files[split], split) for split in files}
+    read = _read_labels(name, settings, located["train"], files["train"])
+    return dataclasses.replace(settings, **read, fingerprint=custom_records.fingerprint(files))
+
+
+def _read_labels(
+    name: str, settings: CustomTask, located: Sequence[LocatedRecord], file: pathlib.Path
+) -> dict[str, Any]:
+    """Return the settings that the records of the training file decide, unless they are given."""
+    column, setting = settings.column_of_label, f"tasks.{name}.custom.label"
+    if settings.kind == "classification" and not settings.labels:
+        return {"labels": custom_labels.classes(located, column, file, setting)}
+    if settings.kind == "tagging":
+        if settings.labels:
+            return {"labels": tags_of(f"{setting}s", settings.labels)}
+        column = "tags" if _is_conll(settings, file) else column
+        return {"labels": catalogue.bio(*custom_labels.entity_types(located, column, file))}
+    if settings.kind == "regression":
+        low, high = custom_labels.number_range(located, column, file, settings.lowest, settings.highest, setting)
+        return {"lowest": low, "highest": high}
+    if settings.kind == "span" and settings.answerable is None:
+        return {"answerable": custom_labels.are_answered(located, column)}
+    return {}
+
+
+def check_unchanged(name: str, settings: CustomTask, root: str | None) -> None:
+    """Raise ValueError if the files of a custom task are not those of which `resolved` stored the fingerprint."""
+    if settings.kind is None or not settings.fingerprint:
+        return
+    files = settings.files(root)
+    for split, file in files.items():
+        if not file.is_file():
+            raise FileNotFoundError(f"tasks.{name}.custom.{split}={file} does not exist: put the file back")
+    if custom_records.fingerprint(files) != settings.fingerprint:
+        raise ValueError(
+            f"the files of task {name} ({', '.join(map(str, files.values()))}) have changed since its training: put "
+            "back the earlier files, or train it again in another --workdir"
+        )
+
+
+def load(
+    name: str, settings: CustomTask, root: str | None, split: str, *, skip_malformed: bool = False, folds: bool = False
+) -> Examples:
+    """Return the examples of a split of a custom task, in the order of its file.
+
+    settings: as `resolved` returns them.
+    root: folder that the paths are relative to; None or "" stands for the working directory.
+    skip_malformed: leave malformed rows out and count them; otherwise they are an error.
+    folds: do not hold validation examples out of the training file.
+
+    Raises FileNotFoundError or ValueError if the file cannot be read, has malformed rows, or has no example.
+    """
+    files, task = settings.files(root), make_task(name, settings, folds)
+    shared = "validation" not in files and not folds and split != "test"
+    file = files["train" if shared else split]
+    numbered = (
+        (place, record if isinstance(record, ValueError) else _with_id(record, settings, number))
+        for number, (place, record) in enumerate(_located(name, settings, file, split))
+    )
+
+    def parse(record: Record, task: Task, labelled: bool) -> Sequence[Example]:
+        return _examples(record, settings, task, labelled)
+
+    found, problems = readers.parsed(numbered, file, parse, task, is_labelled(split))
+    readers.check_problems(task, split, problems, skip_malformed)
+    items = [example for of_record in found for example in of_record]
+    if repeated := [id for id, times in Counter(example.id for example in items).items() if times > 1]:
+        raise ValueError(f"{file}: expected a different id for each example, got {repeated[0]!r} more than once")
+    if shared:
+        chosen = [is_held_out(item, settings.held_out, custom_records.content(item)) for item in items]
+        if not 0 < sum(chosen) < len(items):
+            raise ValueError(
+                f"task {name}: one in {settings.held_out} of the examples of {file} is held out for validation, which "
+                f"is {sum(chosen)} of {len(items)}: give a validation file, more examples, or another "
+                f"tasks.{name}.custom.held_out"
+            )
+        items = [item for item, held in zip(items, chosen, strict=True) if held == (split == "validation")]
+    if not items:
+        raise ValueError(f"{file}: all of {len(problems)} rows are malformed, the first: {problems[0]}")
+    return Examples(tuple(items), str(file), 0 if shared and split != "train" else len(problems))
+
+
+def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> list[str]:
+    """Return remarks on the examples for the report: held-out examples, classes to learn nothing of, repeated texts."""
+    found = []
+    if not settings.validation and "validation" in splits:
+        held, rest = len(splits["validation"]), len(splits["train"])
+        found.append(
+            f"validation: {held:,} of {held + rest:,} examples of {settings.train}, about one in {settings.held_out}, "
+            "held out by a hash of their texts"
+        )
+    if task.kind == "classification":
+        seen = {getattr(example, "label", None) for example in splits["train"]}
+        if unseen := [label for number, label in enumerate(task.labels) if number not in seen]:
+            found.append(f"no training example has the label {', '.join(unseen)}")
+    learned = {custom_records.content(example) for example in splits["train"]}
+    for split, examples in splits.items():
+        repeated = sum(custom_records.content(example) in learned for example in examples)
+        if split != "train" and repeated:
+            found.append(f"{split}: {repeated:,} of {len(examples):,} examples have a text of the training examples")
+    return found
+
+
+def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) -> list[LocatedRecord]:
+    """Return the records of a file, of which some at least have all columns that the task needs."""
+    own = split if getattr(settings, split) else "train"
+    setting = f"tasks.{name}.custom.{own}"
+    located = custom_records.read(file, settings.kind or "", settings.separator, settings.reader, setting)
+    if _is_conll(settings, file):
+        for column in ("text", "label", "id"):
+            if getattr(settings, column):
+                raise ValueError(
+                    f"tasks.{name}.custom.{column} must be none for the CoNLL file {file}, whose columns have no "
+                    "names: the word is in the first column and the tag in the last one"
+                )
+        return located
+    needed: dict[str, str | tuple[str, ...]] = {"text": settings.column_of_text, "choices": settings.choices}
+    if settings.column_of_second:
+        needed["second"] = settings.column_of_second
+    if settings.id:
+        needed["id"] = settings.id
+    if is_labelled(split):  # a test file may have no labels
+        needed["label"] = settings.column_of_label
+    custom_records.check_columns(located, needed, file, name)
+    return located
+
+
+def _is_conll(settings: CustomTask, file: pathlib.Path) -> bool:
+    return settings.kind == "tagging" and not settings.reader and custom_records.is_conll(file)
+
+
+def _with_id(record: Record, settings: CustomTask, number: int) -> Record | ValueError:
+    """Return a record with its id as text; the number of the record if the settings name no column with ids."""
+    column = settings.id or ("id" if settings.kind == "span" and "id" in record else None)  # as SQuAD's files have
+    if column is None:
+        return {**record, "id": str(number)}
+    if not isinstance(record.get(column), str | int) or not str(record[column]).strip():
+        return ValueError(f"expected an id in the column {column!r}, got {record.get(column)!r}")
+    return {**record, "id": str(record[column])}
+
+
+def _examples(record: Record, settings: CustomTask, task: Task, labelled: bool) -> Sequence[Example]:
+    """Return a list with the one example of a record of a custom task."""
+    first, second, label = settings.column_of_text, settings.column_of_second, settings.column_of_label
+    if settings.kind == "tagging":
+        return custom_records.tags(record, first, label, task, labelled)
+    if settings.kind == "span":
+        return custom_records.question(record, (first, second or "", label), task, labelled)
+    text = custom_records.text(record, first)
+    other = custom_records.text(record, second) if second else None
+    if settings.kind == "choice":
+        found = custom_records.candidates(record, settings.choices)
+        right = custom_records.candidate_of(record, label, len(found), labelled)
+        pairs = tuple((text, f"{other} {candidate}" if other else candidate) for candidate in found)
+        return [Choices(record["id"], pairs, None if right is None else (right,))]
+    read = custom_records.class_of if settings.kind == "classification" else custom_records.number_of
+    return [Texts(record["id"], text, other, read(record, label, task, labelled))]

@@ -1,0 +1,112 @@
+"""What the training file of a custom task decides: its classes, types of entities or range of numbers.
+
+Records that cannot be read are left out here, because reading the examples reports them with their lines.
+"""
+
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from ag_jax.data.tasks import custom_records
+from ag_jax.data.tasks.containers import LocatedRecord, Record
+
+_BIO = re.compile(r"[BI]-.+")
+
+
+def _records(located: Sequence[LocatedRecord]) -> Iterator[tuple[str, Record]]:
+    for place, record in located:
+        if not isinstance(record, ValueError):
+            yield place, record
+
+
+def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, setting: str) -> tuple[str, ...]:
+    """Return the classes in a column: numbers in their order, then names in alphabetical order.
+
+    setting: name of the setting that names the column, for errors.
+
+    Raises ValueError for fewer than two classes, and if every row has another one, as in a column of numbers or texts.
+    """
+    counts: Counter[str] = Counter()
+    for _, record in _records(located):
+        try:
+            counts[custom_records.label_text(record.get(column), column)] += 1
+        except ValueError:
+            continue
+    found = [label for label in counts if not custom_records.is_missing(label)]
+    every = len(found) > 2 and all(counts[label] == 1 for label in found)
+    if len(found) < 2 or every:
+        got = f"{len(found)} classes in as many rows" if every else ", ".join(found) or "none"
+        raise ValueError(
+            f"{file}: expected at least two classes in the column {column!r}, with several examples each, got {got}; "
+            f"set {setting} to the column with the classes, or kind to regression for numbers, or list the classes in "
+            "labels"
+        )
+    return tuple(sorted(found, key=_order))
+
+
+def _order(label: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(label), label
+    except ValueError:
+        return 1, 0.0, label
+
+
+def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Path) -> list[str]:
+    """Return the types of entities in a column of lists of BIO tags, in alphabetical order.
+
+    Raises ValueError for a tag that is not BIO, and if there is no type.
+    """
+    types = set()
+    for place, record in _records(located):
+        tags = record.get(column)
+        for tag in tags if isinstance(tags, list) else ():
+            if tag == "O":
+                continue
+            if not isinstance(tag, str) or not _BIO.fullmatch(tag):
+                raise ValueError(
+                    f"{file}, {place}: expected BIO tags, which are O, or B- or I- with a type of entity, got {tag!r}; "
+                    "convert the tags, or name the column with them"
+                )
+            types.add(tag[2:])
+    if not types:
+        raise ValueError(f"{file}: expected a tag of an entity, such as B-PER, got no tag but O; mend the tags")
+    return sorted(types)
+
+
+def number_range(
+    located: Sequence[LocatedRecord],
+    column: str,
+    file: pathlib.Path,
+    lowest: float | None,
+    highest: float | None,
+    setting: str,
+) -> tuple[float, float]:
+    """Return the lowest and the highest number in a column; `lowest` and `highest` replace them, if they are given.
+
+    setting: name of the setting that names the column, for errors.
+
+    Raises ValueError unless the first is lower than the second.
+    """
+    numbers = []
+    for _, record in _records(located):
+        try:
+            found = custom_records.number(record.get(column), column)
+        except ValueError:
+            continue
+        numbers += [] if found is None else [found]
+    low = min(numbers, default=0.0) if lowest is None else lowest
+    high = max(numbers, default=0.0) if highest is None else highest
+    if low >= high:
+        got = f"a range from {low:g} to {high:g}" if numbers else "no number"
+        raise ValueError(
+            f"{file}: expected different numbers in the column {column!r}, got {got}; set {setting} to the column with "
+            "the numbers"
+        )
+    return low, high
+
+
+def are_answered(located: Sequence[LocatedRecord], column: str) -> bool:
+    """Return whether no record has an empty list of answers in a column."""
+    answers = [record.get(column) for _, record in _records(located)]
+    return not any((found.get("text") if isinstance(found, Mapping) else found) == [] for found in answers)

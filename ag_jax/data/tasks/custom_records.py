@@ -1,0 +1,264 @@
+"""Records of a custom task's files, and their examples.
+
+The ending of a file's name decides how it is split into records: .csv and .tsv tables with a header, .jsonl, SQuAD's
+.json, and CoNLL files with any other ending. Errors name columns as the file does.
+"""
+
+import hashlib
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ag_jax.data import imported
+from ag_jax.data.tasks import spans, tagging
+from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
+from ag_jax.data.tasks.task import Choices, Example, Question, TaggedSentence, Task, Texts
+
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
+_TABLES, _CONLL = (".csv", ".tsv"), ("", ".conll", ".conll03", ".txt", ".bio", ".iob", ".iob2")
+_ENDINGS = {  # of the files that each kind of task can be read from
+    "classification": (*_TABLES, ".jsonl"),
+    "regression": (*_TABLES, ".jsonl"),
+    "choice": (*_TABLES, ".jsonl"),
+    "tagging": (".jsonl", *_CONLL),
+    "span": (".jsonl", ".json"),
+}
+_MISSING = ("", "nan", "na", "n/a", "none", "null")  # how spreadsheets and pandas write that there is no value
+
+
+def ending(file: pathlib.Path) -> str:
+    """Return the ending of a file's name that decides how it is read, such as `.csv` of `a.csv.gz`, in lower case."""
+    return (file.with_suffix("") if file.suffix == ".gz" else file).suffix.lower()
+
+
+def is_conll(file: pathlib.Path) -> bool:
+    """Return whether a file is read as a CoNLL file, whose columns have no names."""
+    return ending(file) in _CONLL
+
+
+def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | None, setting: str) -> list[LocatedRecord]:
+    """Return (location, record) for each record of a file; in place of a malformed record, the ValueError about it.
+
+    separator: a key of `SEPARATORS`; None: by the ending of the file's name.
+    reader: import path of a function that returns the records of the file with this path; None: by the ending.
+    setting: name of the setting that names the file, for errors.
+
+    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be read or has no record.
+    """
+    if not file.is_file():
+        what = "is a directory" if file.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{setting}={file} {what}: give the path of a file")
+    if reader:
+        found = _of_reader(file, reader, setting)
+    else:
+        end = ending(file)
+        if end not in _ENDINGS[kind]:
+            known = ", ".join(known for known in _ENDINGS[kind] if known)
+            raise ValueError(
+                f"{setting}={file} has an ending from which its form cannot be told: expected {known} for a task of "
+                f"{kind}; rename or convert the file, or give the import path of a reader"
+            )
+        if separator and end not in _TABLES:
+            raise ValueError(f"separator={separator} is for .csv and .tsv, but {setting}={file}: leave it out")
+        found = list(_split(file, end, separator))
+    if not found:
+        table = "a header with the names of the columns, and at least one row" if file.suffix in _TABLES else "one"
+        raise ValueError(f"{setting}={file} has no row: expected {table}")
+    if all(isinstance(record, ValueError) for _, record in found):
+        place, error = found[0]
+        raise ValueError(f"{setting}={file}: all of {len(found)} rows are malformed, the first, {place}: {error}")
+    return found
+
+
+def _split(file: pathlib.Path, end: str, separator: str | None) -> Iterable[LocatedRecord]:
+    if end == ".csv" or separator:
+        return CONTAINERS["quoted"](file, delimiter=SEPARATORS[separator or "comma"])
+    return CONTAINERS[{".tsv": "tsv", ".jsonl": "jsonl", ".json": "articles"}.get(end, "columns")](file)
+
+
+def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRecord]:
+    """Return the records that a custom reader makes of a file, numbered from 1 in error messages."""
+    try:
+        records = list(imported.function("reader", reader)(str(file)))
+    except ValueError:
+        raise
+    except Exception as error:  # the function is not ours, and may raise anything
+        raise ValueError(
+            f"the reader {reader} cannot read {setting}={file}: {type(error).__name__}: {error}; mend the function"
+        ) from error
+    found: list[LocatedRecord] = []
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, Mapping):
+            raise ValueError(
+                f"the reader {reader} must return a dict for each example, from names of columns to values, but "
+                f"number {number} of {file} is of type {type(record).__name__}"
+            )
+        found.append((f"record {number}", record))
+    return found
+
+
+def check_columns(
+    located: Sequence[LocatedRecord], columns: Mapping[str, str | tuple[str, ...]], file: pathlib.Path, task: str
+) -> None:
+    """Raise ValueError if no record of a file has one of the columns that a task needs.
+
+    columns: names of columns by the setting that names them.
+    """
+    there = list(dict.fromkeys(name for _, record in located if not isinstance(record, ValueError) for name in record))
+    for setting, names in columns.items():
+        for name in (names,) if isinstance(names, str) else names:
+            if there and name not in there:
+                sign = next((sign for sign, character in SEPARATORS.items() if character in "".join(there)), None)
+                hint = f"; if its columns are separated by a {sign}, set separator={sign}" if sign else ""
+                raise ValueError(
+                    f"{file} has no column {name!r}, which tasks.{task}.custom.{setting} names: it has "
+                    f"{', '.join(map(repr, there))}; set {setting} to one of these{hint}"
+                )
+
+
+def label_text(value: Any, column: str) -> str:
+    """Return the name of a class as a text without surrounding spaces; "" for values that stand for a missing label.
+
+    Raises ValueError for a value that cannot be the name of a class.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"expected the name of a class in the column {column!r}, got {value!r}")
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
+
+
+def is_missing(label: str) -> bool:
+    """Return whether the text of a label means that there is none, such as an empty field or pandas' nan."""
+    return label.casefold() in _MISSING
+
+
+def text(record: Record, column: str) -> str:
+    """Return a text of a record. Raises ValueError if it is missing, blank or no text."""
+    value = record.get(column)
+    if not isinstance(value, str) or not value.strip():
+        got = f"got {value!r}" if column in record else "got none"
+        raise ValueError(f"expected a text in the column {column!r}, {got}")
+    return value
+
+
+def number(value: Any, column: str) -> float | None:
+    """Return a number, also from text; None if it is missing. Raises ValueError for anything else."""
+    written = label_text(value, column)
+    if is_missing(written):
+        return None
+    try:
+        found = math.nan if isinstance(value, bool) else float(written)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"expected a number in the column {column!r}, got {value!r}")
+    return found
+
+
+def _missing(column: str) -> ValueError:
+    return ValueError(
+        f"the label in the column {column!r} is missing: add it, or delete the row; if the value is the name of a "
+        "class, list all classes in labels"
+    )
+
+
+def class_of(record: Record, column: str, task: Task, labelled: bool) -> int | None:
+    """Return the index of a record's class; None if its label is missing, which needs `labelled` False.
+
+    Classes are known by their names only: a number is not taken for an index.
+    """
+    name = label_text(record.get(column), column)
+    if name in task.labels:
+        return task.labels.index(name)
+    if is_missing(name):
+        if labelled:
+            raise _missing(column)
+        return None
+    raise ValueError(
+        f"unknown label {name!r} in the column {column!r}: expected one of {', '.join(task.labels)}, the labels of "
+        "the training file or those that were given; mend the label, or list all classes in labels"
+    )
+
+
+def number_of(record: Record, column: str, task: Task, labelled: bool) -> float | None:
+    """Return the number of a record, which must be in `task.span`; None if it is missing, as in `class_of`."""
+    found = number(record.get(column), column)
+    if found is None and labelled:
+        raise _missing(column)
+    low, high = task.span
+    if found is not None and not low <= found <= high:
+        raise ValueError(
+            f"expected a number from {low:g} to {high:g} in the column {column!r}, the range of the training file or "
+            f"the one that was given, got {found:g}; mend it, or set lowest and highest"
+        )
+    return found
+
+
+def candidate_of(record: Record, column: str, count: int, labelled: bool) -> int | None:
+    """Return the index of the right one of `count` candidates: a number from 0, or a letter from A; None if missing."""
+    written = label_text(record.get(column), column)
+    if is_missing(written):
+        if labelled:
+            raise _missing(column)
+        return None
+    is_letter = len(written) == 1 and "A" <= written.upper() <= "Z"
+    found = ord(written.upper()) - ord("A") if is_letter else int(written) if written.isdecimal() else count
+    if found >= count:
+        raise ValueError(
+            f"expected the number of the right candidate, from 0 to {count - 1}, or its letter in the column "
+            f"{column!r}, got {written!r}"
+        )
+    return found
+
+
+def candidates(record: Record, columns: tuple[str, ...]) -> list[str]:
+    """Return the candidates of a record: the texts of several columns, or the list of texts in a single one."""
+    if len(columns) > 1:
+        return [text(record, column) for column in columns]
+    found = record.get(columns[0])
+    if not isinstance(found, list) or len(found) < 2 or not all(isinstance(one, str) and one.strip() for one in found):
+        raise ValueError(f"expected a list of at least two texts in the column {columns[0]!r}, got {found!r}")
+    return found
+
+
+def tags(record: Record, words: str, column: str, task: Task, labelled: bool) -> list[TaggedSentence]:
+    """Return a list with the one sentence of a record: a list of words, and one of as many BIO tags."""
+    return tagging.words({"id": record["id"], "words": record.get(words), "tags": record.get(column)}, task, labelled)
+
+
+def question(record: Record, columns: tuple[str, str, str], task: Task, labelled: bool) -> list[Question]:
+    """Return a list with the one question of a record.
+
+    columns: those of the context, the question, and the answers: a list of objects with `text` and `answer_start`, as
+        SQuAD has it, or an object with a list of texts and one of positions.
+    """
+    context, asked, column = columns
+    answers = record.get(column)
+    if isinstance(answers, Mapping):
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise ValueError(f"expected as many texts as positions in the column {column!r}, got {answers!r}")
+        answers = [{"text": one, "answer_start": start} for one, start in zip(texts, starts, strict=True)]
+    renamed = {"id": record["id"], "context": text(record, context), "question": text(record, asked)}
+    return spans.squad(renamed | {"answers": answers, "is_impossible": record.get("is_impossible")}, task, labelled)
+
+
+def content(example: Example) -> str:
+    """Return the text of an example by which it is held out, so that equal texts are in the same part."""
+    if isinstance(example, Texts):
+        return "\n".join(filter(None, (example.first, example.second)))
+    if isinstance(example, Choices):
+        return "\n".join((example.pairs[0][0], *(second for _, second in example.pairs)))
+    if isinstance(example, TaggedSentence):
+        return " ".join(example.words)
+    return example.context if isinstance(example, Question) else example.id
+
+
+def fingerprint(files: Mapping[str, pathlib.Path]) -> str:
+    """Return a hash of the content of files, by split, in hexadecimal digits."""
+    found = hashlib.sha256()
+    for split, file in files.items():
+        found.update(f"{split}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:16]

@@ -1,0 +1,87 @@
+"""One's own task from any checkpoint: fine-tune on CSV, JSONL, CoNLL or SQuAD files.
+
+Devlin et al. 2019 (fine-tuning of a pre-trained encoder); Mosbach et al. 2021 (settings for small data sets).
+
+    ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,train=a.csv,text=review,label=stars --workdir=DIR
+    ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,kind=tagging,train=a.jsonl,validation=b.jsonl \
+--workdir=DIR
+    ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,task=conll2003,labels=PER,ORG,LOC,DATE,data=FOLDER \
+--workdir=DIR
+
+The labels are read from the training file, and without a validation file one training example in ten is held out. With
+`task` and `labels` but without `train`, the tags of a task of the catalogue are replaced, and its files are read from
+the folder `data`: the third command reads MasakhaNER's files, which have CoNLL-2003's form and also mark dates.
+docs/custom_tasks.md explains the files. The weights with the best validation score are saved (keep=best).
+
+Hardware and time: scale=small takes minutes on 2 CPU cores for several thousand short texts.
+
+Expected: depends on the data. The report shows how many examples there are, and which of them are repeated.
+
+Deviations: protocol=moderate is no paper's: learning rate 2e-5, batches of 16, at most 10 epochs, a tenth of the steps
+as warm-up, and an end after 3 epochs without a better score. The other protocols are those of finetune/glue.
+"""
+
+from ag_jax import config_reader
+from ag_jax.recipes import finetuning
+
+KINDS = ("classification", "regression", "choice", "tagging", "span")
+
+
+def get_config(argument: str = ""):
+    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
+    kind: what is predicted for each example: a class, a number, the right one of several candidates, a BIO tag for each
+        word, or the part of a context that answers a question (span).
+    train: file with the training examples; without it, `task` names a task of the catalogue.
+    validation: file with the validation examples; without it, some training examples are held out.
+    test: file with examples that are only predicted, and scored if all have labels.
+    text: column with the text, of spans with the context, of tagging with the list of words; without it `text`,
+        `context` or `words`.
+    second: column with the second text of a pair, or with the question; spans have `question` without it.
+    label: column with what is to be predicted; without it `label`, of spans `answers`, of tagging `tags`.
+    choices: columns with the candidates of a choice, comma-separated, or one column with lists of texts.
+    id: column with a different id for each example.
+    labels: comma-separated names of the classes, or entity types; without them they are read from the training file.
+    held_out: about one in so many training examples is held out, if there is no validation file.
+    separator: what separates the columns of a table; `auto` is a comma in .csv, and in .tsv a tab without quotes.
+    reader: import path `module.function` of a function that reads files of another form.
+    metric: metric by which epochs are chosen, such as macro_f1, or `module.function` of a custom one.
+    task: name of the task, for directories and reports.
+    protocol: `moderate`, or the paper whose settings are used.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder that the files are in; without it paths are relative to the working directory.
+    scale: `paper` as the protocol says, or `small` for small models on 2 CPU cores.
+    """
+    protocols = {"moderate": finetuning.moderate, **finetuning.PROTOCOLS}
+    chosen = config_reader.arguments(
+        argument,
+        checkpoint=str,
+        kind=KINDS,
+        train="",
+        validation="",
+        test="",
+        text="",
+        second="",
+        label="",
+        choices="",
+        id="",
+        labels="",
+        held_out=10,
+        separator=("auto", "comma", "semicolon", "tab"),
+        reader="",
+        metric="",
+        task="own",
+        protocol=tuple(protocols),
+        seeds=1,
+        data="",
+        scale=finetuning.SCALES,
+    )
+    config = finetuning.suite(f"Custom task: {chosen.task}", chosen)
+    protocols[chosen.protocol](config, [chosen.task])
+    if chosen.scale == "small":
+        finetuning.small(config)
+    config.keep = "best"
+    config.tasks[chosen.task].metric = chosen.metric or None
+    finetuning.custom(config, chosen.task, chosen)
+    return config
