@@ -84,7 +84,9 @@ def test_fill_mask(name, places):
     assert [guess.text for guess in guesses] == [TOKENIZER.decode([index]) for index in best]
     chances = np.exp(logits[best]) / np.exp(logits[words]).sum()
     np.testing.assert_allclose([guess.score for guess in guesses], chances, rtol=1e-4)
-    assert fill(["good <mask>", "we build <mask> good"], top=4)[1] == guesses and fill([]) == []
+    both = fill(["good <mask>", "we build <mask> good"], top=4)
+    assert [guess.text for guess in both[1]] == [guess.text for guess in guesses] and fill([]) == []
+    np.testing.assert_allclose([guess.score for guess in both[1]], chances, rtol=1e-4)
     several = fill("we [MASK] the <mask>", top=2)
     assert [len(one) for one in several] == [2, 2]
     with pytest.raises(ValueError, match="no mask to fill in"):
