@@ -15,6 +15,8 @@ from ag_jax.interop.finetuned import FineTuned
 from ag_jax.pipelines.arguments import check_batch_size
 
 SHOWN_LABELS = 6  # in the description of a pipeline
+# Kinds of tasks whose names are not plain words.
+_IN_WORDS = {"choice": "multiple choice", "span": "question answering", "span_or_none": "question answering"}
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
@@ -73,7 +75,8 @@ class TaskModel:
         if len(head.labels) > SHOWN_LABELS:
             labels += f", ... ({len(head.labels)} in all)"
         named = {"classification": "classes", "tagging": "tags"}.get(head.kind, "labels")
-        parts = [f"{head.kind} of the task {head.task}" if head.task else head.kind]
+        kind = _IN_WORDS.get(head.kind, head.kind)
+        parts = [f"{kind}, task {head.task}" if head.task else kind]
         parts += [f"{named} {labels}"] if labels else []
         parts += [f"numbers from {head.low:g} to {head.high:g}"] if head.kind == "regression" else []
         return "; ".join([*parts, f"{config.layers} layers of width {config.width}", f"rows of {self.length} tokens"])
