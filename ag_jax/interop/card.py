@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -20,13 +21,13 @@ from ag_jax.training.metrics import read_metrics
 
 _POSITION = ("step", "split", "tokens_seen")
 # Settings that say nothing about the model, or that are places on one machine.
-_LEFT_OUT = ("title", "comparison.", "search.", "inspection.", "mesh.", "model.remat", "model.attention")
-_LEFT_OUT += ("data.cache_dir", "data.tokenizer.path", "data.verify_cache", "data.accept_changed_text")
-_LEFT_OUT += ("data.validation_rows", "data.expected_tokens", "adversarial.masking.trace")
-_LEFT_OUT += tuple(
-    f"training.{name}"
-    for name in "log_every evaluate_every checkpoint_every keep_ milestones step_timeout initial_weights tensorboard "
-    "wandb".split()
+_LEFT_OUT: tuple[str, ...] = (
+    *("title", "comparison.", "search.", "inspection.", "mesh.", "model.remat", "model.attention"),
+    *("data.cache_dir", "data.tokenizer.path", "data.verify_cache", "data.accept_changed_text"),
+    *("data.validation_rows", "data.expected_tokens", "adversarial.masking.trace"),
+    *("training.log_every", "training.evaluate_every", "training.checkpoint_every", "training.keep_"),
+    *("training.milestones", "training.step_timeout", "training.initial_weights", "training.tensorboard"),
+    "training.wandb",
 )
 _SOURCES = ("data.source", "data.target", "data.validation_source", "data.validation_target")
 _BIBTEX = re.compile(r"^```[^\n`]*\n\s*(@\w+\{.*?)^```", re.MULTILINE | re.DOTALL)
@@ -203,8 +204,8 @@ def _usage(architecture: str, stated: Statements, place: str, example: Sequence[
         lines.append("# The directory of this card, seen from the directory that it is in.")
     return [
         *lines,
-        f'model = {architecture}.from_pretrained("{place}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{place}")',
+        f"model = {architecture}.from_pretrained({json.dumps(place)})",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(place)})",
         *example,
         "```",
     ]
