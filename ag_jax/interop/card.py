@@ -201,7 +201,7 @@ def _usage(architecture: str, stated: Statements, place: str, example: Sequence[
     """Return the lines of Python that open the export; `example` uses its `model` and `tokenizer`."""
     lines = ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     if not stated.repository:
-        lines.append("# The directory of this card, seen from the directory that it is in.")
+        lines.append("# The directory of this card: run this in the directory that contains it, or give its path.")
     return [
         *lines,
         f"model = {architecture}.from_pretrained({json.dumps(place)})",
