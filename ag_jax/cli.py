@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import pathlib
 import shlex
 import sys
 import traceback
@@ -16,7 +17,8 @@ from ag_jax import config_reader, interruption
 from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, storage
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.interop import exporting, importing
+from ag_jax.interop import exporting, hub, importing
+from ag_jax.interop.front_matter import Statements
 from ag_jax.planning import plan, text, topology
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run, scores, translate, workloads
@@ -44,7 +46,8 @@ class Request:
     source: the Hugging Face model to import; "hf" with the earlier verb `convert`.
     target: the directory to export to; "hf" with `convert`.
     path: the Hugging Face model of `convert`.
-    expect, dtype, license: see `ag-jax help import` and `ag-jax help export`.
+    expect, dtype, license, language, datasets: see `ag-jax help import` and `ag-jax help export`.
+    push, private: the repository on the Hugging Face hub that `ag-jax export` pushes to.
     part: `K/N` of `ag-jax search` and `ag-jax prepare`, or the encoder that `ag-jax export` writes.
     retry: whether `ag-jax search` trains runs again that failed.
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
@@ -73,6 +76,10 @@ class Request:
     expect: Sequence[str] = ()
     dtype: str = "float32"
     license: str = ""
+    language: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+    push: str | None = None
+    private: bool = False
     part: str | None = None
     retry: bool = False
     translation: str | None = None
@@ -339,11 +346,19 @@ def _import(request: Request) -> None:
 def _export(request: Request) -> None:
     if not request.target:
         raise ValueError("this verb needs --to=DIR, the directory for the Hugging Face model, which will be created")
-    options = (request.dtype, request.license, request.part or "model")
+    if request.private and request.push is None:
+        raise ValueError("--private is about what --push creates on the Hugging Face hub: give --push=NAME, too")
+    stated = Statements(request.license, tuple(request.language), tuple(request.datasets))
+    repository = None if request.push is None else hub.find(request.push, request.private)
+    if repository is not None:
+        stated = dataclasses.replace(stated, repository=repository.name)
+    options = (request.dtype, stated, request.part or "model")
     written = exporting.convert(request.directory(), request.step, request.target, *options)
     print(f"{written.parameters:,} parameters as {written.architecture}, in {request.target}")
     for item in written.not_carried:
         print(f"not carried: {item}")
+    if repository is not None:
+        print(f"pushed to {repository.push(pathlib.Path(request.target).expanduser())}")
 
 
 VERBS = {

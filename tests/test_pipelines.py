@@ -1,8 +1,11 @@
 """The helpers for notebooks return the model's own outputs, and a clear error where a head is missing."""
 
 import dataclasses
+import functools
 import json
+import pydoc
 import random
+import re
 import shutil
 
 import jax
@@ -29,6 +32,12 @@ TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
 
 def random_params(model, batch):
     return tiny.params(model, batch)
+
+
+@functools.cache
+def opened_once(name, directory):
+    """Return a pipeline that several tests share."""
+    return getattr(pipelines, name)(directory)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +93,9 @@ def test_fill_mask(name, places):
     assert [guess.text for guess in guesses] == [TOKENIZER.decode([index]) for index in best]
     chances = np.exp(logits[best]) / np.exp(logits[words]).sum()
     np.testing.assert_allclose([guess.score for guess in guesses], chances, rtol=1e-4)
-    assert fill(["good <mask>", "we build <mask> good"], top=4)[1] == guesses and fill([]) == []
+    both = fill(["good <mask>", "we build <mask> good"], top=4)
+    assert [guess.text for guess in both[1]] == [guess.text for guess in guesses] and fill([]) == []
+    np.testing.assert_allclose([guess.score for guess in both[1]], chances, rtol=1e-4)
     several = fill("we [MASK] the <mask>", top=2)
     assert [len(one) for one in several] == [2, 2]
     with pytest.raises(ValueError, match="no mask to fill in"):
@@ -132,6 +143,234 @@ def test_numbers_tags_choices_and_answers(places):
     assert pipelines.answer(classified, threshold=-1e6)("where", context) == ""
     with pytest.raises(ValueError, match="this model always gives one, got threshold=2: leave it out"):
         pipelines.answer(str(places / "span"), threshold=2.0)
+
+
+def logits_of(directory, tokens):
+    tuned = finetuned.load(directory)
+    batch = as_batch(tokens) | {"span_weights": np.ones(tokens.shape, np.float32)}
+    return np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
+
+
+def pair_row(first, second):
+    special = TOKENIZER.specials
+    between = [special.end] * special.pair_separators
+    return np.array(
+        [[special.begin, *TOKENIZER.encode(first), *between, *TOKENIZER.encode(second), special.end]], np.int32
+    )
+
+
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+
+def check_guesses(found, texts, logits, top_k=None):
+    """Check that guesses are the texts in the order of their logits, with their probabilities."""
+    order = np.argsort(-logits)[:top_k]
+    assert [guess.text for guess in found] == [texts[index] for index in order]
+    np.testing.assert_allclose([guess.score for guess in found], softmax(logits)[order], rtol=1e-4)
+
+
+def test_classify_a_pair_and_all_classes(places):
+    classify = pipelines.classify(str(places / "classification"), batch_size=2)
+    first, second = "we build roads", "bad union"
+    expected = logits_of(places / "classification", pair_row(first, second))[0]
+    alone = logits_of(places / "classification", row(first))[0]
+    assert abs(expected - alone).max() > 0.01, "the second text must matter"
+    for given in ((first, second), ((first, second),)):
+        np.testing.assert_allclose(classify.logits(*given), expected, rtol=1e-4)
+        check_guesses(classify(*given, top_k=None), classify.labels, expected)
+        assert classify(*given) == classify(*given, top_k=2)[0]
+    several = [first, (first, second), [first, second], "good"]
+    found = classify.logits(several)
+    assert found.dtype == np.float32 and found.shape == (4, 2) and classify.labels == ("bad", "good")
+    np.testing.assert_allclose(found[:3], [alone, expected, expected], rtol=1e-4)
+    np.testing.assert_allclose(classify.logits([first, "good"], [second, "bad"])[0], expected, rtol=1e-4)
+    for guesses, logits in zip(classify(several, top_k=5), found, strict=True):
+        check_guesses(guesses, classify.labels, logits)
+    assert classify.logits([]).shape == (0, 2) and classify([], top_k=None) == []
+    hf = pipelines.classify(str(places / "hf_classification"))
+    np.testing.assert_allclose(hf.logits(first, second), expected, rtol=1e-4)
+
+
+def test_guesses_of_tags_choices_and_masks(places):
+    tag = pipelines.tag(str(places / "tagging"))
+    logits = logits_of(places / "tagging", row("we build roads"))[0, 1:-1]  # each word is one token
+    np.testing.assert_allclose(tag.logits(["good", "we build roads"])[1], logits, rtol=1e-4)
+    for (word, guesses), expected, logits_C in zip(
+        tag("we build roads", top_k=2), ("we", "build", "roads"), logits, strict=True
+    ):
+        assert word == expected
+        check_guesses(guesses, ("O", "B-X", "I-X"), logits_C, 2)
+    cut = tag("we " * 50, top_k=None)
+    assert [len(guesses) for _, guesses in cut] == [3] * 22 + [0] * 28  # 24 tokens, of which two are special
+
+    choose, candidates = pipelines.choose(str(places / "choice")), ["good union", "bad state", "strong roads"]
+    rows = np.array([[pair_row("which", candidate)[0] for candidate in candidates]])
+    tuned = finetuned.load(places / "choice")
+    batch = as_batch(rows) | {"choice_weights": np.ones((1, 3), np.float32)}
+    logits = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))[0]
+    np.testing.assert_allclose(choose.logits("which", candidates), logits, rtol=1e-4)
+    check_guesses(choose("which", candidates, top_k=None), candidates, logits)
+    both = choose(["where", "which"], [candidates[:2], candidates], top_k=2)
+    check_guesses(both[1], candidates, logits, 2)
+    assert choose(["where"], [candidates[:2]])[0] == choose("where", candidates[:2]) and choose([], []) == []
+
+    fill = pipelines.fill_mask(str(places / "run"))
+    text = "we <mask> the <mask> and <mask>"
+    logits = fill.logits(["good <mask>", text])
+    assert [of_text.shape for of_text in logits] == [(1, TOKENIZER.vocabulary_size), (3, TOKENIZER.vocabulary_size)]
+    ids = [index for index in range(logits[1].shape[1]) if index not in TOKENIZER.special_ids]
+    words = [TOKENIZER.decode([index]) for index in ids]
+    for guesses, logits_V in zip(fill(text, top_k=None), logits[1], strict=True):
+        check_guesses(guesses, words, logits_V[ids])
+    assert fill("good <mask>", 2) == fill("good <mask>", top_k=2) == fill("good <mask>", top=2)
+    assert len(fill("good <mask>")) == 5 and len(fill("good <mask>", top_k=1)) == 1
+
+
+def test_guesses_of_answers(places):
+    """The best answers to a question in a short context, from the logits of its only window."""
+    question, words = "where", ("build", "good", "build")
+    tokens = pair_row(question, " ".join(words))
+    at = tokens.shape[1] - 1 - len(words)  # of the first word of the context, each of which is one token
+    start_L, end_L = logits_of(places / "span", tokens)[0, :, :2].T
+    scores = {(i, j): start_L[at + i] + end_L[at + j] for i in range(3) for j in range(i, 3)}
+    best: dict[str, float] = {}  # "build" is there twice
+    for (i, j), score in scores.items():
+        text = " ".join(words[i : j + 1])
+        best[text] = max(best.get(text, -np.inf), score)
+    assert len(scores) == 6 and len(best) == 5
+    order, context = sorted(best, key=lambda text: -best[text]), " ".join(words)
+    answer = pipelines.answer(str(places / "span"))
+    found = answer(question, context, top_k=None)
+    assert [guess.text for guess in found] == order and found[0].text == answer(question, context)
+    total = sum(np.exp(score) for score in scores.values())
+    np.testing.assert_allclose([guess.score for guess in found], [np.exp(best[text]) / total for text in order], 1e-4)
+    assert answer([question, question], context, top_k=2) == [found[:2]] * 2
+    assert answer(question=question, context=context) == answer(questions=question, contexts=context) == order[0]
+
+    none = start_L[0] + end_L[0]
+    may_refuse = pipelines.answer(str(places / "span"), refuses=True)(question, context, top_k=None)
+    np.testing.assert_allclose(
+        {guess.text: guess.score for guess in may_refuse}[""], np.exp(none) / (np.exp(none) + total), 1e-4
+    )
+    for threshold, first in ((1e3, order[0]), (-1e3, "")):
+        answer = pipelines.answer(str(places / "span"), refuses=True, threshold=threshold)
+        assert answer(question, context) == answer(question, context, top_k=3)[0].text == first
+
+
+@pytest.mark.parametrize("name", ["classify", "tag", "fill_mask", "embed", "answer", "choose"])
+def test_results_do_not_depend_on_the_batch_size(name, places):
+    kind = {"classify": "classification", "tag": "tagging", "answer": "span", "choose": "choice"}.get(name, "run")
+    texts = ["good <mask>", "we build <mask> and strong roads", "<mask>", "bad <mask> <mask> <mask>", "union <mask>"]
+    more = {"answer": ("we build strong roads " * 9,), "choose": ([["good", "bad", "roads"]] * 5,)}.get(name, ())
+    pipeline = getattr(pipelines, name)(str(places / kind), batch_size=3)
+    numbers = pipeline.logits if hasattr(pipeline, "logits") else pipeline
+    options = {"top_k": None} if name == "answer" else {}
+
+    def values(found):
+        leaves = jax.tree.leaves(
+            found, is_leaf=lambda leaf: isinstance(leaf, pipelines.Guess)
+        )  # arrays, or guesses of answers
+        return [leaf.score if isinstance(leaf, pipelines.Guess) else leaf for leaf in leaves]
+
+    given = [[text, *(one[0] if isinstance(one, list) else one for one in more)] for text in texts]
+    wanted = values([numbers(*arguments, **options) for arguments in given])
+    for size in (None, 1, 2, 64):
+        found = values(list(numbers(texts, *more, batch_size=size, **options)))
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("classify", "classification", "classification, task classification; classes bad, good; 2 layers of width 16"),
+        ("classify", "hf_classification", "classification; classes bad, good;"),
+        ("classify", "regression", "regression, task regression; numbers from 0 to 5"),
+        ("choose", "choice", "multiple choice, task choice"),
+        ("tag", "tagging", "tags O, B-X, I-X; 2 layers of width 16; rows of 24 tokens"),
+        ("answer", "span", "question answering, task span; 2 layers of width 16; rows of 24 tokens; always answers"),
+        ("answer", "span_or_none", 'rows of 24 tokens; "" for no answer, threshold 0'),
+        ("fill_mask", "run", f"step 0 of the run; a vocabulary of {TOKENIZER.vocabulary_size}; 2 layers of width 16"),
+        ("fill_mask", "hf", "Hugging Face model; a vocabulary of"),
+        ("embed", "run", "mean over tokens; 2 layers of width 16"),
+    ],
+)
+def test_a_pipeline_says_what_it_is(name, kind, said, places):
+    pipeline = getattr(pipelines, name)(str(places / kind), batch_size=7)
+    assert repr(pipeline).startswith(f"<pipelines.{name}('{places / kind}'): ") and said in repr(pipeline)
+    assert repr(pipeline).endswith("; batch_size=7>")
+    text = pydoc.plain(pydoc.render_doc(pipeline))
+    assert f"{name}(" in text or "fill(" in text  # examples of calls
+    assert "batch_size: the most" in text and "Raises ValueError" in text
+
+
+def test_a_pipeline_that_translates_says_what_it_is(translation):
+    translate = pipelines.translate(str(translation))
+    assert repr(translate) == (
+        f"<pipelines.translate('{translation}'): 2 layers of width 16; texts of up to 23 tokens; 2 beams>"
+    )
+    assert "alternatives=3" in pydoc.render_doc(translate)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "arguments", "options", "said"),
+    [
+        ("classify", "classification", (3,), {}, "expected a text (str), a pair of texts .* got 3 (int)"),
+        ("classify", "classification", (None,), {}, "got None (NoneType)"),
+        (
+            "classify",
+            "classification",
+            ({"text": "a", "text_pair": "b"},),
+            {},
+            "Give texts as arguments, not as a dict",
+        ),
+        ("classify", "classification", (b"good",), {}, "got b'good' (bytes)"),
+        ("classify", "classification", (["good", 3],), {}, "expected a text or a pair of texts as item 2 of 2, got 3"),
+        ("classify", "classification", ([("a", "b", "c")],), {}, "pair of texts as item 1 of 1, got ('a', 'b', 'c')"),
+        ("classify", "classification", ("good", ["bad"]), {}, "got one text and a list of 1: give two texts, or two"),
+        ("classify", "classification", (["good"] * 2, ["bad"] * 3), {}, "got a list of 2 and a list of 3"),
+        ("classify", "classification", (("a", "b"), "c"), {}, "got a list of 2 and one text"),
+        ("classify", "classification", ("good", 7), {}, "expected a second text (str), or a list of them, got 7 (int)"),
+        ("classify", "classification", ("good",), {"top_k": 0}, "top_k must be a whole number of at least 1, or None"),
+        ("classify", "classification", ("good",), {"top_k": True}, "or None for all, got True"),
+        ("classify", "classification", ("good",), {"top_k": 1.5}, "or None for all, got 1.5"),
+        ("classify", "classification", ("good",), {"top_k": "2"}, "or None for all, got '2'"),
+        ("classify", "classification", ("good",), {"batch_size": 0}, "batch_size must be .* at least 1, got 0"),
+        ("classify", "classification", ("good",), {"batch_size": 2.0}, "batch_size must be .* at least 1, got 2.0"),
+        ("classify", "regression", ("good",), {"top_k": None}, "predicts a number, so there are no classes for top_k"),
+        ("tag", "tagging", (["good", 3],), {}, "expected a word (str), or a list of them, got 3 (int)"),
+        ("tag", "tagging", ([["good", 3]],), {}, "expected a str for word 2 of 2, got 3 (int)"),
+        ("tag", "tagging", ("good",), {"top_k": -1}, "got -1"),
+        ("choose", "choice", ("which", "good"), {}, "expected a list of candidates for each text, got the text 'good'"),
+        ("choose", "choice", (["which"], ["good", "bad"]), {}, "got 2 lists for 1 texts"),
+        ("choose", "choice", (["which"], ["good"]), {}, "got the text 'good'"),
+        ("choose", "choice", ("which", ["good", 1]), {}, "expected a str for candidate 2 of 2, got 1 (int)"),
+        ("answer", "span", ("where",), {}, "context is missing"),
+        ("answer", "span", ("where", "we build"), {"questions": "who"}, "question and questions are two names of one"),
+        ("answer", "span", ("where", 5), {}, "expected a context (str), or a list of them, got 5 (int)"),
+        ("answer", "span", ("where", "we build"), {"top_k": 0}, "got 0"),
+        ("fill_mask", "run", ("we <mask>",), {"top_k": 0}, "got 0"),
+        ("fill_mask", "run", ("we <mask>",), {"top_k": 2, "top": 3}, "top_k and top are two names of one argument"),
+        ("fill_mask", "run", (7,), {}, "expected a text (str), or a list of them, got 7 (int)"),
+        ("embed", "run", ([["we"]],), {}, "expected a str for text 1 of 1, got ['we'] (list)"),
+    ],
+)
+def test_arguments_that_a_pipeline_rejects(name, kind, arguments, options, said, places):
+    pipeline = opened_once(name, str(places / kind))
+    with pytest.raises(ValueError, match=".*".join(map(re.escape, said.split(".*")))):
+        pipeline(*arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["classify", "tag", "fill_mask", "embed", "answer", "choose"])
+def test_a_wrong_batch_size_is_rejected_before_a_model_is_opened(name):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 'many'"):
+        getattr(pipelines, name)("nowhere", batch_size="many")
+
+
+def test_numbers_have_no_logits(places):
+    with pytest.raises(ValueError, match="predicts a number and has no classes: call it to get the number"):
+        pipelines.classify(str(places / "regression")).logits("good")
 
 
 def test_a_list_of_texts_is_a_list_of_texts(places):

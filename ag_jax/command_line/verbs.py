@@ -62,6 +62,14 @@ FLAGS = {
     "expect": Flag("names", "beginnings of the names of tensors that may be left out, such as classifier", ()),
     "dtype": Flag("text", "type of the tensors: float32, bfloat16 or float16", "float32"),
     "license": Flag("text", "licence that the model card states; that of the imported model by default", ""),
+    "language": Flag("names", "languages that the model card states, as codes of ISO 639: en,de", ()),
+    "datasets": Flag(
+        "names",
+        "training data that the model card states, as names on the Hugging Face hub; by default those of a known task",
+        (),
+    ),
+    "push": Flag("name", "push the export to the Hugging Face hub, too, as NAME or OWNER/NAME; needs huggingface_hub"),
+    "private": Flag("switch", "only you can see what --push creates on the hub", False),
     "part": Flag(
         "text",
         "of a search: K/N trains every N-th point from the K-th on, for N machines with one --workdir; of the "
@@ -197,10 +205,14 @@ VERBS = {
         ("from", "workdir", "expect"),
     ),
     "export": Verb(
-        "write a run's checkpoint as a model that transformers opens",
-        "--workdir=RUN --to=DIR [--step=N]",
-        ("ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart",),
-        ("workdir", "to", "step", "dtype", "license", "part"),
+        "write a run's checkpoint as a model that transformers opens; push it to the Hugging Face hub",
+        "--workdir=RUN --to=DIR [--step=N] [--language=en] [--license=apache-2.0] [--push=NAME]",
+        (
+            "ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart",
+            "ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart --language=en "
+            "--license=apache-2.0 --push=quickstart-ag --private",
+        ),
+        ("workdir", "to", "step", "dtype", "license", "language", "datasets", "push", "private", "part"),
     ),
     "prepare": Verb(
         "tokenise the text of a config once, before training; several processes and machines share the work",

@@ -1,21 +1,35 @@
 """Model cards: written for exported models (data, training, metrics, origin), and read from imported ones."""
 
 import dataclasses
+import importlib.metadata
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax import config_reader
+from ag_jax.interop import front_matter
 from ag_jax.interop.finetuned import FineTuned
+from ag_jax.interop.front_matter import Statements
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import workloads
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import Origin
 from ag_jax.pretraining.run import OpenRun
 from ag_jax.training.metrics import read_metrics
 
 _POSITION = ("step", "split", "tokens_seen")
+# Settings that say nothing about the model, or that are places on one machine.
+_LEFT_OUT: tuple[str, ...] = (
+    *("title", "comparison.", "search.", "inspection.", "mesh.", "model.remat", "model.attention"),
+    *("data.cache_dir", "data.tokenizer.path", "data.verify_cache", "data.accept_changed_text"),
+    *("data.validation_rows", "data.expected_tokens", "adversarial.masking.trace"),
+    *("training.log_every", "training.evaluate_every", "training.checkpoint_every", "training.keep_"),
+    *("training.milestones", "training.step_timeout", "training.initial_weights", "training.tensorboard"),
+    "training.wandb",
+)
+_SOURCES = ("data.source", "data.target", "data.validation_source", "data.validation_target")
 _BIBTEX = re.compile(r"^```[^\n`]*\n\s*(@\w+\{.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -38,24 +52,9 @@ def read_card(file: pathlib.Path) -> Card:
     no such file.
     """
     text = file.read_text(encoding="utf-8-sig", errors="replace") if file.exists() else ""
-    front = _front_matter(text)
+    front = front_matter.read(text)
     citation = "\n\n".join(entry.strip() for entry in _BIBTEX.findall(text))
     return Card(front.get("license", ""), front.get("base_model", ""), citation)
-
-
-def _front_matter(text: str) -> dict[str, str]:
-    """Return the plain values in a card's YAML front matter, between `---` lines; of a list only the first item."""
-    first, *lines = text.splitlines() or [""]
-    if first.strip() != "---" or "---" not in (line.strip() for line in lines):
-        return {}
-    values: dict[str, str] = {}
-    key = ""
-    for line in lines[: [line.strip() for line in lines].index("---")]:
-        if found := re.fullmatch(r"(\w+):\s*([\"']?)([\w./+-]*)\2\s*", line):
-            key, values[found[1]] = found[1], found[3]
-        elif (item := re.fullmatch(r"\s*- *([\"']?)([\w./+-]+)\1\s*", line)) and values.get(key) == "":
-            values[key] = item[2]
-    return values
 
 
 def text(
@@ -63,30 +62,38 @@ def text(
     model: EncoderConfig,
     architecture: str,
     dtype: str,
-    license: str,
+    stated: Statements,
+    place: str,
     not_carried: Sequence[str],
 ) -> str:
     """Return the model card of an exported run, as Markdown with the front matter that the hub reads.
 
     model: config of the exported encoder, which is the run's or its generator's.
     architecture: the class of transformers that opens the export.
-    license: empty if none is stated.
+    stated: what the user states about the model.
+    place: the name or directory that the export is opened by.
     not_carried: sentences about what the exported model lacks.
     """
     about = (
         f"`{architecture}` with {model.layers} layers, {model.heads} heads, width {model.width} and "
         f"{model.vocabulary_size} words, {dtype}, written by ag_jax from step {opened.step}."
     )
-    return _text(opened, about, architecture, [], license, not_carried)
+    return _text(opened, about, architecture, [], stated, place, not_carried)
 
 
 def translation_text(
-    opened: OpenRun, steps: Sequence[int], architecture: str, dtype: str, license: str, not_carried: Sequence[str]
+    opened: OpenRun,
+    steps: Sequence[int],
+    architecture: str,
+    dtype: str,
+    stated: Statements,
+    place: str,
+    not_carried: Sequence[str],
 ) -> str:
     """Return the model card of an exported translation model, as Markdown with the front matter that the hub reads.
 
     steps: steps of the checkpoints whose mean is exported.
-    architecture, license, not_carried: as for `text`.
+    architecture, stated, place, not_carried: as for `text`.
     """
     model, decoder, languages = opened.model.config, opened.model.decoder_config, opened.tokenizer.languages
     of = f" from {languages[0]} to {languages[1]}" if all(languages) else ""
@@ -101,66 +108,112 @@ def translation_text(
         'batch = tokenizer(["A text to translate."], return_tensors="pt", padding=True)',
         "tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)",
     ]
-    return _text(opened, about, architecture, example, license, not_carried)
+    if not stated.languages:
+        stated = dataclasses.replace(stated, languages=front_matter.known_languages(languages))
+    return _text(opened, about, architecture, example, stated, place, not_carried)
 
 
 def _text(
-    opened: OpenRun, about: str, architecture: str, example: Sequence[str], license: str, not_carried: Sequence[str]
+    opened: OpenRun,
+    about: str,
+    architecture: str,
+    example: Sequence[str],
+    stated: Statements,
+    place: str,
+    not_carried: Sequence[str],
 ) -> str:
     """Return the model card of an exported run.
 
     about: what was exported.
     example: lines of Python that use `model` and `tokenizer`.
     """
-    config = opened.config
-    lines = [*_front(opened.origin, license, config.translates), f"# {config.title}", "", about]
+    config, license = opened.config, stated.license or opened.origin.license
+    attack = config.adversarial.method if opened.step else "none"
+    tags = ["attention-guidance"] if opened.step and config.guidance.mode != "none" else []
+    tags += ["adversarial-training", attack.replace("_", "-")] if attack != "none" else []
+    lines = [*_front(opened.origin, architecture, stated, (), tags), "", f"# {config.title}", "", about]
     lines += _origin_lines(opened.origin)
-    lines += ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
-    lines += [
-        f'model = {architecture}.from_pretrained("PATH")',
-        'tokenizer = AutoTokenizer.from_pretrained("PATH")',
-        *example,
-        "```",
-    ]
+    lines += _usage(architecture, stated, place, example)
     lines += ["", "## Data", "", *_data(opened), "", "## Training", "", *_training(opened)]
-    stated = license or "None is stated; choose one before you publish, as that of the text may bind you"
-    lines += ["", "## Metrics", "", *_metrics(opened), "", "## Licence", "", f"{stated}.", ""]
+    lines += ["", "## Metrics", "", *_metrics(opened), "", *_licence(license, "that of the text"), ""]
     lines += _citation(opened.origin)
     lines += ["## What does not carry over", "", *(f"- {item}" for item in not_carried or ["Nothing is lost."]), ""]
-    settings = json.dumps(_without_paths(config_reader.to_dict(config)), indent=2)
-    return "\n".join([*lines, "## Config", "", "```json", settings, "```", ""])
+    return "\n".join([*lines, *_settings(opened), ""])
 
 
 def finetuned_text(
-    tuned: FineTuned, architecture: str, dtype: str, license: str, not_carried: Sequence[str] = ()
+    tuned: FineTuned,
+    architecture: str,
+    dtype: str,
+    stated: Statements,
+    place: str,
+    not_carried: Sequence[str] = (),
+    result: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the model card of an exported fine-tuned model, as Markdown with the front matter that the hub reads.
 
+    stated, place: as for `text`.
     not_carried: sentences about what transformers has no place for.
+    result: the `result.json` of the trial, None if there is none.
     """
-    head, model = tuned.head, tuned.config
-    lines = [*_front(tuned.origin, license), f"# {head.task or 'A task'}: {head.kind}", ""]
+    head, model, license = tuned.head, tuned.config, stated.license or tuned.origin.license
+    tags = ["attention-guidance"] if tuned.assignment else []
+    lines = [*_front(tuned.origin, architecture, stated, front_matter.datasets_of(head.task), tags), ""]
+    lines += [f"# {head.task or 'A task'}: {head.kind}", ""]
     lines.append(
         f"`{architecture}` with {model.layers} layers, {model.heads} heads and width {model.width}, {dtype}, "
         f"written by ag_jax. Its rows have up to {head.max_length} tokens."
     )
     lines += _origin_lines(tuned.origin)
+    lines += _usage(architecture, stated, place, [])
     if head.kind == "regression":
         lines += ["", f"Its output is on a scale where 0 stands for {head.low:g} and 1 for {head.high:g}."]
     if head.labels:
         lines += ["", "Labels: " + ", ".join(head.labels) + "."]
+    lines += _result(result) if result and "metrics" in result else []
     if not_carried:
         lines += ["", "## What does not carry over", "", *(f"- {item}" for item in not_carried)]
-    stated = license or "None is stated; choose one before you publish, as those of data and model may bind you"
-    return "\n".join([*lines, "", "## Licence", "", f"{stated}.", "", *_citation(tuned.origin)])
+    return "\n".join([*lines, "", *_licence(license, "those of data and model"), "", *_citation(tuned.origin)])
 
 
-def _front(origin: Origin, license: str, translates: bool = False) -> list[str]:
-    """Return the lines of a model card's YAML front matter, which the Hugging Face hub reads."""
-    kind = ["pipeline_tag: translation"] if translates else []
-    stated = {"license": license, "base_model": origin.base_model}
-    values = [f"{key}: {value}" for key, value in stated.items() if value]
-    return ["---", "library_name: transformers", *kind, *values, "tags: [ag_jax]", "---", ""]
+def _front(
+    origin: Origin, architecture: str, stated: Statements, datasets: Sequence[str], tags: Sequence[str]
+) -> list[str]:
+    """Return the lines of a model card's YAML front matter, which the Hugging Face hub reads.
+
+    datasets: names of the training data on the hub, if the user states none.
+    tags: what the model was trained with.
+    """
+    return front_matter.write(
+        {
+            "language": stated.languages,
+            "license": stated.license or origin.license,
+            "library_name": "transformers",
+            "pipeline_tag": front_matter.pipeline_tag(architecture),
+            "base_model": origin.base_model,
+            "datasets": stated.datasets or tuple(datasets),
+            "tags": ("ag_jax", *tags),
+        }
+    )
+
+
+def _usage(architecture: str, stated: Statements, place: str, example: Sequence[str]) -> list[str]:
+    """Return the lines of Python that open the export; `example` uses its `model` and `tokenizer`."""
+    lines = ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
+    if not stated.repository:
+        lines.append("# The directory of this card: run this in the directory that contains it, or give its path.")
+    return [
+        *lines,
+        f"model = {architecture}.from_pretrained({json.dumps(place)})",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(place)})",
+        *example,
+        "```",
+    ]
+
+
+def _licence(license: str, of: str) -> list[str]:
+    stated = license or f"None is stated; choose one before you publish, as {of} may bind you"
+    return ["## Licence", "", f"{stated}."]
 
 
 def _origin_lines(origin: Origin) -> list[str]:
@@ -178,15 +231,59 @@ def _citation(origin: Origin) -> list[str]:
     return ["## Citation", "", f"Of `{origin.name}`, as its card has it:", "", "```bibtex", origin.citation, "```", ""]
 
 
-def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
-    """Remove directories from `settings`, because they mean nothing on another machine; return `settings`."""
-    data = settings["data"]
-    data["cache_dir"] = data["tokenizer"]["path"] = settings["training"]["initial_weights"] = None
-    if data["format"] == "parallel":
-        for name in ("source", "target", "validation_source", "validation_target"):
-            data[name] = data[name] and _file_names(data[name])
-        settings["translation"]["tests"] = [_file_names(test) for test in settings["translation"]["tests"]]
-    return settings
+def _settings(opened: OpenRun) -> list[str]:
+    """Return the section with the settings that shape the model and differ from their defaults.
+
+    Sections that were not in effect are left out, as are those of training where there was none.
+    """
+    config = opened.config
+    config = dataclasses.replace(config, adversarial=config.adversarial.in_effect)
+    found, defaults = (config_reader.flat(config_reader.to_dict(one)) for one in (config, ExperimentConfig()))
+    left_out = list(_LEFT_OUT)
+    if not opened.step:
+        left_out += ["seed", "data.", "training.", "optimizer.", "guidance.", "adversarial.", "translation."]
+    left_out += ["guidance."] if config.guidance.mode == "none" else []
+    left_out += ["data.masking."] if config.translates else ["decoder.", "translation.", "decoding."]
+    left_out += ["replaced_tokens."] if config.replaced_tokens.generator == "none" else []
+    lines = [
+        f"{name}={_shown(name, value)}"
+        for name, value in found.items()
+        if value != defaults[name] and not name.startswith(tuple(left_out))
+    ]
+    if not lines:
+        return ["## Settings", "", f"All settings are the defaults of {_program()}."]
+    about = f"Those that differ from the defaults of {_program()}; `ag-jax help NAME` explains each."
+    return ["## Settings", "", about, "", "```", *lines, "```"]
+
+
+def _program() -> str:
+    try:
+        return f"ag_jax {importlib.metadata.version('ag_jax')}"
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return "ag_jax"
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return a setting's value as one would type it, without directories."""
+    if name == "translation.tests":
+        return ",".join(map(_file_names, value))
+    if name in _SOURCES and value:
+        return _source_names(value)
+    return config_reader.shown(tuple(value) if isinstance(value, list) else value)
+
+
+def _source_names(sources: str) -> str:
+    """Return the text of `data.source` without the directories that its files and folders are in.
+
+    Names of TensorFlow Datasets and weights stay.
+    """
+    names = []
+    for source in re.split("([,=])", sources):
+        path, weight = re.fullmatch(r"(.*?)(:[\d.]+)?", source, re.DOTALL).groups("")  # type: ignore[union-attr]
+        if not path.startswith("tfds:"):
+            path = re.sub(r".*/(?=[^/])", "", path)
+        names.append(path + weight)
+    return "".join(names)
 
 
 def _file_names(files: str) -> str:
@@ -202,7 +299,7 @@ def _data(opened: OpenRun) -> list[str]:
         files = " and ".join(f"`{_file_names(side)}`" for side in (data.source, data.target) if side)
         return [f"Pairs of texts and translations, {files}, as rows of up to {data.sequence_length} tokens a side."]
     return [
-        f"`{data.source}`, as rows of up to {data.sequence_length} tokens (`{data.format}`).",
+        f"`{_source_names(data.source)}`, as rows of up to {data.sequence_length} tokens (`{data.format}`).",
         f"Of these, {data.masking.rate:.0%} are {workloads.workload_of(opened.config).changed}.",
     ]
 
@@ -241,3 +338,23 @@ def _metrics(opened: OpenRun) -> list[str]:
         if name not in _POSITION and isinstance(value, float)
     ]
     return [f"On held-out text at step {last['step']:,}:", "", "| | |", "|---|---|", *values]
+
+
+def _result(result: Mapping[str, Any]) -> list[str]:
+    """Return the sections about the training and the metrics of a trial, from its `result.json`."""
+    examples = result["examples"]
+    lines = [
+        *("", "## Training", ""),
+        f"{result['steps']:,} steps of {result['batch_size']} of the {examples['train']:,} training examples, with a "
+        f"peak learning rate of {result['learning_rate']:g} and seed {result['seed']}; the weights are those after "
+        f"epoch {result['best_epoch']} of {len(result['epochs'])}.",
+        *("", "## Metrics", ""),
+    ]
+    sets = {"validation": result["metrics"], **result["others"]}
+    lines += ["| examples | metric | |", "|---|---|---|"]
+    lines += [
+        f"| {name} ({examples[name]:,}) | {metric} | {value:.4f} |"
+        for name, metrics in sets.items()
+        for metric, value in metrics.items()
+    ]
+    return lines

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.interop import (
@@ -23,6 +24,7 @@ from ag_jax.interop import (
     tokenizer_files,
 )
 from ag_jax.interop.families import Family
+from ag_jax.interop.front_matter import Statements
 from ag_jax.interop.importing import GENERATION, POSITIONS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
@@ -45,7 +47,12 @@ class Exported:
 
 
 def convert(
-    workdir: epath.PathLike, step: int | None, path: str, dtype: str = "float32", license: str = "", part: str = "model"
+    workdir: epath.PathLike,
+    step: int | None,
+    path: str,
+    dtype: str = "float32",
+    stated: Statements = Statements(),
+    part: str = "model",
 ) -> Exported:
     """Export the checkpoint of `step` (the newest by default), or a fine-tuned model, to the directory `path`.
 
@@ -53,7 +60,7 @@ def convert(
 
     workdir: directory of the run, or of the fine-tuned model.
     dtype: float32, bfloat16 or float16.
-    license: for the card; by default the imported model's, if the weights came from one.
+    stated: what the user states about the model, for its card.
     part: `model`, or the `generator` that was trained beside it to replace tokens.
     Raises ValueError if no family of transformers computes what the model does, with nothing written.
     """
@@ -62,10 +69,10 @@ def convert(
     workdir = storage.directory(workdir)
     directories.check_free(pathlib.Path(path).expanduser().resolve())
     if finetuned.locate(workdir) is not None:
-        return _convert_finetuned(workdir, step, path, dtype, license, part)
+        return _convert_finetuned(workdir, step, path, dtype, stated, part)
     opened = run.open_run(workdir, step)
     if isinstance(opened.model, TranslationModel):
-        return _convert_translation(opened, step, path, dtype, license, part)
+        return _convert_translation(opened, step, path, dtype, stated, part)
     origin = opened.origin
     config, tree, not_carried = _part(opened, part)
     heads = sorted(tree.keys() - {"encoder"})
@@ -86,13 +93,13 @@ def convert(
     architecture = family.classes + next(
         ending for ending, class_heads in family.architectures.items() if set(class_heads) == set(heads)
     )
-    text = card.text(opened, config, architecture, dtype, license or origin.license, not_carried)
+    text = card.text(opened, config, architecture, dtype, stated, _place(path, stated), not_carried)
     written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, {})
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
 
 
 def _convert_finetuned(
-    workdir: epath.Path, step: int | None, path: str, dtype: str, license: str, part: str
+    workdir: epath.Path, step: int | None, path: str, dtype: str, stated: Statements, part: str
 ) -> Exported:
     """Export a fine-tuned model, which has one checkpoint and no generator: `step` must be None and `part` "model"."""
     if step is not None or part != "model":
@@ -116,7 +123,8 @@ def _convert_finetuned(
     )
     exported = task_heads.HEADS[head.kind]
     not_carried = (exported.not_carried,) if exported.left_out else ()
-    text = card.finetuned_text(tuned, architecture, dtype, license or origin.license, not_carried)
+    result = _result(workdir)
+    text = card.finetuned_text(tuned, architecture, dtype, stated, _place(path, stated), not_carried, result)
     kept = {name: layer for name, layer in tuned.params["task_head"].items() if name != exported.left_out}
     params = tuned.params | {"task_head": kept}
     extra = task_heads.settings(head)
@@ -124,8 +132,33 @@ def _convert_finetuned(
     return Exported(architecture, _write(written, path, dtype), not_carried)
 
 
+def _place(path: str, stated: Statements) -> str:
+    """Return the name by which transformers opens the export: on the hub, or its directory without those above it.
+
+    `./` makes sure that a directory which is not there is not looked for on the hub.
+    """
+    return stated.repository or f"./{pathlib.Path(path).expanduser().resolve().name}"
+
+
+def _result(workdir: epath.Path) -> dict[str, Any] | None:
+    """Return the `result.json` of a trial, None if there is none. Raises ValueError if it is damaged."""
+    place = finetuned.locate(workdir)
+    found = next((one / "result.json" for one in (workdir, place.parent) if (one / "result.json").exists()), None)
+    if found is None:
+        return None
+    result = read_json(found)
+    if "failed" not in result:
+        counts = dict.fromkeys(("steps", "batch_size", "seed", "best_epoch"), int)
+        check_fields(found, result, counts | {"learning_rate": float, "metrics": dict, "epochs": list})
+        check_fields(found, result, {"others": dict, "examples": dict})
+        for metrics in (result["metrics"], *result["others"].values()):
+            check_fields(found, metrics, dict.fromkeys(metrics, float))
+        check_fields(found, result["examples"], dict.fromkeys(("train", "validation", *result["others"]), int))
+    return result
+
+
 def _convert_translation(
-    opened: run.OpenRun, step: int | None, path: str, dtype: str, license: str, part: str
+    opened: run.OpenRun, step: int | None, path: str, dtype: str, stated: Statements, part: str
 ) -> Exported:
     """Export a model that translates as a MarianMT, with the settings of `decoding` as those of generation."""
     if part != "model":
@@ -160,7 +193,7 @@ def _convert_translation(
         "eos_token_id": tokens["eos_token_id"],
         "dtype": dtype,
     }
-    text = card.translation_text(opened, steps, architecture, dtype, license or opened.origin.license, not_carried)
+    text = card.translation_text(opened, steps, architecture, dtype, stated, _place(path, stated), not_carried)
 
     wanted = names.stored_tensors(family.names, {name: leaf.shape for name, leaf in arrays.items()})
     stored = names.store(wanted, arrays, tensors.DTYPES[dtype])

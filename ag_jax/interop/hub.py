@@ -1,0 +1,80 @@
+"""Push an exported model to the Hugging Face hub, through `huggingface_hub`."""
+
+import dataclasses
+import pathlib
+import re
+from typing import Any
+
+from ag_jax.interop.front_matter import REPOSITORY
+
+
+@dataclasses.dataclass(frozen=True)
+class Repository:
+    """A repository of the Hugging Face hub that may not exist yet, and the account that writes to it.
+
+    name: OWNER/NAME.
+    api: `huggingface_hub.HfApi`.
+    private: whether it must be visible only to its owner.
+    """
+
+    name: str
+    api: Any
+    private: bool
+
+    def push(self, directory: pathlib.Path) -> str:
+        """Create the repository if it does not exist, upload a directory to it, and return its address.
+
+        Raises ValueError, in one line, if the hub does not accept it; the directory stays as it is.
+        """
+        try:
+            address = self.api.create_repo(self.name, private=self.private or None, exist_ok=True)
+            # `exist_ok` leaves an existing repository as visible as it is.
+            is_public = self.private and not self.api.model_info(self.name).private
+            if not is_public:
+                self.api.upload_folder(
+                    repo_id=self.name, folder_path=directory, commit_message="Upload a model exported by ag_jax"
+                )
+        except Exception as error:  # exceptions of huggingface_hub, and of libraries below it
+            raise ValueError(
+                f"the model is saved in {directory}, but the Hugging Face hub did not take it as {self.name} "
+                f"({reason(error)}). Check the network and that your token may write there, then run: "
+                f"hf upload {self.name} {directory}{' --private' if self.private else ''}"
+            ) from error
+        if is_public:
+            raise ValueError(
+                f"the model is saved in {directory}, but nothing was pushed: --private was given, and {self.name} "
+                f"exists and is public. Make it private on the hub, then run: hf upload {self.name} {directory}"
+            )
+        return str(address)
+
+
+def find(name: str, private: bool = False) -> Repository:
+    """Return a repository to push to, after a check that someone is logged in who may own it.
+
+    name: NAME or OWNER/NAME; without an owner it belongs to the account that is logged in.
+
+    Raises ValueError, in one line, for another name, without `huggingface_hub`, and if the hub knows no account.
+    """
+    if not re.fullmatch(REPOSITORY, name):
+        raise ValueError(f"--push must be a name on the Hugging Face hub, NAME or OWNER/NAME, got {name!r}")
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ValueError(
+            f"--push={name} needs huggingface_hub, so nothing was written: pip install huggingface_hub ({error})"
+        ) from error
+    try:
+        api = huggingface_hub.HfApi()
+        account = api.whoami()["name"]
+    except Exception as error:  # exceptions of huggingface_hub, and of libraries below it
+        raise ValueError(
+            f"--push={name}: the Hugging Face hub did not say who you are ({reason(error)}), so nothing was written. "
+            "Check the network, and log in with a token that may write: hf auth login"
+        ) from error
+    return Repository(name if "/" in name else f"{account}/{name}", api, private)
+
+
+def reason(error: BaseException) -> str:
+    """Return an exception's type with the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".removesuffix(": ")

@@ -1,0 +1,105 @@
+"""`choose`: the candidate that continues or answers a text."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ag_jax.data.tasks.task import Choices
+from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, items_of, one_or_many
+from ag_jax.pipelines.guesses import one_or_best
+from ag_jax.pipelines.pipeline import BatchedPipeline, TaskModel, open_task_model
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
+class Choose(BatchedPipeline):
+    """Function that predicts which of several candidates continues or answers a text.
+
+        choose("He opened the door and", ["went in.", "is a door."])              # -> a Guess
+        choose("He opened the door and", ["went in.", "is a door."], top_k=None)  # all candidates, the best first
+        choose(texts, candidates_of_texts)                                        # two lists -> a list
+        choose.logits("He opened the door and", ["went in.", "is a door."])       # an array [candidates]
+
+    For models of RACE and DREAM, a candidate is the question followed by an answer.
+    """
+
+    name: ClassVar[str] = "choose"
+
+    _model: TaskModel
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        candidates: Sequence[str] | Sequence[Sequence[str]],
+        *,
+        top_k: int | None = 1,
+        batch_size: int | None = None,
+    ) -> Any:
+        """Return the most probable candidate of a text as a `Guess`.
+
+        text: a text, or a list of texts, for which a list is returned.
+        candidates: two or more texts; for a list of texts, such a list for each text.
+        top_k: 1 returns the most probable candidate; a larger number returns a list of at most so many candidates with
+            their probabilities, and None a list of all, the most probable first.
+        batch_size: the most texts, each with its candidates, that are computed together; by default the pipeline's.
+
+        Raises ValueError for other arguments.
+        """
+        top_k = check_top_k(top_k)
+        given, found, single = self._scores(text, candidates, batch_size)
+        results = [one_or_best(of_text, logits_C, top_k) for of_text, logits_C in zip(given, found, strict=True)]
+        return results[0] if single else results
+
+    def logits(
+        self,
+        text: str | Sequence[str],
+        candidates: Sequence[str] | Sequence[Sequence[str]],
+        *,
+        batch_size: int | None = None,
+    ) -> Any:
+        """Return the logits of the candidates in their order: float32 [candidates], or a list of these arrays.
+
+        text, candidates, batch_size: as in a call.
+        """
+        _, found, single = self._scores(text, candidates, batch_size)
+        logits = [np.asarray(logits_C, np.float32) for logits_C in found]
+        return logits[0] if single else logits
+
+    def _scores(self, text: Any, candidates: Any, batch_size: int | None) -> tuple[list[list[str]], list[Any], bool]:
+        """Return the candidates and the logits of each text, and whether a single text was given."""
+        texts, single = one_or_many(text)
+        given = [candidates] if single else items_of(candidates, "a list of candidates for each text")
+        if len(given) != len(texts):
+            raise ValueError(
+                f"expected a list of candidates for each text, got {len(given)} lists for {len(texts)} texts"
+            )
+        of_texts = []
+        for one in given:
+            if isinstance(one, str):
+                raise ValueError(f"expected a list of candidates for each text, got the text {one!r}")
+            of_text, _ = one_or_many(one, "candidate")
+            if len(of_text) < 2:
+                raise ValueError(f"expected at least two candidates to choose from, got {len(of_text)}")
+            of_texts.append(of_text)
+        examples = [
+            Choices(str(number), tuple((first, second) for second in of_text), None)
+            for number, (first, of_text) in enumerate(zip(texts, of_texts, strict=True))
+        ]
+        return of_texts, self._model.scores(examples, self._batch_size(batch_size)), single
+
+
+def choose(directory: str, *, batch_size: int = BATCH_SIZE) -> Choose:
+    """Open a model that was fine-tuned for multiple choice, as a function of a text and its candidates.
+
+    directory: of a trial with saved weights, or of a Hugging Face model `...ForMultipleChoice`.
+    batch_size: the most texts, each with its candidates, that are computed together.
+
+    Raises ValueError or FileNotFoundError if there is no such model.
+
+        choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
+        choose("He opened the door and", ["went in.", "is a door."])
+    """
+    size = check_batch_size(batch_size)
+    model = open_task_model(directory, ("choice", "ranking"))
+    return Choose(str(directory), model.about, size, model)

@@ -1,0 +1,106 @@
+"""`classify`: the class of a text, or the number of a regression."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ag_jax.data.tasks.task import Texts
+from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, pairs_of
+from ag_jax.pipelines.guesses import one_or_best
+from ag_jax.pipelines.pipeline import BatchedPipeline, TaskModel, open_task_model
+
+Pair = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
+class Classify(BatchedPipeline):
+    """Function that predicts the class of a text, or a number if the model was trained for regression.
+
+        classify("It rains.")                         # a text -> a Guess
+        classify("It rains.", "The street is wet.")   # a pair of texts, also as a tuple
+        classify(["It rains.", ("It rains.", "It is dry.")], batch_size=64)  # a list of these -> a list
+        classify("It rains.", top_k=None)             # a list with all classes, the most probable first
+        classify.logits(["It rains.", "It is dry."])  # an array [texts, classes]
+
+    labels: the names of the classes, in the order of the logits; empty for regression.
+    """
+
+    name: ClassVar[str] = "classify"
+
+    _model: TaskModel
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the logits; empty for regression."""
+        return self._model.task.labels
+
+    def __call__(
+        self,
+        texts: str | Pair | Sequence[str | Pair],
+        second: str | Sequence[str] | None = None,
+        *,
+        top_k: int | None = 1,
+        batch_size: int | None = None,
+    ) -> Any:
+        """Return the class of a text as a `Guess` (class and probability), or the number of a regression.
+
+        texts: a text, a pair of texts as a tuple, or a list of these, for which a list is returned.
+        second: the second text of a pair whose first text is `texts`; for a list of first texts, as many second texts.
+        top_k: 1 returns the most probable class; a larger number returns a list of at most so many classes with their
+            probabilities, and None a list of all classes, the most probable first.
+        batch_size: the most texts that are computed together; by default the pipeline's.
+
+        Raises ValueError for other arguments, and for `top_k` of a regression.
+        """
+        top_k = check_top_k(top_k)
+        is_regression = self._model.task.kind == "regression"
+        if is_regression and top_k != 1:
+            raise ValueError(f"{self.directory} predicts a number, so there are no classes for top_k: leave it out")
+        found, single = self._scores(texts, second, batch_size)
+        if is_regression:
+            results: list[Any] = [float(number) for number in found]
+        else:
+            results = [one_or_best(self.labels, logits_C, top_k) for logits_C in found]
+        return results[0] if single else results
+
+    def logits(
+        self,
+        texts: str | Pair | Sequence[str | Pair],
+        second: str | Sequence[str] | None = None,
+        *,
+        batch_size: int | None = None,
+    ) -> np.ndarray:
+        """Return the logits of the classes in the order of `labels`: float32 [classes], or [texts, classes] of a list.
+
+        texts, second, batch_size: as in a call.
+
+        Raises ValueError for a regression, which has no classes.
+        """
+        if self._model.task.kind == "regression":
+            raise ValueError(f"{self.directory} predicts a number and has no classes: call it to get the number")
+        found, single = self._scores(texts, second, batch_size)
+        logits_BC = np.asarray(found, np.float32).reshape(len(found), len(self.labels))
+        return logits_BC[0] if single else logits_BC
+
+    def _scores(self, texts: Any, second: Any, batch_size: int | None) -> tuple[list[Any], bool]:
+        pairs, single = pairs_of(texts, second)
+        examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]
+        return self._model.scores(examples, self._batch_size(batch_size)), single
+
+
+def classify(directory: str, *, batch_size: int = BATCH_SIZE) -> Classify:
+    """Open a model that was fine-tuned for classification or regression, as a function of texts or pairs of texts.
+
+    directory: of a trial with saved weights, or of a Hugging Face model `...ForSequenceClassification`.
+    batch_size: the most texts that are computed together.
+
+    Raises ValueError or FileNotFoundError if there is no such model.
+
+        classify = pipelines.classify("runs/glue/mnli/lr2e-05-bs32-seed0")
+        classify("It rains.", "The street is wet.")
+    """
+    size = check_batch_size(batch_size)
+    model = open_task_model(directory, ("classification", "regression"))
+    return Classify(str(directory), model.about, size, model)

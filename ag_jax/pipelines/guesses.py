@@ -1,0 +1,35 @@
+"""Guesses of a model: a text with its probability, in the order of the probabilities."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """A predicted word, class, candidate or answer with its probability."""
+
+    text: str
+    score: float
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return probabilities over the last axis, in float64."""
+    raised = np.exp(np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True)
+
+
+def best_guesses(texts: Sequence[str], logits: np.ndarray, top_k: int | None) -> list[Guess]:
+    """Return the `top_k` most probable texts, or with None all of them, the most probable first.
+
+    logits: a logit for each text.
+    """
+    scores = softmax(logits)
+    return [Guess(texts[index], float(scores[index])) for index in np.argsort(-scores, kind="stable")[:top_k]]
+
+
+def one_or_best(texts: Sequence[str], logits: np.ndarray, top_k: int | None) -> Guess | list[Guess]:
+    """Return the most probable text if `top_k` is 1, otherwise the list that `best_guesses` returns."""
+    found = best_guesses(texts, logits, top_k)
+    return found[0] if top_k == 1 else found

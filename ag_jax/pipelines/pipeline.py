@@ -1,0 +1,112 @@
+"""The base class of all pipelines, and what pipelines of fine-tuned models share."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from ag_jax.data.tasks import catalogue
+from ag_jax.data.tasks.task import Example, Examples, Task
+from ag_jax.finetuning import kinds, predicting
+from ag_jax.interop import opening
+from ag_jax.interop.finetuned import FineTuned
+from ag_jax.pipelines.arguments import check_batch_size
+
+SHOWN_LABELS = 6  # in the description of a pipeline
+# Kinds of tasks whose names are not plain words.
+_IN_WORDS = {"choice": "multiple choice", "span": "question answering", "span_or_none": "question answering"}
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
+class Pipeline:
+    """A model that is called like a function.
+
+    directory: directory of the model.
+    about: what the model is, for people.
+    """
+
+    name: ClassVar[str] = ""  # of the function that opens it
+
+    directory: str
+    about: str
+
+    def __repr__(self) -> str:
+        return f"<pipelines.{self.name}({self.directory!r}): {self.about}>"
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
+class BatchedPipeline(Pipeline):
+    """A model that is called like a function, and computes rows in batches.
+
+    batch_size: the most rows that are computed together.
+    """
+
+    batch_size: int
+
+    def __repr__(self) -> str:
+        return f"<pipelines.{self.name}({self.directory!r}): {self.about}; batch_size={self.batch_size}>"
+
+    def _batch_size(self, given: int | None) -> int:
+        """Return the batch size of a call: the given one, by default the pipeline's."""
+        return self.batch_size if given is None else check_batch_size(given)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskModel:
+    """A fine-tuned model as a function from examples of its task to their scores.
+
+    task: the task, with the labels of the model.
+    length: the most tokens of a row.
+    apply: batch -> logits, compiled.
+    """
+
+    tuned: FineTuned
+    task: Task
+    length: int
+    apply: Callable[[dict[str, np.ndarray]], Any]
+
+    @property
+    def about(self) -> str:
+        """The task, the labels and the size of the model, for people."""
+        head, config = self.tuned.head, self.tuned.config
+        labels = ", ".join(head.labels[:SHOWN_LABELS])
+        if len(head.labels) > SHOWN_LABELS:
+            labels += f", ... ({len(head.labels)} in all)"
+        named = {"classification": "classes", "tagging": "tags"}.get(head.kind, "labels")
+        kind = _IN_WORDS.get(head.kind, head.kind)
+        parts = [f"{kind}, task {head.task}" if head.task else kind]
+        parts += [f"{named} {labels}"] if labels else []
+        parts += [f"numbers from {head.low:g} to {head.high:g}"] if head.kind == "regression" else []
+        return "; ".join([*parts, f"{config.layers} layers of width {config.width}", f"rows of {self.length} tokens"])
+
+    def scores(self, given: Sequence[Example], batch_size: int) -> list[Any]:
+        """Return the scores of each example, as `kinds.scores` does: the logits of its classes, candidates or words,
+        the number of a regression, or the best answers.
+        """
+        examples, tokenizer = Examples(tuple(given), "a pipeline"), self.tuned.tokenizer
+        features = kinds.encode(self.task, examples, tokenizer, self.length, self.tuned.config.token_types)
+        rows = min(batch_size, max(len(features), 1))
+        logits = predicting.logits_of(self.apply, features, rows, self.length)
+        return kinds.scores(self.task, examples, features, logits)
+
+
+def open_task_model(directory: str, accepted: Sequence[str]) -> TaskModel:
+    """Open a fine-tuned model. Raises ValueError or FileNotFoundError unless its head is of an accepted kind."""
+    return task_model(opening.open_finetuned(directory, accepted))
+
+
+def task_model(tuned: FineTuned, threshold: float = 0.0) -> TaskModel:
+    """Return a fine-tuned model as a function of examples.
+
+    threshold: `Task.threshold`, for questions that may have no answer.
+    """
+    head = tuned.head
+    known = catalogue.TASKS.get(head.task)
+    settings: dict[str, Any] = {"labels": head.labels, "span": (head.low, head.high), "answerable": head.answerable}
+    settings["threshold"] = threshold
+    settings["pair_limit"] = known.pair_limit if known else 0  # so that texts are cut as in training
+    task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
+    apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
+    return TaskModel(tuned, task, min(head.max_length, tuned.config.max_length), apply)

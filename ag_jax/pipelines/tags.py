@@ -1,0 +1,100 @@
+"""`tag`: a tag for each word of a text."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ag_jax.data.tasks.task import TaggedSentence
+from ag_jax.finetuning import kinds
+from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, items_of, one_or_many
+from ag_jax.pipelines.guesses import best_guesses
+from ag_jax.pipelines.pipeline import BatchedPipeline, TaskModel, open_task_model
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
+class Tag(BatchedPipeline):
+    """Function that predicts a tag for each word of a text, as a list of (word, tag).
+
+        tag("Ana flew from Lisbon to Oslo")                        # a text, split at white space
+        tag(["Ana flew.", ["He", "stayed", "."]], batch_size=64)   # a list of texts and lists of words -> a list
+        tag("Ana flew from Lisbon to Oslo", top_k=None)            # all tags of each word with their probabilities
+        tag.logits("Ana flew from Lisbon to Oslo")                 # an array [words, tags]
+
+    labels: the names of the tags, in the order of the logits.
+    """
+
+    name: ClassVar[str] = "tag"
+
+    _model: TaskModel
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the tags, in the order of the logits."""
+        return self._model.task.labels
+
+    def __call__(
+        self, texts: str | Sequence[str | Sequence[str]], *, top_k: int | None = 1, batch_size: int | None = None
+    ) -> Any:
+        """Return the tag of each word of a text, as a list of (word, tag).
+
+        texts: a text, which is split at white space, or a list of texts, for which a list is returned. A text given as
+            a list of words must be an item of a list, because a list of strings is a list of texts.
+        top_k: 1 returns the most probable tag of each word; a larger number returns (word, guesses), where guesses is a
+            list of at most so many tags with their probabilities, and None a list of all tags, the most probable first.
+        batch_size: the most texts that are computed together; by default the pipeline's.
+
+        Words beyond the length of training get the tag O; their list of guesses is empty. Raises ValueError for other
+        arguments, and for a text without words.
+        """
+        top_k = check_top_k(top_k)
+        examples, found, single = self._scores(texts, batch_size)
+        tagged: list[list[tuple[str, Any]]] = []
+        for example, logits_WC in zip(examples, found, strict=True):
+            of_words: Any = kinds.decide(self._model.task, example, logits_WC)
+            if top_k != 1:
+                of_words = [best_guesses(self.labels, logits_C, top_k) for logits_C in logits_WC]
+                of_words += [[] for _ in range(len(example.words) - len(of_words))]
+            tagged.append([*zip(example.words, of_words, strict=True)])
+        return tagged[0] if single else tagged
+
+    def logits(self, texts: str | Sequence[str | Sequence[str]], *, batch_size: int | None = None) -> Any:
+        """Return the logits of each word's tags in the order of `labels`: float32 [words, tags], or a list of these
+        arrays.
+
+        texts, batch_size: as in a call.
+
+        Words beyond the length of training have no row.
+        """
+        _, found, single = self._scores(texts, batch_size)
+        logits = [np.asarray(logits_WC, np.float32) for logits_WC in found]
+        return logits[0] if single else logits
+
+    def _scores(self, texts: Any, batch_size: int | None) -> tuple[list[TaggedSentence], list[Any], bool]:
+        """Return the words and the logits of each text, and whether a single text was given."""
+        single = isinstance(texts, str)
+        given = [texts] if single else items_of(texts, "a text (str), or a list of texts and lists of words")
+        examples = []
+        for number, text in enumerate(given, 1):
+            words = text.split() if isinstance(text, str) else one_or_many(text, "word")[0]
+            if not words:
+                raise ValueError(f"there is no word to tag in text {number} of {len(given)}")
+            examples.append(TaggedSentence(str(number), tuple(words), None))
+        return examples, self._model.scores(examples, self._batch_size(batch_size)), single
+
+
+def tag(directory: str, *, batch_size: int = BATCH_SIZE) -> Tag:
+    """Open a model that was fine-tuned to tag words, as a function of texts.
+
+    directory: of a trial with saved weights, or of a Hugging Face model `...ForTokenClassification`.
+    batch_size: the most texts that are computed together.
+
+    Raises ValueError or FileNotFoundError if there is no such model.
+
+        tag = pipelines.tag("runs/tagging/wnut17/lr2e-05-bs32-seed0")
+        tag([["Ana", "flew", "from", "Lisbon", "to", "Oslo", "."], "He stayed"])
+    """
+    size = check_batch_size(batch_size)
+    model = open_task_model(directory, ("tagging",))
+    return Tag(str(directory), model.about, size, model)

@@ -1,0 +1,67 @@
+"""`translate`: the translation of a text."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ag_jax.pipelines.arguments import one_or_many
+from ag_jax.pipelines.pipeline import Pipeline
+from ag_jax.pretraining.translate import Translator, open_translator
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
+class Translate(Pipeline):
+    """Function that translates a text, or each of a list of texts.
+
+        translate("A dog runs through the snow.")                  # -> a text
+        translate(["A dog runs.", "It snows."])                    # a list -> a list
+        translate("A dog runs.", beams=8)                          # a wider search than the run's `decoding.beam_size`
+        translate("A dog runs.", alternatives=3)                   # the best three translations as a list
+
+    The other settings of the search are the run's (`decoding`).
+    """
+
+    name: ClassVar[str] = "translate"
+
+    _translator: Translator
+
+    def __call__(self, texts: str | Sequence[str], beams: int | None = None, alternatives: int = 1) -> Any:
+        """Return the translation of a text, or a list of the translations of a list of texts.
+
+        texts: a text without a line break, or a list of these.
+        beams: number of beams of the search; by default the run's.
+        alternatives: 1 returns the best translation as a text; a larger number returns a list of the best ones.
+
+        Raises ValueError for other arguments, for a text with a line break, and for one with more tokens than the model
+        has positions.
+        """
+        lines, single = one_or_many(texts)
+        for number, line in enumerate(lines, 1):
+            if "\n" in line:
+                raise ValueError(f"text {number} of {len(lines)} has a line break: translate its lines one by one")
+        translator = self._translator if beams is None else self._translator.with_decoding(beam_size=beams)
+        size = translator.config.beam_size
+        if not isinstance(alternatives, int) or not 1 <= alternatives <= size:
+            raise ValueError(f"alternatives must be between 1 and the number of beams, {size}, got {alternatives}")
+        found = [[one.text for one in of_text[:alternatives]] for of_text in translator(lines)]
+        results: list[Any] = [*found] if alternatives > 1 else [of_text[0] for of_text in found]
+        return results[0] if single else results
+
+
+def translate(directory: str, step: int | None = None) -> Translate:
+    """Open a run that translates, as a function of texts.
+
+    directory: of the run.
+    step: step of a run's checkpoint; by default the newest ones are averaged as `translation.average` says.
+
+    Raises ValueError or FileNotFoundError if there is no such run.
+
+        translate = pipelines.translate("runs/translation/base-seed0")
+        translate("A dog runs through the snow.", alternatives=3)
+    """
+    opened = open_translator(directory, step)
+    model, languages = opened.model.config, opened.tokenizer.languages
+    about = f"from {languages[0]} to {languages[1]}; " if all(languages) else ""
+    about += f"{model.layers} layers of width {model.width}; texts of up to {model.max_length - 1} tokens"
+    about += f"; {opened.config.beam_size} beams"
+    return Translate(str(directory), about, opened)

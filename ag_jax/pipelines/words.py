@@ -1,0 +1,158 @@
+"""`fill_mask`: the words that are missing in a text."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from ag_jax.data.tasks import buckets
+from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings
+from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.interop import opening
+from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, one_or_many
+from ag_jax.pipelines.guesses import Guess, softmax
+from ag_jax.pipelines.pipeline import BatchedPipeline
+
+TOP_K = 5
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
+class FillMask(BatchedPipeline):
+    """Function that predicts the words for the masks of a text.
+
+        fill("The state of our <mask> is strong.")           # a text with a mask -> a list of 5 Guesses
+        fill("The state of our <mask> is strong.", top_k=3)  # 3 Guesses; top_k=None: the whole vocabulary
+        fill("The <mask> of our <mask> is strong.")          # several masks -> a list of such lists
+        fill([text, another], batch_size=64)                 # a list of texts -> a list
+        fill.logits("The state of our <mask> is strong.")    # an array [masks, vocabulary]
+
+    A mask is written as the tokenizer writes it, such as [MASK], or as <mask> with any tokenizer.
+
+    tokenizer: the tokenizer, in the order of whose ids the logits are.
+    """
+
+    name: ClassVar[str] = "fill_mask"
+
+    tokenizer: Tokenizer
+    _shape: RowSettings
+    _apply: Callable[[dict[str, np.ndarray]], jax.Array]
+
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        top_k: int | None = TOP_K,
+        *,
+        batch_size: int | None = None,
+        top: int | None = None,
+    ) -> Any:
+        """Return the most probable words for the mask of a text as a list of `Guess`es, the most probable first.
+
+        texts: a text with one mask or more, or a list of texts, for which a list is returned. For a text with several
+            masks there is a list of guesses for each.
+        top_k: the number of words; None returns the whole vocabulary.
+        batch_size: the most texts that are computed together; by default the pipeline's.
+        top: earlier name of `top_k`.
+
+        Special tokens are no words: they are left out. Raises ValueError for other arguments, for a text without a
+        mask, and for one with too many tokens.
+        """
+        if top is not None and top_k != TOP_K:
+            raise ValueError("top_k and top are two names of one argument, and both are given: leave top out")
+        top_k = check_top_k(top_k if top is None else top)
+        given, single = one_or_many(texts)
+        results: list[Any] = [None] * len(given)
+        for number, logits_MV in self._logits(given, batch_size):
+            of_masks = [self._words(logits_V, top_k) for logits_V in logits_MV]
+            results[number] = of_masks[0] if len(of_masks) == 1 else of_masks
+        return results[0] if single else results
+
+    def logits(self, texts: str | Sequence[str], *, batch_size: int | None = None) -> Any:
+        """Return the logits of all tokens for each mask of a text: float32 [masks, vocabulary], or a list of these
+        arrays.
+
+        texts, batch_size: as in a call.
+        """
+        given, single = one_or_many(texts)
+        found = dict(self._logits(given, batch_size))
+        return found[0] if single else [found[number] for number in range(len(given))]
+
+    def _words(self, logits_V: np.ndarray, top_k: int | None) -> list[Guess]:
+        logits_V = logits_V.astype(np.float64)
+        logits_V[list(self.tokenizer.special_ids)] = -np.inf  # because special tokens are no words
+        scores = softmax(logits_V)
+        words = len(logits_V) - len(set(self.tokenizer.special_ids))
+        best = np.argsort(-scores, kind="stable")[: words if top_k is None else min(top_k, words)]
+        return [Guess(self.tokenizer.decode([index]).strip(), float(scores[index])) for index in best]
+
+    def _logits(self, texts: list[str], batch_size: int | None) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield for each text, in the order of their lengths, its number and float32 [masks, vocabulary].
+
+        One batch is in memory at a time, because the scores of a large vocabulary for many texts may not fit.
+        """
+        size = min(self._batch_size(batch_size), max(len(texts), 1))
+        rows = [self._row(text) for text in texts]
+        places = [np.flatnonzero(row["tokens"] == self.tokenizer.specials.mask) for row in rows]
+        features = Features(rows, np.arange(len(rows), dtype=np.int32), 0, self.tokenizer.specials.pad)
+        for batch in buckets.batches(features, size, max_length=self._shape.max_length, shuffle=False):
+            owners = [int(row) for row in batch.pop("rows") if row >= 0]  # filler rows come last
+            # A power of two, so that few numbers of masks are compiled. The positions that fill up are ignored below.
+            most = 2 ** (max(len(places[row]) for row in owners) - 1).bit_length()
+            positions_BM = np.zeros((size, most), np.int32)
+            for number, row in enumerate(owners):
+                positions_BM[number, : len(places[row])] = places[row]
+            logits_BMV = self._apply(batch | {"original": batch["tokens"], "masked_positions": positions_BM})
+            given_BMV = np.asarray(logits_BMV, np.float32)[..., : self.tokenizer.vocabulary_size]
+            for number, row in enumerate(owners):
+                yield row, given_BMV[number, : len(places[row])].copy()
+
+    def _row(self, text: str) -> FeatureRow:
+        """Return the row of a text with masks. Raises ValueError for a text without a mask, or a too long one."""
+        parts = _split_at_masks(text, self.tokenizer)
+        if len(parts) == 1:
+            raise ValueError(f"there is no mask to fill in {text!r}: write <mask> where a word is missing")
+        ids = [*self.tokenizer.encode(parts[0])]
+        for part in parts[1:]:
+            ids += [self.tokenizer.specials.mask, *(self.tokenizer.encode(part) if part else [])]
+        room = self._shape.room(pair=False)
+        if len(ids) > room:
+            raise ValueError(f"the text has {len(ids)} tokens, but the model has room for {room}: shorten it")
+        return self._shape.row(ids)
+
+
+def fill_mask(directory: str, step: int | None = None, *, batch_size: int = BATCH_SIZE) -> FillMask:
+    """Open a model that predicts masked words, as a function of texts with masks.
+
+    directory: of a run, or of a Hugging Face model `...ForMaskedLM`.
+    step: step of a run's checkpoint, the newest by default.
+    batch_size: the most texts that are computed together.
+
+    Raises ValueError for a model without a head for masked words.
+
+        fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
+        fill("The state of our <mask> is strong.", top_k=3)
+    """
+    size = check_batch_size(batch_size)
+    opened = opening.open_masked_lm(directory, step)
+    model, params, tokenizer = opened.model, opened.params, opened.tokenizer
+    shape = RowSettings(tokenizer.specials, model.config.max_length, model.config.token_types)
+
+    @jax.jit
+    def apply(batch: dict[str, Any]) -> jax.Array:
+        heads: Any = model.apply({"params": params}, batch, deterministic=True)
+        return heads.words_BMV
+
+    at = f"step {opened.run.step} of the run" if opened.run is not None else "Hugging Face model"
+    about = (
+        f"{at}; a vocabulary of {tokenizer.vocabulary_size}; {model.config.layers} layers of width "
+        f"{model.config.width}; rows of {model.config.max_length} tokens"
+    )
+    return FillMask(str(directory), about, size, tokenizer, shape, apply)
+
+
+def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:
+    """Return the parts of a text between masks. Spaces before a mask belong to the missing word and are dropped."""
+    own = tokenizer.tokens([tokenizer.specials.mask])[0]
+    parts = text.replace(own, "<mask>").split("<mask>")
+    return [part.rstrip() for part in parts[:-1]] + parts[-1:]

@@ -1,0 +1,111 @@
+"""`ag-jax export --push` with a stand-in for the Hugging Face hub: what is uploaded, and one line for each failure."""
+
+import pathlib
+import sys
+import types
+from unittest import mock
+
+import huggingface_hub
+import pytest
+from etils import epath
+
+from ag_jax import main
+from ag_jax.interop import importing
+from tests.interop.test_goldens import GOLDENS
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    target = epath.Path(tmp_path_factory.mktemp("imported") / "run")
+    importing.convert(str(GOLDENS / "bert"), target)
+    return target
+
+
+@pytest.fixture
+def api(monkeypatch):
+    """A stand-in for `HfApi`, with the signatures of its methods, that notes what is uploaded."""
+    stand_in = mock.create_autospec(huggingface_hub.HfApi, instance=True)
+    stand_in.whoami.return_value = {"name": "me"}
+    stand_in.create_repo.side_effect = lambda name, **_: f"https://huggingface.co/{name}"
+    stand_in.model_info.return_value = types.SimpleNamespace(private=False)
+    stand_in.uploaded = {}
+
+    def upload(*, repo_id, folder_path, commit_message):
+        stand_in.uploaded[repo_id] = {path.name: path.read_bytes() for path in pathlib.Path(folder_path).iterdir()}
+
+    stand_in.upload_folder.side_effect = upload
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: stand_in)
+    return stand_in
+
+
+def export(workdir, target, *flags):
+    return main.main(["ag-jax", "export", f"--workdir={workdir}", f"--to={target}", *flags])
+
+
+@pytest.mark.parametrize(("given", "name"), [("mine", "me/mine"), ("others/mine", "others/mine")])
+def test_what_is_pushed(given, name, api, workdir, tmp_path, capsys):
+    target = tmp_path / "out"
+    assert export(workdir, target, f"--push={given}", "--language=en") == 0
+    api.create_repo.assert_called_once_with(name, private=None, exist_ok=True)
+    assert api.uploaded == {name: {path.name: path.read_bytes() for path in target.iterdir()}}
+    assert {"config.json", "model.safetensors", "README.md"} <= set(api.uploaded[name])
+    card = api.uploaded[name]["README.md"].decode()
+    assert f'.from_pretrained("{name}")' in card and "language:\n- en\n" in card
+    assert f"pushed to https://huggingface.co/{name}\n" in capsys.readouterr().out
+
+
+def test_a_private_repository(api, workdir, tmp_path, capsys):
+    """A repository that exists stays public with `exist_ok`, so nothing may be uploaded to it."""
+    assert export(workdir, tmp_path / "first", "--push=mine", "--private") == 1
+    said = capsys.readouterr().err
+    assert "nothing was pushed: --private was given, and me/mine exists and is public" in said
+    assert said.count("\n") == 1 and not api.uploaded and (tmp_path / "first" / "config.json").exists()
+    api.model_info.return_value = types.SimpleNamespace(private=True)
+    assert export(workdir, tmp_path / "second", "--push=mine", "--private") == 0
+    assert api.create_repo.call_args == mock.call("me/mine", private=True, exist_ok=True) and api.uploaded
+
+
+@pytest.mark.parametrize("method", ["create_repo", "upload_folder"])
+def test_a_push_that_fails_keeps_the_export(method, api, workdir, tmp_path, capsys):
+    getattr(api, method).side_effect = PermissionError("403 Forbidden: no write access\n\nRequest ID: 1")
+    target = tmp_path / "out"
+    assert export(workdir, target, "--push=mine") == 1
+    said = capsys.readouterr().err
+    assert said == (
+        f"ag-jax export: the model is saved in {target}, but the Hugging Face hub did not take it as me/mine "
+        "(PermissionError: 403 Forbidden: no write access). Check the network and that your token may write there, "
+        f"then run: hf upload me/mine {target}\n"
+    )
+    assert (target / "model.safetensors").exists() and (target / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "failure", "said"),
+    [
+        (["--push=mine"], ConnectionError("no network here\nmore"), "who you are (ConnectionError: no network here)"),
+        (["--push=mine"], OSError("Token is required"), "log in with a token that may write: hf auth login"),
+        (["--push=a/b/c"], None, "--push must be a name on the Hugging Face hub, NAME or OWNER/NAME, got 'a/b/c'"),
+        (["--push="], None, "--push must be a name on the Hugging Face hub, NAME or OWNER/NAME, got ''"),
+        (["--private"], None, "--private is about what --push creates on the Hugging Face hub: give --push=NAME, too"),
+    ],
+)
+def test_a_push_that_cannot_begin_writes_nothing(flags, failure, said, api, workdir, tmp_path, capsys):
+    api.whoami.side_effect = failure
+    assert export(workdir, tmp_path / "out", *flags) == 1
+    message = capsys.readouterr().err
+    assert said in message and message.count("\n") == 1
+    assert not list(tmp_path.iterdir()) and not api.create_repo.called
+
+
+def test_without_huggingface_hub_nothing_is_written(workdir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it were not installed
+    assert export(workdir, tmp_path / "out", "--push=mine") == 1
+    message = capsys.readouterr().err
+    assert "needs huggingface_hub, so nothing was written: pip install huggingface_hub" in message
+    assert message.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert export(workdir, tmp_path / "out") == 0
+
+
+def test_an_export_that_fails_creates_no_repository(api, tmp_path, capsys):
+    assert export(tmp_path / "nowhere", tmp_path / "out", "--push=mine") == 1
+    assert "config.json does not exist" in capsys.readouterr().err and not api.create_repo.called
