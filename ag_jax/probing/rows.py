@@ -107,7 +107,7 @@ def attention_rows(
     """
 
     def start(chunk: Chunk) -> jax.Array:
-        """Start the computation of a batch on the device, and return its result, for which nobody has waited."""
+        """Start the computation of a batch on the device; return its result without waiting for it."""
         texts = [windows[index] for index in chunk.windows]
         fields = batch_of(texts, chunk.length)
         place = {window: row for row, window in enumerate(chunk.windows)}

@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class CustomTask:
-    """A task of one's own files; without `kind`, a task of the catalogue, of which `labels` may replace the tags.
+    """A task defined by the user's files. Without `kind`, a task of the catalogue, whose tags `labels` may replace.
 
     kind: kind of the task; None stands for a task of the catalogue, such as conll2003.
     train: file with the training examples: .csv or .tsv with a header, .jsonl, for tagging a CoNLL file, for spans
@@ -115,7 +115,7 @@ class CustomTask:
             raise ValueError(f"custom.lowest must be below custom.highest, got {self.lowest:g} and {self.highest:g}")
 
     def _check_catalogue(self) -> None:
-        """Raise ValueError if settings of one's own files are given without the kind of the task."""
+        """Raise ValueError if files or columns are given without the kind of the task."""
         for field in dataclasses.fields(self):
             if field.name != "labels" and (value := getattr(self, field.name)) != field.default:
                 raise ValueError(
@@ -168,7 +168,7 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
             f"tasks.{name}.custom.test must be none with folds, of which each is tested once: leave it out"
         )
     files = {split: getattr(settings, split) for split in SPLITS if getattr(settings, split)}
-    if not folds:
+    if not folds:  # without a validation file, the training file has the examples of both splits
         files = {"train": settings.train, "validation": settings.train, **files}
     labels = tags_of(f"tasks.{name}.custom.labels", settings.labels) if settings.kind == "tagging" else settings.labels
     metrics, answerable = _METRICS[settings.kind], settings.answerable is not False
@@ -310,9 +310,11 @@ def load(
     found, problems = readers.parsed(numbered, file, parse, task, is_labelled(split))
     readers.check_problems(task, split, problems, skip_malformed)
     items = [example for of_record in found for example in of_record]
+    # Predictions are matched with examples by id.
     if repeated := [id for id, times in Counter(example.id for example in items).items() if times > 1]:
         raise ValueError(f"{file}: expected a different id for each example, got {repeated[0]!r} more than once")
     if shared:
+        # By the text, so that equal texts are in the same part, whatever the order of the rows.
         chosen = [is_held_out(item, settings.held_out, custom_records.content(item)) for item in items]
         if not 0 < sum(chosen) < len(items):
             raise ValueError(
