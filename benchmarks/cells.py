@@ -5,10 +5,14 @@ that is stopped and started again skips the cells that are in its file. Results 
 and a commit stands for the code that ran, so nothing is recorded while there are uncommitted changes of the code.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import pathlib
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import record
@@ -69,6 +73,8 @@ def check_import(root: pathlib.Path) -> None:
 def append(path: pathlib.Path, line: Line, root: pathlib.Path) -> None:
     """Add a line to a file of results, which is created if need be; a process that is killed leaves no part of a line.
 
+    Several processes may add lines to the same file.
+
     Raises ValueError as `check` does, or if the line is of another commit than the clone `root` is at now.
     """
     check(path, root)
@@ -78,8 +84,20 @@ def append(path: pathlib.Path, line: Line, root: pathlib.Path) -> None:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = path.with_suffix(".new")
-    whole.write_text("".join(json.dumps(each) + "\n" for each in [*read(path), line]))
-    whole.replace(path)
+    with _locked(path.parent):
+        whole.write_text("".join(json.dumps(each) + "\n" for each in [*read(path), line]))
+        whole.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Hold a lock on a folder, so that of two processes that write a file anew none loses the line of the other."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def stamp(root: pathlib.Path) -> Line:

@@ -8,6 +8,9 @@ SST-2, two seeds) on a tenth of the training examples, held out by a hash of the
 predicted. The second command trains with the chosen values. It begins with two seeds of plain training on each task: a
 task on which their mean is less than three standard errors above chance is not trained further.
 
+Several processes may run the same command at once, each on cores of its own (`taskset --cpu-list 1 python ...`): every
+trial is trained by one of them.
+
 Every finished trial is a line of asa_real_weights.jsonl or asa_real_weights_selection.jsonl in the folder --results,
 with the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that have a line
 are skipped, others are resumed. Lines of two commits are never mixed (benchmarks/cells.py). `seconds` is the time of
@@ -26,6 +29,7 @@ import os
 import pathlib
 import statistics
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +61,7 @@ SEEDS, GATE_SEEDS, SELECTION_SEEDS = 5, 2, 2
 LEARNING_RATES, FREELB_STEPS = (2e-5, 5e-5, 1e-4), (0.01, 0.03, 0.1)
 STEP_TASK = "sst2"  # on which FreeLB's step size is chosen
 HELD_OUT = 1_000  # the most held-out examples that the selection predicts
+LOOK_EVERY = 10.0  # seconds between two looks at cells that other processes train
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,28 +282,64 @@ def _masked(directory: epath.Path) -> Line:
     return {"masked": share.numbers() | {"layers_by_step": by_step}}
 
 
-def run(of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, *, selecting: bool) -> None:
+def needed(cell: Cell, chosen: Chosen) -> set[Cell]:
+    """Return the cells that must have a line before a cell is trained: those of the gate of its task, and the one whose
+    trace of masked shares the arm `scheduled` follows.
+    """
+    gate = {chosen.cell(cell.task, "plain", seed) for seed in range(GATE_SEEDS)}
+    if cell in gate:
+        return set()
+    return gate | ({chosen.cell(cell.task, "asa", cell.seed)} if cell.arm == "scheduled" else set())
+
+
+def run(
+    of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, chosen: Chosen | None, claims: lock.Claims
+) -> None:
     """Train the cells that have no line in the file `path`, and add the line of each as soon as it is done.
 
+    A cell that another process trains is left to that process; the function returns when all cells have their lines.
     Cells of a task at chance are left out, but for those of the gate.
+
+    chosen: values that the selection chose; None while it chooses, when cells are scored on held-out training examples
+        and none is left out.
     """
     origin = cells.stamp(ROOT)
     # Below the commit, so that trials of another commit are never read or resumed.
-    root = epath.Path(options.workdir) / origin["commit"][:12] / ("selection" if selecting else "arms")
+    root = epath.Path(options.workdir) / origin["commit"][:12] / ("arms" if chosen else "selection")
     told: set[str] = set()
-    for number, cell in enumerate(of, 1):
-        lines = cells.read(path)
-        reason = None if selecting else at_chance(cell.task, lines, options.data)
-        if reason and reason not in told:
+    while waiting := _waiting(of, path, options, chosen, told):
+        trained_one = False
+        for cell in waiting:
+            with claims(root / "claims" / str(of.index(cell))) as mine:
+                # Another process may have finished the cell since the file was read.
+                found = set(map(Cell.of, cells.read(path)))
+                if not mine or cell in found or (chosen and needed(cell, chosen) - found):
+                    continue
+                cells.check(path, ROOT)
+                line = trained(cell, options, root, selecting=chosen is None) | origin
+                cells.append(path, line, ROOT)
+            trained_one = True
+            what = line.get("failed") or f"{json.dumps(line['scores'])}, {line['seconds']:.0f} s"
+            print(f"{of.index(cell) + 1} of {len(of)}: {cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
+            break  # because what this cell decides, such as the gate, decides which cells wait
+        if not trained_one:
+            time.sleep(LOOK_EVERY)
+
+
+def _waiting(
+    of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, chosen: Chosen | None, told: set[str]
+) -> list[Cell]:
+    """Return the cells that have no line and whose task is not at chance; print, once, what is at chance."""
+    lines = cells.read(path)
+    found = set(map(Cell.of, lines))
+    reasons = {task: at_chance(task, lines, options.data) if chosen else None for task in {cell.task for cell in of}}
+    for reason in filter(None, reasons.values()):
+        if reason not in told:
             print(reason, flush=True)
             told.add(reason)
-        if reason or cell in map(Cell.of, lines):
-            continue
-        cells.check(path, ROOT)
-        line = trained(cell, options, root, selecting=selecting) | origin
-        cells.append(path, line, ROOT)
-        what = line.get("failed") or f"{json.dumps(line['scores'])}, {line['seconds']:.0f} s"
-        print(f"{number} of {len(of)}: {cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
+    return [
+        cell for cell in of if cell not in found and (not reasons[cell.task] or (chosen and not needed(cell, chosen)))
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -317,13 +358,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
     folder = pathlib.Path(options.results).expanduser()
     selection, path = folder / f"{NAME}_selection.jsonl", folder / f"{NAME}.jsonl"
-    with lock.hold(epath.Path(options.workdir)):
-        if options.select:
-            run(rate_cells(), selection, options, selecting=True)
-            run(step_cells(rates(cells.read(selection))[STEP_TASK]), selection, options, selecting=True)
-            print(choose(cells.read(selection)))
-            return
-        run(planned(choose(cells.read(selection))), path, options, selecting=False)
+    claims = lock.Claims()
+    if options.select:
+        run(rate_cells(), selection, options, None, claims)
+        run(step_cells(rates(cells.read(selection))[STEP_TASK]), selection, options, None, claims)
+        print(choose(cells.read(selection)))
+        return
+    chosen = choose(cells.read(selection))
+    run(planned(chosen), path, options, chosen, claims)
     scores = collections.defaultdict(list)
     for line in cells.read(path):
         if "failed" not in line:

@@ -1,12 +1,16 @@
 """The experiment on real weights, with trials that train nothing: what is run, skipped, refused and recorded."""
 
 import argparse
+import collections
+import concurrent.futures
 import importlib
 import json
 import math
 import pathlib
 import subprocess
 import sys
+import threading
+import time
 import types
 
 import pytest
@@ -214,6 +218,41 @@ def test_what_has_a_line_is_skipped(options, pretended, tmp_path, capsys):
         assert [vars(cell).items() <= line.items() for cell, line in zip(pretended.done, expected, strict=True)] == [
             True
         ] * len(expected)
+
+
+def test_two_processes_share_the_cells(options, pretended, tmp_path, monkeypatch):
+    """Each cell is trained once, none before what it needs, and none of a task that the other found at chance."""
+    pretended.scores["cola"] = 0.0
+    monkeypatch.setattr(evidence, "LOOK_EVERY", 0.01)
+    trained, by_thread = evidence.trained, collections.Counter()
+    path = tmp_path / "results" / "asa_real_weights.jsonl"
+
+    def slow(cell, *given, selecting):
+        if not selecting:
+            chosen = evidence.choose(cells.read(path.with_stem("asa_real_weights_selection")))
+            assert evidence.needed(cell, chosen) <= set(map(evidence.Cell.of, cells.read(path)))
+        by_thread[threading.get_ident()] += 1
+        time.sleep(0.01)
+        return trained(cell, *given, selecting=selecting)
+
+    monkeypatch.setattr(evidence, "trained", slow)
+    for arguments in ([*options, "--select"], options):
+        pretended.done.clear()
+        by_thread.clear()
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            for each in [pool.submit(evidence.main, arguments) for _ in range(2)]:
+                each.result()
+        expected = 24 if "--select" in arguments else 125 - 28
+        assert len(pretended.done) == len(set(pretended.done)) == expected == by_thread.total()
+        assert len(by_thread) == 2 and min(by_thread.values()) > 5
+    assert sum(cell.task == "cola" for cell in pretended.done) == 2 and len(cells.read(path)) == 125 - 28
+
+
+def test_what_a_cell_needs():
+    gate = {CHOSEN.cell("sst2", "plain", seed) for seed in (0, 1)}
+    assert evidence.needed(CHOSEN.cell("sst2", "plain", 1), CHOSEN) == set()
+    assert evidence.needed(CHOSEN.cell("sst2", "plain", 2), CHOSEN) == gate
+    assert evidence.needed(CHOSEN.cell("sst2", "scheduled", 4), CHOSEN) == gate | {CHOSEN.cell("sst2", "asa", 4)}
 
 
 def test_other_code_is_refused_before_anything_is_trained(options, pretended, clone):
