@@ -31,7 +31,9 @@ from ag_jax.viewer.encode import FULL, PICTURE, Precision
 FORMAT = 1
 GENERATOR = '<meta name="generator" content="ag_jax">'  # in every page
 PRECISIONS = {"full": FULL, "picture": PICTURE}
-BYTES_OF_A_WEIGHT = {"full": 0.64, "picture": 0.23}  # of 144 heads of a published BERT at 512 tokens; a forecast
+# Of 144 heads of a published BERT at 512 tokens; forecasts for others.
+BYTES_OF_A_WEIGHT = {"full": 0.64, "picture": 0.23}
+BYTES_OF_A_COARSE_CELL = 0.42  # of the overview
 LARGEST_FULL = 4_000_000  # bytes of maps from which on they are stored as pictures
 FOLDER = pathlib.Path(__file__).parent
 Heads = Sequence[tuple[int, int]]  # (layer, head), counted from 0
@@ -112,9 +114,14 @@ class View:
 
 
 def expected_bytes(views: Iterable[View], detail: str) -> float:
-    """Return a forecast of the size of the maps of these views."""
-    cells = sum(len(view.stored) * math.prod(view.weights_NHQK.shape[2:]) for view in views)
-    return BYTES_OF_A_WEIGHT[detail] * cells
+    """Return a forecast of the size of the maps of these views and of their overviews."""
+    size = 0.0
+    for view in views:
+        layers, heads, *lengths = view.weights_NHQK.shape
+        coarse = [math.ceil(length / encode.block(*lengths)) for length in lengths]
+        size += BYTES_OF_A_WEIGHT[detail] * len(view.stored) * math.prod(lengths)
+        size += BYTES_OF_A_COARSE_CELL * layers * heads * math.prod(coarse)
+    return size
 
 
 def chosen_detail(views: Sequence[View]) -> str:

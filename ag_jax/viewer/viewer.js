@@ -168,7 +168,7 @@
   const SIGNED_TABLE = table(meta.differences);
   const css = (number) => `rgb(${number & 255} ${(number >> 8) & 255} ${(number >> 16) & 255})`;
 
-  const LETTERS = { period: ".", same: "=" };
+  const LETTERS = { period: ".", same: "=", diagonal: "\\" };
   /** Returns the relative luminance of a colour, from 0 to 1 (Web Content Accessibility Guidelines 2). */
   function luminance(number) {
     const linear = [0, 8, 16].map((shift) => ((number >> shift) & 255) / 255).map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
@@ -234,7 +234,18 @@
   };
   const FIRST = { ...state };
 
+  const ADDRESS_EVERY = 310; // milliseconds; Safari allows 100 changes of the address in 30 seconds
+  let addressTimer = 0;
+
+  /** Writes the state into the address soon, together with changes that follow until then. */
   function writeAddress() {
+    document.documentElement.dataset.address = "old";
+    addressTimer ||= setTimeout(writeAddressNow, ADDRESS_EVERY);
+  }
+
+  function writeAddressNow() {
+    addressTimer = 0;
+    document.documentElement.dataset.address = "current";
     const parts = Object.entries(SHORT).filter(([name]) => state[name] !== FIRST[name])
       .map(([name, short]) => `${short}=${encodeURIComponent(typeof state[name] === "boolean" ? Number(state[name]) : state[name])}`);
     try {
@@ -288,6 +299,8 @@
 
   // ---------------------------------------------------------------- all heads
 
+  const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
+
   const nameOf = (view, layer, head) => {
     const guided = view.guided[head];
     return `layer ${layer + 1}, head ${head + 1}${guided ? `, guided towards ${view.targets[guided]?.title ?? guided}` : ""}`;
@@ -302,21 +315,39 @@
   }
 
   let cursor = 0; // of the head that the tab key reaches
+  let tileReduce = 1; // cells of the overview on each side of a pixel of the grid's maps
+
+  /** Draws the maps of the grid anew if the grid has become so narrow or wide that they need another size. A browser
+   * that shrinks a picture may leave thin lines out; the strongest cell of a block keeps them. */
+  function fitTiles() {
+    const view = views[state.view], cells = [...$("grid").querySelectorAll(".head")];
+    const pixelsWide = cells[0].clientWidth * scaleOf();
+    const reduce = pixelsWide ? Math.max(1, Math.ceil(Math.ceil(view.columns.length / view.block) / pixelsWide)) : 1;
+    if (reduce === tileReduce) return;
+    tileReduce = reduce;
+    ordered(view).forEach(([layer, head], at) => cells[at].querySelector("canvas").replaceWith(tile(layer, head)));
+  }
+
+  function tile(layer, head) {
+    const view = views[state.view];
+    const canvas = pixels(view, withoutSpecial(view, tileOf(state.view, layer, head)), false, tileReduce);
+    canvas.setAttribute("aria-hidden", "true");
+    return canvas;
+  }
+
   function drawGrid() {
     const view = views[state.view], grid = $("grid"), list = ordered(view), byPosition = state.order === "position";
     const hadFocus = grid.contains(document.activeElement);
     cursor = Math.min(cursor, list.length - 1);
     grid.style.gridTemplateColumns = `max-content repeat(${view.heads}, minmax(1.4rem, 7rem))`;
     const cells = list.map(([layer, head], at) => {
-      const canvas = pixels(view, withoutSpecial(view, tileOf(state.view, layer, head)), false);
-      canvas.setAttribute("aria-hidden", "true");
       const guided = view.guided[head];
       const mass = guided ? view.targets[guided]?.mass[layer][head] : null;
       const cell = make("div", {
         className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: nameOf(view, layer, head),
         "aria-label": nameOf(view, layer, head) + (mass == null ? "" : `, mass ${mass.toFixed(2)}`),
         "aria-selected": String(layer === state.layer && head === state.head),
-      }, canvas);
+      }, tile(layer, head));
       cell.style.aspectRatio = `${view.columns.length} / ${rowsOf(view).length}`;
       if (guided) {
         cell.style.borderColor = patternLook(guided).colour;
@@ -360,7 +391,7 @@
 
   // ---------------------------------------------------------------- one head
 
-  /** @type {{canvas: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number}[]} */
+  /** @type {{canvas: any, still: any, view: View|null, map: Drawn|null, signed: boolean, name: string, cell: number, x: number, y: number}[]} */
   let panels = [];
   let sentence = []; // the elements of the text's tokens
   let drawing = 0; // number of the newest drawing, so that an older one stops
@@ -409,11 +440,12 @@
     return minus(map, dense);
   }
 
-  async function drawOne(mine = ++drawing) {
+  async function drawOne(mine) {
     const view = views[state.view], { layer, head } = state;
     const isOpen = layer >= 0;
     $("one").hidden = !isOpen;
     $("stage").classList.toggle("open", isOpen);
+    fitTiles(); // beside an open head, the grid is narrower
     for (const cell of $("grid").querySelectorAll(".head")) cell.setAttribute("aria-selected", "false");
     if (!isOpen) return;
     ordered(view).forEach(([n, h], at) => {
@@ -490,53 +522,69 @@
     return text.length > 14 ? text.slice(0, 13).join("") + "…" : text.join("");
   };
 
-  const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
-
+  /** Draws a panel: its picture, which is kept while the pointer moves, and the chosen row and column over it. */
   function paint(panel) {
-    const { canvas, map, view, wide, high } = panel, ratio = scaleOf();
+    const ratio = scaleOf(), key = [state.zoom, state.left, state.top, ratio].join();
+    if (panel.key !== key) {
+      const edge = edgesOf(panel);
+      Object.assign(panel, edge, { key, still: picture(panel, edge, ratio) });
+      Object.assign(panel.canvas.dataset, { x: edge.x, y: edge.y, cell: edge.cell, ratio });
+    }
+    const { canvas, still } = panel;
+    canvas.width = still.width; // clears it
+    canvas.height = still.height;
+    canvas.style.width = `${panel.x + panel.width + 2}px`;
     const context = canvas.getContext("2d");
-    const font = "11px system-ui, sans-serif";
-    context.font = font;
-    const rows = rowsOf(view).map(label), columns = view.columns.map(label);
+    context.drawImage(still, 0, 0);
+    context.scale(ratio, ratio);
+    outline(panel, context);
+  }
+
+  const FONT = "11px system-ui, sans-serif";
+  const labelsOf = (view) => [rowsOf(view).map(label), view.columns.map(label)];
+
+  /** Returns where the map of a panel is: its left and upper edge, its size, and that of a cell, in pixels of the page. */
+  function edgesOf({ map, view, wide, high }) {
+    const context = make("canvas").getContext("2d");
+    context.font = FONT;
+    const [rows, columns] = labelsOf(view);
     const widest = (names) => Math.ceil(Math.max(...names.map((name) => context.measureText(name).width)));
     const x = Math.min(130, widest(rows) + 26), y = Math.min(120, widest(columns) + 26);
-    const blocks = map.blocks, keys = map.keys / state.zoom, queries = map.queries / state.zoom;
     const cell = Math.max(0.2, Math.min((wide - x - 4) / map.keys, (high - y - 4) / map.queries, 40));
-    const width = Math.floor(cell * map.keys), height = Math.floor(cell * map.queries);
-    Object.assign(panel, { x, y, cell: cell * state.zoom, width, height });
-    Object.assign(canvas.dataset, { x, y, cell: cell * state.zoom, ratio });
-    canvas.width = (x + width + 2) * ratio;
-    canvas.height = (y + height + 2) * ratio;
-    canvas.style.width = `${x + width + 2}px`;
-    context.scale(ratio, ratio);
-    state.left = Math.max(0, Math.min(state.left, map.keys - keys));
-    state.top = Math.max(0, Math.min(state.top, map.queries - queries));
+    state.left = Math.max(0, Math.min(state.left, map.keys - map.keys / state.zoom));
+    state.top = Math.max(0, Math.min(state.top, map.queries - map.queries / state.zoom));
+    return { x, y, cell: cell * state.zoom, width: Math.floor(cell * map.keys), height: Math.floor(cell * map.queries) };
+  }
 
+  /** Returns a canvas with a panel's map, its mask, its target and its labels, `ratio` pixels for each of the page. */
+  function picture(panel, { x, y, cell, width, height }, ratio) {
+    const { map, view } = panel, blocks = map.blocks;
+    const canvas = make("canvas", { width: (x + width + 2) * ratio, height: (y + height + 2) * ratio });
+    const context = canvas.getContext("2d"), at = (q, k) => [x + (k - state.left) * cell, y + (q - state.top) * cell];
+    context.scale(ratio, ratio);
     context.save();
     context.beginPath();
     context.rect(x, y, width, height);
     context.clip();
     context.imageSmoothingEnabled = false;
-    const reduce = Math.max(1, Math.ceil(1 / (panel.cell * ratio) - 1e-6));
+    const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
     const image = pixels(view, map, panel.signed, reduce);
-    const at = (q, k) => [x + (k - state.left) * panel.cell, y + (q - state.top) * panel.cell];
-    context.drawImage(image, ...at(0, 0), image.width * reduce * panel.cell, image.height * reduce * panel.cell);
+    context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
     if (panel.mask && blocks === 1) {
       context.fillStyle = "rgb(0 0 0 / 0.55)";
-      const part = panel.cell;
       for (let q = 0; q < map.queries; q++) {
         for (let k = 0; k < map.keys; k++) {
           if (!panel.mask(q, k)) continue;
           const [left, top] = at(q, k);
-          context.fillRect(left, top + part * 0.4, Math.max(1, part), Math.max(0.5, part * 0.2));
+          context.fillRect(left, top + cell * 0.4, Math.max(1, cell), Math.max(0.5, cell * 0.2));
         }
       }
     }
     const target = view.targets[shownPattern()];
     if (state.target && target && blocks === 1 && !panel.isDifference) {
       context.strokeStyle = patternLook(shownPattern()).colour;
-      context.lineWidth = Math.max(1, Math.min(2.5, panel.cell / 6));
-      const side = Math.max(panel.cell, 3);
+      context.lineWidth = Math.max(1, Math.min(2.5, cell / 6));
+      const side = Math.max(cell, 3);
       for (let q = 0; q < map.queries; q++) {
         for (const [k] of wanted(target, q)) {
           const [left, top] = at(q + 0.5, k + 0.5);
@@ -544,36 +592,45 @@
         }
       }
     }
-    if (blocks === 1 && panel.cell > 2) {
-      context.strokeStyle = "#D00000";
-      context.lineWidth = 1.5;
-      if (state.row >= 0) context.strokeRect(x, at(state.row, 0)[1], width, panel.cell);
-      if (state.column >= 0) context.strokeRect(at(0, state.column)[0], y, panel.cell, height);
-    }
     context.restore();
 
     context.strokeStyle = "#777";
     context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
-    context.font = font;
+    context.font = FONT;
     context.fillStyle = getComputedStyle(document.body).color;
     context.textBaseline = "middle";
-    const step = Math.max(1, Math.ceil(12 / (panel.cell / blocks)));
-    const named = (names, place) => (step > 1 || blocks > 1 ? `${names[place]} ${place + 1}` : names[place]);
+    const [rows, columns] = labelsOf(view), step = Math.max(1, Math.ceil(12 / (cell / blocks)));
+    const named = (names, one) => (step > 1 || blocks > 1 ? `${names[one]} ${one + 1}` : names[one]);
     context.textAlign = "right";
     for (let q = 0; q < rows.length; q += step) {
-      const place = at((q + 0.5) / blocks, 0)[1];
-      if (place > y && place < y + height) context.fillText(named(rows, q), x - 4, place, x - 6);
+      const middle = at((q + 0.5) / blocks, 0)[1];
+      if (middle > y && middle < y + height) context.fillText(named(rows, q), x - 4, middle, x - 6);
     }
     context.textAlign = "left";
     for (let k = 0; k < columns.length; k += step) {
-      const place = at(0, (k + 0.5) / blocks)[0];
-      if (place <= x || place >= x + width) continue;
+      const middle = at(0, (k + 0.5) / blocks)[0];
+      if (middle <= x || middle >= x + width) continue;
       context.save();
-      context.translate(place, y - 4);
+      context.translate(middle, y - 4);
       context.rotate(-Math.PI / 2);
       context.fillText(named(columns, k), 0, 0, y - 6);
       context.restore();
     }
+    return canvas;
+  }
+
+  /** Draws the outlines of the chosen row and column. */
+  function outline({ map, x, y, cell, width, height }, context) {
+    if (map.blocks > 1 || cell <= 2) return;
+    context.save();
+    context.beginPath();
+    context.rect(x, y, width, height);
+    context.clip();
+    context.strokeStyle = "#D00000";
+    context.lineWidth = 1.5;
+    if (state.row >= 0) context.strokeRect(x, y + (state.row - state.top) * cell, width, cell);
+    if (state.column >= 0) context.strokeRect(x + (state.column - state.left) * cell, y, cell, height);
+    context.restore();
   }
 
   /** Returns [row, column] under a pointer, null outside of the map. */
@@ -594,7 +651,6 @@
       if (dragged) {
         state.left = dragged.left - (event.clientX - dragged.x) / panel.cell;
         state.top = dragged.top - (event.clientY - dragged.y) / panel.cell;
-        dragged.moved = true;
         repaint();
         return;
       }
@@ -605,7 +661,7 @@
     canvas.addEventListener("pointercancel", () => { dragged = null; });
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
-      dragged = { x: event.clientX, y: event.clientY, left: state.left, top: state.top, moved: false };
+      dragged = { x: event.clientX, y: event.clientY, left: state.left, top: state.top };
       canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener("pointerup", (event) => {
@@ -869,11 +925,17 @@
 
   const dataOf = (type, text) => `data:${type};charset=utf-8,${encodeURIComponent(text)}`;
 
+  const SAVED_RATIO = 2; // pixels of a saved picture for each pixel of the page
+
   function savePng() {
-    const drawn = panels.filter((panel) => panel.map).map((panel) => panel.canvas);
-    const gap = 20, title = 40, ratio = 2 / scaleOf();
-    const wide = drawn.reduce((sum, canvas) => sum + canvas.width * ratio + gap, gap), high = Math.max(...drawn.map((canvas) => canvas.height * ratio)) + title + gap;
-    const sheet = make("canvas", { width: Math.round(wide), height: Math.round(high) }), context = sheet.getContext("2d");
+    const drawn = panels.filter((panel) => panel.map).map((panel) => {
+      const canvas = picture(panel, panel, SAVED_RATIO); // not that of the page, which may have fewer pixels
+      outline(panel, canvas.getContext("2d"));
+      return canvas;
+    });
+    const gap = 20, title = 40;
+    const wide = drawn.reduce((sum, canvas) => sum + canvas.width + gap, gap), high = Math.max(...drawn.map((canvas) => canvas.height)) + title + gap;
+    const sheet = make("canvas", { width: wide, height: high }), context = sheet.getContext("2d");
     context.fillStyle = getComputedStyle(document.body).backgroundColor;
     context.fillRect(0, 0, wide, high);
     context.fillStyle = getComputedStyle(document.body).color;
@@ -881,8 +943,8 @@
     context.fillText(`${views[state.view].name}: ${nameOf(views[state.view], state.layer, state.head)}`, gap, 28);
     let left = gap;
     for (const canvas of drawn) {
-      context.drawImage(canvas, left, title, canvas.width * ratio, canvas.height * ratio);
-      left += canvas.width * ratio + gap;
+      context.drawImage(canvas, left, title);
+      left += canvas.width + gap;
     }
     save(fileName("png"), sheet.toDataURL("image/png"));
   }
@@ -1056,7 +1118,7 @@
     });
     addEventListener("hashchange", () => { readAddress(); update(); });
     let waiting = 0;
-    addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawOne(), 100); });
+    addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => update(), 100); });
     readAddress();
     update();
   }

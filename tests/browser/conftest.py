@@ -55,6 +55,7 @@ class Browser:
 
     def state(self):
         """The state of the page in its address, {short name: value}."""
+        self.wait("document.documentElement.dataset.address === 'current'", "the address")
         parts = self.run("return location.hash.slice(1)").split("&")
         return dict(part.split("=") for part in parts if part)
 

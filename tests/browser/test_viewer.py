@@ -287,7 +287,7 @@ def test_hostile_tokens_are_text(browser, tmp_path):
 def test_the_address_opens_the_same_picture(browser, path):
     address = "v=1&o=0&l=1&h=2&r=4&c=3&b=1&s=ratio&p=cividis&x=1"
     browser.open(path, address)
-    assert browser.run("return location.hash") == f"#{address}"
+    assert browser.state() == dict(part.split("=") for part in address.split("&"))
     browser.open(path, "v=99&l=7&h=-2&r=1000&s=nothing&p=&n=absent&o=x")
     assert browser.state() == {}
 
@@ -390,7 +390,10 @@ def test_files_that_are_saved(browser, plain, path):
     while not all(file.exists() for file in files):
         assert time.monotonic() < end, os.listdir(browser.downloads)
         time.sleep(0.05)
-    assert np.asarray(Image.open(files[0])).std() > 10
+    saved = np.asarray(Image.open(files[0]))
+    on_page = browser.run("const {width, height} = document.querySelector('#maps canvas'); return [width, height]")
+    # Two pixels for each of the page, with a margin of 20 on three sides and a title of 40.
+    assert saved.shape[1::-1] == (2 * on_page[0] + 40, 2 * on_page[1] + 60) and saved.std() > 10
     tree = xml.etree.ElementTree.fromstring(files[1].read_text())
     written = [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
     assert written[1:] == [*plain.rows, *plain.columns]
@@ -415,16 +418,114 @@ def test_the_frame_of_a_notebook(browser, plain, tmp_path):
     browser.driver.switch_to.default_content()
 
 
-@pytest.mark.parametrize("address", ["", "l=0&h=0&r=1", "l=1&h=1&o=1&r=1"])
+def test_a_grid_that_shrinks_keeps_thin_lines(browser, tmp_path):
+    """Beside an enlarged head, a map of 64 columns has fewer pixels, and one column that a head attends to remains."""
+    weights = np.full((1, 24, 64, 64), 0.0, np.float32)
+    for head in range(24):
+        weights[0, head, :, 2 * head + 1] = 1
+    view = views.view(tokens=[str(at) for at in range(64)], weights_NHQK=weights, targets={}, guided=())
+    browser.open(save(tmp_path / "m.html", [view]))
+    read = """return [...document.querySelectorAll(".head canvas")].map((canvas) => [canvas.width, canvas.clientWidth,
+        ...canvas.getContext("2d").getImageData(0, 0, canvas.width, 1).data.filter((_, at) => at % 4 === 1)]);"""
+    found = [browser.run(read)]
+    browser.act(lambda: browser.run("document.querySelector('.head').click()"))
+    found.append(browser.run(read))
+    for tiles in found:
+        for head, (width, on_page, *green) in enumerate(tiles):
+            assert width <= on_page + 1
+            assert np.argmin(green) == (2 * head + 1) * width // 64  # the darkest column
+    assert found[1][0][0] < found[0][0][0]  # it did shrink
+
+
+def test_the_map_is_not_drawn_anew_while_the_pointer_moves(browser, path):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(path, "l=1&h=1&r=1&c=1")
+    browser.run(
+        """window.drawn = 0;
+        const canvas = CanvasRenderingContext2D.prototype, put = canvas.putImageData;
+        canvas.putImageData = function (...given) { window.drawn++; put.apply(this, given); };
+        document.getElementById("maps").focus();"""
+    )
+    before = browser.colours([(4, 4)])
+    browser.press(*[Keys.ARROW_DOWN] * 3, *[Keys.ARROW_RIGHT] * 3)
+    assert browser.state()["r"] == "4" and browser.run("return window.drawn") == 0
+    assert browser.colours([(4, 4)]) == before  # inside the outlines of the chosen row and column
+    browser.press("+")
+    assert browser.run("return window.drawn") == 1
+
+
+def test_the_address_is_written_a_few_times_while_the_pointer_moves(browser, path):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(path, "l=1&h=1&r=0&c=0")
+    browser.state()
+    browser.run(
+        """window.written = 0;
+        const replace = history.replaceState.bind(history);
+        history.replaceState = (...given) => { window.written++; replace(...given); };
+        const maps = document.getElementById("maps");
+        maps.focus();
+        for (let at = 0; at < 40; at++)
+          maps.dispatchEvent(new KeyboardEvent("keydown", { key: at % 2 ? "ArrowUp" : "ArrowDown", bubbles: true }));"""
+    )
+    browser.press(Keys.ARROW_DOWN)
+    assert browser.state()["r"] == "1" and browser.run("return window.written") <= 2
+
+
+def test_a_narrow_window_has_one_column(browser, path):
+    """320 pixels wide, as a page of 1280 pixels at 400 %; nothing has to be scrolled sideways but the grid."""
+    metrics = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        for address in ("", "l=1&h=1&r=1", "l=1&h=1&o=1&r=1"):
+            browser.open(path, address)
+            assert browser.run("return innerWidth") == 320
+            assert browser.run("return document.documentElement.scrollWidth") <= 320
+            lefts = browser.run(
+                "return [...document.querySelectorAll('#stage > section:not([hidden])')].map((one) => one.offsetLeft)"
+            )
+            assert len(set(lefts)) == 1
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path):
+    weights = views.attention(1, 2, 5, 5)
+    mass = np.zeros((1, 2))
+    targets = {
+        name: pages.Target(np.eye(5), np.ones(5, bool), title, "#000000", mass, 0.2)
+        for name, title in (("delim", "[Delim]"), ("diagonal", "[Diagonal]"))
+    }
+    view = views.view(tokens=list("abcde"), weights_NHQK=weights, targets=targets, guided=("delim", "diagonal"))
+    browser.open(save(tmp_path / "m.html", [view]))
+    letters = browser.run("return [...document.querySelectorAll('.head .letter')].map((one) => one.textContent)")
+    assert letters == ["D", "\\"]
+
+
+@pytest.fixture(scope="module")
+def steps_and_masks(tmp_path_factory):
+    """A page with a slider over steps, and masks of an attack."""
+    hidden = np.zeros((2, 1, 9, 9), bool)
+    hidden[:, :, 4] = True
+    steps = [views.view(f"step {at}", step=at, weights_NHQK=views.attention(seed=at)) for at in (30, 0)]
+    return save(tmp_path_factory.mktemp("page") / "m.html", [*steps, views.view("attacked", hidden_NHQK=hidden)])
+
+
+@pytest.mark.parametrize(
+    "address", ["", "l=0&h=0&r=1", "l=1&h=1&o=1&r=1", "steps l=0&h=0", "steps v=2&l=0&h=0&m=1&t=1"]
+)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility(browser, path, address, scheme):
+def test_accessibility(browser, path, steps_and_masks, address, scheme):
     axe = pathlib.Path(os.environ.get("AG_JAX_AXE", ""))
     if not axe.is_file():
         pytest.skip("AG_JAX_AXE is not the path of axe-core's axe.min.js")
     browser.driver.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     )
-    browser.open(path, address)
+    other, _, address = address.rpartition(" ")
+    browser.open(steps_and_masks if other else path, address)
+    browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
     browser.run(axe.read_text())
     found = browser.driver.execute_async_script(
         "const done = arguments[0]; axe.run().then((r) => done(JSON.stringify(r.violations)));"
