@@ -1,0 +1,150 @@
+"""Write the tables of attacks on real weights into docs/reproduction.md, from the lines of finetuning_evidence.py.
+
+    python benchmarks/evidence_tables.py
+
+A table for each task has the arms that were trained, with scores in percent on the development set (and on the test set
+where the trials predicted one). The difference from plain training is paired by seed; p is corrected by Holm's method
+for all tests of the table. A trial counts as at chance if its score is less than three standard errors above that of
+a model that has learnt nothing.
+"""
+
+import collections
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import cells
+from cells import Line
+
+from ag_jax.analysis import markdown
+from ag_jax.data.tasks import catalogue
+from ag_jax.evaluation import significance
+from ag_jax.evaluation.significance import PairedDifference
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "reproduction.md"
+RECORD = ROOT / "benchmarks" / "results" / "asa_real_weights.jsonl"
+BEGIN, END = "<!-- tables of benchmarks/evidence_tables.py -->\n", "<!-- end of the tables -->\n"
+TITLES = {"sst2": "SST-2 (accuracy)", "cola": "CoLA (Matthews' correlation)", "wnut17": "WNUT-17 (F1 of entities)"}
+TEMPERATURES = {"tau_0.1": "0.1", "asa": "0.3", "tau_0.5": "0.5", "tau_0.8": "0.8"}
+PLAIN = "plain"
+MOST_FREQUENT = {"sst2": 444 / 872}  # share of the development set's most frequent class
+
+# Scores of an arm by split and seed; NaN for a trial whose loss was not finite.
+Scores = Mapping[str, Mapping[str, Mapping[int, float]]]
+
+
+def scores(lines: Sequence[Line], task: str) -> Scores:
+    """Return the scores of a task, {arm: {split: {seed: primary metric}}}."""
+    metric = catalogue.find(task).metric
+    found: dict[str, dict[str, dict[int, float]]] = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for line in lines:
+        if line["task"] == task:
+            given = line.get("scores", {"validation": {metric: math.nan}})
+            for split, of_split in given.items():
+                found[line["arm"]][split][line["seed"]] = of_split[metric]
+    return found
+
+
+def at_chance(task: str, score: float, examples: int) -> bool:
+    """Return whether a score on so many examples is less than three standard errors above chance, or is missing.
+
+    For F1, chance is 0, and only a model that finds no entity is at chance.
+    """
+    if catalogue.find(task).metric == "entity_f1":
+        return not score > 0
+    level = MOST_FREQUENT.get(task, 0.0)
+    error = math.sqrt(level * (1 - level) / examples) if level else 1 / math.sqrt(examples)
+    return not score >= level + 3 * error
+
+
+def differences(of: Scores, arms: Sequence[str]) -> dict[str, dict[str, PairedDifference | None]]:
+    """Return {arm: {split: difference from plain training}} over the seeds that no compared arm lacks or failed."""
+    splits = of[PLAIN]
+    given: dict[str, dict[str, list[float]]] = {arm: {} for arm in (PLAIN, *arms)}
+    for split in splits:
+        seeds = sorted(
+            set.intersection(*({seed for seed, one in of[arm][split].items() if not math.isnan(one)} for arm in given))
+        )
+        for arm in given:
+            given[arm][split] = [100 * of[arm][split][seed] for seed in seeds]
+    return significance.over_seeds(given)
+
+
+def compared(lines: Sequence[Line], task: str, arms: Mapping[str, str], first: str) -> list[str]:
+    """Return the lines of a table with plain training and the arms that have trials.
+
+    arms: names of the arms in the table.
+    first: name of the first column.
+    """
+    of = scores(lines, task)
+    there = {arm: name for arm, name in arms.items() if arm in of}
+    examples = next(line["examples"]["validation"] for line in lines if line["task"] == task)
+    found = differences(of, list(there))
+    rows = []
+    for arm, name in {PLAIN: PLAIN, **there}.items():
+        for split, by_seed in of[arm].items():
+            known = [100 * one for one in by_seed.values() if not math.isnan(one)]
+            low = sum(at_chance(task, one, examples) for one in of[arm]["validation"].values())
+            spread = significance.spread(known)
+            deviation = "" if spread.deviation is None else f" ± {spread.deviation:.1f}"
+            where = {"validation": "", "test": " (test)"}[split]
+            shown = [f"{name}{where}", str(len(by_seed)), f"{spread.mean:.1f}{deviation}"]
+            rows.append([*shown, *_cells(None if arm == PLAIN else found[arm][split]), str(low)])
+    header = (first, "seeds", "score", "difference (95 % interval)", "p", "shows", "seeds at chance")
+    return markdown.table(header, rows)
+
+
+def _cells(difference: PairedDifference | None) -> list[str]:
+    if difference is None:
+        return ["–"] * 3
+    low, high = difference.interval
+    corrected = difference.p_corrected
+    p = "< .001" if corrected < 0.001 else f"{corrected:.3f}".lstrip("0") if corrected < 1 else "1"
+    return [f"{difference.mean:+.1f} ({low:+.1f} to {high:+.1f})", p, f"{difference.smallest:.1f}"]
+
+
+def masked(lines: Sequence[Line]) -> list[str]:
+    """Return the lines of a table with the share of units that each arm masked, by layer, as means over seeds."""
+    shares: dict[tuple[str, str], list[list[float]]] = collections.defaultdict(list)
+    for line in lines:
+        if "masked" in line:
+            shares[line["task"], line["arm"]].append([line["masked"]["all"], *line["masked"]["layers"]])
+    if not shares:
+        return []
+    layers = len(next(iter(shares.values()))[0]) - 1
+    rows = [
+        [TITLES[task].split(" (")[0], arm, *(f"{100 * sum(each) / len(each):.1f} %" for each in zip(*of, strict=True))]
+        for (task, arm), of in shares.items()
+    ]
+    header = ("task", "arm", "all layers", *(f"layer {layer + 1}" for layer in range(layers)))
+    title = "Units (pairs of tokens) that were masked in the last fifth of training:"
+    return [title, "", *markdown.table(header, rows)]
+
+
+def tables(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield the lines of all tables, as Markdown."""
+    tasks = list(dict.fromkeys(line["task"] for line in lines))
+    for task in tasks:
+        of_task = [line for line in lines if line["task"] == task]
+        arms = [arm for arm in dict.fromkeys(line["arm"] for line in of_task) if not arm.startswith("tau_")]
+        rate = of_task[0]["learning_rate"]
+        sizes = of_task[0]["examples"]
+        yield from (f"**{TITLES[task]}**, {sizes['train']:,} examples, learning rate {rate:g}:", "")
+        yield from compared(lines, task, {arm: arm for arm in arms if arm != PLAIN}, "arm")
+        if any(line["arm"].startswith("tau_") for line in of_task):
+            yield from (f"**{TITLES[task]}, temperatures τ of ASA** (0.3 in the table above):", "")
+            yield from compared(lines, task, TEMPERATURES, "τ")
+    yield from masked(lines)
+
+
+def with_tables(text: str) -> str:
+    """Return the text of the page with the tables of now. Raises ValueError if their place is not marked."""
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{PAGE.name} must have the lines {BEGIN.strip()!r} and {END.strip()!r}")
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + "\n" + "\n".join(tables(cells.read(RECORD))) + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
