@@ -1,5 +1,8 @@
 """Peak FLOP/s, memory and bandwidths of TPUs and GPUs, from their makers' specifications.
 
+Clocks of TPUs follow from their peak and the number of their matrix units: v5e has four of 128 x 128, v6e four of
+256 x 256, and each core of v4 and v5p four of 128 x 128.
+
 Sources: TPUs v3 to v6e, the "key specifications" tables of cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e}; TPU v2 and
 the links of v2 and v3, Jouppi et al. 2020, "A domain-specific supercomputer for training deep neural networks"; GPUs,
 NVIDIA's data sheets of the SXM modules, dense figures. `usable_bytes` of a TPU is the figure in errors of libtpu
@@ -23,6 +26,7 @@ class Chip:
     link_bandwidth: bytes/s that a chip can send over all its links to other chips, which is half of a bandwidth that is
         given as bidirectional.
     devices: number of JAX devices on a chip: on v2 and v3 each of the two cores is one.
+    clock: cycles of a TPU core a second; None for GPUs.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Chip:
     chips_per_host: int
     cores: int = 1
     devices: int = 1
+    clock: float | None = None
 
     def per_device(self) -> "Chip":
         """Return the specification of one JAX device: its share of the chip."""
@@ -48,22 +53,30 @@ class Chip:
 
 
 def _tpu(
-    name: str, kinds: tuple[str, ...], teraflops, gibibytes, usable, gigabytes_s, link_gigabytes_s, **more
+    name: str, kinds: tuple[str, ...], teraflops, gibibytes, usable, gigabytes_s, link_gigabytes_s, megahertz, **more
 ) -> Chip:
     return Chip(
-        name, kinds, teraflops * 1e12, gibibytes * GIB, usable * GIB, gigabytes_s * 1e9, link_gigabytes_s * 1e9, **more
+        name,
+        kinds,
+        teraflops * 1e12,
+        gibibytes * GIB,
+        usable * GIB,
+        gigabytes_s * 1e9,
+        link_gigabytes_s * 1e9,
+        clock=megahertz * 1e6,
+        **more,
     )
 
 
 TPUS = (
     # Links: 4 x 496 Gbit/s and 4 x 656 Gbit/s each way.
-    _tpu("v2", ("TPU v2",), 46, 16, 14.96, 700, 248, chips_per_host=4, cores=2, devices=2),
-    _tpu("v3", ("TPU v3",), 123, 32, 30.96, 900, 328, chips_per_host=4, cores=2, devices=2),
+    _tpu("v2", ("TPU v2",), 46, 16, 14.96, 700, 248, 700, chips_per_host=4, cores=2, devices=2),
+    _tpu("v3", ("TPU v3",), 123, 32, 30.96, 900, 328, 940, chips_per_host=4, cores=2, devices=2),
     # Both cores of a v4 or v5p chip are one device ("megacore"), the way Cloud TPU machines run them.
-    _tpu("v4", ("TPU v4",), 275, 32, 30.75, 1200, 300, chips_per_host=4, cores=2),
-    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 197, 16, 15.75, 819, 200, chips_per_host=8),
-    _tpu("v5p", ("TPU v5", "TPU v5p"), 459, 95.74, 95.73, 2765, 600, chips_per_host=4, cores=2),
-    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918, 32, 31.24, 1638, 400, chips_per_host=8),
+    _tpu("v4", ("TPU v4",), 275, 32, 30.75, 1200, 300, 1050, chips_per_host=4, cores=2),
+    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 197, 16, 15.75, 819, 200, 1500, chips_per_host=8),
+    _tpu("v5p", ("TPU v5", "TPU v5p"), 459, 95.74, 95.73, 2765, 600, 1750, chips_per_host=4, cores=2),
+    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918, 32, 31.24, 1638, 400, 1750, chips_per_host=8),
 )
 
 

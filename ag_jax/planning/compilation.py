@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from ag_jax.data import pipeline, tokenizers
-from ag_jax.planning import costs
+from ag_jax.planning import costs, schedules
+from ag_jax.planning.chips import Chip
 from ag_jax.planning.hlo import HloModule
 from ag_jax.planning.topology import Topology
 from ag_jax.pretraining import build, workloads
@@ -54,16 +55,40 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelCycles:
+    """Cycles of all calls of a program's kernels (Pallas) in one step on one device.
+
+    A call has the cycles of the kernel's schedule, or, if these are more, those of its matrix products at the chip's
+    peak, because a schedule does not count waiting for the matrix units.
+
+    by_kernel: cycles of all calls, by name.
+    missing: names of kernels without a schedule, as with some versions of libtpu.
+    unknown_loops: names of kernels with a loop whose body is counted once, because its iterations are unknown.
+    """
+
+    by_kernel: dict[str, float]
+    missing: tuple[str, ...] = ()
+    unknown_loops: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """Cycles of all kernels that have a schedule."""
+        return sum(self.by_kernel.values())
+
+
+@dataclasses.dataclass(frozen=True)
 class Compiled:
     """A compiled training step that fits into a device's memory: the memory and costs of the step.
 
     costs: of one step on one device, with the iterations of loops counted.
+    kernels: cycles of the kernels, which the costs do not have.
     reported: the compiler's own analysis, which counts the body of a loop once.
     seconds: how long the compilation took.
     """
 
     memory: Memory
     costs: costs.Costs
+    kernels: KernelCycles
     reported: dict[str, float]
     seconds: float
 
@@ -117,7 +142,25 @@ def _account(executable: Any, topology: Topology, seconds: float) -> Compiled:
     reported = executable.cost_analysis() or {}
     # Kernels without a declared cost make the compiler's sum of FLOPs negative: no figure at all.
     reported = {name: reported[name] for name in ("flops", "bytes accessed") if reported.get(name, -1) > 0}
-    return Compiled(memory, costs.costs(HloModule(executable.as_text()), topology.devices), reported, seconds)
+    program = HloModule(executable.as_text())
+    kernels = kernel_cycles(program, topology.chip.per_device())
+    return Compiled(memory, costs.costs(program, topology.devices), kernels, reported, seconds)
+
+
+def kernel_cycles(program: HloModule, device: Chip) -> KernelCycles:
+    """Return the cycles of the kernels of a program that this process has compiled for a device of this kind."""
+    by_kernel: dict[str, float] = {}
+    missing, unknown = [], []
+    for kernel, calls, flops in costs.kernels(program):
+        schedule = schedules.find(kernel, schedules.request())
+        if schedule is None:
+            missing.append(kernel.name)
+            continue
+        at_peak = flops / device.flops * device.clock if device.clock else 0.0
+        by_kernel[kernel.name] = by_kernel.get(kernel.name, 0.0) + calls * max(schedule.cycles, at_peak)
+        if schedule.unknown_loops:
+            unknown.append(kernel.name)
+    return KernelCycles(by_kernel, tuple(missing), tuple(unknown))
 
 
 def too_large(message: str) -> TooLarge | None:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ag_jax.planning.hlo import Computation, HloArray, HloModule, Instruction
 
@@ -34,6 +34,7 @@ _FREE_CUSTOM = (
     "AllocateBuffer",
     "Sharding",
 )
+_KERNEL = 'custom_call_target="tpu_custom_call"'
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -65,6 +66,8 @@ class Costs:
     bytes: read and written in all memories, those on the chip included, as the compiler's own analysis counts them.
     collectives: collective operations, which send data between devices.
     unknown_loops: loops whose number of iterations could not be found; their bodies are counted once.
+    estimated_cycles: the compiler's estimate for all operations but kernels and collectives, with the iterations of
+        loops counted; None if the program's text has no estimates, as that of some versions of the compiler.
     """
 
     flops: float
@@ -73,6 +76,7 @@ class Costs:
     bytes: float
     collectives: tuple[Collective, ...]
     unknown_loops: tuple[str, ...]
+    estimated_cycles: float | None = None
 
     @property
     def sent(self) -> float:
@@ -93,7 +97,18 @@ def costs(program: HloModule, devices: int) -> Costs:
             Collective(kind, group, *counter.collectives[kind, group]) for kind, group in sorted(counter.collectives)
         ),
         tuple(counter.unknown_loops),
+        counter.cycles,
     )
+
+
+def kernels(program: HloModule) -> list[tuple[Instruction, int, float]]:
+    """Return (kernel, calls in one execution of the program, FLOPs of a call) of all kernels (Pallas).
+
+    The FLOPs are those of matrix products that the kernel declares, 0 if it declares none.
+    """
+    counter = _Counter(program, 1)
+    counter.walk(program.computations[program.entry], 1)
+    return [(kernel, times, product_flops(kernel, inside)) for kernel, inside, times in counter.kernels]
 
 
 class _Counter:
@@ -104,6 +119,8 @@ class _Counter:
         self.flops = self.once_flops = self.hbm_bytes = self.bytes = 0.0
         self.collectives: dict[tuple[str, int], list[float]] = {}
         self.unknown_loops: list[str] = []
+        self.cycles: float | None = None
+        self.kernels: list[tuple[Instruction, Computation, int]] = []
 
     def walk(self, computation: Computation, times: int) -> None:
         """Add to the sums the costs of a computation that runs `times` times, and of the computations that it calls."""
@@ -131,6 +148,11 @@ class _Counter:
                 )
                 self.bytes += times * moved_bytes(instruction, computation, self.program, lambda array: True)
                 self.products_and_collectives(instruction, computation, times)
+                estimate = instruction.attribute(r'"estimated_cycles":"(\d+)"')
+                if estimate:
+                    self.cycles = (self.cycles or 0.0) + times * int(estimate)
+                if instruction.opcode == "custom-call" and _KERNEL in instruction.attributes:
+                    self.kernels.append((instruction, computation, times))
 
     def products_and_collectives(self, one: Instruction, computation: Computation, times: int) -> None:
         """Add the FLOPs and the collective communication of an instruction to the sums; for a fusion, add the FLOPs and
@@ -211,7 +233,14 @@ def moved_bytes(
         return update.physical_bytes * (is_counted(one.arrays[0]) + is_counted(update))
     operands = [array for name in one.operands for array in inside.arrays(name)]
     results = one.arrays[: len(one.arrays) // 2] if opcode.endswith("-start") else one.arrays
-    return sum(array.physical_bytes for array in (*operands, *results) if is_counted(array))
+    again = _read_again(one, (*operands, *results)) if opcode == "custom-call" else 0.0
+    return again + sum(array.physical_bytes for array in (*operands, *results) if is_counted(array))
+
+
+def _read_again(kernel: Instruction, arrays: Iterable[HloArray]) -> float:
+    """Return the bytes that a kernel reads or writes beyond each array once, by the cost that it declares."""
+    declared = kernel.attribute(r'"bytes_accessed":"?(\d+)')
+    return max(0.0, float(declared) - sum(array.bytes for array in arrays)) if declared else 0.0
 
 
 def _written(root: Instruction, inside: Computation, program: HloModule, whole: HloArray) -> float:

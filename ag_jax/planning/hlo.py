@@ -120,7 +120,7 @@ class HloModule:
                 self.computations[name] = Computation(name, lines)
                 name = ""
             elif name and _START.match(line):
-                lines.append(_instruction(line))
+                lines.append(parse_instruction(line))
         if self.entry not in self.computations:
             raise ValueError(
                 "expected the text of a compiled HLO module, got a text with no ENTRY computation: pass the whole text "
@@ -150,8 +150,8 @@ class HloModule:
         return limits[0] if len(limits) == 1 else None
 
 
-def _instruction(line: str) -> Instruction:
-    """Parse a line `name = result opcode(operands), attributes`."""
+def parse_instruction(line: str) -> Instruction:
+    """Parse an indented line `name = result opcode(operands), attributes`."""
     start = _START.match(line)
     rest = line[start.end() :]
     # A tuple of arrays is in parentheses; layouts have parentheses of their own, so they are matched by depth.

@@ -1,4 +1,4 @@
-"""Plan a run on a TPU slice: its memory and lower bounds of its time, by compiling its step; nothing is run or read."""
+"""Plan a run on a TPU slice: its memory, bounds and a forecast of its time, by compiling its step; nothing is run."""
 
 import concurrent.futures
 import contextlib
@@ -17,6 +17,7 @@ from ag_jax.data.text.corruption import max_masked
 from ag_jax.models import flops
 from ag_jax.planning import search
 from ag_jax.planning.compilation import Compiled, TooLarge, compile_step, vocabulary
+from ag_jax.planning.forecast import Forecast, forecast
 from ag_jax.planning.roofline import Roofline, roofline
 from ag_jax.planning.topology import Topology, versions
 from ag_jax.pretraining import build, workloads
@@ -51,24 +52,40 @@ class Attempt:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
-    """Lower bounds of a compiled step's time on the slice and upper bounds of its speed, for sequences without padding.
+class Speed:
+    """The speed of the whole slice if a step takes so many seconds, for sequences without padding.
+
+    seconds: of a step.
+    tokens_per_second: of the whole slice; for translation, tokens of both sides.
+    mfu: model FLOPs utilisation.
+    run_seconds, chip_hours: for all steps of the config.
+    """
+
+    seconds: float
+    tokens_per_second: float
+    mfu: float
+    run_seconds: float
+    chip_hours: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimates:
+    """What is known of a compiled step's time on the slice.
 
     task: FLOPs of a step on the whole slice with the expected number of masked positions, from which MFU is computed.
     computed: FLOPs of a step on the whole slice with every slot for masked positions, as a program computes it.
     roofline: lower bounds of the step's time on one device.
-    tokens_per_second: upper bound of the whole slice's speed.
-    mfu: upper bound of the model FLOPs utilisation.
-    run_seconds, chip_hours: lower bounds for all steps of the config.
+    bound: speed at the largest of these bounds, which the program cannot exceed.
+    parts: forecast of the step's time on one device from the compiler's estimates; a text says why there is none.
+    forecast: speed by this forecast; None without one.
     """
 
     task: flops.Flops
     computed: flops.Flops
     roofline: Roofline
-    tokens_per_second: float
-    mfu: float
-    run_seconds: float
-    chip_hours: float
+    bound: Speed
+    parts: Forecast | str
+    forecast: Speed | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +110,7 @@ class Plan:
 
     @property
     def chosen(self) -> Attempt | None:
-        """The compiled config for which the plan reports bounds of time and speed; None if no config fits.
+        """The compiled config for which the plan reports bounds and a forecast of time; None if no config fits.
 
         This is the config as it is if it fits, or else the suggestion, or else the config with the largest batch.
         """
@@ -126,8 +143,8 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
     )
 
 
-def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Bounds:
-    """Return lower bounds of the time, and upper bounds of the speed, of a step compiled for this config and slice."""
+def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> Estimates:
+    """Return bounds and a forecast of the time of a step that was compiled for this config and slice."""
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     words = vocabulary(config)
     task, computed = (
@@ -138,15 +155,26 @@ def bounds(config: ExperimentConfig, topology: Topology, step: Compiled) -> Boun
     # Kernels without a declared cost are missing from the program's own count, so the model's count is a minimum.
     products = max(step.costs.flops, computed.total / topology.devices)
     limits = roofline(device, flops=products, hbm_bytes=step.costs.hbm_bytes, sent_bytes=step.costs.sent)
-    run_seconds = limits.seconds * config.training.steps
-    return Bounds(
+    parts = forecast(step, device, limits)
+
+    def speed(seconds: float) -> Speed:
+        run_seconds = seconds * config.training.steps
+        return Speed(
+            seconds=seconds,
+            tokens_per_second=rows * length * (2 if config.translates else 1) / seconds,  # of both sides
+            mfu=flops.mfu(task.total, seconds, topology.devices, device.flops),
+            run_seconds=run_seconds,
+            chip_hours=run_seconds / 3600 * topology.chips,
+        )
+
+    return Estimates(
         task=task,
         computed=computed,
         roofline=limits,
-        tokens_per_second=rows * length * (2 if config.translates else 1) / limits.seconds,  # of both sides
-        mfu=flops.mfu(task.total, limits.seconds, topology.devices, device.flops),
-        run_seconds=run_seconds,
-        chip_hours=run_seconds / 3600 * topology.chips,
+        bound=speed(limits.seconds),
+        parts=parts,
+        # Estimates of the compiler may be below what memory or links allow.
+        forecast=speed(max(parts.seconds, limits.seconds)) if isinstance(parts, Forecast) else None,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.planning.compilation import Compiled
-from ag_jax.planning.plan import Attempt, Bounds, Plan, bounds
+from ag_jax.planning.plan import Attempt, Estimates, Plan, Speed, estimates
 from ag_jax.planning.search import needed
 from ag_jax.planning.topology import Topology
 
@@ -21,7 +21,9 @@ def report(plan: Plan, price: float | None = None) -> str:
     """Return a plan as text, with the cost of the run if `price`, dollars a chip-hour, is given."""
     blocks = [_heading(plan), _fit(plan)]
     if plan.chosen:
-        blocks += [_step(plan.chosen, plan.topology), _limits(plan.chosen, plan.topology, price)]
+        found = _estimates(plan.chosen, plan.topology)
+        blocks += [_step(plan.chosen, plan.topology, found), _limits(plan.chosen, plan.topology, found, price)]
+        blocks.append(_forecast(plan.chosen, plan.topology, found, price))
     blocks.append(_largest(plan))
     return "\n\n".join(filter(None, blocks))
 
@@ -29,7 +31,7 @@ def report(plan: Plan, price: float | None = None) -> str:
 def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
     """Return the content of `plan.json`, with the cost of the run if `price`, dollars a chip-hour, is given."""
     chosen = plan.chosen
-    found = _bounds(chosen, plan.topology) if chosen else None
+    found = _estimates(chosen, plan.topology) if chosen else None
     return {
         "versions": plan.versions,
         "topology": plan.topology.name,
@@ -42,23 +44,37 @@ def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
         "own": _attempt_json(plan.own),
         "suggestion": _attempt_json(plan.suggestion),
         "largest": _attempt_json(plan.largest),
-        "bounds_of": chosen and chosen.settings,
+        "estimates_of": chosen and chosen.settings,
         "bounds": found and _bounds_json(found),
+        "forecast": found and _forecast_json(found),
         "price_per_chip_hour": price,
-        "cost": found and price and found.chip_hours * price,
+        "cost": found and price and _costs(found, price),
         "chip": dataclasses.asdict(plan.topology.chip),
         "config": config_reader.to_dict(plan.own.config),
     }
 
 
-def _bounds(attempt: Attempt, topology: Topology) -> Bounds:
-    return bounds(attempt.config, topology, attempt.compiled)
+def _estimates(attempt: Attempt, topology: Topology) -> Estimates:
+    return estimates(attempt.config, topology, attempt.compiled)
 
 
-def _bounds_json(found: Bounds) -> dict[str, Any]:
-    limits = {"seconds": found.roofline.seconds, "binds": found.roofline.binds}
-    totals = {"task_flops": found.task.total, "computed_flops": found.computed.total}
-    return dataclasses.asdict(found) | limits | totals
+def _bounds_json(found: Estimates) -> dict[str, Any]:
+    parts = {name: dataclasses.asdict(getattr(found, name)) for name in ("task", "computed", "roofline")}
+    totals = {"task_flops": found.task.total, "computed_flops": found.computed.total, "binds": found.roofline.binds}
+    return parts | totals | dataclasses.asdict(found.bound)
+
+
+def _forecast_json(found: Estimates) -> dict[str, Any]:
+    """Return the forecast, or the reason why there is none."""
+    if found.forecast is None or isinstance(found.parts, str):
+        return {"none_because": found.parts}
+    return {"parts": dataclasses.asdict(found.parts)} | dataclasses.asdict(found.forecast)
+
+
+def _costs(found: Estimates, price: float) -> dict[str, float]:
+    """Return the cost of all steps in dollars, by the bound and by the forecast."""
+    speeds = {"bound": found.bound, "forecast": found.forecast}
+    return {name: speed.chip_hours * price for name, speed in speeds.items() if speed}
 
 
 def _attempt_json(attempt: Attempt | None) -> dict[str, Any] | None:
@@ -126,9 +142,9 @@ def _memory(step: Compiled, usable: float) -> str:
     return f"  memory of a device    {_gib(memory.total)} of {_gib(usable)}: {named}"
 
 
-def _step(attempt: Attempt, topology: Topology) -> str:
+def _step(attempt: Attempt, topology: Topology, found: Estimates) -> str:
     """Return the lines on FLOPs, HBM traffic and collective communication of a step on one device."""
-    costs, found = attempt.compiled.costs, _bounds(attempt, topology)
+    costs = attempt.compiled.costs
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value / topology.devices / 1e12:.3g}"
         for name, value in dataclasses.asdict(found.computed).items()
@@ -152,22 +168,47 @@ def _step(attempt: Attempt, topology: Topology) -> str:
     return "\n".join(lines)
 
 
-def _limits(attempt: Attempt, topology: Topology, price: float | None) -> str:
+def _limits(attempt: Attempt, topology: Topology, found: Estimates, price: float | None) -> str:
     """Return the lines on the bounds of step time, speed, and the run's duration and cost."""
-    found, steps = _bounds(attempt, topology), attempt.config.training.steps
-    limits, speed = found.roofline, found.tokens_per_second
+    limits = found.roofline
     lines = [
         "Lower bounds of time, for this program on this slice",
         f"  a step                {limits.seconds * 1e3:.4g} ms or more: products {limits.products * 1e3:.4g}, HBM "
         + f"{limits.memory * 1e3:.4g}, messages {limits.messages * 1e3:.4g}; {_BINDS[limits.binds]}",
-        f"  speed                 {speed:,.0f} tokens/s at most, {speed / topology.chips:,.0f} a chip, "
-        f"MFU {found.mfu:.1%}",
+    ]
+    return "\n".join(lines + _speed(found.bound, attempt, topology, price, at_most=" at most", or_more=" or more"))
+
+
+def _forecast(attempt: Attempt, topology: Topology, found: Estimates, price: float | None) -> str:
+    """Return the lines on the forecast of step time, speed, and the run's duration and cost."""
+    title = "Forecast of time, from the compiler's own estimates (no TPU has confirmed them)"
+    if found.forecast is None or isinstance(found.parts, str):
+        return f"{title}\n  none, because {found.parts}"
+    parts, seconds = found.parts, found.forecast.seconds
+    lines = [
+        title,
+        f"  a step                {seconds * 1e3:.4g} ms: operations {parts.operations * 1e3:.4g}, kernels "
+        f"{parts.kernels * 1e3:.4g}, messages {parts.messages * 1e3:.4g}",
+    ]
+    if seconds > parts.seconds:
+        lines.append("                        less than a lower bound, which is taken instead")
+    return "\n".join(lines + _speed(found.forecast, attempt, topology, price))
+
+
+def _speed(
+    speed: Speed, attempt: Attempt, topology: Topology, price: float | None, at_most: str = "", or_more: str = ""
+) -> list[str]:
+    """Return the lines on speed, duration and cost."""
+    tokens, steps = speed.tokens_per_second, attempt.config.training.steps
+    lines = [
+        f"  speed                 {tokens:,.0f} tokens/s{at_most}, {tokens / topology.chips:,.0f} a chip, "
+        f"MFU {speed.mfu:.1%}",
         f"  {steps:,} steps".ljust(24)
-        + f"{found.run_seconds / 3600:,.1f} h or more, {found.chip_hours:,.1f} chip-hours",
+        + f"{speed.run_seconds / 3600:,.1f} h{or_more}, {speed.chip_hours:,.1f} chip-hours",
     ]
     if price is not None:
-        lines.append(f"  cost                  ${found.chip_hours * price:,.2f} or more, at ${price:,.2f} a chip-hour")
-    return "\n".join(lines)
+        lines.append(f"  cost                  ${speed.chip_hours * price:,.2f}{or_more}, at ${price:,.2f} a chip-hour")
+    return lines
 
 
 def _largest(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ag_jax.planning import chips
+from ag_jax.planning import chips, schedules
 from ag_jax.planning.chips import Chip
 
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -89,6 +89,7 @@ class Topology:
                 "compiling for TPUs needs libtpu, which is not installed (no TPU is needed): pip install 'ag_jax[tpu]'"
             )
         _set_environment()
+        schedules.request()
         # A v4 or v5p chip is one device of two cores on Cloud TPU machines; libtpu's default for v4 is two devices.
         options: dict[str, Any] = {"chip_config_name": "megacore"} if self.chip.cores > self.chip.devices else {}
         if self.chips == 1:  # libtpu takes a host to have four chips unless told otherwise

@@ -13,7 +13,7 @@ import pytest
 from ag_jax import cli
 from ag_jax.data.text import batching
 from ag_jax.planning import chips, plan, search, text, topology
-from ag_jax.planning.compilation import Compiled, Memory, TooLarge, too_large, vocabulary
+from ag_jax.planning.compilation import Compiled, KernelCycles, Memory, TooLarge, too_large, vocabulary
 from ag_jax.planning.costs import Collective, Costs
 from ag_jax.planning.roofline import roofline
 from ag_jax.pretraining import config as pretraining_config
@@ -39,9 +39,10 @@ def config(**more) -> pretraining_config.ExperimentConfig:
     return pretraining_config.parse(flat)
 
 
-def compiled(gibibytes: float, **costs) -> Compiled:
+def compiled(gibibytes: float, kernels=None, **costs) -> Compiled:
     zero = {"flops": 0.0, "once_flops": 0.0, "hbm_bytes": 0.0, "bytes": 0.0, "collectives": (), "unknown_loops": ()}
-    return Compiled(Memory(gibibytes * GIB, 0.0, 0.0, 0.0), Costs(**(zero | costs)), {}, 1.0)
+    memory = Memory(gibibytes * GIB, 0.0, 0.0, 0.0)
+    return Compiled(memory, Costs(**(zero | costs)), kernels or KernelCycles({}), {}, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +97,44 @@ def test_roofline_by_hand():
 def test_bounds_by_hand():
     """A million FLOPs are nothing here: HBM binds with 819 GB, a second; 16 rows of 128 tokens in it."""
     step = compiled(1.0, flops=1e6, hbm_bytes=819e9, collectives=(Collective("all-reduce", 8, 1, 1e9, 1.75e9),))
-    found = plan.bounds(config(), topology.parse("v5e-8"), step)
+    found = plan.estimates(config(), topology.parse("v5e-8"), step)
     assert found.roofline.seconds == 1.0 and found.roofline.messages == 1.75e9 / 200e9
     # The program's own count misses the model's products: the model's own are taken.
     assert found.roofline.products == found.computed.total / 8 / 197e12
-    assert found.tokens_per_second == 16 * 128 and found.mfu == pytest.approx(found.task.total / (8 * 197e12))
-    assert found.run_seconds == 1000.0 and found.chip_hours == pytest.approx(1000 / 3600 * 8)
+    bound = found.bound
+    assert bound.tokens_per_second == 16 * 128 and bound.mfu == pytest.approx(found.task.total / (8 * 197e12))
+    assert bound.run_seconds == 1000.0 and bound.chip_hours == pytest.approx(1000 / 3600 * 8)
     # Eight cores of four chips, each core with half of a chip's 900 GB/s.
-    assert plan.bounds(config(), topology.parse("v3-8"), step).chip_hours == pytest.approx(1000 * 819 / 450 / 3600 * 4)
+    cores = plan.estimates(config(), topology.parse("v3-8"), step)
+    assert cores.bound.chip_hours == pytest.approx(1000 * 819 / 450 / 3600 * 4)
     assert found.task.head / found.computed.head == pytest.approx(0.15 * 128 / 20)
+
+
+def test_a_forecast_by_hand():
+    """Operations of 3e9 cycles and kernels of 1.5e9 at 1.5 GHz, and 1.75 GB over links of 200 GB/s."""
+    messages = (Collective("all-reduce", 8, 1, 1e9, 1.75e9),)
+    kernels = KernelCycles({"attention.1": 1.2e9, "gradient.2": 0.3e9})
+    step = compiled(1.0, kernels, estimated_cycles=3e9, hbm_bytes=819e9, collectives=messages)
+    found = plan.estimates(config(), topology.parse("v5e-8"), step)
+    assert (found.parts.operations, found.parts.kernels, found.parts.messages) == (2.0, 1.0, 1.75e9 / 200e9)
+    assert found.forecast.seconds == found.parts.seconds == 3.0 + 1.75e9 / 200e9
+    assert found.forecast.mfu == pytest.approx(found.bound.mfu / found.forecast.seconds)
+    optimistic = compiled(1.0, estimated_cycles=3e3, hbm_bytes=819e9)
+    assert plan.estimates(config(), topology.parse("v5e-8"), optimistic).forecast.seconds == 1.0, "the bound"
+
+
+@pytest.mark.parametrize(
+    ("costs", "kernels", "reason"),
+    [
+        ({}, KernelCycles({}), "writes no estimated cycles"),
+        ({"estimated_cycles": 1.0}, KernelCycles({}, ("attention.1",)), "no schedule of the kernels attention.1"),
+        ({"estimated_cycles": 1.0}, KernelCycles({}, (), ("attention.1",)), "unknown: attention.1"),
+        ({"estimated_cycles": 1.0, "unknown_loops": ("while.3",)}, KernelCycles({}), "unknown: while.3"),
+    ],
+)
+def test_why_there_is_no_forecast(costs, kernels, reason):
+    found = plan.estimates(config(), topology.parse("v5e-8"), compiled(1.0, kernels, **costs))
+    assert found.forecast is None and reason in found.parts
 
 
 def test_an_empty_batch_is_like_a_real_one(tmp_path):
@@ -185,12 +215,14 @@ def test_a_tiny_run_fits(name, fsdp):
     kinds = {collective.kind for collective in step.costs.collectives}
     assert "all-reduce" in kinds and ("all-gather" in kinds) == (fsdp > 1)
     # The loop's body was counted twice: all products of the model are there, and nothing is computed again.
-    limits = plan.bounds(found.own.config, found.topology, step)
+    limits = plan.estimates(found.own.config, found.topology, step)
     assert step.costs.flops * 4 == pytest.approx(limits.computed.total, rel=0.02)
+    assert limits.forecast.seconds >= limits.bound.seconds and limits.parts.operations > 0
     said = text.report(found)
     assert "It fits." in said and "MFU" in said and "chip-hours" in said
     kept = json.loads(json.dumps(text.as_json(found)))
     assert kept["fits"] and kept["own"]["costs"]["flops"] == step.costs.flops and kept["bounds"]["binds"] in said
+    assert kept["forecast"]["seconds"] == limits.forecast.seconds and "Forecast of time" in said
 
 
 def pretend(monkeypatch, gibibytes_of):
@@ -251,10 +283,14 @@ def test_versions_and_cost_are_printed_and_kept(monkeypatch):
     """Another jax or libtpu compiles another program, so numbers without versions cannot be compared."""
     pretend(monkeypatch, lambda config: 5)
     found = plan.make_plan(config(), topology.parse("v5e-8"), search_batch=False)
-    hours = plan.bounds(found.own.config, found.topology, found.own.outcome).chip_hours
+    hours = plan.estimates(found.own.config, found.topology, found.own.outcome).bound.chip_hours
+    found_reason = "this version of libtpu writes no estimated cycles into the compiled program"
     kept, said = text.as_json(found, price=1000.0), text.report(found, price=1000.0)
     assert kept["versions"]["jax"] == jax.__version__ and set(kept["versions"]) == {"jax", "jaxlib", "libtpu"}
-    assert kept["price_per_chip_hour"] == 1000.0 and kept["cost"] == pytest.approx(1000 * hours) and hours > 0
+    assert (
+        kept["price_per_chip_hour"] == 1000.0 and kept["cost"] == {"bound": pytest.approx(1000 * hours)} and hours > 0
+    )
+    assert kept["forecast"] == {"none_because": found_reason} and f"none, because {found_reason}" in said
     assert f"compiled with jax {jax.__version__}, jaxlib " in said and "libtpu " in said
     assert f"cost                  ${1000 * hours:,.2f} or more, at $1,000.00 a chip-hour" in said
     assert text.as_json(found)["cost"] is None and "$" not in text.report(found)

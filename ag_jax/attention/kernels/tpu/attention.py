@@ -211,7 +211,7 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
     output = (jax.ShapeDtypeStruct(inputs.query_BQA.shape, inputs.query_BQA.dtype), specs["query"])
     statistics = [row, row] if grid.config.guided else []
     steps = (grid.examples, grid.groups, grid.queries.blocks, grid.key_steps)
-    run = functools.partial(grid.run, "attention", at=grid.by_query, steps=steps, products=2)
+    run = functools.partial(grid.run, "attention", at=grid.by_query, steps=steps, products=2, streamed=("keys",))
     run = functools.partial(run, operands=_operands(inputs), prefetched=_prefetched(inputs))
     if grid.is_whole:  # one tile has all scores of a head, so the backward pass needs no saved log-sum-exps
         mixed, *rows = run(_forward_whole, results=[output, *statistics], scratch=[])
@@ -232,7 +232,9 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
     )
     results = [(like_query, specs["query"]), (like_key, specs["key"]), (like_key, specs["key"])]
     steps = (grid.examples, grid.groups, grid.keys.blocks, grid.query_steps)
-    run = functools.partial(grid.run, "attention_gradient", at=grid.by_key, steps=steps, products=5)
+    run = functools.partial(
+        grid.run, "attention_gradient", at=grid.by_key, steps=steps, products=5, streamed=("queries",)
+    )
     run = functools.partial(run, operands=operands, prefetched=prefetched)
     if grid.is_whole:
         return run(_backward_whole, results=results, scratch=[])
@@ -263,7 +265,9 @@ def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
     result = (jax.ShapeDtypeStruct(bias.shape, jnp.float32), grid.specs(at, bias)["bias"])
     kernel = functools.partial(_bias_gradient, sum(is_shared.values()))
     steps = tuple(sizes[axis] for axis in order)
-    (gradient,) = grid.run("attention_bias_gradient", kernel, at, steps, operands, prefetched, [result], [], 2)
+    (gradient,) = grid.run(
+        "attention_bias_gradient", kernel, at, steps, operands, prefetched, [result], [], 2, ("queries", "keys")
+    )
     return gradient.astype(bias.dtype)
 
 

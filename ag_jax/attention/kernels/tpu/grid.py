@@ -6,6 +6,7 @@ heads.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ BLOCK = 512  # rows and columns of the largest tile
 _LANES = 128
 _SUBLANES = 8
 _VMEM = 64 * 2**20
+_OF_KEYS = ("key", "value", "key_segments", "weights")  # operands with an entry for each key; others have one a query
 
 
 def head_group(heads: int, head_width: int) -> int:
@@ -236,6 +238,24 @@ class Grid:
             specs["bias"] = self.spec((1, group, self.keys.block, self.queries.block), (example, head, 3, 2), at)
         return specs
 
+    def moved_bytes(
+        self, operands: dict[str, Array], results: list[jax.ShapeDtypeStruct], streamed: tuple[str, ...]
+    ) -> float:
+        """Return the bytes that a kernel reads and writes, for the cost estimate.
+
+        streamed: sides (`queries`, `keys`) of which blocks pass through while a block of the other side is held: each
+            of their blocks is read again for every block that is held and that it meets.
+        """
+        tiles = self.pairs / (self.queries.block * self.keys.block)  # for each example and head
+        total = float(sum(math.prod(result.shape) * result.dtype.itemsize for result in results))
+        for name, operand in operands.items():
+            side = "keys" if name in _OF_KEYS else "queries"
+            blocks = (self.keys if side == "keys" else self.queries).blocks
+            # A single block stays where it is, and a tile of the bias belongs to one pair of blocks.
+            times = tiles / blocks if name != "bias" and side in streamed and blocks > 1 else 1.0
+            total += times * operand.size * operand.dtype.itemsize
+        return total
+
     def run(
         self,
         name: str,
@@ -247,12 +267,14 @@ class Grid:
         results: list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]],
         scratch: list,
         products: int,
+        streamed: tuple[str, ...],
     ) -> list[Array]:
         """Run `kernel(tile, results, scratch)` on the tile of every grid step, and return the output arrays.
 
         at: maps the indices of a grid step to its `GridStep`.
         prefetched: the shifts of the heads, and the scalars of `KernelConfig.keep`.
         products: matrix products of Q x K x A, for the estimated cost.
+        streamed: sides whose blocks are read several times, see `moved_bytes`.
         """
         given = {key: operand for key, operand in operands.items() if operand is not None}
         specs, shapes = self.specs(at, operands.get("bias")), [shape for shape, _ in results]
@@ -278,7 +300,9 @@ class Grid:
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=_VMEM
             ),
-            cost_estimate=cost(self.config, self.pairs, list(given.values()), shapes, products),
+            cost_estimate=cost(
+                self.config, self.pairs, given["query"], products, self.moved_bytes(given, shapes, streamed)
+            ),
             interpret=self.config.interpret,
             name=name,
         )(*prefetched, *given.values())

@@ -8,7 +8,6 @@ Shape letters: K keys of a tile, Q queries of a tile.
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -157,16 +156,16 @@ class Tile:
         return H_KQ * (dH_KQ - delta), dropped_KQ
 
 
-def cost(config: KernelConfig, pairs: int, operands: list, results: list, products: int) -> pl.CostEstimate:
+def cost(config: KernelConfig, pairs: int, query: Array, products: int, moved: float) -> pl.CostEstimate:
     """Return the estimated cost of a kernel, for the compiler.
 
     pairs: number of query-key pairs that are computed for one example and head.
     products: number of matrix products over these pairs.
+    moved: bytes that are read and written, blocks that are read several times included.
     """
-    examples, _, all_widths = operands[0].shape
-    moved = [*operands, *results]
+    examples, _, all_widths = query.shape
     return pl.CostEstimate(
         flops=2 * products * examples * pairs * all_widths,
         transcendentals=examples * config.heads * pairs,
-        bytes_accessed=sum(math.prod(array.shape) * array.dtype.itemsize for array in moved),
+        bytes_accessed=round(moved),
     )

@@ -1,0 +1,44 @@
+"""A forecast of a step's time from the compiler's own estimates, beside the lower bounds of `roofline`."""
+
+import dataclasses
+
+from ag_jax.planning.chips import Chip
+from ag_jax.planning.compilation import Compiled
+from ag_jax.planning.roofline import Roofline
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """Parts of a step's time in seconds, which are assumed not to overlap.
+
+    operations: the compiler's estimate for its operations, which includes their HBM traffic.
+    kernels: instruction schedules of the kernels, without waiting for memory.
+    messages: communication between chips at full bandwidth.
+    """
+
+    operations: float
+    kernels: float
+    messages: float
+
+    @property
+    def seconds(self) -> float:
+        """The forecast of the step's time."""
+        return self.operations + self.kernels + self.messages
+
+
+def forecast(step: Compiled, device: Chip, limits: Roofline) -> Forecast | str:
+    """Return the forecast of a compiled step on one device, or why there is none.
+
+    device: specification of the device, from `Chip.per_device`.
+    limits: lower bounds of the step's time.
+    """
+    if device.clock is None:
+        return f"the clock of {device.name} is not known here"
+    if step.costs.estimated_cycles is None:
+        return "this version of libtpu writes no estimated cycles into the compiled program"
+    if step.kernels.missing:
+        return f"this version of libtpu writes no schedule of the kernels {', '.join(step.kernels.missing)}"
+    unknown = (*step.costs.unknown_loops, *step.kernels.unknown_loops)
+    if unknown:
+        return f"the number of iterations of loops is unknown: {', '.join(unknown)}"
+    return Forecast(step.costs.estimated_cycles / device.clock, step.kernels.total / device.clock, limits.messages)

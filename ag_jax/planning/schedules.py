@@ -1,0 +1,123 @@
+"""How many cycles a call of a TPU kernel takes, from the instruction schedule that the compiler writes for it.
+
+libtpu estimates the cycles of its own operations in the text of a compiled program, but not those of kernels (Pallas).
+It writes the schedule of each kernel to a folder if flags ask for it: a list of bundles, each of which takes a cycle,
+with the loops around them. The cycles of a kernel are the bundles, times the iterations of their loops. Not counted:
+waiting for memory or for the matrix units. Counted, although they may be left out: bundles that run only if a condition
+is true.
+
+The flags are read when libtpu is loaded, so `request` has to be called before.
+"""
+
+import atexit
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+
+from ag_jax.planning import hlo
+from ag_jax.planning.hlo import Instruction
+
+_ENVIRONMENT = "LIBTPU_INIT_ARGS"
+_FLAGS = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
+_KERNEL = re.compile(r"scheduled bundles \(100\.00%\): (%.*)")
+# "0x1b25  LB: > { ... }": address, start of a loop or region, as many > as there are loops around the bundle. Bundles
+# that do nothing, "{}", have no >.
+_BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|\d+)\s+([A-Z]{2})?\s*: ([> ]*)(\{\})?")
+_EXIT = re.compile(r"scmp\.ge\.s32\.totalorder \S+, (\d+) /\* loop exit test \*/")
+_LOOP_STARTS = ("LH", "LB")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The schedule of one call of a kernel.
+
+    cycles: bundles, times the iterations of their loops.
+    unknown_loops: loops whose iterations are not in the schedule; their bundles are counted once.
+    """
+
+    cycles: float
+    unknown_loops: int
+
+
+@functools.cache
+def request() -> pathlib.Path:
+    """Ask libtpu for the schedules of the kernels that this process compiles; return the folder that will have them.
+
+    Flags of the environment that already ask for schedules, in another form or folder, stay as they are, and there are
+    no schedules then. The folder is removed at the end of the process.
+    """
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="ag_jax_schedules_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    given = os.environ.get(_ENVIRONMENT, "")
+    if "xla_jf_dump" not in given:
+        os.environ[_ENVIRONMENT] = f"{given} {_FLAGS.format(folder)}".strip()
+    return folder
+
+
+def find(kernel: Instruction, folder: pathlib.Path) -> Schedule | None:
+    """Return the newest schedule of a kernel in the folder of `request`; None if there is none."""
+    found = []
+    for analysis in folder.glob(f"*-{kernel.name}-*-schedule-analysis_final_bundles.txt"):
+        written = _KERNEL.search(analysis.read_text())
+        if written is None:
+            continue
+        of = hlo.parse_instruction(f"  {written[1]}")
+        if (of.name, of.arrays, of.operands) == (kernel.name, kernel.arrays, kernel.operands):
+            found.append(analysis)
+    if not found:
+        return None
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+    prefix, _, number = newest.name.removesuffix("-schedule-analysis_final_bundles.txt").rpartition("-")
+    bundles = folder / f"{prefix}-{int(number) + 1:02}-final_bundles.txt"
+    return read(bundles.read_text()) if bundles.exists() else None
+
+
+def read(text: str) -> Schedule | None:
+    """Return the schedule that a file of bundles describes; None if it has no bundles, as of another version."""
+    loops = [_Loop(iterations=1)]  # around the current line, the outermost first; the first one is no loop
+    unknown = 0
+
+    def close() -> None:
+        nonlocal unknown
+        inner = loops.pop()
+        unknown += inner.iterations is None
+        loops[-1].bundles += inner.bundles * (inner.iterations or 1)
+
+    for line in text.splitlines():
+        bundle = _BUNDLE.match(line)
+        if bundle is None:
+            continue
+        mark, depth = bundle[1], len(loops) - 1 if bundle[3] else bundle[2].count(">")
+        while len(loops) - 1 > depth:
+            close()
+        if len(loops) - 1 == depth > 0 and mark in loops[-1].marks:  # another loop right after one at the same depth
+            close()
+        while len(loops) - 1 < depth:
+            loops.append(_Loop())
+        loop = loops[-1]
+        loop.bundles += 1
+        if mark in _LOOP_STARTS:
+            loop.marks = (*loop.marks, mark)
+        if leaves := _EXIT.search(line):
+            loop.iterations = int(leaves[1])
+    while len(loops) > 1:
+        close()
+    return Schedule(loops[0].bundles, unknown) if loops[0].bundles else None
+
+
+@dataclasses.dataclass
+class _Loop:
+    """A loop whose lines are being read.
+
+    bundles: bundles of its body so far, those of inner loops with their iterations.
+    iterations: how often the body runs; None until the line that says so.
+    marks: marks of its start that were read.
+    """
+
+    bundles: float = 0.0
+    iterations: int | None = None
+    marks: tuple[str, ...] = ()
