@@ -5,6 +5,7 @@ Needs the libtpu wheel, `pip install '.[tpu]'`, and no TPU.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -103,6 +104,32 @@ def test_a_band_costs_what_its_blocks_cost():
     assert pairs() == 4096**2
     assert pairs(band=Band(None, 0)) == 512**2 * (8 * 9 // 2)
     assert pairs(band=Band(128, 128)) == 512**2 * (8 + 2 * 7)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(512, 512), (1100, 1100), (700, 1600)])
+@pytest.mark.parametrize("streamed", ["keys", "queries"])
+def test_blocks_that_are_read_several_times_count_as_often(queries, keys, streamed):
+    """Pallas copies a block when its index differs from that of the grid step before."""
+    one = KernelConfig(heads=4, all_heads=4, width=64, queries=queries, keys=keys, rate=0.0, guided=False)
+    of = grid.Grid(one, examples=2, width=64)
+    sides = {"queries": of.queries, "keys": of.keys}
+    held = next(side for name, side in sides.items() if name != streamed)
+    at, moved, before = (of.by_query if streamed == "keys" else of.by_key), 0, {}
+    names = {"query": 2, "key": 3, "value": 3}
+    for example, group, held_block, step in itertools.product(
+        range(2), range(of.groups), range(held.blocks), range(sides[streamed].blocks)
+    ):
+        place = at(example, group, held_block, step)
+        for name, axis in names.items():
+            index = (place.example, place.group, place[axis])
+            side = of.keys if axis == 3 else of.queries
+            moved += 0 if before.get(name) == index else side.block * of.group * 64 * 2
+            before[name] = index
+    arrays = {
+        name: jax.ShapeDtypeStruct((2, (of.keys if axis == 3 else of.queries).padded, 256), "bfloat16")
+        for name, axis in names.items()
+    }
+    assert of.moved_bytes(arrays, [], (streamed,)) == moved
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square():

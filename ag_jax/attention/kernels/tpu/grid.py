@@ -241,7 +241,7 @@ class Grid:
     def moved_bytes(
         self, operands: dict[str, Array], results: list[jax.ShapeDtypeStruct], streamed: tuple[str, ...]
     ) -> float:
-        """Return the bytes that a kernel reads and writes, for the cost estimate.
+        """Return the bytes that a kernel reads and writes, for the cost estimate; with a band, at most so many.
 
         streamed: sides (`queries`, `keys`) of which blocks pass through while a block of the other side is held: each
             of their blocks is read again for every block that is held and that it meets.
