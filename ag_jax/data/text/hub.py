@@ -73,10 +73,10 @@ class DataSet:
 
     def identity(self) -> list[Any]:
         """Return what identifies the content, without reading it: the commit, or the files with sizes and times."""
-        named = ["hf", self.config, self.split]
         if not self.is_local:
-            return [*named, self.name, self.commit()]
-        return [*named, *([str(file.resolve()), *_stamp(file)] for file in self._local_files())]
+            return [f"{BEGINNING}{self.name}", self.config, self.split, self.commit()]
+        listed = [[str(file.relative_to(self.name)), *_stamp(file)] for file in self._local_files()]
+        return [f"{BEGINNING}{os.path.realpath(self.name)}", self.config, self.split, *listed]
 
     def files(self) -> list[tuple[str, pathlib.Path | KnownContent]]:
         """Return the files of a local directory; of a data set of the hub its commit, which stands for them."""

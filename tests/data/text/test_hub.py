@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.text import files, hub, pipeline, sources
+from ag_jax.data.text import files, hub, mixture, pipeline, sources
 from ag_jax.data.text import prepare as text_parts
 from tests.data.conftest import text
 
@@ -94,13 +94,21 @@ def test_weights_do_not_collide_with_names():
     assert sources.weights("hf:some/books:en,hf:some/books::test") is None
 
 
+def test_a_data_set_is_not_mixed_with_itself(at_hub):
+    with pytest.raises(
+        ValueError, match="hf:some/books is in two of the sources, 'hf:some/books' and 'hf:some/books::t"
+    ):
+        mixture.components(DataConfig(source="hf:some/books:3,hf:some/books::train:1"))
+    assert len(mixture.components(DataConfig(source="hf:some/books:3,hf:some/books::test:1"))) == 2
+
+
 def test_shards_are_read_in_order_at_one_commit(at_hub, caplog):
     units = list(sources.units("hf:some/books:en", [2]))
     assert [unit.size for unit in units] == [1_000] * 5 and [unit.skip_words for unit in units] == [2] * 5
     assert list(sources.documents_of([dataclasses.replace(unit, skip_words=0) for unit in units])) == DOCUMENTS
     assert list(sources.documents("hf:some/books::test")) == DOCUMENTS[:7]
     assert at_hub.calls == [("some/books", "en", "train", COMMIT), ("some/books", None, "test", COMMIT)]
-    assert sources.identity("hf:some/books:en") == [["hf", "en", "train", "some/books", COMMIT]]
+    assert sources.identity("hf:some/books:en") == [["hf:some/books", "en", "train", COMMIT]]
     assert f"to read this version in later runs, too, write hf:some/books@{COMMIT}:en" in caplog.text
     assert not units[0].has_changed()
     at_hub.commits.append("f" * 40)
@@ -112,7 +120,7 @@ def test_shards_are_read_in_order_at_one_commit(at_hub, caplog):
 def test_a_commit_needs_no_network(at_hub):
     at_hub.fails = True
     name = f"hf:some/books@{COMMIT}:en"
-    assert sources.identity(name) == [["hf", "en", "train", "some/books", COMMIT]]
+    assert sources.identity(name) == [["hf:some/books", "en", "train", COMMIT]]
     assert len(list(sources.units(name))) == 5 and at_hub.calls == [("some/books", "en", "train", COMMIT)]
     with pytest.raises(FileNotFoundError, match="gives no data set 'some/books' .Name or service.*hf:NAME@COMMIT"):
         sources.identity("hf:some/books")
