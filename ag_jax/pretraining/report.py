@@ -147,8 +147,11 @@ def differences_section(
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
-    """Return the median tokens per second of the logged intervals, without the first, which includes compilation."""
-    speeds = sorted([row["tokens_per_second"] for row in rows if row["split"] == "train"][1:])
+    """Return the median tokens per second of the logged intervals, without the first, which in runs of earlier versions
+    includes compilation, and without intervals that consist of compilation.
+    """
+    found = [row["tokens_per_second"] for row in rows if row["split"] == "train"][1:]
+    speeds = sorted(speed for speed in found if speed is not None)
     return speeds[len(speeds) // 2] if speeds else None
 
 

@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from ag_jax.data.json_files import read_json
 from ag_jax.data.order import once_count
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import hosts, lock, shared_files, storage
+from ag_jax.models import flops
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
@@ -37,7 +38,7 @@ from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
-from ag_jax.training import loop, sharding, summary
+from ag_jax.training import chips, loop, sharding, summary
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator
@@ -151,8 +152,26 @@ def make_job(
         kept_steps=tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir))),
         pause_at=pause_at,
         pause=pause,
+        utilisation=_utilisation(config, corpus.tokenizer, program),
         evaluation_batches=pipeline.validation_batch_count(corpus, config.training.batch_size, most),
     )
+
+
+def _utilisation(
+    config: ExperimentConfig, tokenizer: Tokenizer, program: Program
+) -> Callable[[float], float | None] | None:
+    """Return the model FLOPs utilisation as a function of the seconds of a step; None if the peak is unknown.
+
+    The peak is that of matrix products in bfloat16. As in `plan`, rows count with their full length.
+    """
+    devices = program.mesh.devices.size
+    chip = chips.of_kind(program.mesh.devices.flat[0].device_kind)
+    if chip is None:
+        return None
+    device_flops = chip.per_device().flops
+    predicted = config.data.masking.rate * config.data.sequence_length
+    total = workloads.workload_of(config).flops(config, tokenizer, predicted).total
+    return lambda seconds: flops.mfu(total, seconds, devices, device_flops)
 
 
 def _remedy(path: str) -> str:

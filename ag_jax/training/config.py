@@ -55,6 +55,14 @@ class TrainingConfig:
                 f"training.microbatches={self.microbatches} must divide training.batch_size={self.batch_size}"
             )
 
+    def evaluations_after(self, step: int) -> int:
+        """Return the number of evaluations that are still to be done after `step`, with that after the last step."""
+        if step >= self.steps:
+            return 0
+        if self.evaluate_every is None:
+            return 1
+        return -(-self.steps // self.evaluate_every) - step // self.evaluate_every
+
     def milestone_steps(self) -> tuple[int, ...]:
         """Return the steps at the fractions `milestones`, whose checkpoints are never deleted."""
         return tuple(sorted({round(fraction * self.steps) for fraction in self.milestones}))

@@ -19,6 +19,7 @@ from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.job import Evaluation, Job
 from ag_jax.training.metrics import MetricWriter
 from ag_jax.training.progress import ProgressLine, Silence, ValidationProgress
+from ag_jax.training.speed import Speedometer
 from ag_jax.training.state import TrainState
 from ag_jax.training.stopping import Interrupted, StopSignal
 
@@ -107,8 +108,8 @@ class Loop:
     def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
         """Train from step `start` to the last step; return the final state, which is saved and evaluated."""
         job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
-        self.mark = self.clock = time.perf_counter()
-        self.clock_step, self.clock_tokens = start, self.progress.tokens
+        self.mark = time.perf_counter()
+        self.speed = Speedometer(start, self.progress.tokens)
         if self._is_evaluation_step(start) and not self.progress.is_evaluated(start):
             self._evaluate(state, start)  # the program ended between the checkpoint and its evaluation
         if start == config.steps or job.stop(self.progress.history) or self._is_paused(start):
@@ -119,17 +120,25 @@ class Loop:
             if not self.progress.is_evaluated(start):
                 self._evaluate(state, start)
             return state
+        compiled: set[tuple[int, ...]] = set()  # shapes of batches; the step is compiled again for each of them
         for step, batch in enumerate(job.batches(start, config.steps), start + 1):
             placed = sharding.place_batch(batch, job.program.mesh)
+            is_new, began = batch["tokens"].shape not in compiled, 0.0
+            if is_new:
+                compiled.add(batch["tokens"].shape)
+                jax.block_until_ready(state)  # because the steps before are not to be left out
+                began = time.perf_counter()
             if step == 1 and 0 in milestones:
                 # Before the first checkpoint: a config that does not fit the devices must not leave one.
                 with self.watchdog.compiling("the train step"):
                     self.train_step.lower(state, placed, job.key, job.hyperparameters).compile()
                 self._save(state)
-            # The step is compiled again for each shape of batches.
             with self.watchdog.compiling(f"the train step for batches of shape {batch['tokens'].shape}"):
                 state, step_metrics = self.train_step(state, placed, job.key, job.hyperparameters)
             self.watchdog.follow(step, step_metrics["loss"][0])
+            if is_new:
+                tokens = int(jax.device_get(step_metrics["tokens"][0]))
+                self.speed.compiled(time.perf_counter() - began, tokens)
             # Metrics are fetched in `_collect`: fetching them here would wait for the device in every step.
             self.pending.append((step, step_metrics))
             if self._time_is_up():
@@ -160,8 +169,13 @@ class Loop:
         return state
 
     def _time_is_up(self) -> bool:
-        limit, before = self.job.config.time_limit, sum(found.seconds for found in self.progress.history)
-        return limit is not None and before + self.progress.seconds + time.perf_counter() - self.mark >= limit
+        limit = self.job.config.time_limit
+        return limit is not None and self._seconds_so_far() >= limit
+
+    def _seconds_so_far(self) -> float:
+        """Return the seconds of training over all restarts, with compilation and without evaluations."""
+        before = sum(found.seconds for found in self.progress.history)
+        return before + self.progress.seconds + time.perf_counter() - self.mark
 
     def _is_paused(self, step: int) -> bool:
         """Return whether the run pauses after this step, or should have before; never after the last step."""
@@ -193,8 +207,7 @@ class Loop:
     def _log(self, step: int) -> None:
         """Write a row of metrics: means since the last row, the schedules' values at this step, and the speed."""
         self._collect()
-        now = time.perf_counter()
-        seconds, steps = now - self.clock, step - self.clock_step
+        interval, config = self.speed.read(step, self.progress.tokens), self.job.config
         values = metric_sums.divide(self.progress.interval)
         self.progress.interval = {}
         values.pop("tokens")
@@ -207,12 +220,16 @@ class Loop:
             "learning_rate": float(self.job.learning_rate(step - 1)),
             **values,
             **{f"coefficient/{term}": float(value) for term, value in coefficients.items()},
-            "seconds": seconds,
-            "tokens_per_second": (self.progress.tokens - self.clock_tokens) / seconds,
+            "seconds": interval.seconds,
+            "tokens_per_second": interval.tokens_per_second,
         }
+        if self.job.utilisation is not None and interval.timed_steps:
+            row["mfu"] = self.job.utilisation(interval.timed_seconds / interval.timed_steps)
         self.writer.write(row)
-        self.line.update(row, seconds / max(steps, 1) * (self.job.config.steps - step))
-        self.clock, self.clock_step, self.clock_tokens = now, step, self.progress.tokens
+        left = self.speed.seconds_left(config.steps - step, config.evaluations_after(step))
+        if left is not None and config.time_limit is not None:
+            left = max(0.0, min(left, config.time_limit - self._seconds_so_far()))
+        self.line.update(row, left)
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
         """Run the evaluators and add their values to the history; return whether `job.keep` saved the model."""
@@ -221,6 +238,7 @@ class Loop:
         began, progress = time.perf_counter(), self.progress
         values: dict[str, Any] = {}
         validating = ValidationProgress(self.job.evaluation_batches, self.line.show)
+        self.line.begin("validating ...")
 
         def beat() -> None:
             self.watchdog.beat()
@@ -235,8 +253,9 @@ class Loop:
         progress.since_evaluation, progress.seconds = {}, 0.0
         self.line.say(self.job.describe(progress.history[-1]))
         kept = self.job.keep(state, progress.history)
+        self.line.begin(None)
         self.mark = time.perf_counter()
-        self.clock += self.mark - began  # the logged speed of training excludes evaluations
+        self.speed.evaluated(self.mark - began)
         return kept
 
     def _add_seconds(self) -> None:

@@ -39,15 +39,19 @@ class ValidationProgress:
 
 
 def _clock(seconds: float) -> str:
-    """Return a duration as minutes and seconds, such as 3:07."""
+    """Return a duration as minutes and seconds, such as 3:07, from an hour on with the hours, such as 1:03:07."""
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Silence:
     """Stand-in for `ProgressLine` and `MetricWriter` on all hosts but the first, with methods that do nothing."""
 
-    def update(self, row: dict[str, Any], seconds_left: float) -> None:
+    def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
+        """Do nothing."""
+
+    def begin(self, status: str | None) -> None:
         """Do nothing."""
 
     def say(self, message: str) -> None:
@@ -77,7 +81,7 @@ class ProgressLine:
 
     def __init__(self, name: str, start: int, total: int, primary: str):
         self._name, self._total, self._primary = name, total, primary
-        self._bar = None
+        self._bar, self._training = None, "compiling ..."
         console = rich.console.Console(stderr=True)
         if console.is_terminal:
             self._bar = rich.progress.Progress(
@@ -88,18 +92,30 @@ class ProgressLine:
                 console=console,
             )
             self._bar.start()
-            self._task = self._bar.add_task(name, total=total, completed=start, status="compiling ...")
+            self._task = self._bar.add_task(name, total=total, completed=start, status=self._training)
         else:
             print(f"{name}: step {start} of {total}, compiling the step ...", file=sys.stderr, flush=True)
 
-    def update(self, row: dict[str, Any], seconds_left: float) -> None:
-        """Show a row of training metrics, and the estimated number of seconds left."""
-        losses = "  ".join(f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary))
-        status = f"{losses}  {row['tokens_per_second']:,.0f} tokens/s  {_clock(seconds_left)} left"
+    def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
+        """Show a row of training metrics, and the estimated number of seconds left; None if it is unknown."""
+        shown = [f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary)]
+        shown.append(f"lr {row['learning_rate']:.2e}")
+        if row["tokens_per_second"] is not None:
+            shown.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+        if row.get("mfu") is not None:
+            shown.append(f"MFU {row['mfu']:.1%}")
+        if seconds_left is not None:
+            shown.append(f"{_clock(seconds_left)} left")
+        self._training = "  ".join(shown)
         if self._bar:
-            self._bar.update(self._task, completed=row["step"], status=status)
+            self._bar.update(self._task, completed=row["step"], status=self._training)
         else:
-            print(f"{self._name}: step {row['step']}/{self._total}  {status}", file=sys.stderr, flush=True)
+            print(f"{self._name}: step {row['step']}/{self._total}  {self._training}", file=sys.stderr, flush=True)
+
+    def begin(self, status: str | None) -> None:
+        """Show what begins now beside the bar, such as "validating ..."; None shows the last training metrics again."""
+        if self._bar:
+            self._bar.update(self._task, status=self._training if status is None else status)
 
     def say(self, message: str) -> None:
         """Print a message above the bar, or as a line if there is no bar."""
