@@ -2,7 +2,7 @@
 
 A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
 `figures/` and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, `lock.json` while it is
-trained, and `origin.json` if it did not start from randomly initialised weights.
+trained, `profile/` with `training.profile`, and `origin.json` if it did not start from randomly initialised weights.
 """
 
 import dataclasses
@@ -63,6 +63,7 @@ MAY_DIFFER = (
     "training.checkpoint_every",
     "training.keep_",
     "training.milestones",
+    "training.profile",
     "training.step_timeout",
     "training.tensorboard",
     "training.time_limit",

@@ -22,6 +22,8 @@ class TrainingConfig:
     step_timeout: seconds without progress after which the program reports where it hangs and ends; None waits forever.
     initial_weights: directory of a run whose newest parameters this run starts from; None starts from randomly
         initialised parameters.
+    profile: first and last step of which the profiler writes a trace into the run directory, such as 20,24; empty for
+        no trace.
     tensorboard: whether metrics are also written as TensorBoard events.
     wandb: Weights & Biases project to which metrics are sent; None sends nothing.
     """
@@ -38,6 +40,7 @@ class TrainingConfig:
     milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.01, 1.0)
     step_timeout: Annotated[int, ">= 1"] | None = 1800
     initial_weights: str | None = None
+    profile: tuple[Annotated[int, ">= 1"], ...] = ()
     tensorboard: bool = True
     wandb: str | None = None
 
@@ -53,6 +56,12 @@ class TrainingConfig:
         if self.microbatches and self.batch_size % self.microbatches:
             raise ValueError(
                 f"training.microbatches={self.microbatches} must divide training.batch_size={self.batch_size}"
+            )
+
+        if self.profile and not (len(self.profile) == 2 and self.profile[0] <= self.profile[1] <= self.steps):
+            raise ValueError(
+                f"training.profile={','.join(map(str, self.profile))} must be the first and the last step of a trace, "
+                f"such as 20,24, of at most training.steps={self.steps} steps; leave it empty for no trace"
             )
 
     def evaluations_after(self, step: int) -> int:

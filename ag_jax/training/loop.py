@@ -18,6 +18,7 @@ from ag_jax.training import sharding
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.job import Evaluation, Job
 from ag_jax.training.metrics import MetricWriter
+from ag_jax.training.profile import Profile
 from ag_jax.training.progress import ProgressLine, Silence, ValidationProgress
 from ag_jax.training.speed import Speedometer
 from ag_jax.training.state import TrainState
@@ -45,6 +46,7 @@ class Loop:
         self.pending: list[tuple[int, Any]] = []  # metrics of steps, still on the device
         self.saved_step = -1
         self.watchdog = Watchdog(config.step_timeout)
+        self.profile = Profile(config.profile, job.workdir)
 
     def run(self) -> dict[str, Any]:
         """Train to the last step, or until the job's stop rule or time limit ends the run; return the result of
@@ -73,6 +75,7 @@ class Loop:
                 together, failed = True, isinstance(stopped, NonFiniteError)
                 raise
             finally:
+                self.profile.abandon()
                 self.line.close()
                 self.writer.close(failed)
                 if together:  # otherwise another host may be gone, and Orbax would wait for it
@@ -109,7 +112,7 @@ class Loop:
         """Train from step `start` to the last step; return the final state, which is saved and evaluated."""
         job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
         self.mark = time.perf_counter()
-        self.speed = Speedometer(start, self.progress.tokens)
+        self.speed, self.has_logged = Speedometer(start, self.progress.tokens), False
         if self._is_evaluation_step(start) and not self.progress.is_evaluated(start):
             self._evaluate(state, start)  # the program ended between the checkpoint and its evaluation
         if start == config.steps or job.stop(self.progress.history) or self._is_paused(start):
@@ -133,12 +136,15 @@ class Loop:
                 with self.watchdog.compiling("the train step"):
                     self.train_step.lower(state, placed, job.key, job.hyperparameters).compile()
                 self._save(state)
-            with self.watchdog.compiling(f"the train step for batches of shape {batch['tokens'].shape}"):
+            named = f"the train step for batches of shape {batch['tokens'].shape}"
+            with self.watchdog.compiling(named), self.profile.step(step, state):
                 state, step_metrics = self.train_step(state, placed, job.key, job.hyperparameters)
             self.watchdog.follow(step, step_metrics["loss"][0])
             if is_new:
                 tokens = int(jax.device_get(step_metrics["tokens"][0]))
                 self.speed.compiled(time.perf_counter() - began, tokens)
+            if self.profile.is_complete(step):
+                self._write_profile(state)
             # Metrics are fetched in `_collect`: fetching them here would wait for the device in every step.
             self.pending.append((step, step_metrics))
             if self._time_is_up():
@@ -167,6 +173,13 @@ class Loop:
         if not self.progress.is_evaluated(step):
             self._evaluate(state, step)
         return state
+
+    def _write_profile(self, state: TrainState) -> None:
+        """End the trace of `training.profile`, and write it."""
+        with self.watchdog.patience("the profile"):
+            folder, seconds = self.profile.finish(state)
+        self.speed.paused(seconds)
+        self.line.say(f"profile: {folder} (tensorboard --logdir={folder.parents[2]}, or ui.perfetto.dev)")
 
     def _time_is_up(self) -> bool:
         limit = self.job.config.time_limit
@@ -207,19 +220,24 @@ class Loop:
     def _log(self, step: int) -> None:
         """Write a row of metrics: means since the last row, the schedules' values at this step, and the speed."""
         self._collect()
-        interval, config = self.speed.read(step, self.progress.tokens), self.job.config
+        began = time.perf_counter()
         values = metric_sums.divide(self.progress.interval)
         self.progress.interval = {}
         values.pop("tokens")
         at: Any = np.float32(step - 1)
-        coefficients = self.objective.coefficients(at)
+        coefficients = {name: float(value) for name, value in self.objective.coefficients(at).items()}
+        learning_rate = float(self.job.learning_rate(step - 1))
+        if not self.has_logged:  # JAX compiles the schedules when they are first called
+            self.speed.paused(time.perf_counter() - began)
+            self.has_logged = True
+        interval, config = self.speed.read(step, self.progress.tokens), self.job.config
         row = {
             "step": step,
             "split": "train",
             "tokens_seen": self.progress.tokens,
-            "learning_rate": float(self.job.learning_rate(step - 1)),
+            "learning_rate": learning_rate,
             **values,
-            **{f"coefficient/{term}": float(value) for term, value in coefficients.items()},
+            **{f"coefficient/{term}": value for term, value in coefficients.items()},
             "seconds": interval.seconds,
             "tokens_per_second": interval.tokens_per_second,
         }

@@ -46,8 +46,12 @@ class Speedometer:
 
     def evaluated(self, seconds: float) -> None:
         """Leave out an evaluation."""
-        self._began += seconds
+        self.paused(seconds)
         self._evaluation_seconds = seconds
+
+    def paused(self, seconds: float) -> None:
+        """Leave out time in which no step was computed."""
+        self._began += seconds
 
     def read(self, step: int, tokens: int) -> Interval:
         """Return the interval that ends after `step`, up to which `tokens` tokens were seen, and begin the next one."""
