@@ -241,5 +241,5 @@ def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list
         sentence, length = config.inspection.sentence, config.data.sequence_length
         attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, sentence, length)
         reached = step == round(fraction * config.training.steps)
-        labelled.append((f"{fraction:.0%} of training" if reached else f"step {step}, at the time limit", attention))
+        labelled.append((f"{fraction:.0%} of training" if reached else f"step {step}, the last one", attention))
     return labelled

@@ -119,6 +119,7 @@ class Job:
     stop: history -> whether to stop before the last step; called after each evaluation.
     keep: (state, history) -> whether it saved something; called after each evaluation, to save the best model so far.
         If it saved something, a checkpoint is saved next, so that both are of the same step.
+    best: history -> step of the evaluation whose checkpoint is kept beside the newest ones; None keeps no other.
     read_progress: JSON values of a checkpoint -> `Progress`.
     remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
     wandb: () -> run at Weights & Biases that gets the metrics, or None.
@@ -145,6 +146,7 @@ class Job:
     finish: Callable[[TrainState, Progress, Beat], dict[str, Any]]
     stop: Callable[[list[Evaluation]], bool] = never
     keep: Callable[[TrainState, list[Evaluation]], bool] = keep_nothing
+    best: Callable[[list[Evaluation]], int | None] = lambda history: None
     read_progress: Callable[[dict[str, Any]], Progress] = Progress.from_json
     remedy: Callable[[str], str] = lambda path: f"The last good checkpoint: {path}"
     wandb: Callable[[], WandbRun | None] = lambda: None

@@ -16,7 +16,7 @@ from ag_jax.distributed.watchdog import Watchdog
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.job import Evaluation, Job
+from ag_jax.training.job import Evaluation, Job, Progress
 from ag_jax.training.metrics import MetricWriter
 from ag_jax.training.profile import Profile
 from ag_jax.training.progress import ProgressLine, Silence, ValidationProgress
@@ -89,10 +89,12 @@ class Loop:
             found = self.checkpoints.restore_latest(job.program.abstract)
             state = found.state if found else job.create()
             self.progress = job.read_progress(found.progress if found else {})
+            self.checkpoints.keep_best(job.best(self.progress.history))
             start = int(state.step)
             self.saved_step = start if found else -1
         self.mark = time.perf_counter()
         self.is_over = config.time_limit is not None and hosts.from_first("the time limit", self._time_is_up)
+        self.is_over = self.is_over or job.stop(self.progress.history)
         self.writer: MetricWriter | Silence = Silence()
         self.line: ProgressLine | Silence = Silence()
         if hosts.is_first():
@@ -115,9 +117,9 @@ class Loop:
         self.speed, self.has_logged = Speedometer(start, self.progress.tokens), False
         if self._is_evaluation_step(start) and not self.progress.is_evaluated(start):
             self._evaluate(state, start)  # the program ended between the checkpoint and its evaluation
-        if start == config.steps or job.stop(self.progress.history) or self._is_paused(start):
+        if start == config.steps or self._is_paused(start):
             return state
-        if self.is_over:  # by the time limit, before the first step
+        if self.is_over or job.stop(self.progress.history):  # before the first step
             if self.progress.interval:
                 self._log(start)
             if not self.progress.is_evaluated(start):
@@ -158,8 +160,10 @@ class Loop:
             if self._is_evaluation_step(step) and not is_last:
                 kept = self._evaluate(state, step)
                 is_last = job.stop(self.progress.history)
-                if is_last and step % config.log_every:
-                    self._log(step)
+                if is_last:
+                    if step % config.log_every:
+                        self._log(step)
+                    self.line.say(f"the last evaluations brought no improvement: the run ends at step {step}")
             if step % config.checkpoint_every == 0 or step in milestones or is_last or stopped or kept or paused:
                 self._save(state)
             if stopped and not is_last:
@@ -183,12 +187,7 @@ class Loop:
 
     def _time_is_up(self) -> bool:
         limit = self.job.config.time_limit
-        return limit is not None and self._seconds_so_far() >= limit
-
-    def _seconds_so_far(self) -> float:
-        """Return the seconds of training over all restarts, with compilation and without evaluations."""
-        before = sum(found.seconds for found in self.progress.history)
-        return before + self.progress.seconds + time.perf_counter() - self.mark
+        return limit is not None and _seconds_so_far(self.progress, self.mark) >= limit
 
     def _is_paused(self, step: int) -> bool:
         """Return whether the run pauses after this step, or should have before; never after the last step."""
@@ -246,7 +245,7 @@ class Loop:
         self.writer.write(row)
         left = self.speed.seconds_left(config.steps - step, config.evaluations_after(step))
         if left is not None and config.time_limit is not None:
-            left = max(0.0, min(left, config.time_limit - self._seconds_so_far()))
+            left = max(0.0, min(left, config.time_limit - _seconds_so_far(self.progress, self.mark)))
         self.line.update(row, left)
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
@@ -271,6 +270,7 @@ class Loop:
         progress.since_evaluation, progress.seconds = {}, 0.0
         self.line.say(self.job.describe(progress.history[-1]))
         kept = self.job.keep(state, progress.history)
+        self.checkpoints.keep_best(self.job.best(progress.history))
         self.line.begin(None)
         self.mark = time.perf_counter()
         self.speed.evaluated(self.mark - began)
@@ -290,3 +290,12 @@ class Loop:
                 self.checkpoints.save(state, self.progress.to_json())
             self.saved_step = int(state.step)
         self.watchdog.beat()
+
+
+def _seconds_so_far(progress: Progress, mark: float) -> float:
+    """Return the seconds of training over all restarts, with compilation and without evaluations.
+
+    mark: the time up to which `progress` counts them.
+    """
+    before = sum(found.seconds for found in progress.history)
+    return before + progress.seconds + time.perf_counter() - mark
