@@ -25,7 +25,12 @@ from tests.pretraining.test_extended_runs import params, rows, settings, text  #
 
 # The best but one is at step 4, and lower only at step 12.
 LOSSES = {2: 5.0, 4: 4.0, 6: 4.5, 8: 4.25, 9: 4.5, 10: 4.0, 12: 3.0, 14: 3.5}
-SETTINGS = {"training.evaluate_every": 2, "training.milestones": (1.0,), "training.keep_best": True}
+SETTINGS = {
+    "training.evaluate_every": 2,
+    "training.checkpoint_every": 1,
+    "training.milestones": (1.0,),
+    "training.keep_best": True,
+}
 
 
 def script(monkeypatch):
@@ -77,7 +82,7 @@ def test_a_run_that_ended_is_complete(stopped, text, tmp_path, scripted, one_dev
         run.train(config(text, 16, **{"training.patience": 2}), tmp_path / "run")
 
 
-@pytest.mark.parametrize("step", [4, 6, 8])
+@pytest.mark.parametrize("step", [4, 6, 7, 8])
 def test_a_run_that_died_decides_as_an_uninterrupted_one(
     step,
     stopped,
@@ -87,7 +92,7 @@ def test_a_run_that_died_decides_as_an_uninterrupted_one(
     one_device,
     monkeypatch,
 ):
-    """It dies between the evaluation of a step and its checkpoint."""
+    """It dies before the checkpoint of a step, at 4, 6 and 8 after the evaluation of that step."""
     save = Checkpoints.save
 
     def dies(self, state, progress):
