@@ -91,13 +91,13 @@ class TrainingConfig:
                 f"{self.checkpoint_every} must divide training.evaluate_every={self.evaluate_every}: change one of them"
             )
 
-    def evaluations_after(self, step: int) -> int:
-        """Return the number of evaluations that are still to be done after `step`, with that after the last step."""
-        if step >= self.steps:
-            return 0
-        if self.evaluate_every is None:
-            return 1
-        return -(-self.steps // self.evaluate_every) - step // self.evaluate_every
+    def evaluations_from(self, step: int) -> int:
+        """Return the number of evaluations that are done after `step` or later, with that after the last step.
+
+        step: number of a step, counted from 1.
+        """
+        every = self.evaluate_every or self.steps
+        return -(-self.steps // every) - (step - 1) // every
 
     def milestone_steps(self) -> tuple[int, ...]:
         """Return the steps at the fractions `milestones`, whose checkpoints are never deleted."""

@@ -114,7 +114,8 @@ class Loop:
         """Train from step `start` to the last step; return the final state, which is saved and evaluated."""
         job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
         self.mark = time.perf_counter()
-        self.speed, self.has_logged = Speedometer(start, self.progress.tokens), False
+        self.speed = Speedometer(start, self.progress.tokens)
+        self.has_logged = self.has_evaluated = False
         if self._is_evaluation_step(start) and not self.progress.is_evaluated(start):
             self._evaluate(state, start)  # the program ended between the checkpoint and its evaluation
         if start == config.steps or self._is_paused(start):
@@ -243,7 +244,7 @@ class Loop:
         if self.job.utilisation is not None and interval.timed_steps:
             row["mfu"] = self.job.utilisation(interval.timed_seconds / interval.timed_steps)
         self.writer.write(row)
-        left = self.speed.seconds_left(config.steps - step, config.evaluations_after(step))
+        left = self.speed.seconds_left(config.steps - step, config.evaluations_from(max(step, 1)))
         if left is not None and config.time_limit is not None:
             left = max(0.0, min(left, config.time_limit - _seconds_so_far(self.progress, self.mark)))
         self.line.update(row, left)
@@ -257,9 +258,12 @@ class Loop:
         validating = ValidationProgress(self.job.evaluation_batches, self.line.show)
         self.line.begin("validating ...")
 
+        batches_done: list[float] = []
+
         def beat() -> None:
             self.watchdog.beat()
             validating.count()
+            batches_done.append(time.perf_counter())
 
         with self.watchdog.compiling("the evaluation step"):
             for evaluator in self.job.evaluators:
@@ -273,7 +277,12 @@ class Loop:
         self.checkpoints.keep_best(self.job.best(progress.history))
         self.line.begin(None)
         self.mark = time.perf_counter()
-        self.speed.evaluated(self.mark - began)
+        again = self.mark - began
+        if not self.has_evaluated and batches_done:  # the first batch waited for compilation, so the others count
+            count = len(batches_done)
+            again = (batches_done[-1] - batches_done[0]) / max(count - 1, 1) * count
+        self.has_evaluated = True
+        self.speed.evaluated(self.mark - began, again)
         return kept
 
     def _add_seconds(self) -> None:

@@ -36,7 +36,7 @@ class Speedometer:
         self._step, self._tokens, self._began = step, tokens, time.perf_counter()
         self._compiling, self._compiled_steps, self._compiled_tokens = 0.0, 0, 0
         self._recent: collections.deque[Interval] = collections.deque(maxlen=AVERAGED)
-        self._evaluation_seconds = 0.0  # of the last evaluation
+        self._evaluation_seconds = 0.0  # of an evaluation, by the last one
 
     def compiled(self, seconds: float, tokens: int) -> None:
         """Leave out one step, in which the program was compiled, and its tokens."""
@@ -44,10 +44,10 @@ class Speedometer:
         self._compiled_steps += 1
         self._compiled_tokens += tokens
 
-    def evaluated(self, seconds: float) -> None:
-        """Leave out an evaluation."""
+    def evaluated(self, seconds: float, again: float) -> None:
+        """Leave out an evaluation; `again` is the time that the next one is expected to take, without compilation."""
         self.paused(seconds)
-        self._evaluation_seconds = seconds
+        self._evaluation_seconds = again
 
     def paused(self, seconds: float) -> None:
         """Leave out time in which no step was computed."""

@@ -30,8 +30,8 @@ def test_compilation_and_evaluations_are_left_out(clock):
     first = found.read(15, 1_200)
     assert first == speed.Interval(68.0, 8.0, 4, 160) and first.tokens_per_second == 20
     assert found.seconds_left(5, 2) == 10
-    clock.now += 3
-    found.evaluated(3.0)
+    clock.now += 30
+    found.evaluated(30.0, 3.0)
     clock.now += 2
     second = found.read(19, 1_300)
     assert second == speed.Interval(2.0, 2.0, 4, 100) and second.tokens_per_second == 50
@@ -51,12 +51,39 @@ def test_an_interval_of_compilation_alone_has_no_speed(clock):
     assert found.read(2, 11).tokens_per_second == 2 and found.seconds_left(3, 0) == 6
 
 
+def test_the_compilation_of_the_first_evaluation_is_not_expected_again(tmp_path):
+    job = tiny_job(tmp_path, log_every=2, evaluate_every=2, checkpoint_every=100, milestones=())
+    slept = []
+
+    def evaluate(params, step, beat):
+        for number in range(3):
+            slept.append(1.5 if (step, number) == (2, 0) else 0.02)
+            time.sleep(slept[-1])
+            beat()
+        return {"mlm_loss": 1.0}
+
+    training = loop.Loop(dataclasses.replace(job, evaluators=(evaluate,)))
+    shown = []
+    honest = speed.Speedometer.seconds_left
+
+    def seconds_left(self, steps, evaluations):
+        left = honest(self, steps, evaluations)
+        shown.append((steps, evaluations, honest(self, 0, evaluations)))
+        return left
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed.Speedometer, "seconds_left", seconds_left)
+        training.run()
+    assert [(steps, evaluations) for steps, evaluations, _ in shown[:3]] == [(10, 6), (8, 5), (6, 4)]
+    assert shown[0][2] in (None, 0.0) and 5 * 0.06 <= shown[1][2] < 1.5 and 4 * 0.06 <= shown[2][2] < 1.5
+
+
 @pytest.mark.parametrize(
     ("steps", "every", "step", "expected"),
-    [(10, None, 0, 1), (10, None, 10, 0), (10, 5, 0, 2), (10, 5, 5, 1), (10, 4, 3, 3), (10, 4, 8, 1), (10, 20, 1, 1)],
+    [(10, None, 1, 1), (10, None, 10, 1), (10, 5, 5, 2), (10, 5, 6, 1), (10, 4, 3, 3), (10, 4, 8, 2), (10, 20, 1, 1)],
 )
 def test_evaluations_to_come(steps, every, step, expected):
-    assert TrainingConfig(steps=steps, evaluate_every=every).evaluations_after(step) == expected
+    assert TrainingConfig(steps=steps, evaluate_every=every).evaluations_from(step) == expected
 
 
 def test_a_slow_first_step_does_not_lower_the_speed(tmp_path, capsys):
@@ -98,6 +125,25 @@ def test_the_line_shows_what_is_known(capsys):
         "run: step 3/9  mlm_loss 2.500  lr 1.00e-04  1,234 tokens/s  MFU 33.3%  1:06:40 left",
         "run: step 3/9  mlm_loss 2.500  lr 1.00e-04",
     ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (200, "mlm_loss 2.500  ag_loss 0.500  lr 1.00e-04  1,234 tokens/s  MFU 33.3%  1:06:40 left"),
+        (95, "mlm_loss 2.500  lr 1.00e-04  1,234 tokens/s  MFU 33.3%  1:06:40 left"),
+        (80, "mlm_loss 2.500  1,234 tokens/s  MFU 33.3%  1:06:40 left"),
+        (50, "mlm_loss 2.500  1:06:40 left"),
+    ],
+)
+def test_a_narrow_terminal_keeps_the_steps_and_the_time(columns, shown, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    line = progress.ProgressLine("run", 0, 1100, "mlm_loss")
+    line.update(row(step=330, ag_loss=0.5, mfu=0.3333), 4000.4)
+    line.close()
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err).rstrip().splitlines()[-1]
+    assert re.search(r"330/1100 (.*)$", last)[1].strip() == shown
 
 
 def test_the_bar_says_that_it_validates(monkeypatch):
