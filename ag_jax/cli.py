@@ -8,7 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from etils import epath
@@ -60,7 +60,7 @@ class Request:
     config: str | None
     overrides: dict[str, Any]
     workdir: str | None
-    step: int | None
+    step: int | Literal["best"] | None
     text: str | None
     print_config: bool = False
     topology: str | None = None
@@ -155,6 +155,15 @@ class Request:
         if not self.workdir:
             raise ValueError("this verb needs --workdir=DIR, such as --workdir=runs/first")
         return storage.directory(self.workdir)
+
+    def checkpoint(self) -> int | None:
+        """Return the step of the checkpoint to use, None for the newest; print it if it is that of the best one."""
+        if self.step != "best":
+            return self.step
+        step = hosts.from_first("the best checkpoint", lambda: run.best_step(self.directory()))
+        if hosts.is_first():
+            print(f"the best checkpoint of {self.directory()} is that of step {step}", file=sys.stderr, flush=True)
+        return step
 
     def join(self, verb: str) -> None:
         """Start JAX together with the other hosts, if there are any, and check that all hosts run the same command."""
@@ -262,9 +271,9 @@ def _evaluate(request: Request) -> None:
         report = _comparison(config).evaluate(request.config, request.overrides, request.directory())
         _tell(f"the report is {report}")
         return
-    workdir = request.directory()
-    found = run.evaluate(workdir, request.step)
-    if hosts.is_first() and (tests := scores.score_run(workdir, request.step)):
+    workdir, step = request.directory(), request.checkpoint()
+    found = run.evaluate(workdir, step)
+    if hosts.is_first() and (tests := scores.score_run(workdir, step)):
         found["translations"] = {name: dict(test.scores) for name, test in tests.items()}
     text = json.dumps(found, indent=2)
     _tell(text)
@@ -278,7 +287,7 @@ def _translate(request: Request) -> None:
         raise ValueError(
             "this verb needs --input=FILE and --output=FILE; - stands for standard input, and for standard output"
         )
-    translator = translate.open_translator(request.directory(), request.step, request.decoding)
+    translator = translate.open_translator(request.directory(), request.checkpoint(), request.decoding)
     translate.translate(translator, *files)
 
 
@@ -291,7 +300,7 @@ def _inspect(request: Request) -> None:
     if request.html is None and any(further):
         raise ValueError("--against, --steps and --heads say what a page shows: give --html=FILE, too")
     page = None if request.html is None else Page(request.html, best.open_for_inspection, *further)
-    opened = best.open_for_inspection(request.directory(), request.step)
+    opened = best.open_for_inspection(request.directory(), request.checkpoint())
     command.inspect(opened, request.text, request.translation, request.without, page)
 
 
@@ -353,7 +362,7 @@ def _export(request: Request) -> None:
     if repository is not None:
         stated = dataclasses.replace(stated, repository=repository.name)
     options = (request.dtype, stated, request.part or "model")
-    written = exporting.convert(request.directory(), request.step, request.target, *options)
+    written = exporting.convert(request.directory(), request.checkpoint(), request.target, *options)
     print(f"{written.parameters:,} parameters as {written.architecture}, in {request.target}")
     for item in written.not_carried:
         print(f"not carried: {item}")

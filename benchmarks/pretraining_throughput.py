@@ -39,10 +39,9 @@ from ag_jax.data.text import pipeline
 from ag_jax.data.text.batching import HostBatch
 from ag_jax.models import encoder, flops
 from ag_jax.models import layers as model_layers
-from ag_jax.planning import chips
 from ag_jax.pretraining import build, run, workloads
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.training import sharding
+from ag_jax.training import chips, sharding
 
 ON_ACCELERATOR, ON_CPU = "configs/ag/table9_tpu_gpu.py:hardware=gpu", "configs/ag/table9_tpu_gpu.py:scale=small"
 # The embedded corpus replaces Wikipedia, so that no run depends on a download; `main` sets the full vocabulary size.

@@ -3,6 +3,8 @@
 import etils.epath.backend as backends
 from fsspec.implementations import memory
 
+from ag_jax.data.text import remote
+
 
 class ObjectStore(memory.MemoryFileSystem):
     """An object store in which files appear whole or not at all, and cannot be appended to or renamed."""
@@ -39,5 +41,6 @@ def install(monkeypatch) -> ObjectStore:
         return store if str(path).startswith("gs://") else fs(self, path)
 
     monkeypatch.setattr(backends._FileSystemSpecBackend, "fs", chosen)
+    monkeypatch.setattr(remote, "_filesystem", lambda path: store)
     monkeypatch.setenv("EPATH_USE_TF", "false")
     return store

@@ -582,6 +582,48 @@ BUGS = (
         "hashlib.sha256(file.name.encode()).digest()",
         "tests/data/tasks/test_custom.py tests/finetuning/test_custom.py",
     ),
+    Bug(
+        "progress: the speed of the first interval includes compilation",
+        "ag_jax/training/loop.py",
+        "self.speed.compiled(time.perf_counter() - began, tokens)",
+        "self.speed.compiled(0.0, tokens)",
+        "tests/training/test_speed.py",
+    ),
+    Bug(
+        "early stopping: an equal evaluation counts as an improvement",
+        "ag_jax/training/best.py",
+        "sign * value < best[0]",
+        "sign * value <= best[0]",
+        "tests/pretraining/test_best.py",
+    ),
+    Bug(
+        "the best checkpoint of a resumed run is deleted before its next evaluation",
+        "ag_jax/training/loop.py",
+        "self.checkpoints.keep_best(job.best(self.progress.history))",
+        "self.checkpoints.keep_best(None)",
+        "tests/pretraining/test_best.py",
+    ),
+    Bug(
+        "a Hugging Face data set: another commit takes the earlier one's place in the cache",
+        "ag_jax/data/text/hub.py",
+        "self.config, self.split, self.commit()]",
+        "self.config, self.split]",
+        "tests/data/text/test_hub.py",
+    ),
+    Bug(
+        "text in a bucket: a time comes before the store's checksum",
+        "ag_jax/data/text/remote.py",
+        'FINGERPRINTS = ("md5Hash", ',
+        'FINGERPRINTS = ("mtime", "md5Hash", ',
+        "tests/data/text/test_remote.py",
+    ),
+    Bug(
+        "MFU counts the peak of whole chips where a device is half of one",
+        "ag_jax/pretraining/run.py",
+        "device_flops = chip.per_device().flops",
+        "device_flops = chip.flops",
+        "tests/pretraining/test_utilisation.py",
+    ),
 )
 
 

@@ -31,9 +31,9 @@ FLAGS = {
     "workdir": Flag("directory", "directory of the run, on a disk or in a bucket (gs://BUCKET/RUN)"),
     "print_config": Flag("switch", "print all settings as JSON and stop", False),
     "step": Flag(
-        "number",
-        "step of the checkpoint to use; by default the newest, or for translations the mean of the newest ones "
-        "(`translation.average`)",
+        "step",
+        "step of the checkpoint to use, or best for the one with the best evaluation; by default the newest, or for "
+        "translations the mean of the newest ones (`translation.average`)",
     ),
     "text": Flag("text", "sentence to look at; that of the config by default"),
     "target": Flag("text", "translation of that sentence to look at; the model's own by default", field="translation"),
@@ -93,6 +93,7 @@ PAGE = "maps.html"  # that `--html` writes without a value
 CONFIG = "config file with its arguments, such as quickstart:arm=mlm; `ag-jax configs` lists them"
 SETTING = "change a setting; `ag-jax help SECTION.KEY` explains it"
 HOSTS = ("coordinator", "hosts", "host", "join_timeout")  # the same command on each of several machines
+BEST = "best"  # value of --step
 _DEFINED_BY = {
     "switch": flags.DEFINE_bool,
     "dollars": flags.DEFINE_float,
@@ -269,6 +270,21 @@ class _NumberOrNone(flags.ArgumentParser):
         return self._numbers.flag_type()
 
 
+class _Step(flags.IntegerParser):
+    """Parser of the flag `--step=N`, or `--step=best`."""
+
+    syntactic_help = "a number or best"
+
+    def convert(self, argument):
+        try:
+            return BEST if argument == BEST else super().convert(argument)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"expected the number of a step, or {BEST}") from error
+
+    def is_outside_bounds(self, val):
+        return False
+
+
 config_flags.register_flag_parser_for_type(int, _NumberOrNone(flags.IntegerParser()))
 config_flags.register_flag_parser_for_type(float, _NumberOrNone(flags.FloatParser()))
 
@@ -326,6 +342,9 @@ def _check_read(verb: str, given: Sequence[str]) -> None:
 
 
 def _define(name: str, flag: Flag, values: flags.FlagValues) -> None:
+    if flag.kind == "step":
+        flags.DEFINE(_Step(), name, flag.default, flag.meaning, flag_values=values)
+        return
     define: Any = flags.DEFINE_string if name == "hosts" else _DEFINED_BY.get(flag.kind, flags.DEFINE_string)
     define(name, list(flag.default) if flag.kind == "names" else flag.default, flag.meaning, flag_values=values)
 

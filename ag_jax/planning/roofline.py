@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ag_jax.planning.chips import Chip
+from ag_jax.training.chips import Chip
 
 
 @dataclasses.dataclass(frozen=True)

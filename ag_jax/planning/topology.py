@@ -12,8 +12,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ag_jax.planning import chips, schedules
-from ag_jax.planning.chips import Chip
+from ag_jax.planning import schedules
+from ag_jax.training import chips
+from ag_jax.training.chips import Chip
 
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")

@@ -138,7 +138,9 @@ def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
     """
     rows = read_metrics(directory)
     for row in rows:
-        wanted = ("tokens_seen", *((metric, "tokens_per_second") if row["split"] == "train" else ()))
+        wanted = ["tokens_seen"]
+        if row["split"] == "train":  # the speed is None where a step was compiled and no other followed
+            wanted += [metric, *(["tokens_per_second"] if row.get("tokens_per_second", "") is not None else [])]
         if lacking := [key for key in wanted if not isinstance(row.get(key), (int, float))]:
             raise ValueError(
                 f"{directory / 'metrics.jsonl'}: the row of step {row['step']} has no number as "
@@ -239,5 +241,5 @@ def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list
         sentence, length = config.inspection.sentence, config.data.sequence_length
         attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, sentence, length)
         reached = step == round(fraction * config.training.steps)
-        labelled.append((f"{fraction:.0%} of training" if reached else f"step {step}, at the time limit", attention))
+        labelled.append((f"{fraction:.0%} of training" if reached else f"step {step}, the last one", attention))
     return labelled

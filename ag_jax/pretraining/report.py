@@ -97,7 +97,7 @@ def numbers(
             "left_plateau_at_step": [first_step_below(rows, left, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
-        if any("time_limit" in summary for summary in arm.summaries):
+        if any({"time_limit", "patience"} & summary.keys() for summary in arm.summaries):
             result["arms"][arm.name]["ended_at_step"] = [summary["steps"] for summary in arm.summaries]
         if None not in (settled := [settled_step(rows) for rows in arm.metrics]):
             result["arms"][arm.name]["guidance_settled_at_step"] = settled
@@ -147,8 +147,11 @@ def differences_section(
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
-    """Return the median tokens per second of the logged intervals, without the first, which includes compilation."""
-    speeds = sorted([row["tokens_per_second"] for row in rows if row["split"] == "train"][1:])
+    """Return the median tokens per second of the logged intervals, without the first, which in runs of earlier versions
+    includes compilation, and without intervals that consist of compilation.
+    """
+    found = [row["tokens_per_second"] for row in rows if row["split"] == "train"][1:]
+    speeds = sorted(speed for speed in found if speed is not None)
     return speeds[len(speeds) // 2] if speeds else None
 
 
@@ -216,12 +219,13 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
 
 
 def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
-    """Return the row of the table of losses with the last steps, if a time limit ended some runs before all steps."""
+    """Return the row of the table of losses with the last steps, if time limits or patience ended runs before all."""
     ended = [results["arms"][arm.name].get("ended_at_step") for arm in arms]
     if not any(ended):
         return []
     cells = [", ".join(map(str, steps)) if steps else "–" for steps in ended]
-    return [["Ended by `training.time_limit` at step", *cells]]
+    limits = [name for name in ("time_limit", "patience") for arm in arms for found in arm.summaries if name in found]
+    return [[f"Ended by {' or '.join(f'`training.{name}`' for name in dict.fromkeys(limits))} at step", *cells]]
 
 
 def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:

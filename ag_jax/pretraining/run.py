@@ -2,7 +2,7 @@
 
 A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
 `figures/` and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, `lock.json` while it is
-trained, and `origin.json` if it did not start from randomly initialised weights.
+trained, `profile/` with `training.profile`, and `origin.json` if it did not start from randomly initialised weights.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from ag_jax.data.json_files import read_json
 from ag_jax.data.order import once_count
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import hosts, lock, shared_files, storage
+from ag_jax.models import flops
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
@@ -37,7 +38,8 @@ from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
-from ag_jax.training import loop, sharding, summary
+from ag_jax.training import chips, loop, sharding, summary
+from ag_jax.training.best import Best
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator
@@ -62,6 +64,8 @@ MAY_DIFFER = (
     "training.checkpoint_every",
     "training.keep_",
     "training.milestones",
+    "training.patience",
+    "training.profile",
     "training.step_timeout",
     "training.tensorboard",
     "training.time_limit",
@@ -115,14 +119,26 @@ def make_job(
     hyperparameters = alpha.begin(config, workdir, primary.metric, losses_at_the_start)
     evaluator = metrics_evaluator(program, hyperparameters, held_out)
 
+    best = Best.of_objective(config.training.best_metric or primary.metric)
+    _check_best_metric(config, program)
+
+    def kept_step(history: list[Evaluation]) -> int | None:
+        found = best.evaluation(history) if config.training.keep_best else None
+        return None if found is None else found.step
+
     def describe(evaluation: Evaluation) -> str:
         return f"step {evaluation.step}: validation {primary.label} {evaluation.values[primary.metric]:.3f}"
 
     def finish(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         del state, beat
         found = summary.summarise(workdir, primary.metric, progress)
-        ended = found["steps"] < config.training.steps
-        return found | ({"time_limit": config.training.time_limit} if ended else {})
+        training = config.training
+        if (chosen := best.evaluation(progress.history)) is not None and (training.keep_best or training.patience):
+            found["best"] = {"step": chosen.step, best.metric: chosen.values[best.metric]}
+        if found["steps"] == training.steps:
+            return found
+        by = "patience" if best.is_over(progress.history, training.patience) else "time_limit"
+        return found | {by: getattr(training, by)}
 
     def pause(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         # Not a row of metrics.jsonl, nor in the progress: the run goes on as one that never paused.
@@ -145,14 +161,50 @@ def make_job(
         evaluators=(evaluator,),
         describe=describe,
         finish=finish,
+        stop=functools.partial(best.is_over, patience=config.training.patience),
+        best=kept_step,
         remedy=_remedy,
         wandb=lambda: _wandb_run(config, workdir, labels),
         # From host 0, so that all hosts keep the same checkpoints.
         kept_steps=tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir))),
         pause_at=pause_at,
         pause=pause,
+        utilisation=_utilisation(config, corpus.tokenizer, program),
         evaluation_batches=pipeline.validation_batch_count(corpus, config.training.batch_size, most),
     )
+
+
+def _check_best_metric(config: ExperimentConfig, program: Program) -> None:
+    """Raise ValueError, with the metrics that there are, if evaluations have no number `training.best_metric`."""
+    if config.training.best_metric is None:
+        return
+    rows = pipeline.empty_batch(config.data, rows=config.training.batch_size)
+    found = jax.eval_shape(
+        program.evaluation_step, program.abstract.params, rows, jnp.zeros((), jnp.int32), Hyperparameters()
+    )
+    known = sorted(name for name, (total, _) in found.items() if total.shape == ())
+    if config.training.best_metric not in known:
+        raise ValueError(
+            f"training.best_metric={config.training.best_metric} is no metric of the evaluations of this run: expected "
+            f"one of {', '.join(known)}"
+        )
+
+
+def _utilisation(
+    config: ExperimentConfig, tokenizer: Tokenizer, program: Program
+) -> Callable[[float], float | None] | None:
+    """Return the model FLOPs utilisation as a function of the seconds of a step; None if the peak is unknown.
+
+    The peak is that of matrix products in bfloat16. As in `plan`, rows count with their full length.
+    """
+    devices = program.mesh.devices.size
+    chip = chips.of_kind(program.mesh.devices.flat[0].device_kind)
+    if chip is None:
+        return None
+    device_flops = chip.per_device().flops
+    predicted = config.data.masking.rate * config.data.sequence_length
+    total = workloads.workload_of(config).flops(config, tokenizer, predicted).total
+    return lambda seconds: flops.mfu(total, seconds, devices, device_flops)
 
 
 def _remedy(path: str) -> str:
@@ -324,15 +376,17 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
 
 
 def is_complete(found: dict[str, Any], config: ExperimentConfig) -> bool:
-    """Return whether `found`, the summary of a run, is of all steps of a config, or of its time limit."""
+    """Return whether `found`, the summary of a run, is of all steps of a config, of its time limit or its patience."""
     steps, limit = config.training.steps, config.training.time_limit
     if found.get("steps", steps) == steps:  # the summaries of earlier versions have no number of steps
         return True
+    if "patience" in found:
+        return config.training.patience is not None and config.training.patience <= found["patience"]
     return "time_limit" in found and limit is not None and limit <= found["time_limit"]
 
 
 def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: float) -> int:
-    """Return the step of a finished run's checkpoint at a milestone, or its last step if a time limit ended it before.
+    """Return the step of a finished run's checkpoint at a milestone, or its last step if the run ended before.
 
     fraction: one of `training.milestones`.
     """
@@ -591,6 +645,25 @@ def _differences(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, .
         for path in sorted(there | here)
         if there.get(path) != here.get(path)
     ]
+
+
+def best_step(workdir: epath.PathLike) -> int:
+    """Return the step of the best checkpoint of a run: of those that were evaluated, by `training.best_metric`.
+
+    Raises FileNotFoundError if no checkpoint of the run was evaluated.
+    """
+    workdir = storage.directory(workdir)
+    config = read_config(workdir)
+    metric = config.training.best_metric or workloads.workload_of(config).primary_metric.metric
+    there = steps_in(workdir / "checkpoints")
+    rows = [row for row in read_metrics(workdir) if row["split"] == "validation" and row["step"] in there]
+    chosen = Best.of_objective(metric).index(row.get(metric) for row in rows)
+    if chosen is None:
+        raise FileNotFoundError(
+            f"{workdir} has no checkpoint with an evaluation: expected a row of validation in metrics.jsonl for one of "
+            f"the steps {', '.join(map(str, there)) or '(none)'}; give the number of a step, or leave it out"
+        )
+    return rows[chosen]["step"]
 
 
 def _chosen(step: int | None, steps: list[int], workdir: epath.Path) -> int:

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +40,21 @@ class Checkpoint:
     progress: dict[str, Any]
 
 
+class _BestStep:
+    """Orbax policy that keeps the checkpoint of one step, which may change.
+
+    step: the step; None keeps none.
+    """
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return for each checkpoint whether it is that of the step."""
+        del context
+        return [found.step == self.step for found in checkpoints]
+
+
 class Checkpoints:
     """Checkpoints of one run, in a directory with one folder for each step (Orbax).
 
@@ -62,7 +77,8 @@ class Checkpoints:
         read_only: bool = False,
     ):
         policy = checkpoint_managers.preservation_policy
-        kept = [policy.LatestN(keep_last), policy.CustomSteps(list(milestones))]
+        self._best = _BestStep()
+        kept = [policy.LatestN(keep_last), policy.CustomSteps(list(milestones)), self._best]
         if keep_every:
             kept.append(policy.EveryNSteps(keep_every))
         self._directory, self._read_only = storage.directory(directory), read_only
@@ -128,6 +144,10 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, in ascending order."""
         return sorted(self._manager.all_steps())
+
+    def keep_best(self, step: int | None) -> None:
+        """From now on, also keep the checkpoint of `step`, and no longer that of an earlier call."""
+        self._best.step = step
 
     def save(self, state: TrainState, progress: dict[str, Any]) -> None:
         """Save a state and its progress (JSON values) in the background; `wait` or the next `save` raises errors.

@@ -17,11 +17,18 @@ class TrainingConfig:
     evaluate_every: steps between two evaluations on held-out text; None evaluates only at the end.
     checkpoint_every: steps between two checkpoints.
     keep_last: number of the newest checkpoints that are kept.
+    keep_best: whether the checkpoint of the best evaluation is kept, too, by `best_metric`.
+    patience: number of evaluations in a row without a better `best_metric` after which the run ends before its last
+        step; its schedules stay those of all steps. None trains all steps.
+    best_metric: metric of the evaluations by which they are compared, such as mlm_accuracy; lower is better for losses,
+        higher for others. None takes the loss by which the run is summarised.
     keep_every: checkpoints at multiples of this many steps are kept, too; None keeps no others.
     milestones: fractions of the run at which checkpoints are saved and kept, too.
     step_timeout: seconds without progress after which the program reports where it hangs and ends; None waits forever.
     initial_weights: directory of a run whose newest parameters this run starts from; None starts from randomly
         initialised parameters.
+    profile: first and last step of which the profiler writes a trace into the run directory, such as 20,24; empty for
+        no trace.
     tensorboard: whether metrics are also written as TensorBoard events.
     wandb: Weights & Biases project to which metrics are sent; None sends nothing.
     """
@@ -34,10 +41,14 @@ class TrainingConfig:
     evaluate_every: Annotated[int, ">= 1"] | None = 5_000
     checkpoint_every: Annotated[int, ">= 1"] = 1_000
     keep_last: Annotated[int, ">= 1"] = 2
+    keep_best: bool = False
+    patience: Annotated[int, ">= 1"] | None = None
+    best_metric: str | None = None
     keep_every: Annotated[int, ">= 1"] | None = None
     milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.01, 1.0)
     step_timeout: Annotated[int, ">= 1"] | None = 1800
     initial_weights: str | None = None
+    profile: tuple[Annotated[int, ">= 1"], ...] = ()
     tensorboard: bool = True
     wandb: str | None = None
 
@@ -54,6 +65,39 @@ class TrainingConfig:
             raise ValueError(
                 f"training.microbatches={self.microbatches} must divide training.batch_size={self.batch_size}"
             )
+
+        self._check_best()
+        if self.profile and not (len(self.profile) == 2 and self.profile[0] <= self.profile[1] <= self.steps):
+            raise ValueError(
+                f"training.profile={','.join(map(str, self.profile))} must be the first and the last step of a trace, "
+                f"such as 20,24, of at most training.steps={self.steps} steps; leave it empty for no trace"
+            )
+
+    def _check_best(self) -> None:
+        """Raise ValueError for settings of the best evaluation that have no effect or contradict others."""
+        if self.patience is not None and self.evaluate_every is None:
+            raise ValueError(
+                f"training.patience={self.patience} counts evaluations, but training.evaluate_every=none evaluates "
+                "only at the end: set evaluate_every, or patience=none"
+            )
+        if self.best_metric is not None and not (self.keep_best or self.patience):
+            raise ValueError(
+                f"training.best_metric={self.best_metric} has no effect without training.keep_best=True or "
+                "training.patience: set one of them, or leave it out"
+            )
+        if self.keep_best and self.evaluate_every is not None and self.evaluate_every % self.checkpoint_every:
+            raise ValueError(
+                f"training.keep_best=True needs a checkpoint at each evaluation, so training.checkpoint_every="
+                f"{self.checkpoint_every} must divide training.evaluate_every={self.evaluate_every}: change one of them"
+            )
+
+    def evaluations_from(self, step: int) -> int:
+        """Return the number of evaluations that are done after `step` or later, with that after the last step.
+
+        step: number of a step, counted from 1.
+        """
+        every = self.evaluate_every or self.steps
+        return -(-self.steps // every) - (step - 1) // every
 
     def milestone_steps(self) -> tuple[int, ...]:
         """Return the steps at the fractions `milestones`, whose checkpoints are never deleted."""

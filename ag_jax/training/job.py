@@ -119,10 +119,13 @@ class Job:
     stop: history -> whether to stop before the last step; called after each evaluation.
     keep: (state, history) -> whether it saved something; called after each evaluation, to save the best model so far.
         If it saved something, a checkpoint is saved next, so that both are of the same step.
+    best: history -> step of the evaluation whose checkpoint is kept beside the newest ones; None keeps no other.
     read_progress: JSON values of a checkpoint -> `Progress`.
     remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
     wandb: () -> run at Weights & Biases that gets the metrics, or None.
     kept_steps: steps whose checkpoints are never deleted, besides those that `config` names.
+    utilisation: seconds of a step -> share of the devices' peak FLOP/s that the model uses (MFU), for `metrics.jsonl`;
+        None if the peak or the FLOPs of a step are unknown.
     evaluation_batches: number of batches of an evaluation, for its progress; None if it is unknown.
     pause_at: step after which the loop saves the state and ends, without the evaluation and the result of the last
         step; the next loop goes on from there. None never pauses.
@@ -143,10 +146,12 @@ class Job:
     finish: Callable[[TrainState, Progress, Beat], dict[str, Any]]
     stop: Callable[[list[Evaluation]], bool] = never
     keep: Callable[[TrainState, list[Evaluation]], bool] = keep_nothing
+    best: Callable[[list[Evaluation]], int | None] = lambda history: None
     read_progress: Callable[[dict[str, Any]], Progress] = Progress.from_json
     remedy: Callable[[str], str] = lambda path: f"The last good checkpoint: {path}"
     wandb: Callable[[], WandbRun | None] = lambda: None
     kept_steps: tuple[int, ...] = ()
+    utilisation: Callable[[float], float | None] | None = None
     evaluation_batches: int | None = None
     pause_at: int | None = None
     pause: Callable[[TrainState, Progress, Beat], dict[str, Any]] = lambda state, progress, beat: {}

@@ -16,9 +16,11 @@ from ag_jax.distributed.watchdog import Watchdog
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.job import Evaluation, Job
+from ag_jax.training.job import Evaluation, Job, Progress
 from ag_jax.training.metrics import MetricWriter
+from ag_jax.training.profile import Profile
 from ag_jax.training.progress import ProgressLine, Silence, ValidationProgress
+from ag_jax.training.speed import Speedometer
 from ag_jax.training.state import TrainState
 from ag_jax.training.stopping import Interrupted, StopSignal
 
@@ -44,6 +46,7 @@ class Loop:
         self.pending: list[tuple[int, Any]] = []  # metrics of steps, still on the device
         self.saved_step = -1
         self.watchdog = Watchdog(config.step_timeout)
+        self.profile = Profile(config.profile, job.workdir)
 
     def run(self) -> dict[str, Any]:
         """Train to the last step, or until the job's stop rule or time limit ends the run; return the result of
@@ -72,6 +75,7 @@ class Loop:
                 together, failed = True, isinstance(stopped, NonFiniteError)
                 raise
             finally:
+                self.profile.abandon()
                 self.line.close()
                 self.writer.close(failed)
                 if together:  # otherwise another host may be gone, and Orbax would wait for it
@@ -85,10 +89,12 @@ class Loop:
             found = self.checkpoints.restore_latest(job.program.abstract)
             state = found.state if found else job.create()
             self.progress = job.read_progress(found.progress if found else {})
+            self.checkpoints.keep_best(job.best(self.progress.history))
             start = int(state.step)
             self.saved_step = start if found else -1
         self.mark = time.perf_counter()
         self.is_over = config.time_limit is not None and hosts.from_first("the time limit", self._time_is_up)
+        self.is_over = self.is_over or job.stop(self.progress.history)
         self.writer: MetricWriter | Silence = Silence()
         self.line: ProgressLine | Silence = Silence()
         if hosts.is_first():
@@ -107,29 +113,41 @@ class Loop:
     def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
         """Train from step `start` to the last step; return the final state, which is saved and evaluated."""
         job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
-        self.mark = self.clock = time.perf_counter()
-        self.clock_step, self.clock_tokens = start, self.progress.tokens
+        self.mark = time.perf_counter()
+        self.speed = Speedometer(start, self.progress.tokens)
+        self.has_logged = self.has_evaluated = False
         if self._is_evaluation_step(start) and not self.progress.is_evaluated(start):
             self._evaluate(state, start)  # the program ended between the checkpoint and its evaluation
-        if start == config.steps or job.stop(self.progress.history) or self._is_paused(start):
+        if start == config.steps or self._is_paused(start):
             return state
-        if self.is_over:  # by the time limit, before the first step
+        if self.is_over or job.stop(self.progress.history):  # before the first step
             if self.progress.interval:
                 self._log(start)
             if not self.progress.is_evaluated(start):
                 self._evaluate(state, start)
             return state
+        compiled: set[tuple[int, ...]] = set()  # shapes of batches; the step is compiled again for each of them
         for step, batch in enumerate(job.batches(start, config.steps), start + 1):
             placed = sharding.place_batch(batch, job.program.mesh)
+            is_new, began = batch["tokens"].shape not in compiled, 0.0
+            if is_new:
+                compiled.add(batch["tokens"].shape)
+                jax.block_until_ready(state)  # because the steps before are not to be left out
+                began = time.perf_counter()
             if step == 1 and 0 in milestones:
                 # Before the first checkpoint: a config that does not fit the devices must not leave one.
                 with self.watchdog.compiling("the train step"):
                     self.train_step.lower(state, placed, job.key, job.hyperparameters).compile()
                 self._save(state)
-            # The step is compiled again for each shape of batches.
-            with self.watchdog.compiling(f"the train step for batches of shape {batch['tokens'].shape}"):
+            named = f"the train step for batches of shape {batch['tokens'].shape}"
+            with self.watchdog.compiling(named), self.profile.step(step, state):
                 state, step_metrics = self.train_step(state, placed, job.key, job.hyperparameters)
             self.watchdog.follow(step, step_metrics["loss"][0])
+            if is_new:
+                tokens = int(jax.device_get(step_metrics["tokens"][0]))
+                self.speed.compiled(time.perf_counter() - began, tokens)
+            if self.profile.is_complete(step):
+                self._write_profile(state)
             # Metrics are fetched in `_collect`: fetching them here would wait for the device in every step.
             self.pending.append((step, step_metrics))
             if self._time_is_up():
@@ -143,8 +161,10 @@ class Loop:
             if self._is_evaluation_step(step) and not is_last:
                 kept = self._evaluate(state, step)
                 is_last = job.stop(self.progress.history)
-                if is_last and step % config.log_every:
-                    self._log(step)
+                if is_last:
+                    if step % config.log_every:
+                        self._log(step)
+                    self.line.say(f"the last evaluations brought no improvement: the run ends at step {step}")
             if step % config.checkpoint_every == 0 or step in milestones or is_last or stopped or kept or paused:
                 self._save(state)
             if stopped and not is_last:
@@ -159,9 +179,16 @@ class Loop:
             self._evaluate(state, step)
         return state
 
+    def _write_profile(self, state: TrainState) -> None:
+        """End the trace of `training.profile`, and write it."""
+        with self.watchdog.patience("the profile"):
+            folder, seconds = self.profile.finish(state)
+        self.speed.paused(seconds)
+        self.line.say(f"profile: {folder} (tensorboard --logdir={folder.parents[2]}, or ui.perfetto.dev)")
+
     def _time_is_up(self) -> bool:
-        limit, before = self.job.config.time_limit, sum(found.seconds for found in self.progress.history)
-        return limit is not None and before + self.progress.seconds + time.perf_counter() - self.mark >= limit
+        limit = self.job.config.time_limit
+        return limit is not None and _seconds_so_far(self.progress, self.mark) >= limit
 
     def _is_paused(self, step: int) -> bool:
         """Return whether the run pauses after this step, or should have before; never after the last step."""
@@ -193,26 +220,34 @@ class Loop:
     def _log(self, step: int) -> None:
         """Write a row of metrics: means since the last row, the schedules' values at this step, and the speed."""
         self._collect()
-        now = time.perf_counter()
-        seconds, steps = now - self.clock, step - self.clock_step
+        began = time.perf_counter()
         values = metric_sums.divide(self.progress.interval)
         self.progress.interval = {}
         values.pop("tokens")
         at: Any = np.float32(step - 1)
-        coefficients = self.objective.coefficients(at)
+        coefficients = {name: float(value) for name, value in self.objective.coefficients(at).items()}
+        learning_rate = float(self.job.learning_rate(step - 1))
+        if not self.has_logged:  # JAX compiles the schedules when they are first called
+            self.speed.paused(time.perf_counter() - began)
+            self.has_logged = True
+        interval, config = self.speed.read(step, self.progress.tokens), self.job.config
         row = {
             "step": step,
             "split": "train",
             "tokens_seen": self.progress.tokens,
-            "learning_rate": float(self.job.learning_rate(step - 1)),
+            "learning_rate": learning_rate,
             **values,
-            **{f"coefficient/{term}": float(value) for term, value in coefficients.items()},
-            "seconds": seconds,
-            "tokens_per_second": (self.progress.tokens - self.clock_tokens) / seconds,
+            **{f"coefficient/{term}": value for term, value in coefficients.items()},
+            "seconds": interval.seconds,
+            "tokens_per_second": interval.tokens_per_second,
         }
+        if self.job.utilisation is not None and interval.timed_steps:
+            row["mfu"] = self.job.utilisation(interval.timed_seconds / interval.timed_steps)
         self.writer.write(row)
-        self.line.update(row, seconds / max(steps, 1) * (self.job.config.steps - step))
-        self.clock, self.clock_step, self.clock_tokens = now, step, self.progress.tokens
+        left = self.speed.seconds_left(config.steps - step, config.evaluations_from(max(step, 1)))
+        if left is not None and config.time_limit is not None:
+            left = max(0.0, min(left, config.time_limit - _seconds_so_far(self.progress, self.mark)))
+        self.line.update(row, left)
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
         """Run the evaluators and add their values to the history; return whether `job.keep` saved the model."""
@@ -221,10 +256,14 @@ class Loop:
         began, progress = time.perf_counter(), self.progress
         values: dict[str, Any] = {}
         validating = ValidationProgress(self.job.evaluation_batches, self.line.show)
+        self.line.begin("validating ...")
+
+        batches_done: list[float] = []
 
         def beat() -> None:
             self.watchdog.beat()
             validating.count()
+            batches_done.append(time.perf_counter())
 
         with self.watchdog.compiling("the evaluation step"):
             for evaluator in self.job.evaluators:
@@ -235,8 +274,15 @@ class Loop:
         progress.since_evaluation, progress.seconds = {}, 0.0
         self.line.say(self.job.describe(progress.history[-1]))
         kept = self.job.keep(state, progress.history)
+        self.checkpoints.keep_best(self.job.best(progress.history))
+        self.line.begin(None)
         self.mark = time.perf_counter()
-        self.clock += self.mark - began  # the logged speed of training excludes evaluations
+        again = self.mark - began
+        if not self.has_evaluated and batches_done:  # the first batch waited for compilation, so the others count
+            count = len(batches_done)
+            again = (batches_done[-1] - batches_done[0]) / max(count - 1, 1) * count
+        self.has_evaluated = True
+        self.speed.evaluated(self.mark - began, again)
         return kept
 
     def _add_seconds(self) -> None:
@@ -253,3 +299,12 @@ class Loop:
                 self.checkpoints.save(state, self.progress.to_json())
             self.saved_step = int(state.step)
         self.watchdog.beat()
+
+
+def _seconds_so_far(progress: Progress, mark: float) -> float:
+    """Return the seconds of training over all restarts, with compilation and without evaluations.
+
+    mark: the time up to which `progress` counts them.
+    """
+    before = sum(found.seconds for found in progress.history)
+    return before + progress.seconds + time.perf_counter() - mark

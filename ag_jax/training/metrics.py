@@ -16,7 +16,7 @@ from ag_jax.training.wandb_run import WandbRun
 Sums = dict[str, tuple[Any, Any]]  # name -> (total, weight): numbers, or lists with a number for each layer
 
 # Fields of a row of metrics.jsonl that depend on the clock; everything else is the same whenever a run is repeated.
-CLOCK_FIELDS = ("seconds", "tokens_per_second")
+CLOCK_FIELDS = ("seconds", "tokens_per_second", "mfu")
 
 
 def add(sums: Sums, metrics: Sums) -> Sums:

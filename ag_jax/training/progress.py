@@ -7,10 +7,12 @@ from typing import Any
 
 import rich.console
 import rich.progress
+import rich.table
 
 from ag_jax.training import metrics
 
 SHOW_EVERY = 10.0  # seconds between two reports of a validation
+SHORTEST_BAR = 6  # columns
 
 
 class ValidationProgress:
@@ -39,15 +41,19 @@ class ValidationProgress:
 
 
 def _clock(seconds: float) -> str:
-    """Return a duration as minutes and seconds, such as 3:07."""
+    """Return a duration as minutes and seconds, such as 3:07, from an hour on with the hours, such as 1:03:07."""
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Silence:
     """Stand-in for `ProgressLine` and `MetricWriter` on all hosts but the first, with methods that do nothing."""
 
-    def update(self, row: dict[str, Any], seconds_left: float) -> None:
+    def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
+        """Do nothing."""
+
+    def begin(self, status: str | None) -> None:
         """Do nothing."""
 
     def say(self, message: str) -> None:
@@ -77,29 +83,49 @@ class ProgressLine:
 
     def __init__(self, name: str, start: int, total: int, primary: str):
         self._name, self._total, self._primary = name, total, primary
-        self._bar = None
+        self._bar: Any = None
+        self._training = "compiling ..."
         console = rich.console.Console(stderr=True)
         if console.is_terminal:
             self._bar = rich.progress.Progress(
                 rich.progress.TextColumn("{task.description}"),
                 rich.progress.BarColumn(),
-                rich.progress.MofNCompleteColumn(),
+                rich.progress.MofNCompleteColumn(table_column=rich.table.Column(no_wrap=True)),
                 rich.progress.TextColumn("{task.fields[status]}"),
                 console=console,
             )
             self._bar.start()
-            self._task = self._bar.add_task(name, total=total, completed=start, status="compiling ...")
+            self._task = self._bar.add_task(name, total=total, completed=start, status=self._training)
         else:
             print(f"{name}: step {start} of {total}, compiling the step ...", file=sys.stderr, flush=True)
 
-    def update(self, row: dict[str, Any], seconds_left: float) -> None:
-        """Show a row of training metrics, and the estimated number of seconds left."""
-        losses = "  ".join(f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary))
-        status = f"{losses}  {row['tokens_per_second']:,.0f} tokens/s  {_clock(seconds_left)} left"
+    def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
+        """Show a row of training metrics, and the estimated number of seconds left; None if it is unknown."""
+        first, *others = (f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary))
+        rate = f"lr {row['learning_rate']:.2e}"
+        speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f} tokens/s"
+        mfu = "" if row.get("mfu") is None else f"MFU {row['mfu']:.1%}"
+        left = "" if seconds_left is None else f"{_clock(seconds_left)} left"
+        shown = [text for text in (first, *others, rate, speed, mfu, left) if text]
         if self._bar:
-            self._bar.update(self._task, completed=row["step"], status=status)
+            # Of a terminal that is too narrow for all, the last of these is left out first.
+            for text in reversed([mfu, speed, rate, *others]):
+                if len("  ".join(shown)) > self._room() and text in shown:
+                    shown.remove(text)
+        self._training = "  ".join(shown)
+        if self._bar:
+            self._bar.update(self._task, completed=row["step"], status=self._training)
         else:
-            print(f"{self._name}: step {row['step']}/{self._total}  {status}", file=sys.stderr, flush=True)
+            print(f"{self._name}: step {row['step']}/{self._total}  {self._training}", file=sys.stderr, flush=True)
+
+    def _room(self) -> int:
+        """Return the number of columns beside the name, the shortest bar and the number of steps."""
+        return self._bar.console.width - len(self._name) - SHORTEST_BAR - 2 * len(str(self._total)) - 1 - 3
+
+    def begin(self, status: str | None) -> None:
+        """Show what begins now beside the bar, such as "validating ..."; None shows the last training metrics again."""
+        if self._bar:
+            self._bar.update(self._task, status=self._training if status is None else status)
 
     def say(self, message: str) -> None:
         """Print a message above the bar, or as a line if there is no bar."""

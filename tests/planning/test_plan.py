@@ -12,11 +12,12 @@ import pytest
 
 from ag_jax import cli
 from ag_jax.data.text import batching
-from ag_jax.planning import chips, plan, search, text, topology
+from ag_jax.planning import plan, search, text, topology
 from ag_jax.planning.compilation import Compiled, KernelCycles, Memory, TooLarge, too_large, vocabulary
 from ag_jax.planning.costs import Collective, Costs
 from ag_jax.planning.roofline import roofline
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.training import chips
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from ag_jax.planning import chips, topology
+from ag_jax.planning import topology
+from ag_jax.training import chips
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ag_jax import interruption
+from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.parallel import globs, sides, tokenised
 from ag_jax.data.text import fields, files, sources
@@ -109,7 +110,7 @@ class PairFiles:
         found = [sources.identity(value) for value in given.values()]
         return [*found, *([] if self.target else [self.source_field, self.target_field]), *tokenised.identity(paths)]
 
-    def files(self) -> dict[str, list[tuple[str, pathlib.Path]]]:
+    def files(self) -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
         """Return {setting without its section: [(name, path), ...]} of the files, as `sources.files` names them."""
         return {setting.rpartition(".")[2]: sources.files(value) for setting, value in self._given().items()}
 
@@ -181,7 +182,8 @@ def _paths(value: str, setting: str) -> list[pathlib.Path]:
                 f"{setting}={part!r} is or matches the directory {folders[0]}, in which nothing says which files are "
                 f"translations of one another: name the files or give a glob; it holds {_listed(names)}"
             )
-    return [path for _, path in sources.files(value)]
+    # Of a disk all of them, because nothing else matches above.
+    return [path for _, path in sources.files(value) if isinstance(path, pathlib.Path)]
 
 
 def _listed(names: list[Any]) -> str:

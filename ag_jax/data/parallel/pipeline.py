@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data import order
+from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import (
     SPLITS,
@@ -111,7 +112,7 @@ def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = uncl
     The hashes are cached; all files are read again when the name, size or time of one has changed.
     """
 
-    def files() -> dict[str, list[tuple[str, pathlib.Path]]]:
+    def files() -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
         validation = pairs.validation(config)
         return pairs.training(config).files() | (validation.files() if validation else {})
 

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import IO, Any
 
+from ag_jax.data.text.remote import RemoteStream
+
 LARGEST_PARSED = 2**28  # bytes of a .json file, or of a line of another file: both are held in memory
 ROWS_TOGETHER = 256  # rows of a .parquet file that are in memory at the same time
 
@@ -204,8 +206,10 @@ def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
 
 
 def is_plain(opened: IO[bytes]) -> bool:
-    """Return whether an open file is a seekable file on disk, not a compressed file or a member of an archive."""
-    return isinstance(opened, io.BufferedReader) and isinstance(opened.raw, io.FileIO)
+    """Return whether an open file is itself a file on disk or in an object store, which has random access, not a
+    compressed file or a member of an archive.
+    """
+    return isinstance(opened, io.BufferedReader) and isinstance(opened.raw, (io.FileIO, RemoteStream))
 
 
 @contextlib.contextmanager

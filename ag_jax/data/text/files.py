@@ -62,8 +62,10 @@ def known_endings() -> str:
     return f"{', '.join(_READERS)}, each also with {', '.join(_DECOMPRESSORS)}"
 
 
-def documents(file: pathlib.Path, text_field: str) -> Iterator[str]:
-    """Yield the documents of a file; `text_field` is the key or column that holds them, for formats that have several.
+def documents(file: Any, text_field: str) -> Iterator[str]:
+    """Yield the documents of a file, which is a `pathlib.Path` or a `remote.RemoteFile`.
+
+    text_field: the key or column that holds the documents, for formats that have several.
 
     Raises ValueError, with the name of the file, if it is damaged or is not what its name says.
     """

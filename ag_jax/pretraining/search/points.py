@@ -193,11 +193,12 @@ def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
     """Raise ValueError for a rung before the first logged row of a run, where it has no train loss yet."""
     for point in points:
         training = next(iter(point.configs.values())).training
-        if search.rungs and training.time_limit:
-            raise ValueError(
-                "search.rungs compares runs after the same steps, and training.time_limit="
-                f"{training.time_limit} may end them before: leave one of them out"
-            )
+        for name in ("time_limit", "patience"):
+            if search.rungs and (value := getattr(training, name)):
+                raise ValueError(
+                    f"search.rungs compares runs after the same steps, and training.{name}={value} may end them "
+                    "before: leave one of them out"
+                )
         for fraction in search.rungs:
             if not training.log_every <= round(fraction * training.steps) < training.steps:
                 raise ValueError(

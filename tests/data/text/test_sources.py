@@ -135,7 +135,7 @@ def test_a_truncated_archive_is_named(tmp_path, suffix):
 
 def test_missing_paths(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match="does not exist: expected 'sotu', a file, a directory, a glob, or tfds:NAME"
+        FileNotFoundError, match="does not exist: expected 'sotu', a file, a directory, a glob, tfds:NAME or hf:NAME"
     ):
         read(tmp_path / "nowhere.txt")
     (tmp_path / "a.png").touch()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ag_jax.planning import chips
+from ag_jax.training import chips
 
 
 def test_a_core_of_v3_is_half_a_chip():

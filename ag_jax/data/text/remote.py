@@ -1,0 +1,173 @@
+"""Text in an object store, such as gs://BUCKET/TEXT: lists its files and opens them.
+
+Files are listed and read by fsspec, which needs gcsfs for gs:// and s3fs for s3://. A listing has the checksums that
+the store keeps of its files, so that a change of the text is noticed without reading it.
+"""
+
+import dataclasses
+import datetime
+import errno
+import io
+import pathlib
+import posixpath
+from collections.abc import Iterable, Mapping
+from typing import IO, Any
+
+from ag_jax.data.checksums import KnownContent
+
+READ_TOGETHER = 2**20  # bytes of a buffer
+# Keys of a listing that say which content a file has, by protocol or package; the first one that is there is taken.
+FINGERPRINTS = ("md5Hash", "crc32c", "etag", "ETag", "content_md5", "generation", "mtime", "LastModified", "created")
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteFile:
+    """A file in an object store, with the methods of `pathlib.Path` that readers of text use.
+
+    url: its address, such as gs://BUCKET/books/one.txt.
+    size: number of bytes.
+    fingerprint: name and value of what tells its content from another.
+    """
+
+    url: str
+    size: int
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return posixpath.basename(self.url)
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def content(self) -> KnownContent:
+        """Size and fingerprint, which stand for the content."""
+        return KnownContent(self.size, self.fingerprint)
+
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """Open the file for reading, with random access.
+
+        Raises OSError, with the address, if the store cannot be read, also later, while the file is read.
+        """
+        del mode
+        return io.BufferedReader(RemoteStream(self.url, _filesystem(self.url).open(self.url, "rb")), READ_TOGETHER)
+
+    def has_changed(self) -> bool:
+        """Return whether the store has another content under this address by now."""
+        return _remote_file(self.url, _filesystem(self.url).info(self.url)) != self
+
+
+class RemoteStream(io.RawIOBase):
+    """Bytes of an open file of fsspec, whose own `readline` takes no limit."""
+
+    def __init__(self, url: str, opened: Any):
+        self._url, self._opened = url, opened
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True, because object stores can be read from any position on."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position and return it."""
+        return self._opened.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as possible, and return the number of bytes."""
+        try:
+            found = self._opened.read(len(buffer))
+        except Exception as error:  # stores raise different types
+            raise OSError(errno.EIO, f"cannot be read ({type(error).__name__}: {error})", self._url) from error
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed:
+            self._opened.close()
+        super().close()
+
+
+def is_remote(path: str) -> bool:
+    """Return whether a part of a source is in an object store."""
+    return "://" in path
+
+
+def files(path: str) -> tuple[str, list[RemoteFile]]:
+    """Return a directory, and the files that an address or a glob names: the file itself, or all files below it.
+
+    Files are in the order of their addresses. Raises FileNotFoundError if there are none, and ValueError if the store
+    cannot be reached.
+    """
+    filesystem = _filesystem(path)
+    try:
+        if any(wildcard in path for wildcard in "*?["):
+            base = posixpath.dirname(path[: min(path.find(wildcard) % (len(path) + 1) for wildcard in "*?[")])
+            found = filesystem.glob(path, detail=True)
+            folders = [name for name, info in found.items() if info["type"] == "directory"]
+            for folder in folders:
+                found |= filesystem.find(folder, detail=True)
+        elif filesystem.isfile(path):
+            base, found = posixpath.dirname(path), {path: filesystem.info(path)}
+        else:
+            base, found = path, filesystem.find(path, detail=True)
+    except FileNotFoundError:
+        found = {}
+    except Exception as error:  # stores raise different types
+        raise ValueError(
+            f"data.source={path!r} cannot be reached ({type(error).__name__}: {error}): check the name and your "
+            "credentials (for gs://: gcloud auth application-default login)"
+        ) from error
+    listed = _listed(path.partition("://")[0], found)
+    if not listed:
+        raise FileNotFoundError(f"data.source={path!r} does not exist: expected a file, a directory or a glob there")
+    return base, listed
+
+
+def relative(file: RemoteFile, base: str) -> str:
+    """Return the address of a file below a directory."""
+    return posixpath.relpath(file.url.partition("://")[2], base.partition("://")[2] or "/")
+
+
+def _listed(protocol: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
+    """Return the files among the entries of a listing."""
+    entries: Iterable[tuple[str, Mapping[str, Any]]] = found.items()
+    urls = {
+        name if "://" in name else f"{protocol}://{name.lstrip('/')}": info
+        for name, info in entries
+        if info["type"] == "file" and not name.endswith("/")  # an empty file with such a name marks a directory
+    }
+    return [_remote_file(url, urls[url]) for url in sorted(urls, key=lambda url: pathlib.PurePosixPath(url).parts)]
+
+
+def _remote_file(url: str, info: Mapping[str, Any]) -> RemoteFile:
+    known = next((name for name in FINGERPRINTS if info.get(name)), None)
+    if known is None:
+        raise ValueError(
+            f"the object store says neither a checksum nor a time of {url}, so that a change of the text would not be "
+            "noticed: copy the text to gs:// or to a disk"
+        )
+    value = info[known]
+    if isinstance(value, datetime.datetime):  # some packages have the time of a file as a number in another listing
+        value = value.timestamp()
+    return RemoteFile(url, info["size"], f"{known} {value}")
+
+
+def _filesystem(path: str) -> Any:
+    """Return fsspec's file system for an address, which keeps no listings, because they would hide changes.
+
+    Raises ValueError with the remedy if the package for its protocol is missing.
+    """
+    import fsspec.core  # imported here, because it is rarely needed
+
+    try:
+        return fsspec.core.url_to_fs(path, use_listings_cache=False)[0]
+    except (ImportError, ValueError) as error:  # ValueError for a protocol that fsspec does not know
+        raise ValueError(
+            f"data.source={path!r} cannot be opened ({error}): pip install 'ag_jax[gcs]' for gs://, s3fs for s3://"
+        ) from error

@@ -1,0 +1,52 @@
+"""The best evaluation of a job, by a metric, and early stopping: training ends if the metric no longer improves.
+
+Both depend only on the evaluations so far, which checkpoints hold, so a run that was killed and resumed decides as an
+uninterrupted one, and all hosts decide alike.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ag_jax.training.job import Evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """Comparison of evaluations by a metric.
+
+    metric: name of the metric.
+    is_lower_better: whether the lowest value is the best, not the highest.
+    """
+
+    metric: str
+    is_lower_better: bool
+
+    @classmethod
+    def of_objective(cls, metric: str) -> "Best":
+        """Return the comparison by a metric of an objective: losses and `nll` are to be low, all others high."""
+        return cls(metric, metric.endswith("loss") or metric == "nll")
+
+    def index(self, values: Iterable[Any]) -> int | None:
+        """Return the index of the best of some values, of equal ones the first; None if no value is a finite number."""
+        sign = 1 if self.is_lower_better else -1
+        best: tuple[float, int] | None = None
+        for number, value in enumerate(values):
+            if isinstance(value, (int, float)) and math.isfinite(value) and (best is None or sign * value < best[0]):
+                best = sign * value, number
+        return None if best is None else best[1]
+
+    def number(self, history: Sequence[Evaluation]) -> int:
+        """Return the number of the best evaluation, counted from 1; 0 if there is none."""
+        found = self.index(evaluation.values.get(self.metric) for evaluation in history)
+        return 0 if found is None else found + 1
+
+    def evaluation(self, history: Sequence[Evaluation]) -> Evaluation | None:
+        """Return the best evaluation; None if there is none."""
+        number = self.number(history)
+        return history[number - 1] if number else None
+
+    def is_over(self, history: Sequence[Evaluation], patience: int | None) -> bool:
+        """Return whether the last `patience` evaluations brought no better value; never for None."""
+        return patience is not None and len(history) - self.number(history) >= patience

@@ -1,0 +1,68 @@
+"""Profile of some training steps: a trace by JAX's profiler in the run directory, for TensorBoard and Perfetto."""
+
+import contextlib
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+import jax
+from etils import epath
+
+FOLDER = "profile"
+
+
+class Profile:
+    """Recorder of the steps `first` to `last` of a run, which writes the trace below the run's folder `profile`.
+
+    Each host writes the files of its own devices. A run that is resumed between the two steps traces the rest of them.
+
+    steps: (first, last), or empty for no trace.
+    """
+
+    def __init__(self, steps: tuple[int, ...], workdir: epath.Path):
+        self._steps, self._folder = steps, workdir / FOLDER
+        self._local: Any = None  # the temporary directory in which the profiler writes, while it is running
+        self._began = self._ended = 0
+
+    def step(self, step: int, state: Any) -> contextlib.AbstractContextManager:
+        """Return a context for a training step, named in the trace; start the trace if this is the first of its steps.
+
+        state: the state before the step, which is waited for, so that the trace has no earlier step.
+        """
+        if not self._steps or not self._steps[0] <= step <= self._steps[1]:
+            return contextlib.nullcontext()
+        if self._local is None:
+            jax.block_until_ready(state)
+            self._local, self._began = tempfile.TemporaryDirectory(prefix="ag_jax-profile-"), step
+            jax.profiler.start_trace(self._local.name)
+        self._ended = step
+        return jax.profiler.StepTraceAnnotation("train", step_num=step)
+
+    def is_complete(self, step: int) -> bool:
+        """Return whether a trace is running and `step` is its last step."""
+        return self._local is not None and step == self._steps[1]
+
+    def finish(self, state: Any) -> tuple[epath.Path, float]:
+        """End the running trace once `state` is ready and write its files; return their folder, and the seconds that
+        this took. Only after `is_complete`.
+        """
+        jax.block_until_ready(state)
+        before = time.perf_counter()
+        jax.profiler.stop_trace()
+        # The layout that TensorBoard looks for, with a name that is the same on all hosts.
+        target = self._folder / "plugins" / "profile" / f"steps_{self._began}-{self._ended}"
+        target.mkdir(parents=True, exist_ok=True)
+        for file in sorted(pathlib.Path(self._local.name).rglob("*")):
+            if file.is_file():
+                (target / file.name).write_bytes(file.read_bytes())
+        self._local.cleanup()
+        self._local = None
+        return target, time.perf_counter() - before
+
+    def abandon(self) -> None:
+        """End a trace that is still running, because the run ends, without writing it."""
+        if self._local is not None:
+            jax.profiler.stop_trace()
+            self._local.cleanup()
+            self._local = None

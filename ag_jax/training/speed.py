@@ -1,0 +1,74 @@
+"""Speed of training between two rows of metrics, without compilation and evaluations, and the time that is left."""
+
+import collections
+import dataclasses
+import time
+
+AVERAGED = 10  # intervals whose mean gives the time that is left: a checkpoint makes one of them longer
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """The steps between two rows of metrics.
+
+    seconds: their duration, with compilation and without evaluations.
+    timed_seconds, timed_steps, timed_tokens: duration, number and tokens of the steps for which nothing was compiled.
+    """
+
+    seconds: float
+    timed_seconds: float
+    timed_steps: int
+    timed_tokens: int
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens a second of the timed steps; None if there is none."""
+        return self.timed_tokens / self.timed_seconds if self.timed_steps else None
+
+
+class Speedometer:
+    """Clock of the training steps; its intervals end where rows of metrics are written.
+
+    step, tokens: the numbers of steps and of tokens so far.
+    """
+
+    def __init__(self, step: int, tokens: int):
+        self._step, self._tokens, self._began = step, tokens, time.perf_counter()
+        self._compiling, self._compiled_steps, self._compiled_tokens = 0.0, 0, 0
+        self._recent: collections.deque[Interval] = collections.deque(maxlen=AVERAGED)
+        self._evaluation_seconds = 0.0  # of an evaluation, by the last one
+
+    def compiled(self, seconds: float, tokens: int) -> None:
+        """Leave out one step, in which the program was compiled, and its tokens."""
+        self._compiling += seconds
+        self._compiled_steps += 1
+        self._compiled_tokens += tokens
+
+    def evaluated(self, seconds: float, again: float) -> None:
+        """Leave out an evaluation; `again` is the time that the next one is expected to take, without compilation."""
+        self.paused(seconds)
+        self._evaluation_seconds = again
+
+    def paused(self, seconds: float) -> None:
+        """Leave out time in which no step was computed."""
+        self._began += seconds
+
+    def read(self, step: int, tokens: int) -> Interval:
+        """Return the interval that ends after `step`, up to which `tokens` tokens were seen, and begin the next one."""
+        now = time.perf_counter()
+        seconds = now - self._began
+        steps = step - self._step - self._compiled_steps
+        timed = max(seconds - self._compiling, 1e-9)
+        found = Interval(seconds, timed, steps, tokens - self._tokens - self._compiled_tokens)
+        if steps:
+            self._recent.append(found)
+        self._step, self._tokens, self._began = step, tokens, now
+        self._compiling, self._compiled_steps, self._compiled_tokens = 0.0, 0, 0
+        return found
+
+    def seconds_left(self, steps: int, evaluations: int) -> float | None:
+        """Return the estimated duration of so many steps and evaluations; None before the first timed step."""
+        if not self._recent:
+            return None
+        timed = sum(found.timed_seconds for found in self._recent) / sum(found.timed_steps for found in self._recent)
+        return steps * timed + evaluations * self._evaluation_seconds
