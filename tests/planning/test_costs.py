@@ -138,6 +138,23 @@ def stack(layers, width, rows, unrolled):
     return jax.grad(loss), shapes
 
 
+def test_estimated_cycles_and_kernels_count_the_turns_of_their_loop():
+    """10 cycles in a loop of 5, 7 outside; a kernel in the loop declares 3,000 FLOPs and reads 64 bytes again."""
+    assert costs.costs(HloModule(TEXT), 8).estimated_cycles is None
+    kernel = (
+        '  %attend = f32[8,128]{1,0:T(8,128)} custom-call(%x), custom_call_target="tpu_custom_call", '
+        'backend_config={"cost_estimate":{"flops":"3000","bytes_accessed":"8256"}}\n'
+    )
+    text = TEXT.replace(
+        "dim_labels=bf_oi->bf\n", 'dim_labels=bf_oi->bf, backend_config={"estimated_cycles":"10"}\n' + kernel
+    ).replace("dimensions={0}\n", 'dimensions={0}, backend_config={"estimated_cycles":"7"}\n')
+    before, found = costs.costs(HloModule(TEXT), 8), costs.costs(HloModule(text), 8)
+    assert found.estimated_cycles == 5 * 10 + 7
+    ((called, times, flops),) = costs.kernels(HloModule(text))
+    assert (called.name, times, flops) == ("attend", 5, 3000)
+    assert found.hbm_bytes - before.hbm_bytes == 5 * (2 * 8 * 128 * 4 + 64)
+
+
 def test_a_loop_on_the_cpu_counts_its_turns():
     gradient, shapes = stack(7, 64, 48, unrolled=1)
     compiled = jax.jit(gradient).lower(*shapes).compile()
