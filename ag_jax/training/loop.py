@@ -75,7 +75,10 @@ class Loop:
                 together, failed = True, isinstance(stopped, NonFiniteError)
                 raise
             finally:
-                self.profile.abandon()
+                if self.profile.abandon():
+                    self.line.say(
+                        "profile: the run ended before the last step of training.profile: no trace is written"
+                    )
                 self.line.close()
                 self.writer.close(failed)
                 if together:  # otherwise another host may be gone, and Orbax would wait for it

@@ -60,9 +60,11 @@ class Profile:
         self._local = None
         return target, time.perf_counter() - before
 
-    def abandon(self) -> None:
-        """End a trace that is still running, because the run ends, without writing it."""
-        if self._local is not None:
-            jax.profiler.stop_trace()
-            self._local.cleanup()
-            self._local = None
+    def abandon(self) -> bool:
+        """End a trace that is still running, because the run ends, without writing it; return whether there was one."""
+        if self._local is None:
+            return False
+        jax.profiler.stop_trace()
+        self._local.cleanup()
+        self._local = None
+        return True

@@ -37,7 +37,7 @@ def test_the_trace_has_the_steps_of_the_setting(tmp_path, capsys):
     assert rows(job.workdir) == rows(plain.workdir)
 
 
-def test_a_run_that_is_interrupted_ends_the_trace(tmp_path):
+def test_a_run_that_is_interrupted_ends_the_trace(tmp_path, capsys):
     """Otherwise the next trace in the process, such as that of the resumed run, is an error."""
 
     def batches(start, stop):
@@ -50,6 +50,7 @@ def test_a_run_that_is_interrupted_ends_the_trace(tmp_path):
     with pytest.raises(loop.Interrupted):
         loop.Loop(dataclasses.replace(job, batches=batches)).run()
     assert not (tmp_path / "run" / "profile").exists()
+    assert "profile: the run ended before the last step of training.profile" in capsys.readouterr().err
     loop.Loop(job).run()
     [folder] = (tmp_path / "run" / "profile" / "plugins" / "profile").iterdir()
     assert folder.name == f"steps_{steps_of(folder)[0]}-6" and steps_of(folder)[-1] == 6
