@@ -10,12 +10,13 @@ os.environ.setdefault("AG_JAX_NOTEBOOK", "small")  # notebooks train for seconds
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 project = "ag_jax"
+smartquotes = False  # docstrings name flags such as --config without backquotes
 author = "the authors of ag_jax"
 copyright = f"{author}. Licence: Apache-2.0"
 release = version = importlib.metadata.version("ag_jax")
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "site_builder"]
-exclude_patterns = ["site_builder"]
+exclude_patterns = ["site_builder", "search.md"]  # site_builder/links.py, OTHERS
 nitpicky = True
 # Inventories of other projects cannot be read without a network. Types of arguments that the page of the API does not
 # explain are shown without a link.
@@ -32,7 +33,7 @@ suppress_warnings = ["myst.header"]  # sections of README.md that begin at level
 nb_execution_mode = "force"  # pages that did not change are not read again
 nb_execution_in_temp = True
 nb_execution_cache_path = "../build/notebooks"
-nb_execution_timeout = 90  # seconds for a cell
+nb_execution_timeout = 240  # seconds for a cell
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True

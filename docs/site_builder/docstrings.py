@@ -22,19 +22,19 @@ def names_of(obj: Any) -> set[str]:
 def to_rest(lines: list[str], names: set[str]) -> Iterator[str]:
     """Yield a docstring as reStructuredText.
 
-    Entries `name: meaning` become definitions, indented blocks become code, and `words` in backquotes become code, too.
+    Entries `name: meaning` become definitions, indented blocks become Python code, and `words` in backquotes become code, too.
 
     names: what the docstring may have entries for.
     """
     in_entry, in_block = False, False
-    for line, before in zip(lines, ["", *lines], strict=False):
+    for line in lines:
         entry = _ENTRY.fullmatch(line)
         if entry and names.issuperset(entry[1].split(", ")):
             yield from ("", ", ".join(f"``{name}``" for name in entry[1].split(", ")), f"    {_rest(entry[2])}")
             in_entry = True
         elif line.startswith("    ") and not in_entry:
             if not in_block:
-                yield from (["", "::", ""] if not before else ["::", ""])
+                yield from ("", ".. code-block:: python", "")
             yield line
             in_block = True
         else:

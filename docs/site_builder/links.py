@@ -20,7 +20,8 @@ SECTIONS = {
     "Terms": "glossary",
     "Development": "contributing",
 }
-OTHERS = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing"}
+# Further files with the page that is made of them. Sphinx writes the results of its search to search.html.
+OTHERS = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing", "docs/search.md": "searching"}
 
 
 def places(readme: str) -> dict[str, str]:
@@ -88,14 +89,14 @@ class Site:
             page = self.docs / GENERATED / f"{self.anchors[anchor] if anchor else 'start'}.md"
             # A section with a page of its own is the whole page, whose title may differ.
             hashed = hashed if page.stem == "start" else ""
-        elif target.parent == root and target.name in OTHERS:
-            page = self.docs / GENERATED / f"{OTHERS[target.name]}.md"
+        elif (name := target.relative_to(root).as_posix()) in OTHERS:
+            page = self.docs / GENERATED / f"{OTHERS[name]}.md"
         elif target.suffix == ".ipynb":
             page = self.docs / GENERATED / "notebooks" / target.name
         elif target.is_relative_to(self.docs) and target.suffix in (".md", ".png"):
             page = target
         else:
-            return self.of_file(target.relative_to(root).as_posix(), shown_in)
+            return self.of_file(name, shown_in)
         return f"{pathlib.PurePath(os.path.relpath(page, shown_in)).as_posix()}{hashed}"
 
     def of_file(self, path: str, shown_in: pathlib.Path) -> str:

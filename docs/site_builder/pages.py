@@ -10,7 +10,7 @@ from ag_jax.command_line import manual, settings, verbs
 from ag_jax.command_line.verbs import FLAGS, HOSTS, VERBS, Flag
 from site_builder import api, papers
 from site_builder.docstrings import plain, to_markdown
-from site_builder.links import GENERATED, SECTIONS, Site
+from site_builder.links import GENERATED, OTHERS, SECTIONS, Site
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SETTINGS = {"pre-training or translation": "pretraining", "fine-tuning": "finetuning", "probes": "probes"}
@@ -43,8 +43,8 @@ def generated(site: Site) -> Iterator[tuple[str, str]]:
     for name, text in of_readme(readme()).items():
         # A section to which the text links may be on another page of the site.
         yield name, site.rewritten(text.replace("](#", "](README.md#"), ROOT, folder)
-    for file, name in (("CHANGELOG.md", "changelog"), ("CONTRIBUTING.md", "contributing")):
-        yield name, site.rewritten((ROOT / file).read_text(), ROOT, folder)
+    for file, name in OTHERS.items():
+        yield name, site.rewritten((ROOT / file).read_text(), (ROOT / file).parent, folder)
     yield "verbs", of_verbs()
     for kind in cli.KINDS:
         yield f"settings_{SETTINGS[manual.purpose(kind)]}", of_settings(kind)
@@ -92,7 +92,7 @@ def of_verbs() -> str:
     parts = ["# Verbs", "`ag-jax help VERB` prints the same."]
     for name, verb in VERBS.items():
         parts += [f"## ag-jax {name}", f"{plain(sentence(verb.summary))}"]
-        parts += [fence("text", f"ag-jax {name} {verb.usage}".rstrip())]
+        parts += [fence("bash", f"ag-jax {name} {verb.usage}".rstrip())]
         own = {flag: FLAGS[flag] for flag in verb.flags if flag not in HOSTS}
         if verb.has_config:
             own = {"config": Flag("file", verbs.CONFIG), "config.SECTION.KEY": Flag("value", verbs.SETTING)} | own
@@ -128,7 +128,7 @@ def of_settings(kind: type) -> str:
     found = list(settings.of(kind))
     sections = [setting for setting in found if setting.is_section]
     parts = [
-        f"# Settings of {purpose}",
+        f"# Settings of {purpose.replace(' or ', ' and ')}",
         "`--config.SECTION.KEY=VALUE` changes a setting on the command line; a config file sets `config.SECTION.KEY`. "
         "`ag-jax help SECTION.KEY` prints what this page says of it."
         + (" `NAME` is the name of a task or a probe." if any("NAME" in setting.path for setting in found) else ""),
@@ -149,7 +149,7 @@ def members(section: str, found: Iterable[settings.Setting]) -> list[settings.Se
 def entry(setting: settings.Setting) -> tuple[str, str]:
     """Return a setting's name, and its meaning with type, allowed values and default."""
     facts = f"*{plain(sentence(setting.allowed).removesuffix('.'))}; default* `{setting.default or '(empty)'}`"
-    return f"`{setting.path}`", f"{plain(sentence(setting.meaning))}\n\n{facts}"
+    return f"`{setting.path}`", f"{plain(sentence(setting.meaning))}\\\n{facts}"
 
 
 # --- Configs -----------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def of_config(name: str) -> list[str]:
     choices = config_reader.choices_of(name)
     meanings = settings.entries(manual.docstring_of(path, "get_config"), choices)
     arguments = (
-        (f"`{argument}`", f"{plain(sentence(meanings[argument]))}\n\n*{plain(manual.options_in_words(options))}*")
+        (f"`{argument}`", f"{plain(sentence(meanings[argument]))} *{plain(sentence(manual.options_in_words(options)))}*")
         for argument, options in choices.items()
     )
     return [to_markdown(manual.docstring_of(path)), "Arguments:", definitions(arguments)]
@@ -188,7 +188,8 @@ def sentence(text: str) -> str:
     text = text.strip()
     first = text.split(" ", 1)[0]
     # A name such as `alpha_rule` or ag-jax keeps its letters.
-    text = text[:1].upper() + text[1:] if first.isalpha() else text
+    is_word = first.rstrip(",;:").replace("-", "").isalpha() and first != "ag-jax"
+    text = text[:1].upper() + text[1:] if is_word else text
     return text if text.endswith((".", "!", "?")) or not text else f"{text}."
 
 

@@ -41,14 +41,13 @@ def page(paper: str, site: Site, folder: pathlib.Path) -> str:
     more = [name for name in pages.config_reader.packaged() if name.startswith(f"{paper}/") and name not in rows]
     parts = [
         f"# {plain(titles()[paper])}",
-        "Each experiment has its command at the size of the paper, what to expect and how the experiment differs from "
-        "the paper, both from its config file, and the results that have been recorded, at the size that they name. "
+        "For each experiment: its commands, the numbers of the paper and how the experiment differs from the paper, all "
+        "from its config file, and the results that have been recorded. "
         "[Reproduction of the papers](../reproduction.md) says which claims hold.",
     ]
     for config, names in rows.items():
         title = reproductions.shown(names)
-        parts += [f"## {title[0].upper()}{title[1:]}", pages.fence("bash", reproductions.command(config))]
-        parts += [*pages.of_config(config), *results(config, site, folder)]
+        parts += [f"## {title[0].upper()}{title[1:]}", *pages.of_config(config), *results(config, site, folder)]
     for config in more:
         parts += [f"## {config}", *pages.of_config(config), *results(config, site, folder)]
     return pages.joined(parts)
