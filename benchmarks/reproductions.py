@@ -84,7 +84,11 @@ def command(config: str) -> str:
 def records() -> Iterator[tuple[str, bool, str]]:
     """Yield (config, whether the size is small, link to the file) for each record of a command with a config."""
     for config, small, path, content in recorded():
-        yield config, small, f"[{path.stem}]({RESULTS}/{path.name})" + (" (stopped early)" if "stopped" in content else "")
+        yield (
+            config,
+            small,
+            f"[{path.stem}]({RESULTS}/{path.name})" + (" (stopped early)" if "stopped" in content else ""),
+        )
 
 
 def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:

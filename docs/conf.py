@@ -21,7 +21,10 @@ nitpicky = True
 # Inventories of other projects cannot be read without a network. Types of arguments that the page of the API does not
 # explain are shown without a link.
 nitpick_ignore_regex = [
-    ("py:.*", r"(jax|jaxlib|flax|optax|numpy|np|jnp|orbax|grain|ml_collections|absl|etils|epath|collections|typing)(\..*)?"),
+    (
+        "py:.*",
+        r"(jax|jaxlib|flax|optax|numpy|np|jnp|orbax|grain|ml_collections|absl|etils|epath|collections|typing)(\..*)?",
+    ),
     ("py:class", r"(?!ag_jax\.).*"),
     ("py:class", r"ag_jax\..*"),
 ]

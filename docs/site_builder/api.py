@@ -77,7 +77,12 @@ PUBLIC = (
         "ag_jax.data.probes.queries",
         ("Probe", "Query", "Window"),
     ),
-    ("Scores of translations", "[Scores](../translation.md#scores) has an example.", "ag_jax.evaluation.translation", ()),
+    (
+        "Scores of translations",
+        "[Scores](../translation.md#scores) has an example.",
+        "ag_jax.evaluation.translation",
+        (),
+    ),
     (
         "Config files",
         "A config file has a function `get_config` that returns a config. [Settings](../guide.md#settings) explains "

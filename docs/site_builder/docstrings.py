@@ -22,7 +22,8 @@ def names_of(obj: Any) -> set[str]:
 def to_rest(lines: list[str], names: set[str]) -> Iterator[str]:
     """Yield a docstring as reStructuredText.
 
-    Entries `name: meaning` become definitions, indented blocks become Python code, and `words` in backquotes become code, too.
+    Entries `name: meaning` become definitions, indented blocks become Python code, and `words` in backquotes become
+    code, too.
 
     names: what the docstring may have entries for.
     """

@@ -174,7 +174,10 @@ def of_config(name: str) -> list[str]:
     choices = config_reader.choices_of(name)
     meanings = settings.entries(manual.docstring_of(path, "get_config"), choices)
     arguments = (
-        (f"`{argument}`", f"{plain(sentence(meanings[argument]))} *{plain(sentence(manual.options_in_words(options)))}*")
+        (
+            f"`{argument}`",
+            f"{plain(sentence(meanings[argument]))} *{plain(sentence(manual.options_in_words(options)))}*",
+        )
         for argument, options in choices.items()
     )
     return [to_markdown(manual.docstring_of(path)), "Arguments:", definitions(arguments)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ag_jax.analysis import markdown
 from site_builder import pages
-from site_builder.docstrings import plain, to_markdown
+from site_builder.docstrings import plain
 from site_builder.links import Site
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -41,8 +41,8 @@ def page(paper: str, site: Site, folder: pathlib.Path) -> str:
     more = [name for name in pages.config_reader.packaged() if name.startswith(f"{paper}/") and name not in rows]
     parts = [
         f"# {plain(titles()[paper])}",
-        "For each experiment: its commands, the numbers of the paper and how the experiment differs from the paper, all "
-        "from its config file, and the results that have been recorded. "
+        "For each experiment: its commands, the numbers of the paper and how the experiment differs from the paper, "
+        "all from its config file, and the results that have been recorded. "
         "[Reproduction of the papers](../reproduction.md) says which claims hold.",
     ]
     for config, names in rows.items():
@@ -76,12 +76,13 @@ def tables(record: Mapping[str, Any]) -> Iterator[str]:
         yield _table(("task", "score", *arms), rows)
         yield f"Scores on development data; p of a paired t-test over seeds against the first arm. {over}"
     elif "arms" in record and all(isinstance(arm, dict) for arm in record["arms"].values()):
-        numbers = {name: dict(_numbers(arm)) for name, arm in record["arms"].items()}
+        tested = bool(record.get("differences"))  # the table of differences has p-values
+        numbers = {name: dict(_numbers(arm, with_p=not tested)) for name, arm in record["arms"].items()}
         columns = list(dict.fromkeys(key for of_arm in numbers.values() for key in of_arm))
         rows = [[name, *(of_arm.get(key, "–") for key in columns)] for name, of_arm in numbers.items()]
         yield _table(("arm", *(key.replace("_", " ") for key in columns)), rows)
         yield over
-    if "differences" in record:
+    if record.get("differences"):
         rows = [
             [arm, key.replace("_", " "), _shown(found["mean"]), " to ".join(map(_shown, found["interval"])), _p(found)]
             for arm, of_arm in record["differences"].items()
@@ -97,11 +98,11 @@ def tables(record: Mapping[str, Any]) -> Iterator[str]:
         yield "[Probes of attention heads](../probes.md) explains the numbers of this record."
 
 
-def _numbers(arm: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (score, mean ± deviation and p) of an arm in a record of pre-training."""
+def _numbers(arm: Mapping[str, Any], with_p: bool) -> Iterator[tuple[str, str]]:
+    """Yield (score, mean ± deviation, and with `with_p` also p) of an arm in a record of pre-training."""
     values = arm.get("values", {key: of for key, of in arm.items() if not key.endswith("_by_layer")})
     for key, of_seeds in values.items():
-        p_value = (arm.get("p_value") or {}).get(key) if "values" in arm else None
+        p_value = (arm.get("p_value") or {}).get(key) if with_p and "values" in arm else None
         yield key, _spread(of_seeds if isinstance(of_seeds, list) else [of_seeds]) + _with_p(p_value)
     if "left_plateau_at_step" in arm:
         steps = arm["left_plateau_at_step"]
@@ -127,15 +128,18 @@ def _translation_rows(test: str, found: Mapping[str, Any]) -> Iterator[list[str]
 
 
 def _spread(values: Sequence[float]) -> str:
-    mean = _shown(statistics.fmean(values))
-    return mean if len(values) < 2 else f"{mean} ± {_shown(statistics.stdev(values))}"
+    """Return the mean of values and, of several, ± their standard deviation with as many digits."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return _shown(mean)
+    return f"{_shown(mean)} ± {statistics.stdev(values):.{2 if abs(mean) >= 10 else 3}f}"
 
 
 def _shown(value: float) -> str:
-    """Return a number with three digits after the point, or fewer of a large and more of a small one."""
-    if value == 0 or abs(value) >= 10:
+    """Return a number with three digits after the point, two if it is large, or two digits in all if it is small."""
+    if abs(value) >= 10:
         return f"{value:.2f}"
-    return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
+    return f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
 
 
 def _with_p(p_value: float | None) -> str:
@@ -148,8 +152,8 @@ def _shown_p(p_value: float) -> str:
 
 def _p(found: Mapping[str, Any]) -> str:
     if "p_corrected" in found:
-        return f"{_shown_p(found['p_corrected'])} (Holm)"
-    return _shown_p(found["p_value"])
+        return f"{_shown_p(found['p_corrected'])} (Holm)".removeprefix("= ")
+    return _shown_p(found["p_value"]).removeprefix("= ")
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
