@@ -104,7 +104,8 @@ def test_every_record_of_a_paper_is_on_its_page_with_its_numbers(generated):
 
 
 def without_links(text):
-    return re.sub(r"\[([^\[\]]*)\]\([^)]*\)", r"\1", text)
+    """Return a page with the texts of links in their place, but without paths of pages, for which the site has titles."""
+    return re.sub(r"\[(?:[\w/]+\.md)?([^\[\]]*)\]\([^)]*\)", r"\1", text)
 
 
 def test_the_readme_is_divided_without_loss(generated):
@@ -157,6 +158,12 @@ def test_the_python_page_has_what_the_documentation_imports():
 def test_links_of_a_page(link, target):
     assert SITE.rewritten(f"a [b\nc]({link}) `[d]({link})`\n```\n[e]({link})\n```\n", DOCS, DOCS) == (
         f"a [b\nc]({target}) `[d]({link})`\n```\n[e]({link})\n```\n"
+    )
+
+
+def test_a_page_is_named_by_its_title():
+    assert SITE.rewritten("[docs/guide.md](docs/guide.md), `docs/guide.md`", ROOT, DOCS / "site") == (
+        "[](../guide.md), `docs/guide.md`"
     )
 
 

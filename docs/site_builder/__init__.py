@@ -4,6 +4,7 @@ Before Sphinx reads the pages, `pages.write` writes the generated ones to `docs/
 `docs/` stay as they are; their links are rewritten while they are read.
 """
 
+import hashlib
 import os
 import pathlib
 from typing import Any
@@ -16,7 +17,11 @@ ADDRESS = "AG_JAX_REPOSITORY"  # environment variable: where the files of the re
 
 def setup(app: Any) -> dict[str, Any]:
     """Register the hooks. Called by Sphinx."""
-    site = links.Site(DOCS, os.environ.get(ADDRESS, ""), links.places(pages.readme()))
+    address = os.environ.get(ADDRESS, "")
+    site = links.Site(DOCS, address, links.places(pages.readme()))
+    sources = b"".join(path.read_bytes() for path in sorted((DOCS / "site_builder").glob("*.py")))
+    # Sphinx reads all pages again if this value is not that of the build before.
+    app.add_config_value("site_builder_state", f"{address} {hashlib.sha256(sources).hexdigest()}", "env", types=[str])
     app.connect("builder-inited", lambda app: pages.write(site))
     app.connect("source-read", lambda app, name, source: _rewrite(site, name, source))
     app.connect("autodoc-process-docstring", docstrings.process)

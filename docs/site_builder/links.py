@@ -7,6 +7,7 @@ import re
 
 GENERATED = "site"  # folder of the generated pages in docs/
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
+_NAMED = re.compile(r"\[[\w/]+\.(?:md|ipynb)\](?=\([^()\s]+\.(?:md|ipynb)[#)])")  # a link whose text is a page's path
 _FOLDER = re.compile(r"\[([^\[\]]*)\]\(([^():#\s]+/)\)")  # a link to a folder, which cannot be copied into the site
 # Fenced code, code blocks and inline code, in which nothing is a link.
 _CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)`*$|(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)", re.M | re.S)
@@ -73,6 +74,7 @@ class Site:
     def _linked(self, text: str, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
         if not self.address:
             text = _FOLDER.sub(r"\1", text)
+        text = _NAMED.sub("[]", text)  # MyST shows the title of the page
         return _LINK.sub(lambda found: f"]({self._target(found[1], written_in, shown_in)})", text)
 
     def _target(self, link: str, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
