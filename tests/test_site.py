@@ -104,7 +104,7 @@ def test_every_record_of_a_paper_is_on_its_page_with_its_numbers(generated):
 
 
 def without_links(text):
-    """Return a page with the texts of links in their place, but without paths of pages, for which the site has titles."""
+    """Return a page with the texts of links in their place; paths of pages are left out, the site has their titles."""
     return re.sub(r"\[(?:[\w/]+\.md)?([^\[\]]*)\]\([^)]*\)", r"\1", text)
 
 
