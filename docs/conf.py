@@ -1,5 +1,6 @@
 """Configuration of Sphinx for the documentation site; `bash launch/docs.sh` builds it."""
 
+import hashlib
 import importlib.metadata
 import os
 import pathlib
@@ -33,10 +34,13 @@ myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # sections of README.md that begin at level 3
 
-nb_execution_mode = "force"  # pages that did not change are not read again
+# A notebook is executed again if its code or the program has changed.
+_package = pathlib.Path(__file__).resolve().parent.parent / "ag_jax"
+_program = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_package.rglob("*.py")))).hexdigest()
+nb_execution_mode = "cache"
+nb_execution_cache_path = f"../build/notebooks/{_program[:16]}"
 nb_execution_in_temp = True
-nb_execution_cache_path = "../build/notebooks"
-nb_execution_timeout = 240  # seconds for a cell
+nb_execution_timeout = 600  # seconds for a cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
