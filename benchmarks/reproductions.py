@@ -83,6 +83,16 @@ def command(config: str) -> str:
 
 def records() -> Iterator[tuple[str, bool, str]]:
     """Yield (config, whether the size is small, link to the file) for each record of a command with a config."""
+    for config, small, path, content in recorded():
+        yield (
+            config,
+            small,
+            f"[{path.stem}]({RESULTS}/{path.name})" + (" (stopped early)" if "stopped" in content else ""),
+        )
+
+
+def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
+    """Yield (config, whether the size is small, file, its content) for each record of a command with a config."""
     for path in sorted((ROOT / RESULTS).glob("*.json")):
         content = json.loads(path.read_text())
         for word in shlex.split(content.get("command") or ""):
@@ -90,9 +100,8 @@ def records() -> Iterator[tuple[str, bool, str]]:
                 config, _, argument = word.removeprefix("--config=").partition(":")
                 config = config.removeprefix("configs/").removesuffix(".py")
                 small = config in SMALL or "scale=small" in argument.split(",")
-                link = f"[{path.stem}]({RESULTS}/{path.name})" + (" (stopped early)" if "stopped" in content else "")
                 repeated = content.get("repeats", SMALL.get(config, (config,)))
-                yield from ((of, small, link) for of in repeated)
+                yield from ((of, small, path, content) for of in repeated)
 
 
 def table() -> str:
@@ -107,12 +116,12 @@ def table() -> str:
             if config.startswith(f"{paper}/"):
                 what = _IN_PARENTHESES.sub("", docstring(config).split("\n", 1)[0]).rstrip(".")
                 runs = [", ".join(links.get((config, small), ["no"])) for small in (True, False)]
-                of_paper.append([_shown(names), what, f"`{command(config)}`", *runs])
+                of_paper.append([shown(names), what, f"`{command(config)}`", *runs])
         lines += [f"**{title}**", "", *markdown.table(HEADER, of_paper)]
     return "\n".join(lines)
 
 
-def _shown(names: Sequence[str]) -> str:
+def shown(names: Sequence[str]) -> str:
     """Return names such as `tables 2, 3; figure 5`."""
     numbers = {kind: [name.split()[1] for name in names if name.startswith(kind)] for kind in KINDS}
     return "; ".join(f"{kind}{'s' * (len(of) > 1)} {', '.join(of)}" for kind, of in numbers.items() if of)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Installation for local.sh and test.sh. Source this file, then call `set_up [test|parity|browser]`, which
+# Installation for local.sh, test.sh and docs.sh. Source this file, then call `set_up [test|parity|browser|docs]`, which
 #
 #   1. finds a Python that ag_jax supports,
 #   2. detects which jax this machine needs: for NVIDIA GPUs, TPUs or the CPU,
@@ -169,6 +169,7 @@ stamp_for() {
 requirements_of() {
   case $1 in
     base) echo requirements.txt ;;
+    docs) echo requirements-docs.txt ;;       # holds all of requirements.txt too
     browser) echo requirements-browser.txt ;; # holds all of requirements-test.txt too, but for packages of PyPy
     *) echo requirements-test.txt ;;          # holds all of requirements.txt too
   esac
@@ -262,16 +263,16 @@ install() {
   fi
 
   if [ "$dry_run" = yes ]; then return; fi
-  # test contains base; parity and browser contain test.
+  # test and docs contain base; parity and browser contain test.
   stamp_for base >"$venv/.ag_jax-base"
-  if [ "$extra" != base ]; then stamp_for test >"$venv/.ag_jax-test"; fi
   case $extra in
-    parity | browser) stamp_for "$extra" >"$venv/.ag_jax-$extra" ;;
+    parity | browser) stamp_for test >"$venv/.ag_jax-test" ;;
   esac
+  if [ "$extra" != base ]; then stamp_for "$extra" >"$venv/.ag_jax-$extra"; fi
   rm -f "$installing"
 }
 
-# set_up [base|test|parity|browser]: leaves the shell in the repository, with the environment first on PATH.
+# set_up [base|test|parity|browser|docs]: leaves the shell in the repository, with the environment first on PATH.
 set_up() {
   local extra=${1:-base} state="is up to date"
   local venv installing venv_is="" python="" python_is="" accelerator="" because="" made_for

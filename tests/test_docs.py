@@ -1,14 +1,20 @@
-"""The pages of the documentation: all are reachable from the README, no link is broken, and their Python code runs."""
+"""The pages of the documentation: all are reachable from the README, no link is broken, their Python code runs, and
+their commands are those of the program.
+"""
 
 import dataclasses
+import json
 import pathlib
 import re
+import shlex
+import shutil
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from ag_jax import config_reader
+from ag_jax import cli, config_reader, main
+from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning.config import FinetuningConfig
@@ -20,10 +26,12 @@ from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from tests import tiny
+from tests.data.parallel import test_layouts as layouts
 from tests.finetuning import tasks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+ONLY_ON_THE_SITE = {"index.md"}  # lists the pages of the site
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")  # without those to other places, which have a colon
 
 
@@ -32,7 +40,8 @@ def targets(page):
 
 
 def test_every_page_is_linked_from_the_readme():
-    assert {page for page in PAGES if page.parent.name == "docs"} <= set(targets(ROOT / "README.md"))
+    pages = {page for page in PAGES if page.parent.name == "docs" and page.name not in ONLY_ON_THE_SITE}
+    assert pages <= set(targets(ROOT / "README.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -124,3 +133,91 @@ def test_the_examples_are_found():
         "search.md",
         "translation.md",
     }
+
+
+# --- Commands ----------------------------------------------------------------------------------------
+
+BASH = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+# In place of what a reader fills in.
+FILLED_IN = {
+    "--config=...": "--config=quickstart",
+    "--config=CONFIG": "--config=quickstart_search",
+    "--step=N": "--step=1",
+}
+MULTI30K = ("train", "val", "test_2016_flickr", "test_2017_flickr")
+SCRIPTS = {"launch/local.sh": 1, "launch/gpu.sh": 2}  # number of the word from the script on at which the verb stands
+
+
+def commands(text):
+    """Yield the words after `ag-jax` of each command in the fenced bash blocks of a page."""
+    for block in BASH.findall(text):
+        for line in block.replace("\\\n", "").splitlines():
+            if ("ag-jax" not in line and "launch/" not in line) or line.lstrip().startswith("#"):
+                continue
+            if "--command" in line:  # on another machine
+                line = line.partition('--command "')[2].rstrip('"')
+            words = shlex.split(line.replace("[", "").replace("]", ""), comments=True)
+            script = next((word for word in words if word in SCRIPTS), None)
+            if "launch/tpu_run.sh" in words:
+                found = words[words.index("--") + 1 :] if "--" in words else []
+            elif script:
+                found = words[words.index(script) + SCRIPTS[script] :]
+            elif "ag-jax" in words:
+                found = words[words.index("ag-jax") + 1 :]
+            else:
+                continue
+            # Without redirections and what follows them.
+            end = next((at for at, word in enumerate(found) if word[0] in "<>|&"), len(found))
+            if found[:end]:
+                yield [FILLED_IN.get(word, word) for word in found[:end]]
+
+
+COMMANDS = [
+    pytest.param(words, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, words in enumerate(commands(page.read_text()))
+]
+
+
+@pytest.fixture(scope="module")
+def place_of_commands(readers_place):
+    """Add what the commands of the pages read while they are parsed: texts, runs, a search and a pattern."""
+    for name in ("train", "dev", "test", "news"):
+        for side in ("en", "de"):
+            (readers_place / f"{name}.{side}").write_text("one two\n" * 20)
+    multi30k = {f"{part}.{side}": ["one two"] * 3 for part in MULTI30K for side in ("en", "de")}
+    layouts.put(readers_place / "FOLDER", multi30k)
+    runs = readers_place / "runs"
+    for name in ("roberta-base", "imported"):
+        shutil.copytree(runs / "quickstart" / "ag-seed0", runs / name)
+        stored = json.loads((runs / name / "config.json").read_text())
+        stored["model"]["heads"] = 4  # enough heads for guidance
+        (runs / name / "config.json").write_text(json.dumps(stored))
+    (runs / "opus").symlink_to(runs / "mine")
+    points = {arm: {"settings": {"optimizer.learning_rate": 1e-4}, "validation_loss": 2.0} for arm in ("mlm", "ag")}
+    (runs / "oromo").mkdir()
+    (runs / "oromo" / "best.json").write_text(json.dumps({"metric": "validation_loss", "arms": points}))
+    (readers_place / "my_patterns.py").write_text(
+        "from ag_jax.attention.patterns import PATTERNS\n\nsecond = PATTERNS['first']\n"
+    )
+    return readers_place
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_have_verbs_flags_configs_and_settings_that_exist(words, place_of_commands, monkeypatch, capsys):
+    monkeypatch.chdir(place_of_commands)
+    monkeypatch.syspath_prepend(str(place_of_commands))
+    if words[0] in ("help", "configs"):
+        assert main.main(["ag-jax", *words]) == 0
+        return
+    request = cli.Request(**verbs.parse(words, cli.KINDS)[1])
+    if request.config:
+        request.checked()
+
+
+def test_commands_are_found():
+    assert {param.id.partition("-")[0] for param in COMMANDS} >= {
+        page.name for page in PAGES if "ag-jax " in " ".join(BASH.findall(page.read_text()))
+    }
+    found = list(commands("```bash\nPYTHONPATH=. ag-jax train --a \\\n  --b > c  # d\nls\n```"))
+    assert found == [["train", "--a", "--b"]]

@@ -61,7 +61,7 @@ def test_every_setting_is_explained(kind):
 def test_every_argument_of_a_config_is_explained():
     for name, path in config_reader.packaged().items():
         choices = config_reader.choices_of(name)
-        meanings = settings.entries(manual._docstring(path, "get_config"), choices)
+        meanings = settings.entries(manual.docstring_of(path, "get_config"), choices)
         assert choices and set(meanings) == set(choices), name
 
 

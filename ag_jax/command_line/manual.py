@@ -78,7 +78,7 @@ def explain(names: Sequence[str], load_config_types: Callable[[], Sequence[type]
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
     if texts:
-        return "\n\n".join(f"In a config for {_purpose(kind)}:\n\n{text}" for kind, text in texts.items())
+        return "\n\n".join(f"In a config for {purpose(kind)}:\n\n{text}" for kind, text in texts.items())
     paths = [setting.path for found in by_kind.values() for setting in found]
     raise ValueError(f"there is no verb, config file or setting {name!r}; {_nearest(name, paths)}")
 
@@ -118,22 +118,23 @@ def _entry(head: str, text: str) -> str:
 
 def of_config(name: str, path: Path) -> str:
     """Return a config file's docstring and its arguments with choices and defaults."""
-    docstring, choices = _docstring(path), config_reader.choices_of(name)
+    docstring, choices = docstring_of(path), config_reader.choices_of(name)
     if not choices:
         return f"{docstring}\n\nThis config takes no arguments of the form name=value."
-    meanings = settings.entries(_docstring(path, "get_config"), choices)
+    meanings = settings.entries(docstring_of(path, "get_config"), choices)
     given = next((f"{argument}=..." for argument, options in choices.items() if options is str), None)
     example = given or next(
         f"{argument}={options[-1] if isinstance(options, tuple) else options}" for argument, options in choices.items()
     )
     lines = [
-        _entry(argument, f"{meanings.get(argument, '')} ({_options(options)})".strip())
+        _entry(argument, f"{meanings.get(argument, '')} ({options_in_words(options)})".strip())
         for argument, options in choices.items()
     ]
     return "\n".join([docstring, "", f"Arguments, as in --config={name}:{example}", *lines])
 
 
-def _options(options: object) -> str:
+def options_in_words(options: object) -> str:
+    """Return the choices and the default of a config's argument, such as "one of mlm, ag; default mlm"."""
     if isinstance(options, tuple):
         return f"one of {', '.join(map(str, options))}; default {options[0]}"
     if options is str:
@@ -141,7 +142,7 @@ def _options(options: object) -> str:
     return f"default {options}" if options != "" else "none by default"
 
 
-def _docstring(path: Path, function: str | None = None) -> str:
+def docstring_of(path: Path, function: str | None = None) -> str:
     """Return the docstring of a Python file, or of one of its functions, without executing it."""
     try:
         module = ast.parse(path.read_bytes(), str(path))
@@ -154,10 +155,11 @@ def _docstring(path: Path, function: str | None = None) -> str:
 
 
 def _first_line(path: Path) -> str:
-    return _docstring(path).partition("\n")[0]
+    return docstring_of(path).partition("\n")[0]
 
 
-def _purpose(kind: Any) -> str:
+def purpose(kind: Any) -> str:
+    """Return what a config of this dataclass is for, such as "fine-tuning"."""
     if "probes" in kind.__dataclass_fields__:
         return "probes"
     return "fine-tuning" if "tasks" in kind.__dataclass_fields__ else "pre-training or translation"

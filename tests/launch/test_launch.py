@@ -36,7 +36,7 @@ case "$1 $2" in
     echo "Installing collected packages: something"
     [ -z "${FAKE_PIP_HANGS:-}" ] || sleep 60
     ;;
-  "-m pytest") shift; echo "$@"; echo "platforms $JAX_PLATFORMS" ;;
+  "-m pytest" | "-m sphinx") shift; echo "$@"; echo "platforms $JAX_PLATFORMS" ;;
   *) echo "the stand-in does not know: $*" >&2; exit 70 ;;
 esac
 """
@@ -62,7 +62,7 @@ class Machine:
         self.bin.mkdir()
         self.root.mkdir()
         shutil.copytree(REPOSITORY / "launch", self.repository / "launch")
-        for name in ("requirements.txt", "requirements-test.txt", "pyproject.toml"):
+        for name in ("requirements.txt", "requirements-test.txt", "requirements-docs.txt", "pyproject.toml"):
             shutil.copy(REPOSITORY / name, self.repository)
         for name in ("python3.13", "python3.12", "python3.11", "python", "nvidia-smi"):
             self.command(name, BROKEN)
@@ -184,7 +184,7 @@ def test_flags_of_a_verb_pass_through(machine):
     assert machine.run("local.sh", "train", "--help").stdout.startswith("ag-jax train --help\n")
 
 
-@pytest.mark.parametrize("script", ["local.sh", "test.sh"])
+@pytest.mark.parametrize("script", ["local.sh", "test.sh", "docs.sh"])
 def test_second_run_installs_nothing(machine, script):
     assert machine.run(script, "x").returncode == 0
     assert machine.done()
@@ -205,6 +205,20 @@ def test_tests_add_their_packages_once_and_serve_local_runs_too(machine):
     machine.run("local.sh", "train")
     machine.run("test.sh", "tests")
     assert machine.done() == []
+
+
+def test_the_site_adds_its_packages_and_is_built_without_warnings(machine):
+    result = machine.run("docs.sh", "-q")
+    assert result.stdout.splitlines() == [
+        "sphinx -n -W --keep-going -b html -d build/doctrees -q docs build/site",
+        "platforms cpu",
+    ]
+    assert machine.done()[1].endswith("--no-compile -r requirements-docs.txt")
+    assert "open build/site/index.html" in result.stderr
+    machine.run("local.sh", "train")
+    assert machine.done() == []
+    machine.run("test.sh", "tests")
+    assert machine.done()[0].endswith("-r requirements-test.txt")
 
 
 def test_tests_run_on_the_platform_that_was_asked_for(machine):
@@ -436,6 +450,10 @@ def test_locks_agree_and_name_no_place():
 
     assert set(pins("requirements.txt")) <= set(pins("requirements-test.txt"))
     assert versions("requirements-test.txt") <= versions("requirements-browser.txt")
-    for name in ("requirements.txt", "requirements-test.txt", "requirements-browser.txt"):
+    assert versions("requirements.txt") <= versions("requirements-docs.txt")
+    shared = {pin.partition("==")[0] for pin in versions("requirements-docs.txt") & versions("requirements-test.txt")}
+    assert {"ipykernel", "jax", "numpy"} <= shared
+    locks = ("requirements.txt", "requirements-test.txt", "requirements-browser.txt", "requirements-docs.txt")
+    for name in locks:
         assert "://" not in (REPOSITORY / name).read_text() and "/" not in "".join(pins(name))
         assert all("==" in line for line in pins(name))

@@ -1,0 +1,62 @@
+"""Configuration of Sphinx for the documentation site; `bash launch/docs.sh` builds it."""
+
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+os.environ.setdefault("AG_JAX_NOTEBOOK", "small")  # notebooks train for seconds
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+project = "ag_jax"
+smartquotes = False  # docstrings name flags such as --config without backquotes
+author = "the authors of ag_jax"
+copyright = f"{author}. Licence: Apache-2.0"
+release = version = importlib.metadata.version("ag_jax")
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "site_builder"]
+exclude_patterns = ["site_builder", "search.md"]  # site_builder/links.py, OTHERS
+nitpicky = True
+# Inventories of other projects cannot be read without a network. Types of arguments that the page of the API does not
+# explain are shown without a link.
+nitpick_ignore_regex = [
+    (
+        "py:.*",
+        r"(jax|jaxlib|flax|optax|numpy|np|jnp|orbax|grain|ml_collections|absl|etils|epath|collections|typing)(\..*)?",
+    ),
+    ("py:class", r"(?!ag_jax\.).*"),
+    ("py:class", r"ag_jax\..*"),
+]
+
+myst_enable_extensions = ["deflist", "colon_fence"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # sections of README.md that begin at level 3
+
+# A notebook is executed again if its code or the program has changed.
+_package = pathlib.Path(__file__).resolve().parent.parent / "ag_jax"
+_program = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_package.rglob("*.py")))).hexdigest()
+nb_execution_mode = "cache"
+nb_execution_cache_path = f"../build/notebooks/{_program[:16]}"
+nb_execution_in_temp = True
+nb_execution_timeout = 600  # seconds for a cell, on a busy machine
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+nb_output_stderr = "remove"
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+add_module_names = False
+
+html_theme = "furo"
+html_title = "ag_jax"
+html_static_path = ["site_builder/static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+highlight_language = "text"
+pygments_style = "friendly"

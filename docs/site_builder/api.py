@@ -1,0 +1,118 @@
+"""The page of the Python API: what the documentation imports, with signatures and docstrings by autodoc."""
+
+# Heading, sentence, module, and names; without names, only the module's docstring is shown.
+PUBLIC = (
+    (
+        "Trained models as functions",
+        "[Using a trained model in Python](../pipelines.md) has examples.",
+        "ag_jax.pipelines",
+        ("fill_mask", "embed", "classify", "choose", "tag", "answer", "translate", "Guess"),
+    ),
+    (
+        "Runs",
+        "[Run directories](../guide.md#run-directories) explains what they hold.",
+        "ag_jax.pretraining.run",
+        ("train", "evaluate", "open_run", "OpenRun"),
+    ),
+    (
+        "Models to look into",
+        "A run, a trial, or a Hugging Face directory.",
+        "ag_jax.interop.opening",
+        ("open_for_inspection", "Inspected"),
+    ),
+    (
+        "Attention maps",
+        "[Look inside](../guide.md#look-inside) has examples.",
+        "ag_jax.analysis.maps",
+        ("attention_maps", "AttentionMaps", "targets", "attention_mass", "uniform_mass", "mass_table"),
+    ),
+    (
+        "Figures",
+        "Pictures of attention maps, as `ag-jax inspect` draws them.",
+        "ag_jax.analysis.figures.plots",
+        ("mean_figure", "map_figure", "pattern_figure", "save_inspection"),
+    ),
+    (
+        "Attention patterns",
+        "[Guide attention](../guide.md#guide-attention) has a custom pattern.",
+        "ag_jax.attention.patterns",
+        ("columns", "Shift", "Columns", "Entries", "PatternTokens", "dense"),
+    ),
+    ("Texts of a sequence", "Custom patterns use them.", "ag_jax.attention.segments", ("order",)),
+    ("Guidance", "The loss of guided heads, from two numbers of each query.", "ag_jax.attention.guidance", ()),
+    (
+        "Attacks on attention",
+        "[Custom attacks](../adversarial.md#custom-attacks) has an example.",
+        "ag_jax.attention.attack",
+        ("AttentionMask", "Attack", "MaskPolicy"),
+    ),
+    (
+        "Adversaries",
+        "The networks that adversarial self-attention trains.",
+        "ag_jax.attention.adversary",
+        ("Adversary", "reverse_gradient", "straight_through"),
+    ),
+    (
+        "Objectives",
+        "What training makes smaller.",
+        "ag_jax.objectives.base",
+        ("Objective", "Wrapper", "Outputs", "PrimaryMetric"),
+    ),
+    (
+        "Objectives with an attack on attention",
+        "",
+        "ag_jax.objectives.adversarial.self_attention",
+        ("AttackedAttention", "LearntMasks"),
+    ),
+    ("Divergence of two predictions", "", "ag_jax.objectives.consistency", ("DivergenceConfig", "divergence")),
+    (
+        "Head ablation",
+        "[Head ablation](../probes.md#head-ablation) explains the numbers.",
+        "ag_jax.probing.ablation.heads",
+        ("ablate", "HeadAblation"),
+    ),
+    (
+        "Custom probes",
+        "[Custom probes](../probes.md#custom-probes) has an example.",
+        "ag_jax.data.probes.queries",
+        ("Probe", "Query", "Window"),
+    ),
+    (
+        "Scores of translations",
+        "[Scores](../translation.md#scores) has an example.",
+        "ag_jax.evaluation.translation",
+        (),
+    ),
+    (
+        "Config files",
+        "A config file has a function `get_config` that returns a config. [Settings](../guide.md#settings) explains "
+        "them.",
+        "ag_jax.config_reader",
+        ("default", "parse"),
+    ),
+    ("", "", "ag_jax.pretraining.config", ("default_config", "parse")),
+    ("", "Fine-tuning: `FinetuningConfig` and `Recipe`.", "ag_jax.finetuning.config", ()),
+    (
+        "Settings of papers, for config files",
+        "",
+        "ag_jax.recipes.pretraining",
+        ("encoder", "attention_guidance_code", "continue_from"),
+    ),
+)
+
+
+def page() -> str:
+    """Return the page: a heading, a sentence and autodoc's directives for each module."""
+    parts = [
+        "# Python API",
+        "This page has what the documentation uses. Names of arrays end with their axes "
+        "([glossary](glossary.md)): `weights_NHQK` has the axes layer, head, query and key.",
+    ]
+    for heading, text, module, names in PUBLIC:
+        parts += [f"## {heading}"] if heading else []
+        parts += [text] if text else []
+        directives = [f".. automodule:: {module}\n   :no-members:"]
+        directives += [f".. autofunction:: {module}.{name}" for name in names if name[0].islower()]
+        directives += [f".. autoclass:: {module}.{name}\n   :members:" for name in names if name[0].isupper()]
+        parts += ["```{eval-rst}\n" + "\n\n".join(directives) + "\n```"]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,211 @@
+"""The generated pages of the site: sections of README.md, verbs, settings, configs, papers and the Python API."""
+
+import pathlib
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+
+from ag_jax import cli, config_reader
+from ag_jax.command_line import manual, settings, verbs
+from ag_jax.command_line.verbs import FLAGS, HOSTS, VERBS, Flag
+from site_builder import api, papers
+from site_builder.docstrings import plain, to_markdown
+from site_builder.links import GENERATED, OTHERS, SECTIONS, Site
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SETTINGS = {"pre-training or translation": "pretraining", "fine-tuning": "finetuning", "probes": "probes"}
+
+
+def readme() -> str:
+    """Return the text of README.md."""
+    return (ROOT / "README.md").read_text()
+
+
+def write(site: Site) -> None:
+    """Write all generated pages; leave files whose content stays the same, so that Sphinx does not read them again."""
+    folder = site.docs / GENERATED
+    written = {folder / f"{name}.md": text.encode() for name, text in generated(site)}
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        written[folder / "notebooks" / notebook.name] = notebook.read_bytes()
+    for path, content in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in written:
+            path.unlink()
+    shutil.rmtree(folder / ".ipynb_checkpoints", ignore_errors=True)
+
+
+def generated(site: Site) -> Iterator[tuple[str, str]]:
+    """Yield (name, Markdown) of each generated page."""
+    folder = site.docs / GENERATED
+    for name, text in of_readme(readme()).items():
+        # A section to which the text links may be on another page of the site.
+        yield name, site.rewritten(text.replace("](#", "](README.md#"), ROOT, folder)
+    for file, name in OTHERS.items():
+        yield name, site.rewritten((ROOT / file).read_text(), (ROOT / file).parent, folder)
+    yield "verbs", of_verbs()
+    for kind in cli.KINDS:
+        yield f"settings_{SETTINGS[manual.purpose(kind)]}", of_settings(kind)
+    yield "configs", of_configs()
+    for paper in papers.titles():
+        yield f"paper_{paper}", papers.page(paper, site, folder)
+    yield "python", api.page()
+
+
+# --- README.md ---------------------------------------------------------------------------------------
+
+
+def of_readme(text: str) -> dict[str, str]:
+    """Return the pages that README.md is divided into, {name: Markdown}."""
+    head, *sections = re.split(r"^## (?=.*$)", text, flags=re.M)
+    pages = {"start": [head.replace("# ag_jax", "# Start", 1)], "cost": [], "papers": [], "glossary": []}
+    for section in sections:
+        title, _, body = section.partition("\n")
+        page = SECTIONS[title]
+        if page == "start":
+            pages[page].append(f"## {section}")
+        elif page == "glossary":
+            pages[page].append(f"# Glossary\n{as_glossary(body)}")
+        elif page in pages:
+            pages[page].append(f"# {title}\n{body}")
+    return {name: "".join(parts) for name, parts in pages.items()}
+
+
+def as_glossary(text: str) -> str:
+    """Return Markdown whose first table, of terms and meanings, is a Sphinx glossary, to whose terms pages can link."""
+    rows = re.compile(r"^\| term \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", re.M)
+    found = rows.search(text)
+    if not found:
+        raise ValueError("README.md must have a table of terms with the columns `term` and `meaning`")
+    cells = [row.strip("| \n").split(" | ", 1) for row in found[1].splitlines()]
+    items = "\n".join(f"{term}\n  {meaning}\n" for term, meaning in cells)
+    return f"{text[: found.start()]}:::{{glossary}}\n{items}:::\n{text[found.end() :]}"
+
+
+# --- Command line ------------------------------------------------------------------------------------
+
+
+def of_verbs() -> str:
+    """Return the page of all verbs with their flags, from the tables that the command line is parsed with."""
+    parts = ["# Verbs", "`ag-jax help VERB` prints the same."]
+    for name, verb in VERBS.items():
+        parts += [f"## ag-jax {name}", f"{plain(sentence(verb.summary))}"]
+        parts += [fence("bash", f"ag-jax {name} {verb.usage}".rstrip())]
+        own = {flag: FLAGS[flag] for flag in verb.flags if flag not in HOSTS}
+        if verb.has_config:
+            own = {"config": Flag("file", verbs.CONFIG), "config.SECTION.KEY": Flag("value", verbs.SETTING)} | own
+        parts += [definitions((flag_head(flag, FLAG), flag_meaning(FLAG)) for flag, FLAG in own.items())] if own else []
+        if set(verb.flags) & set(HOSTS):
+            parts += ["It also reads the [flags for several machines](#several-machines)."]
+        parts += [fence("bash", "\n".join(verb.examples))]
+    parts += [
+        "## Several machines",
+        "On several machines, run the same command on each. A TPU pod slice needs none of these flags.",
+        definitions((flag_head(flag, FLAGS[flag]), flag_meaning(FLAGS[flag])) for flag in HOSTS),
+    ]
+    return joined(parts)
+
+
+def flag_head(name: str, flag: Flag) -> str:
+    """Return a flag with the kind of its value, such as `--step=NUMBER`."""
+    return f"`--{name}`" if flag.kind == "switch" else f"`--{name}={flag.kind.upper()}`"
+
+
+def flag_meaning(flag: Flag) -> str:
+    """Return the meaning of a flag and its default, if it has one."""
+    default = "" if flag.default in (None, "", (), False) else f" (default `{flag.default}`)"
+    return f"{plain(sentence(flag.meaning).removesuffix('.'))}{default}."
+
+
+# --- Settings ----------------------------------------------------------------------------------------
+
+
+def of_settings(kind: type) -> str:
+    """Return the page with all settings of a config, by section, from the dataclass and its docstrings."""
+    purpose = manual.purpose(kind)
+    found = list(settings.of(kind))
+    sections = [setting for setting in found if setting.is_section]
+    parts = [
+        f"# Settings of {purpose.replace(' or ', ' and ')}",
+        "`--config.SECTION.KEY=VALUE` changes a setting on the command line; a config file sets `config.SECTION.KEY`. "
+        "`ag-jax help SECTION.KEY` prints what this page says of it."
+        + (" `NAME` is the name of a task or a probe." if any("NAME" in setting.path for setting in found) else ""),
+        definitions(map(entry, members("", found))),
+    ]
+    for section in sections:
+        inside = section.path + (".NAME" if any(s.path.startswith(f"{section.path}.NAME.") for s in found) else "")
+        parts += [f"## {plain(inside)}", plain(sentence(section.meaning))]
+        parts += [definitions(map(entry, members(inside, found)))] if members(inside, found) else []
+    return joined(parts)
+
+
+def members(section: str, found: Iterable[settings.Setting]) -> list[settings.Setting]:
+    """Return the settings that are directly in a section, "" for those outside sections."""
+    return [setting for setting in found if not setting.is_section and setting.path.rpartition(".")[0] == section]
+
+
+def entry(setting: settings.Setting) -> tuple[str, str]:
+    """Return a setting's name, and its meaning with type, allowed values and default."""
+    facts = f"*{plain(sentence(setting.allowed).removesuffix('.'))}; default* `{setting.default or '(empty)'}`"
+    return f"`{setting.path}`", f"{plain(sentence(setting.meaning))}\\\n{facts}"
+
+
+# --- Configs -----------------------------------------------------------------------------------------
+
+
+def of_configs() -> str:
+    """Return the page of the config files that are not in the folder of a paper."""
+    names = [name for name in config_reader.packaged() if name.partition("/")[0] not in papers.titles()]
+    parts = [
+        "# Configs",
+        "Config files that come with the program, except those of the papers, which are under *Reproduction*. "
+        "`ag-jax configs` lists all of them. `--config=NAME:ARGUMENT=VALUE,...` uses one.",
+    ]
+    for name in names:
+        parts += [f"## {name}", *of_config(name)]
+    return joined(parts)
+
+
+def of_config(name: str) -> list[str]:
+    """Return what a config's docstring says of it, and its arguments."""
+    path = config_reader.packaged()[name]
+    choices = config_reader.choices_of(name)
+    meanings = settings.entries(manual.docstring_of(path, "get_config"), choices)
+    arguments = (
+        (
+            f"`{argument}`",
+            f"{plain(sentence(meanings[argument]))} *{plain(sentence(manual.options_in_words(options)))}*",
+        )
+        for argument, options in choices.items()
+    )
+    return [to_markdown(manual.docstring_of(path)), "Arguments:", definitions(arguments)]
+
+
+# --- Markdown ----------------------------------------------------------------------------------------
+
+
+def sentence(text: str) -> str:
+    """Return text with a capital letter and a full stop."""
+    text = text.strip()
+    first = text.split(" ", 1)[0]
+    # A name such as `alpha_rule` or ag-jax keeps its letters.
+    is_word = first.rstrip(",;:").replace("-", "").isalpha() and first != "ag-jax"
+    text = text[:1].upper() + text[1:] if is_word else text
+    return text if text.endswith((".", "!", "?")) or not text else f"{text}."
+
+
+def definitions(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a definition list of (term, meaning); a meaning may have several paragraphs."""
+    return "\n\n".join(f"{term}\n: {meaning.replace(chr(10), chr(10) + '  ')}" for term, meaning in pairs)
+
+
+def fence(language: str, code: str) -> str:
+    """Return a block of code."""
+    return f"```{language}\n{code}\n```"
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Return the text of a page of which `parts` are the blocks."""
+    return "\n\n".join(parts) + "\n"

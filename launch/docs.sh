@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Install ag_jax with the packages of the documentation site and build it in build/site:
+#
+#   bash launch/docs.sh             then open build/site/index.html
+#
+# Further arguments are passed to sphinx-build. Notebooks are executed, in a small setting. A warning is an error. Files of
+# the repository to which pages link are copied into the site, or with AG_JAX_REPOSITORY=ADDRESS linked there, such as
+# https://HOST/OWNER/ag_jax/blob/main. Other environment variables are those of launch/local.sh.
+set -euo pipefail
+# shellcheck source=launch/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
+set_up docs
+python -m sphinx -n -W --keep-going -b html -d build/doctrees "$@" docs build/site
+say "open build/site/index.html"
