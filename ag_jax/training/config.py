@@ -35,7 +35,7 @@ class TrainingConfig:
     checkpoint_every: Annotated[int, ">= 1"] = 1_000
     keep_last: Annotated[int, ">= 1"] = 2
     keep_every: Annotated[int, ">= 1"] | None = None
-    milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.01, 1.0)
+    milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.1, 1.0)
     step_timeout: Annotated[int, ">= 1"] | None = 1800
     initial_weights: str | None = None
     tensorboard: bool = True
