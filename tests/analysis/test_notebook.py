@@ -63,6 +63,7 @@ def execute(name, directory, **settings):
     printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
     shown = [output.get("data", {}) for output in outputs]
     pages = [data["text/html"] for data in shown if "text/html" in data]
+    assert all(len(data["text/plain"]) < 500 for data in shown if "text/html" in data)
     assert all("<iframe srcdoc=" in page and len(page) < 4_000_000 for page in pages)
     return printed, len(pages), sum("image/png" in data for data in shown) - len(pages)
 
