@@ -53,7 +53,8 @@ class Request:
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
     without: heads whose outputs `ag-jax inspect --without` zeroes.
     html: the page that `ag-jax inspect` writes.
-    against, steps, heads: what the page shows, see `ag-jax help inspect`.
+    against, steps: what the page shows, see `ag-jax help inspect`.
+    layers, heads: what the figures or the page show, see `ag-jax help inspect`.
     input, output, decoding: see `ag-jax help translate`.
     """
 
@@ -87,6 +88,7 @@ class Request:
     html: str | None = None
     against: Sequence[str] = ()
     steps: Sequence[str] = ()
+    layers: Sequence[str] = ()
     heads: Sequence[str] = ()
     input: str | None = None
     output: str | None = None
@@ -294,14 +296,22 @@ def _translate(request: Request) -> None:
 def _inspect(request: Request) -> None:
     from ag_jax.finetuning import best
     from ag_jax.inspection import command  # with matplotlib
+    from ag_jax.inspection.heads import Chosen
     from ag_jax.inspection.pages import Page
 
-    further = (request.against, request.steps, request.heads)
+    further = (request.against, request.steps)
     if request.html is None and any(further):
-        raise ValueError("--against, --steps and --heads say what a page shows: give --html=FILE, too")
-    page = None if request.html is None else Page(request.html, best.open_for_inspection, *further)
+        raise ValueError("--against and --steps say what a page shows: give --html=FILE, too")
+    if request.layers and (request.html is not None or request.heads):
+        given = "--html" if request.html is not None else "--heads"
+        raise ValueError(
+            f"--layers selects layers of the figure of heads: leave out --layers or {given}, because "
+            f"{'a page shows all layers' if given == '--html' else '--heads=LAYER.HEAD has the layers of its heads'}"
+        )
+    page = None if request.html is None else Page(request.html, best.open_for_inspection, *further, request.heads)
     opened = best.open_for_inspection(request.directory(), request.checkpoint())
-    command.inspect(opened, request.text, request.translation, request.without, page)
+    chosen = Chosen(request.layers, () if page else request.heads)
+    command.inspect(opened, request.text, request.translation, request.without, page, chosen)
 
 
 def _tokenizer(request: Request) -> None:

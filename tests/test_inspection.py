@@ -15,6 +15,7 @@ from etils import epath
 from ag_jax import cli, config_reader
 from ag_jax.analysis import maps, pairs
 from ag_jax.analysis.figures import plots
+from ag_jax.analysis.figures.curves import Plateau
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
@@ -23,6 +24,7 @@ from ag_jax.distributed import storage
 from ag_jax.finetuning import best
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
+from ag_jax.inspection.heads import Chosen, choose
 from ag_jax.interop import exporting, finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import DecoderConfig
@@ -320,6 +322,67 @@ def test_heads_that_cannot_be_zeroed(places, names, message, capsys):
     assert message in warned and not said
 
 
+def draw(place, monkeypatch, capsys, **chosen):
+    """Run `inspect` without drawing; return (kind, step, layers, heads, caption) of the figures of each kind."""
+    drawn = []
+    monkeypatch.setattr(
+        plots,
+        "save_inspection",
+        lambda maps, _, __, ___, step, layers, heads: (
+            drawn.append((maps.kind, step, layers, heads, maps.caption)) or []
+        ),
+    )
+    status = cli.run_safely("inspect", request(place, **chosen))
+    return drawn, status, capsys.readouterr()
+
+
+def test_layers_and_heads_of_the_figures(places, monkeypatch, capsys):
+    ((_, _, layers, heads, caption),), status, _ = draw(places / "run", monkeypatch, capsys, layers=["2", "1", "2"])
+    assert (status, layers, heads) == (0, (0, 1), ())
+    assert caption[0] == f"Encoder: {places.name}/run, step 0" and caption[1] == TEXT
+    ((_, _, layers, heads, _),), _, _ = draw(places / "run", monkeypatch, capsys, layers=["all"])
+    assert (layers, heads) == ((0, 1), ())
+    ((_, _, layers, heads, _),), _, _ = draw(places / "run", monkeypatch, capsys, heads=["2.1"])
+    assert (layers, heads) == (None, ((1, 0),))
+    found, _, _ = draw(places / "translation", monkeypatch, capsys, target="we build")
+    assert [(kind, layers, heads) for kind, _, layers, heads, _ in found] == [
+        (kind, None, ()) for kind in ("encoder", "decoder", "cross")
+    ]
+    assert [caption[1] for *_, caption in found] == [TEXT, "we build", f"{TEXT} → we build"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (
+            {"layers": ["3"]},
+            "--layers=3: expected numbers of layers, counted from 1, or all; there is no layer '3': give",
+        ),
+        ({"layers": ["0"]}, "there is no layer '0'"),
+        ({"layers": ["1", "all"]}, "there is no layer 'all'"),
+        ({"heads": ["3.1"]}, "--heads=3.1: there is no head 3.1"),
+        ({"heads": ["2"]}, "--heads=2: expected heads as LAYER.HEAD"),
+        (
+            {"layers": ["1"], "heads": ["1.1"]},
+            "leave out --layers or --heads, because --heads=LAYER.HEAD has the layers",
+        ),
+        ({"layers": ["1"], "html": "a.html"}, "leave out --layers or --html, because a page shows all layers"),
+    ],
+)
+def test_layers_and_heads_that_do_not_exist(places, monkeypatch, capsys, chosen, message):
+    drawn, status, (said, warned) = draw(places / "run", monkeypatch, capsys, **chosen)
+    assert status == 1 and message in warned and not said and not drawn
+
+
+def test_of_every_kind_the_chosen_heads_that_it_has():
+    assert choose(Chosen(heads=("5.2", "1.3")), [(6, 4), (2, 4), (2, 2)]) == [
+        (None, ((0, 2), (4, 1))),
+        (None, ((0, 2),)),
+        (None, ()),
+    ]
+    assert choose(Chosen(layers=("5", "1")), [(6, 4), (2, 4)]) == [((0, 4), ()), ((0,), ())]
+
+
 def test_names_of_figures_are_short_and_distinct():
     many = [tuple((layer, head) for layer in range(12) for head in range(start, 12)) for start in (0, 1)]
     names = [plots.file_suffix(100, heads) for heads in ((), ((2, 1),), *many)]
@@ -345,12 +408,14 @@ def test_targets_that_cannot_be_shown(places, place, target, message, capsys):
 def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monkeypatch):
     runs = {"base": epath.Path(places / "translation"), "ag": epath.Path(save_translation(tmp_path / "another"))}
     shown, honest = [], plots.mean_figure
-    monkeypatch.setattr(plots, "mean_figure", lambda maps, path: shown.append(maps) or honest(maps, path))
+    monkeypatch.setattr(plots, "mean_figure", lambda maps, *given: shown.append(maps) or honest(maps, *given))
     for name in ("loss_curves", "mass_curves", "map_figure", "pattern_figure"):
         monkeypatch.setattr(plots, name, lambda *given, **settings: epath.Path("another.png"))
     with_configs = {arm: (place, run.read_config(place)) for arm, place in runs.items()}
     results = [ArmResults(arm, [], [[]], {}) for arm in runs]
-    report = comparison._figures(tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER))
+    report = comparison._figures(
+        tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER), Plateau(5.0, {})
+    )
     *_, drawn, page = report
     assert drawn == ("Cross-attention to the sentence, translated by base", "figures/cross_attention.png")
     assert (tmp_path / drawn[1]).read_bytes().startswith(b"\x89PNG")

@@ -142,16 +142,18 @@ def mean_change(attacked: AttackedModel, batches: Iterable[dict[str, Any]]) -> n
     return np.mean(changes, axis=0)
 
 
-def attacked_text(attack: TextAttack, tokenizer: Tokenizer, ids_L: np.ndarray) -> AttackedText:
+def attacked_text(attack: TextAttack, tokenizer: Tokenizer, ids_L: np.ndarray, model: str = "") -> AttackedText:
     """Return the attention maps of a text without and with an attack, and the change of each layer.
 
     ids_L: token ids of the text, with the tokens that begin and end it.
+    model: name of the model and its training step, for people.
     """
     plain_NBHQK, attacked_NBHQK, masked_NBHQK, read = _both(attack.attacked, attack.make_batch(ids_L), 0)
     (read_L,) = np.asarray(read["tokens"])
     tokens = tuple(tokenizer.tokens(read_L.tolist()))
     plain, attacked = (
-        AttentionMaps(tokens, read_L, weights_NBHQK[:, 0]) for weights_NBHQK in (plain_NBHQK, attacked_NBHQK)
+        AttentionMaps(tokens, read_L, weights_NBHQK[:, 0], model=model)
+        for weights_NBHQK in (plain_NBHQK, attacked_NBHQK)
     )
     masked_NHQK = None if masked_NBHQK is None else masked_NBHQK[:, 0]
     changed_N = change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"]))

@@ -60,19 +60,19 @@ class KindOfAttention:
 KINDS: dict[Kind, KindOfAttention] = {
     "encoder": KindOfAttention(
         "Encoder",
-        "row: a token of the text\ncolumns: tokens to which it attends",
+        "row: the token that looks, column: the token looked at",
         tuple(PATTERNS),
     ),
     "decoder": KindOfAttention(
         "Decoder",
-        "row: a token that the decoder reads before it predicts the next one\n"
-        "columns: this token and earlier ones, to which it attends",
+        "row: the token that looks, which the decoder reads before it predicts the next one\n"
+        "column: the token looked at, the same or an earlier one",
         tuple(name for name in PATTERNS if name != "next"),
     ),
     "cross": KindOfAttention(
         "Cross-attention",
-        "row: a token that the decoder reads before it predicts the next one\n"
-        "columns: tokens of the source, to which it attends",
+        "row: the token that looks, which the decoder reads before it predicts the next one\n"
+        "column: the token of the source looked at",
         ("first", "delim", "period", "diagonal"),
     ),
 }
@@ -93,6 +93,8 @@ class AttentionMaps:
     query_tokens: readable pieces of the tokens that attend, the rows of a map; None if they are those of the columns.
     is_fixed: whether the attention is hard-coded, not learned.
     without: heads of the encoder whose outputs were zeroed. Their weights are those by which they attend.
+    text: the text, or the text and its translation, for people; empty if only its tokens are known.
+    model: name of the model and its training step, for people; empty if it is not known.
     """
 
     tokens: tuple[str, ...]
@@ -103,12 +105,25 @@ class AttentionMaps:
     query_tokens: tuple[str, ...] | None = None
     is_fixed: bool = False
     without: Heads = ()
+    text: str = ""
+    model: str = ""
 
     @property
     def title(self) -> str:
         """The kind of attention and, if outputs of heads were zeroed, their names."""
         kind = KINDS[self.kind].title
         return f"{kind}, output of {named_heads(self.without)} zeroed" if self.without else kind
+
+    @property
+    def sentence(self) -> str:
+        """The text, for people; without one, the tokens of the rows."""
+        return self.text or " ".join(self.row_tokens)
+
+    @property
+    def caption(self) -> tuple[str, ...]:
+        """Lines for a figure of these maps: their kind and model, the text, and what a row and a column are."""
+        of = f": {self.model}" if self.model else ""
+        return f"{self.title}{of}", self.sentence, KINDS[self.kind].caption
 
     @property
     def row_tokens(self) -> tuple[str, ...]:
@@ -206,7 +221,7 @@ def attention_maps(
     weights_NHQK = np.asarray(attention_weights(model, params, batch, Ports(**given)))[:, 0]
     left_out, is_fixed = max(0, len(words) - room), bool(model.config.fixed_attention.offsets)
     return AttentionMaps(
-        tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out, is_fixed=is_fixed, without=without
+        tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out, is_fixed=is_fixed, without=without, text=text
     )
 
 

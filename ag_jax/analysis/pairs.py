@@ -79,11 +79,29 @@ def pair_maps(
     left_out = max(0, len(words) - room), max(0, len(translated) - room)
     fixed = [bool(config.fixed_attention.offsets) for config in (model.config, model.decoder_config)]
     return PairMaps(
-        AttentionMaps(source_tokens, source_L, encoder_NHSS, left_out[0], is_fixed=fixed[0], without=without),
         AttentionMaps(
-            target_tokens, target_L, decoder_NHTT, left_out[1], "decoder", is_fixed=fixed[1], without=without
+            source_tokens, source_L, encoder_NHSS, left_out[0], is_fixed=fixed[0], without=without, text=source
         ),
-        AttentionMaps(source_tokens, source_L, cross_NHTS, sum(left_out), "cross", target_tokens, without=without),
+        AttentionMaps(
+            target_tokens,
+            target_L,
+            decoder_NHTT,
+            left_out[1],
+            "decoder",
+            is_fixed=fixed[1],
+            without=without,
+            text=target,
+        ),
+        AttentionMaps(
+            source_tokens,
+            source_L,
+            cross_NHTS,
+            sum(left_out),
+            "cross",
+            target_tokens,
+            without=without,
+            text=f"{source} → {target}",
+        ),
     )
 
 

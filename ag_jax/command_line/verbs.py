@@ -50,8 +50,16 @@ FLAGS = {
     ),
     "against": Flag("names", "directories of further models for that page, to compare with", ()),
     "steps": Flag("names", "steps of the run for that page, such as 0,1000, or all; the page gets a slider", ()),
+    "layers": Flag(
+        "names",
+        "layers of the figure of heads, counted from 1: 1,6,12, or all; by default the first, the middle and the last",
+        (),
+    ),
     "heads": Flag(
-        "names", "heads, as LAYER.HEAD, that the page stores whole at every step, not only at the first and last", ()
+        "names",
+        "heads that the figure of heads shows, as LAYER.HEAD, counted from 1: 3.2,4.1; with --html, heads that the "
+        "page stores whole at every step, not only at the first and last",
+        (),
     ),
     "topology": Flag("slice", "TPU slice to plan for, such as v5e:4x4 or v4-8"),
     "search_batch": Flag("switch", "search for the largest batch that fits; --nosearch_batch is faster", True),
@@ -188,16 +196,18 @@ VERBS = {
     ),
     "inspect": Verb(
         "draw the attention maps of a model for a sentence, or for a sentence and its translation",
-        "--workdir=RUN [--text=SENTENCE] [--target=TRANSLATION] [--without=LAYER.HEAD,...] [--html[=FILE]] "
-        "[--against=DIR,...] [--steps=all] [--step=N]",
+        "--workdir=RUN [--text=SENTENCE] [--target=TRANSLATION] [--layers=LAYER,...] [--heads=LAYER.HEAD,...] "
+        "[--without=LAYER.HEAD,...] [--html[=FILE]] [--against=DIR,...] [--steps=all] [--step=N]",
         (
             'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads."',
             'ag-jax inspect --workdir=runs/translation/ag-seed0 --text="A dog runs." --target="Ein Hund läuft."',
             'ag-jax inspect --workdir=runs/quickstart/ag-seed0 --text="We will rebuild our roads." --without=3.2,4.1',
+            "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --layers=1,4,8",
+            "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --heads=3.2,4.1",
             "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --against=runs/quickstart/mlm-seed0 --html=maps.html",
             "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --steps=all --html",
         ),
-        ("workdir", "text", "target", "without", "html", "against", "steps", "heads", "step"),
+        ("workdir", "text", "target", "layers", "heads", "without", "html", "against", "steps", "step"),
     ),
     "import": Verb(
         "turn a Hugging Face model into a run directory",

@@ -116,10 +116,10 @@ def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath
     if shares:
         for (task, arm), share in shares.items():
             numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
-        path = attack_figures.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png")
+        path = attack_figures.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png", workdir.name)
         lines += attacks.masked_table(["Task", "Arm"], shares) + _shown("Masked share", path)
     if by_task:
-        path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png")
+        path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png", workdir.name)
         lines += attacks.temperature_table(by_task) + _shown("Scores against the temperature", path)
     return lines + _changes(arms, numbers) + _maps(arms, workdir)
 
@@ -191,7 +191,7 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
         for layer, (text, head) in shown.items():
             path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
             caption = f"Attention to a sentence of {task}, layer {layer + 1}, head {head + 1}"
-            lines += _shown(caption, plots.map_figure(columns[text], layer, head, path))
+            lines += _shown(caption, plots.map_figure(columns[text], layer, head, path, f"{workdir.name}: {task}"))
     explained = (
         "A head of the first layer and one of the last but one, in each arm's model of the first seed, without "
         "dropout. A row is a token, and dark is where it attends to. The model is attacked only in training; "

@@ -8,7 +8,7 @@ from ag_jax.analysis import changes, maps, stripes
 from ag_jax.analysis.figures import plots
 from ag_jax.distributed import storage
 from ag_jax.inspection import pages
-from ag_jax.inspection.heads import read_heads
+from ag_jax.inspection.heads import Chosen, Drawn, choose, read_heads
 from ag_jax.inspection.looking import Seen, look
 from ag_jax.inspection.pages import Page
 from ag_jax.interop.opening import Inspected
@@ -20,6 +20,7 @@ def inspect(
     target: str | None = None,
     without: Sequence[str] = (),
     page: Page | None = None,
+    chosen: Chosen = Chosen(),
 ) -> list[epath.Path]:
     """Print where a model's attention to a text lies, draw its attention maps and return the paths of the figures.
 
@@ -34,21 +35,23 @@ def inspect(
     without: heads of the encoder whose outputs are zeroed, such as `3.2`, the second head of layer 3. The tables and
         figures say so, and the figures have other file names.
     page: an interactive page to write in place of the figures.
+    chosen: layers or heads of the figure of heads; of each kind of attention those are drawn that it has.
 
     The figures are written to `figures/` in the directory of the model, or elsewhere if that is the directory of a
     Hugging Face model or cannot be written. Raises ValueError for a target of a model that does not translate, and for
-    a head that the encoder does not have.
+    a layer or a head that the model does not have.
     """
     text = opened.text if text is None else text
     zeroed = read_heads(without, opened.model.config.layers, opened.model.config.heads)
     if page is not None:
         pages.check_place(page.path)
     seen = look(opened, text, target, zeroed)
+    drawn = choose(chosen, [attention.weights_NHQK.shape[:2] for attention, _ in seen.shown])
     print("\n".join([opened.description, *seen.lines]))
     print("\n\n\n".join(_tables(seen)), flush=True)
     if page is None:
         paths = storage.write_where_possible(
-            lambda place: _draw(seen, place), opened.directory, may_write=opened.is_ours
+            lambda place: _draw(seen, place, drawn), opened.directory, may_write=opened.is_ours
         )
     else:
         views = pages.make_views(page, seen, text, zeroed)
@@ -74,13 +77,13 @@ def _tables(seen: Seen) -> list[str]:
     return tables
 
 
-def _draw(seen: Seen, place: epath.Path) -> list[epath.Path]:
+def _draw(seen: Seen, place: epath.Path, drawn: Sequence[Drawn]) -> list[epath.Path]:
     """Write the figures to `figures/` in a directory and return their paths."""
     opened, folder = seen.opened, place / "figures"
     folder.mkdir(exist_ok=True)  # first, because it fails before minutes of drawing if nothing can be written
     figures = []
-    for attention, assignment in seen.shown:
-        figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step)
+    for (attention, assignment), shown in zip(seen.shown, drawn, strict=True):
+        figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step, *shown)
     if seen.attacked is not None:
         at = "" if opened.step is None else f"_step{opened.step}"
         path = folder / f"attention_attacked{at}.png"

@@ -1,9 +1,41 @@
-"""Names of heads that a user gives: LAYER.HEAD, both counted from 1."""
+"""Names of layers and heads that a user gives: LAYER and LAYER.HEAD, counted from 1."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ag_jax.analysis.maps import Heads
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The layers or heads that the figure of heads shows, as a user names them; none for the figure's own choice.
+
+    layers: LAYER of each layer, or `all`.
+    heads: LAYER.HEAD of each head.
+    """
+
+    layers: Sequence[str] = ()
+    heads: Sequence[str] = ()
+
+
+def read_layers(names: Sequence[str], layers: int) -> tuple[int, ...]:
+    """Return the layers with the given names, counted from 0, sorted and each once.
+
+    names: numbers, counted from 1, or only `all`.
+
+    Raises ValueError for another name, and for a layer that does not exist.
+    """
+    if [name.strip() for name in names] == ["all"]:
+        return tuple(range(layers))
+    for name in names:
+        if not re.fullmatch(r"[0-9]+", name.strip()) or not 1 <= int(name) <= layers:
+            raise ValueError(
+                f"--layers={','.join(names)}: expected numbers of layers, counted from 1, or all; there is no layer "
+                f"{name.strip()!r}: give numbers between 1 and {layers}"
+            )
+    return tuple(sorted({int(name) - 1 for name in names}))
 
 
 def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "without") -> Heads:
@@ -30,3 +62,32 @@ def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "witho
             )
         found.add((layer - 1, head - 1))
     return tuple(sorted(found))
+
+
+class Drawn(NamedTuple):
+    """What the figure of heads of one kind of attention shows.
+
+    layers: layers, counted from 0; None for the figure's own choice.
+    heads: heads, as (layer, head) counted from 0; none for the figure's own choice.
+    """
+
+    layers: tuple[int, ...] | None
+    heads: Heads
+
+
+def choose(chosen: Chosen, shapes: Sequence[tuple[int, int]]) -> list[Drawn]:
+    """Return what the figure of each kind of attention shows: of the chosen layers and heads those that this kind has,
+    and its own choice where it has none of them.
+
+    shapes: numbers of layers and of heads in each layer, of each kind.
+
+    Raises ValueError for a layer or a head that no kind has.
+    """
+    layers, heads = map(max, zip(*shapes, strict=True))
+    wanted = read_layers(chosen.layers, layers), read_heads(chosen.heads, layers, heads, "heads")
+    drawn = []
+    for of_layers, of_heads in shapes:
+        own_layers = tuple(layer for layer in wanted[0] if layer < of_layers)
+        own_heads = tuple((layer, head) for layer, head in wanted[1] if layer < of_layers and head < of_heads)
+        drawn.append(Drawn(own_layers or None, own_heads))
+    return drawn

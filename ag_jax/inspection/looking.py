@@ -43,6 +43,7 @@ def look(opened: Inspected, text: str, target: str | None = None, without: Heads
         return _look_at_pair(opened, text, target, without)
     options = (opened.tokenizer, text, opened.length)
     encoder = maps.attention_maps(opened.model, opened.params, *options, without=without)
+    encoder = dataclasses.replace(encoder, model=opened.name)
     return _with_attack(Seen(opened, ((encoder, opened.assignment),)), without)
 
 
@@ -53,7 +54,8 @@ def _look_at_pair(opened: Inspected, text: str, target: str | None, without: Hea
         raise ValueError(f"{opened.directory} does not translate")
     if target is None:
         target = translator.beginning(text, opened.length - 1).text  # of as much as is shown, beside the end token
-    found = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, text, target, opened.length, without)
+    pair = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, text, target, opened.length, without)
+    found = [dataclasses.replace(one, model=opened.name) for one in pair]
     assignments = opened.assignment, opened.decoder_assignment, opened.cross_assignment
     lines = (f"text: {text}", f"translation, {origin}: {target}", "")
     return _with_attack(Seen(opened, tuple(zip(found, assignments, strict=True)), lines=lines, target=target), without)
@@ -67,7 +69,8 @@ def _with_attack(seen: Seen, without: Heads) -> Seen:
     if attack is None:
         return dataclasses.replace(seen, no_attack=seen.opened.no_attack)
     encoder, _ = seen.shown[0]
-    return dataclasses.replace(seen, attacked=changes.attacked_text(attack, seen.opened.tokenizer, encoder.ids_L))
+    attacked = changes.attacked_text(attack, seen.opened.tokenizer, encoder.ids_L, seen.opened.name)
+    return dataclasses.replace(seen, attacked=attacked)
 
 
 def _check_target(opened: Inspected, target: str) -> None:

@@ -65,9 +65,9 @@ def make_views(page: Page, seen: Seen, text: str, without: Heads) -> list[View]:
     chosen = read_heads(page.heads, config.layers, config.heads, "heads")
     others = [page.open_model(storage.directory(directory), None) for directory in page.against]
     own, *names = _short_names([seen.opened.directory, *(other.directory for other in others)])
-    found = _of_steps(page, seen, own, text, without, chosen) if page.steps else _views(seen, own)
+    found = _of_steps(page, seen, own, text, without, chosen) if page.steps else views_of(seen, own)
     for other, name in zip(others, names, strict=True):
-        found += _views(look(other, text, seen.target if other.translator else None, without), name)
+        found += views_of(look(other, text, seen.target if other.translator else None, without), name)
     return found
 
 
@@ -89,7 +89,7 @@ def _of_steps(page: Page, seen: Seen, model: str, text: str, without: Heads, cho
         at_step = page.open_model(opened.directory, step)
         is_small = viewer.encode.block(*seen.shown[0][0].weights_NHQK.shape[-2:]) == 1  # the overview saves little
         whole = None if is_small or step in (min(steps), max(steps)) else chosen
-        views = _views(look(at_step, text, seen.target, without), model)
+        views = views_of(look(at_step, text, seen.target, without), model)
         found += [dataclasses.replace(view, whole=whole) for view in views]
     return found
 
@@ -107,7 +107,7 @@ def _steps(page: Page, opened: Inspected) -> list[int]:
     return [int(step) for step in page.steps]
 
 
-def _views(seen: Seen, model: str) -> list[View]:
+def views_of(seen: Seen, model: str) -> list[View]:
     """Return the views of a model at one step: each kind of attention, then the encoder without and with the attack.
 
     model: its name, for people.

@@ -111,6 +111,12 @@ class Inspected:
     is_ours: bool = True
 
     @property
+    def name(self) -> str:
+        """The last two parts of the directory and the step, for people: `quickstart/ag-seed0, step 1,100`."""
+        directory = "/".join(self.directory.parts[-2:]).lstrip("/")
+        return directory if self.step is None else f"{directory}, step {self.step:,}"
+
+    @property
     def special(self) -> PatternTokens:
         """Ids of the tokens on which attention patterns depend: delimiters and full stops."""
         return special_tokens(self.tokenizer)

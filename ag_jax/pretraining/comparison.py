@@ -10,7 +10,8 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.analysis import attacks, maps
 from ag_jax.analysis.figures import attacks as attack_figures
-from ag_jax.analysis.figures import plots
+from ag_jax.analysis.figures import curves, plots
+from ag_jax.analysis.figures.curves import Plateau
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
@@ -110,7 +111,8 @@ def _compare(
     numbers = report.numbers(results, seeds, headline, workload.plateau_loss(first, corpus))
     command = arms.command("compare", source, overrides)
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
-    figures = _figures(workdir, opened, results, corpus)
+    left = {arm: of_arm["left_plateau_at_step"] for arm, of_arm in numbers["arms"].items()}
+    figures = _figures(workdir, opened, results, corpus, Plateau(numbers["plateau_loss"], left))
     measured = last_layer.measure(configs, directories)
     for arm, of_arm in measured.items():
         numbers["arms"][arm]["last_layer"] = of_arm
@@ -159,10 +161,12 @@ def _figures(
     runs: dict[str, tuple[epath.Path, ExperimentConfig]],
     results: list[ArmResults],
     corpus: Corpus,
+    plateau: Plateau,
 ) -> list[tuple[str, str]]:
     """Draw the figures of a report, and return (caption, path relative to the report) of each.
 
     runs: directory and config of the run of each arm whose attention maps are drawn.
+    plateau: the plateau of the loss, and where the arms left it.
     """
     directory = workdir / "figures"
     directory.mkdir(parents=True, exist_ok=True)
@@ -170,18 +174,23 @@ def _figures(
         {arm.name: arm.metrics for arm in results},
         workloads.workload_of(next(iter(runs.values()))[1]).primary_metric,
     )
-    drawn = [
-        (f"Loss over {name}", plots.loss_curves(series, directory / f"loss_over_{name}.png", x=x, headline=headline))
-        for x, name in (("step", "steps"), ("tokens_seen", "tokens"))
-    ]
+    about = f"{workdir.name}: {next(iter(runs.values()))[1].title}"
+    drawn = []
+    for x, name in (("step", "steps"), ("tokens_seen", "tokens")):
+        path = directory / f"loss_over_{name}.png"
+        if x == "tokens_seen" and curves.same_tokens(series):
+            path.unlink(missing_ok=True)  # the same curves again
+            continue
+        drawn.append((f"Loss over {name}", plots.loss_curves(series, path, x, headline, plateau, about)))
     guided = {arm.name: arm.metrics[0] for arm in results if runs[arm.name][1].guidance.mode != "none"}
     if guided:
         caption = "Attention mass on each pattern's target, by layer"
-        drawn.append((caption, plots.mass_curves(guided, directory / "attention_mass.png")))
+        drawn.append((caption, plots.mass_curves(guided, directory / "attention_mass.png", about)))
 
     attacked = {arm.name: share for arm in results if (share := attacks.masked_share(arm.metrics)) is not None}
     if attacked:
-        drawn.append(("Masked share", attack_figures.masked_figure({"": attacked}, directory / "masked_share.png")))
+        path = attack_figures.masked_figure({"": attacked}, directory / "masked_share.png", about)
+        drawn.append(("Masked share", path))
 
     columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
     assignment = max((build.assignment(config) for _, config in runs.values()), key=len)
@@ -189,22 +198,30 @@ def _figures(
     last = next(iter(columns.values()))[-1][1]
     shown = dict.fromkeys([*PAPERS_PATTERNS, *(name for name, _ in assignment)])
     targets = maps.targets(last, special, shown)
-    drawn.append(("Patterns for the sentence", plots.pattern_figure(last.tokens, targets, directory / "patterns.png")))
+    path = plots.pattern_figure(last.tokens, targets, directory / "patterns.png", last.sentence)
+    drawn.append(("Patterns for the sentence", path))
     layer, head = last.weights_NHQK.shape[0] // 2, 0
     for name, count in [*assignment, ("free", 1)]:  # the first head of each pattern, then the first free head
         if head < last.weights_NHQK.shape[1]:
             caption = f"Layer {layer + 1}, head {head + 1} ({name}) during training"
             path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"
-            drawn.append((caption, plots.map_figure(columns, layer, head, path)))
+            drawn.append((caption, plots.map_figure(columns, layer, head, path, about)))
         head += count
     if not next(iter(runs.values()))[1].translates:
         means = {arm: series[-1][1] for arm, series in columns.items()}
-        drawn.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png")))
+        steps = dict.fromkeys(_last_step(config, place) for place, config in runs.values())
+        at = f"{about}, step {' and '.join(f'{step:,}' for step in steps)}"
+        drawn.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png", at)))
     else:
         directories = {arm: run_directory for arm, (run_directory, _) in runs.items()}
-        drawn.append(translation_report.cross_attention(directories, directory / "cross_attention.png"))
+        drawn.append(translation_report.cross_attention(directories, directory / "cross_attention.png", about))
     drawn.append(("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special)))
     return [(caption, f"figures/{path.name}") for caption, path in drawn]
+
+
+def _last_step(config: ExperimentConfig, workdir: epath.Path) -> int:
+    """Return the step of the last milestone of a run."""
+    return run.milestone_step(config, workdir, max(config.training.milestones))
 
 
 def _page(
@@ -220,7 +237,7 @@ def _page(
     views = []
     for arm in sorted(runs, key=lambda arm: runs[arm][1].guidance.mode == "none"):
         directory, config = runs[arm]
-        steps = [run.milestone_step(config, directory, fraction) for fraction in sorted(config.training.milestones)]
+        steps = run.milestone_steps(config, directory).values()
         of_step = {step: attention for step, (_, attention) in zip(steps, columns[arm], strict=True)}
         for step, attention in sorted(of_step.items(), reverse=True):
             name, assignment = f"{arm}, step {step:,}", build.assignment(config)
@@ -235,11 +252,11 @@ def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list
     A milestone is a fraction of training whose checkpoint is saved for good, from which the model is opened here.
     """
     labelled = []
-    for fraction in sorted(config.training.milestones):
-        step = run.milestone_step(config, workdir, fraction)
+    for fraction, step in run.milestone_steps(config, workdir).items():
         opened = run.open_run(workdir, step)
         sentence, length = config.inspection.sentence, config.data.sequence_length
         attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, sentence, length)
         reached = step == round(fraction * config.training.steps)
-        labelled.append((f"{fraction:.0%} of training" if reached else f"step {step}, the last one", attention))
+        share = f"{100 * fraction:g} % of training" if reached else "the last one"
+        labelled.append((f"step {step:,}, {share}", attention))
     return labelled

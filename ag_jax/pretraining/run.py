@@ -394,6 +394,15 @@ def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: 
     return min(round(fraction * config.training.steps), found.get("steps", config.training.steps))
 
 
+def milestone_steps(config: ExperimentConfig, workdir: epath.PathLike) -> dict[float, int]:
+    """Return {fraction: step} of the `training.milestones` of a finished run, in their order, without those whose
+    checkpoints are missing, because the run was trained with other milestones.
+    """
+    saved = steps_in(storage.directory(workdir) / "checkpoints")
+    every = {fraction: milestone_step(config, workdir, fraction) for fraction in sorted(config.training.milestones)}
+    return {fraction: step for fraction, step in every.items() if step in saved or fraction == max(every)}
+
+
 def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Raise ValueError or FileNotFoundError, on every host, if the test sets of a run that has not begun cannot be used
     (`corpus.check_tests`).

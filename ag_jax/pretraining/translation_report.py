@@ -105,13 +105,14 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
     return lines
 
 
-def cross_attention(runs: Mapping[str, epath.Path], path: epath.Path) -> tuple[str, epath.Path]:
+def cross_attention(runs: Mapping[str, epath.Path], path: epath.Path, about: str = "") -> tuple[str, epath.Path]:
     """Draw the attention of each arm's last layer from a translation to its source (`plots.draw_means`); return the
     figure's caption and its path.
 
     The source is the setting `inspection.sentence`, the translation that of the first arm, the same for all arms.
 
     runs: directory of a run of each arm; the first one's sentence is drawn.
+    about: name of the comparison, for the figure.
     """
     opened = {arm: run.open_run(directory) for arm, directory in runs.items()}
     translators = {arm: translate.translator_of(one) for arm, one in opened.items()}
@@ -122,4 +123,4 @@ def cross_attention(runs: Mapping[str, epath.Path], path: epath.Path) -> tuple[s
         arm: pairs.pair_maps(one.model, one.params, one.tokenizer, sentence, target, length).cross
         for arm, one in translators.items()
     }
-    return f"Cross-attention to the sentence, translated by {first}", plots.mean_figure(maps, path)
+    return f"Cross-attention to the sentence, translated by {first}", plots.mean_figure(maps, path, about)

@@ -233,9 +233,8 @@ def _write_report(
             assignments = {arm: of[name][0].probed.assignment for arm, of in found.items()}
             kinds = content["probes"][name][mode]["kinds"][:4]
             scores = {arm: summary.head_scores(table, kinds) for arm, table in tables.items()}
-            canvas.save(
-                heads.draw_scores(scores, assignments, f"{name}, mode {mode}: score on test queries"), workdir / path
-            )
+            caption = f"{workdir.name}: {name}, mode {mode}: score on test queries"
+            canvas.save(heads.draw_scores(scores, assignments, caption), workdir / path)
             figures[name, mode] = path
     if ablated:
         content["ablation"] = _write_ablation(ablated, content["probes"], workdir)
@@ -270,7 +269,7 @@ def _write_ablation(
     """
     changes = {arm: of_arm[0].change_NH for arm, of_arm in ablated.items()}
     assignments = {arm: of_arm[0].ablated.assignment for arm, of_arm in ablated.items()}
-    figure = heads.draw_changes(changes, assignments, "change of the loss without each head")
+    figure = heads.draw_changes(changes, assignments, f"{workdir.name}: change of the loss without each head")
     canvas.save(figure, workdir / ablation_report.FIGURE)
     storage.write_whole(workdir / ablation_report.CSV, ablation_report.csv_text(ablated))
     return ablation_summary.numbers(ablated, probed)

@@ -45,7 +45,7 @@ class TrainingConfig:
     patience: Annotated[int, ">= 1"] | None = None
     best_metric: str | None = None
     keep_every: Annotated[int, ">= 1"] | None = None
-    milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.01, 1.0)
+    milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.1, 1.0)
     step_timeout: Annotated[int, ">= 1"] | None = 1800
     initial_weights: str | None = None
     profile: tuple[Annotated[int, ">= 1"], ...] = ()

@@ -15,7 +15,7 @@ MOST_BYTES = 2_000_000  # of maps in the output of a cell
 HEIGHT = 860  # pixels
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class NotebookView:
     """Views that a notebook shows, and that can be written as a web page.
 
@@ -35,6 +35,10 @@ class NotebookView:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(pages.page(self.title, self.views, self.detail), encoding="utf-8")
         return file
+
+    def __repr__(self) -> str:
+        """Return a line, because a notebook stores this text beside the page."""
+        return f"<attention maps of {self.title!r}: {', '.join(view.name for view in self.views)}>"
 
     def _repr_html_(self) -> str:
         views, detail = self.views, self.detail

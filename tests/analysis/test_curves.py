@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ag_jax.analysis.figures import plots
+from ag_jax.analysis.figures.curves import Plateau, same_tokens
 from tests.analysis.test_plots import picture
 
 
@@ -135,3 +136,35 @@ def test_curves_are_written(tmp_path):
 
 def test_more_arms_than_colours(tmp_path):
     picture(plots.loss_curves({f"arm {at}": [MLM] for at in range(11)}, tmp_path / "many.png"))
+
+
+def test_the_plateau_and_where_arms_leave_it():
+    plateau = Plateau(5.5, {"mlm": [30], "ag": [20, None]})
+    figure = plots.draw_losses({"mlm": [MLM], "ag": GUIDED}, "tokens_seen", plateau=plateau, run="quick: a title")
+    loss = figure.axes[0]
+    assert [line.get_ydata() for line in loss.lines if line.get_linestyle() == "--"] == [[5.5, 5.5]]
+    triangles = [line for line in loss.lines if line.get_marker() == "v"]
+    assert [(*line.get_xdata(), *line.get_ydata()) for line in triangles] == [(3007, 5.0), (2007, 4.0)]
+    curves = [line.get_color() for line in loss.lines if line.get_linewidth() > 1.7]
+    assert [line.get_color() for line in triangles] == curves[:1] + curves[-1:]
+    assert [text.get_text() for text in loss.get_legend().get_texts()][-3:] == [
+        "plateau: guessing by frequency (5.500)",
+        "mlm leaves the plateau at step 30",
+        "ag leaves the plateau at step 20",
+    ]
+    assert figure.get_suptitle() == "quick: a title"
+    assert not [line for line in plots.draw_losses({"mlm": [MLM]}).axes[0].lines if line.get_linestyle() == "--"]
+
+
+def test_curves_over_tokens_are_the_same_if_batches_are_equal():
+    assert same_tokens({"mlm": [MLM], "ag": [MLM[:2]]}) and same_tokens({"mlm": [MLM], "ag": GUIDED})
+    larger = [{**one, "tokens_seen": 2 * one["tokens_seen"]} for one in MLM]
+    assert not same_tokens({"mlm": [MLM], "ag": [larger]})
+    # Seeds of one arm may differ, because their sequences do; the second seed is compared with the second.
+    assert same_tokens({"mlm": [MLM, larger], "ag": [MLM, larger]})
+    assert not same_tokens({"mlm": [MLM, larger], "ag": [MLM, MLM]})
+
+
+def test_masses_say_what_the_scale_of_steps_is():
+    said = plots.draw_masses({"ag": masses((5, 10, 30), 3)}, "quick: a title").get_suptitle()
+    assert said == "quick: a title\nsteps on a logarithmic scale; the first column is the mean of steps 1 to 5"

@@ -28,7 +28,7 @@ def panels(figure):
     return [axes for axes in figure.axes if axes.images]
 
 
-def picture(path, wide=(300, 2600), high=(200, 4000)):
+def picture(path, wide=(300, 2600), high=(200, 4200)):
     """The size of a PNG that is not one colour."""
     assert path.suffix == ".png" and path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     pixels = matplotlib.image.imread(str(path))
@@ -73,12 +73,15 @@ def test_heads_beside_their_targets():
     assert len(drawn) == 2 * 4 + 2 * 3
     wanted = maps.targets(attention, tiny.SPECIAL, ["next", "period"])
     masses = maps.attention_mass(attention, tiny.SPECIAL, ASSIGNMENT)
+    by_chance = maps.uniform_mass(attention, tiny.SPECIAL, ASSIGNMENT)
     for row, (head, name) in enumerate(((0, "next"), (1, "period"))):
         for column, layer in enumerate((0, 2, 4)):
             panel = drawn[4 * row + column]
             np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
-            expected = f"layer {layer + 1}: {masses[name][layer, head]:.2f} on {maps.title(name)}"
-            assert panel.get_title() == expected
+            mass, chance = f"{masses[name][layer, head]:.2f}", f"{by_chance[name]:.2f}"
+            assert (
+                panel.get_title().split() == f"layer {layer + 1} {mass} on {maps.title(name)} (chance {chance})".split()
+            )
         np.testing.assert_array_equal(shown(drawn[4 * row + 3]), wanted[name])
         assert drawn[4 * row + 3].get_title() == f"target {maps.title(name)}"
         assert drawn[4 * row].get_ylabel() == f"head {head + 1}"
@@ -94,7 +97,10 @@ def test_heads_of_hard_coded_attention():
     fixed = dataclasses.replace(examples.sentence(layers=1), is_fixed=True)
     drawn = panels(plots.draw_heads(fixed, (("next", 1),), tiny.SPECIAL))
     assert [panel.get_ylabel() for panel in (drawn[0], *drawn[2:])] == ["head 1", "head 2 (fixed)", "head 3 (fixed)"]
-    assert drawn[0].get_title().endswith("on [Next]") and [panel.get_title() for panel in drawn[2:]] == ["layer 1"] * 2
+    assert (
+        "on [Next] (chance 0.11)" in drawn[0].get_title()
+        and [panel.get_title() for panel in drawn[2:]] == ["layer 1"] * 2
+    )
     (axes,) = panels(plots.draw_overview(fixed, ()))
     assert axes.get_xticklabels()[2].get_text() == "3\nfixed"
 
@@ -112,7 +118,9 @@ def test_mass_and_the_strongest_pattern():
     figure = plots.draw_mass(attention, ASSIGNMENT, tiny.SPECIAL)
     drawn = panels(figure)
     masses = maps.attention_mass(attention, tiny.SPECIAL, ASSIGNMENT)
-    assert [axes.get_title() for axes in drawn] == [*(maps.title(name) for name in PATTERNS), "strongest pattern"]
+    by_chance = maps.uniform_mass(attention, tiny.SPECIAL, ASSIGNMENT)
+    titles = [f"{maps.title(name)} (chance {100 * by_chance[name]:.0f} %)" for name in PATTERNS]
+    assert [axes.get_title() for axes in drawn] == [*titles, "strongest pattern"]
     for axes, (name, mass_NH) in zip(drawn, masses.items(), strict=False):
         np.testing.assert_allclose(shown(axes), mass_NH)
         numbers = [text.get_text() for text in axes.texts]
@@ -123,7 +131,16 @@ def test_mass_and_the_strongest_pattern():
     names_NH, best_NH = maps.strongest_pattern(attention, tiny.SPECIAL, ASSIGNMENT)
     colour = dict(zip(PATTERNS, canvas.PALETTE, strict=False))
     full = np.array([[matplotlib.colors.to_rgb(colour[name]) for name in names] for names in names_NH])
-    np.testing.assert_allclose(shown(drawn[-1]), 1 - best_NH[..., None] * (1 - full), atol=1e-6)
+    above_NH = np.array(
+        [
+            [max(0, (mass - by_chance[name]) / (1 - by_chance[name])) for mass, name in zip(*row, strict=True)]
+            for row in zip(best_NH, names_NH, strict=True)
+        ]
+    )
+    assert (above_NH == 0).any() and above_NH.max() > 0.1
+    np.testing.assert_allclose(shown(drawn[-1]), 1 - above_NH[..., None] * (1 - full), atol=1e-6)
+    (legend,) = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    assert "white at chance" in legend.get_title().get_text()
 
 
 def test_mass_of_an_absent_pattern_says_so():
@@ -280,17 +297,20 @@ def test_heads_of_a_decoder_and_of_cross_attention():
             for layer, panel in enumerate(drawn[4 * row : 4 * row + 3]):
                 head = owners.index(name)
                 np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
-                assert panel.get_title() == f"layer {layer + 1}: {masses[name][layer, head]:.2f} on {maps.title(name)}"
+                assert f"\n{masses[name][layer, head]:.2f} on {maps.title(name)}" in panel.get_title()
             np.testing.assert_array_equal(shown(drawn[4 * row + 3]), wanted[name])
             for panel in drawn[4 * row : 4 * row + 4]:
                 assert panel.spines["left"].get_edgecolor() == matplotlib.colors.to_rgba(colour)
         for panel in drawn[8:]:
             assert panel.spines["left"].get_edgecolor() == matplotlib.colors.to_rgba("0.5")
         assert [label.get_text() for label in drawn[0].get_yticklabels()] == list(attention.row_tokens)
-        assert [label.get_text() for label in drawn[-1].get_xticklabels()] == list(attention.tokens)
+        for panel in (drawn[-1], drawn[7]):  # the lowest map of a layer, and of the targets
+            assert [label.get_text() for label in panel.get_xticklabels()] == list(attention.tokens)
         assert drawn[0].get_xticklabels() == [] and drawn[1].get_yticklabels() == []
         said = figure.get_suptitle()
-        assert said.startswith(maps.KINDS[attention.kind].title) and "row: a token that the decoder reads" in said
+        assert (
+            said.startswith(maps.KINDS[attention.kind].title) and "row: the token that looks, which the decoder" in said
+        )
 
 
 def test_cells_are_square_unless_a_side_is_short():
@@ -333,3 +353,110 @@ def test_means_of_arms_side_by_side(tmp_path):
     picture(plots.mean_figure(several, tmp_path / "several.png"))
     with pytest.raises(ValueError, match="at least one arm"):
         plots.draw_means({})
+
+
+def texts_of(figure):
+    """Titles of panels, labels of axes and of colour bars, and the caption."""
+    bars = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
+    inner = [child.get_xlabel() for axes in figure.axes for child in axes.child_axes]
+    return "\n".join([figure.get_suptitle(), *bars, *inner])
+
+
+def test_every_picture_of_maps_names_its_model_its_step_its_sentence_and_its_axes():
+    told = {"text": "we build roads, $5_$", "model": "runs/ag-seed0, step 1,100"}
+    attention = dataclasses.replace(examples.sentence(layers=3, heads=3), **told)
+    target = maps.targets(attention, tiny.SPECIAL, ["next"])
+    figures = {
+        "overview": plots.draw_overview(attention, ASSIGNMENT),
+        "heads": plots.draw_heads(attention, ASSIGNMENT, tiny.SPECIAL),
+        "chosen": plots.draw_chosen(attention, ASSIGNMENT, tiny.SPECIAL, ((2, 1),)),
+        "mass": plots.draw_mass(attention, ASSIGNMENT, tiny.SPECIAL),
+        "attack": plots.draw_attack(attention, attention, ASSIGNMENT),
+        "during": plots.draw_maps({"ag": [("step 7", attention)]}, 0, 0, told["model"]),
+        "means": plots.draw_means({"ag": attention}, told["model"]),
+        "patterns": plots.draw_patterns(attention.tokens, target, told["text"]),
+    }
+    for name, figure in figures.items():
+        said = texts_of(figure)
+        assert told["text"] in said, name
+        assert name == "patterns" or told["model"] in said, name
+        if name != "mass":
+            assert "row: the token that looks, column: the token looked at" in said and "not linear" in said, name
+    without = texts_of(plots.draw_overview(examples.sentence("we build"), ()))
+    assert without.startswith("Encoder\n<s> we build </s>\nrow: ")
+
+
+def test_chosen_heads():
+    attention = examples.sentence(layers=5, heads=4)
+    drawn = panels(plots.draw_chosen(attention, ASSIGNMENT, tiny.SPECIAL, ((4, 0), (1, 3))))
+    found = maps.measured(attention, tiny.SPECIAL, ASSIGNMENT)
+    names_NH, best_NH = maps.strongest_pattern(attention, tiny.SPECIAL, ASSIGNMENT)
+    for panel, (layer, head), kind, name, mass in zip(
+        drawn,
+        ((4, 0), (1, 3)),
+        ("", " (free)"),
+        ("next", names_NH[1, 3]),
+        (found["next"].mass_NH[4, 0], best_NH[1, 3]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
+        first, second = panel.get_title().split("\n")
+        assert first == f"layer {layer + 1}, head {head + 1}{kind}"
+        assert second == f"{mass:.2f} on {maps.title(name)} (chance {found[name].chance:.2f})"
+    assert drawn[0].spines["left"].get_edgecolor() == matplotlib.colors.to_rgba(canvas.PALETTE[0])
+    for heads in ((), ((5, 0),), ((0, 4),)):
+        with pytest.raises(ValueError, match="expected heads of 5 layers of 4 heads, got"):
+            plots.draw_chosen(attention, ASSIGNMENT, tiny.SPECIAL, heads)
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_no_panel_is_empty(count):
+    """A place without a map holds the colour bar, and there is never more than one column of such places."""
+    attention = examples.sentence(layers=2, heads=9)
+    names = [*PATTERNS, SECOND, "tests.analysis.examples.second"][:count]
+    wanted = {f"{name}{at}": maps.targets(attention, tiny.SPECIAL, [name])[name] for at, name in enumerate(names)}
+    heads = tuple((at % 2, at % 9) for at in range(count))
+    figures = [
+        plots.draw_patterns(attention.tokens, wanted),
+        plots.draw_chosen(attention, (), tiny.SPECIAL, heads),
+        plots.draw_means({str(at): attention for at in range(count)}),
+    ]
+    for figure in figures:
+        empty = [axes for axes in figure.axes if axes.axison and not axes.images and not axes.collections]
+        assert not [axes for axes in empty if axes.get_label() != "<colorbar>"]
+        spare = [axes for axes in figure.axes if not axes.axison]
+        assert sum(len(axes.child_axes) for axes in spare) == (1 if spare else 0) and len(spare) <= 2
+        if spare:  # in an incomplete grid, all maps have labels below
+            assert all(len(axes.get_xticklabels()) for axes in panels(figure))
+    attention = examples.sentence(layers=2, heads=count)
+    figure = plots.draw_heads(attention, (("next", 1),), tiny.SPECIAL)
+    spare = [axes for axes in figure.axes if not axes.axison]
+    assert [len(axes.child_axes) for axes in spare] == [1, 0][: len(spare)] and len(spare) == min(count - 1, 2)
+
+
+def overlaps(figure):
+    """Pairs of titles of panels, and the caption, that touch on paper."""
+    figure.draw_without_rendering()
+    written = [figure._suptitle, *(axes.title for axes in panels(figure))]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in written]
+    pairs = [(one, two) for at, one in enumerate(boxes) for two in boxes[:at]]
+    return [(one[0], two[0]) for one, two in pairs if one[1].overlaps(two[1])]
+
+
+def test_titles_of_twelve_layers_do_not_touch():
+    attention = examples.sentence(layers=12, heads=12)
+    every = (("first", 4), ("delim", 2), (SECOND, 1))
+    wide = plots.draw_heads(attention, every, tiny.SPECIAL, range(12))
+    assert not overlaps(wide) and wide.get_figwidth() < 24
+    heads = tuple((at, at) for at in range(5))
+    assert not overlaps(plots.draw_chosen(attention, every, tiny.SPECIAL, heads))
+
+
+def test_text_is_broken_to_a_width():
+    assert canvas.wrapped("one two three", 9, 8.5) == "one two three"
+    assert canvas.wrapped(" one\n two  three ", 0.6, 8.5, 3) == "one two\nthree"
+    assert canvas.wrapped("one two three", 0.6, 8.5, 1) == "one two…"
+    assert canvas.wrapped(("0.04 on [Next]", "(chance 0.03)"), 1.5, 8.5) == "0.04 on [Next]\n(chance 0.03)"
+    long = canvas.wrapped("x" * 300, 1.0, 8.5)
+    assert long.endswith("x…") and len(long) < 30
+    assert canvas.wrapped("\x00 中文", 9, 8.5) == "□ □□" and canvas.wrapped("", 9, 8.5) == ""

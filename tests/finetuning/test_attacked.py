@@ -191,7 +191,7 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
     (_, without), (_, under) = (columns[0][0][arm][0] for arm in ("asa", "asa, attacked"))
     np.testing.assert_allclose(under.weights_NHQK, 1 / len(under.tokens), rtol=1e-6, err_msg="everything is masked")
     assert np.abs(without.weights_NHQK - under.weights_NHQK).max() > 1e-3
-    assert [place for _, *place, _ in columns] == [[0, 2], [2, 1]], "layers and heads"
+    assert [place for _, *place, _, _ in columns] == [[0, 2], [2, 1]], "layers and heads"
     assert list(dict.fromkeys(shown)) == ["a smile on your face", "it has all the excitement of eating oatmeal."]
     for layer, head in ((1, 3), (3, 2)):
         name = f"figures/attention_sst2_layer{layer}.png"

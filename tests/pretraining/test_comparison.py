@@ -1,5 +1,6 @@
 """`compare` from config to report: every arm and seed, resumable, with the numbers that the runs wrote."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -144,8 +145,23 @@ def test_the_report_shows_what_it_links_to(compared):
     assert len(links) >= 7
     for link in links:
         assert (compared.parent / link).read_bytes().startswith(b"\x89PNG")
+    # The batches of both arms are equal, so the curves over tokens would be those over steps.
+    assert "(figures/loss_over_steps.png)" in text and "loss_over_tokens" not in text
     assert "| Validation |" in text and "`guidance.mode` | none | loss" in text
     assert f"--config={CONFIG}" in text
+
+
+def test_milestones_that_a_run_was_not_trained_with_are_left_out(compared):
+    """The settings may have changed since, such as by a new default; the last milestone must be there."""
+    directory = compared.parent / "ag-seed3"
+    config = run.read_config(directory)
+    steps = config.training.steps
+    assert run.milestone_steps(config, directory) == {0.0: 0, 0.5: round(0.5 * steps), 1.0: steps}
+    other = dataclasses.replace(config, training=dataclasses.replace(config.training, milestones=(1.0, 0.0, 0.17)))
+    assert round(0.17 * steps) not in run.open_run(directory).steps
+    assert list(run.milestone_steps(other, directory).items()) == [(0.0, 0), (1.0, steps)]
+    labels = [label for label, _ in comparison._maps_during_training(directory, other)]
+    assert labels == ["step 0, 0 % of training", f"step {steps}, 100 % of training"]
 
 
 def test_the_last_layer_of_every_arm_and_seed(compared):

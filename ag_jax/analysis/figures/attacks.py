@@ -10,15 +10,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ag_jax.analysis.attacks import MaskedShare, Temperatures
-from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, colours, label, save, tidy
+from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, caption, colours, label, save, tidy
 
 
-def masked_figure(groups: Mapping[str, Mapping[str, MaskedShare]], path: str | os.PathLike) -> epath.Path:
+def masked_figure(
+    groups: Mapping[str, Mapping[str, MaskedShare]], path: str | os.PathLike, run: str = ""
+) -> epath.Path:
     """Write the figure of the share of masked units by step and layer (`draw_masked`) as a PNG; return the path."""
-    return save(draw_masked(groups), path)
+    return save(draw_masked(groups, run), path)
 
 
-def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
+def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]], run: str = "") -> Figure:
     """Draw the share of masked units during training, and by layer at the end of training (Wu et al. 2022, figure 5).
 
     Each group has a row of two panels with a line for each name, in the same colour in all groups. The first panel is
@@ -26,6 +28,7 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
     there is nothing to draw.
 
     groups: {group: {name of the line: share of masked units}}.
+    run: name of the comparison, for the caption.
     """
     if not any(groups.values()):
         raise ValueError("there is no masked share to draw: give at least one run with an attack on attention")
@@ -62,18 +65,21 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]]) -> Figure:
             panel.set_ylim(0, min(1.02, max(1.08 * highest, 0.01)))
             panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if highest > 0.05 else 1))
         _legend(right)
+    caption(figure, run)
     return figure
 
 
-def temperature_figure(by_task: Mapping[str, Temperatures], path: str | os.PathLike) -> epath.Path:
+def temperature_figure(by_task: Mapping[str, Temperatures], path: str | os.PathLike, run: str = "") -> epath.Path:
     """Write the figure of task scores by an attack's temperature (`draw_temperatures`) as a PNG; return the path."""
-    return save(draw_temperatures(by_task), path)
+    return save(draw_temperatures(by_task, run), path)
 
 
-def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
+def draw_temperatures(by_task: Mapping[str, Temperatures], run: str = "") -> Figure:
     """Draw task scores against the attack's temperature tau, with a panel for each task (Wu et al. 2022, figure 4 b).
 
     A dashed line is the score without an attack. Raises ValueError without tasks.
+
+    run: name of the comparison, for the caption.
     """
     if not by_task:
         raise ValueError("there are no scores to draw: give at least one task")
@@ -93,6 +99,7 @@ def draw_temperatures(by_task: Mapping[str, Temperatures]) -> Figure:
         panel.set_xlabel("tau (lower attacks more)", fontsize=MEDIUM)
         panel.set_ylabel(f"{scores.metric.replace('_', ' ')} × 100", fontsize=MEDIUM)
         tidy(panel)
+    caption(figure, run)
     return figure
 
 

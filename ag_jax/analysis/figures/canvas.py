@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.textpath import text_to_path
 
 from ag_jax.viewer import encode
 from ag_jax.viewer.colours import CATEGORIES
@@ -32,6 +33,7 @@ NARROWEST = 2.0  # minimum of the shorter side of a map in inches, so that its t
 LABELLED = 0.96  # share of a side of a map that labels of its tokens may take, so that they do not touch
 LONGEST_LABEL = 14  # characters
 NO_GLYPH = "□"  # drawn in place of characters that the font lacks
+SCALE = "not linear: colours by the square root"  # of weight_scale, for people
 WEIGHTS = "BuPu"  # colour map of weights and masses: white is 0, dark is 1
 
 
@@ -62,6 +64,36 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
         for char in text
     )
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def wrapped(text: str | Sequence[str], inches: float, points: float, most: int = 2) -> str:
+    """Return `text` in at most `most` lines that fit into a width; what does not fit is replaced by "…".
+
+    Lines are broken at spaces, and white space counts as one space. Characters that cannot be drawn are replaced as in
+    `label`.
+
+    text: text, or a sequence of texts between which alone a line is broken.
+    points: size of the font.
+    """
+    properties = font_manager.FontProperties(size=points)
+
+    def fits(line: str) -> bool:
+        return text_to_path.get_text_width_height_descent(line, properties, ismath=False)[0] <= inches * 72
+
+    lines: list[str] = []
+    for word in text.split() if isinstance(text, str) else text:
+        word = label(word, len(word) + 1)
+        if lines and fits(f"{lines[-1]} {word}"):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1]}…"]
+    for at, line in enumerate(lines):
+        while not fits(line) and len(line) > 2:
+            line = f"{line.rstrip('…')[:-1].rstrip()}…"
+        lines[at] = line
+    return "\n".join(lines)
 
 
 class Size(NamedTuple):
@@ -161,17 +193,60 @@ def frame(axes: Axes, colour: str) -> None:
         spine.set(linewidth=1.8, color=colour)
 
 
-def caption(figure: Figure, title: str, text: str) -> None:
-    """Write a title and lines of text above all panels of a figure."""
-    figure.suptitle(f"{title}\n{text}", fontsize=MEDIUM)
+def caption(figure: Figure, *texts: str) -> None:
+    """Write texts above all panels of a figure, each in at most two lines; empty ones are left out."""
+    inches = max(4.0, 0.92 * figure.get_figwidth())
+    lines = [wrapped(line, inches, MEDIUM) for text in texts if text for line in text.split("\n")]
+    if lines:
+        figure.suptitle("\n".join(lines), fontsize=MEDIUM, parse_math=False)
 
 
-def weight_bar(figure: Figure, image: AxesImage, axes: Sequence[Axes] | np.ndarray, blocks: Blocks) -> None:
-    """Add the colour bar of attention weights, with a note if a cell stands for several tokens."""
-    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, ticks=[0, 0.05, 0.2, 0.5, 1])
+def weight_bar(
+    figure: Figure,
+    image: AxesImage,
+    axes: Sequence[Axes] | np.ndarray,
+    blocks: Blocks,
+    inside: Axes | None = None,
+) -> None:
+    """Add the colour bar of attention weights, which says that the scale is not linear and, if a cell stands for
+    several tokens, what it shows of them.
+
+    inside: a panel without a map, in which the bar is drawn; None draws it beside the panels `axes`.
+    """
+    ticks = [0, 0.05, 0.2, 0.5, 1]
+    what = "weight" if blocks == (1, 1) else f"largest weight of {blocks.rows} × {blocks.columns} tokens"
+    if inside is None:
+        bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, ticks=ticks)
+    else:
+        inside.set_axis_off()
+        bar = figure.colorbar(
+            image, cax=inside.inset_axes((0.06, 0.5, 0.88, 0.06)), ticks=ticks, orientation="horizontal"
+        )
     bar.ax.tick_params(labelsize=SMALL)
-    several = f"largest weight of {blocks.rows} × {blocks.columns} tokens"
-    bar.set_label("weight" if blocks == (1, 1) else several, fontsize=MEDIUM)
+    # A free panel may be narrow, and the label is not to push its neighbours away.
+    scale = SCALE if inside is None else SCALE.replace(": ", ":\n")
+    bar.set_label(f"{what}\n{scale}", fontsize=MEDIUM if inside is None else SMALL)
+
+
+def grid(panels: int, most: int) -> tuple[int, int]:
+    """Return the columns and rows of a grid of panels with at most `most` columns, and as few empty cells as its number
+    of rows allows.
+    """
+    rows = math.ceil(panels / min(most, panels))
+    return math.ceil(panels / rows), rows
+
+
+def fill(
+    figure: Figure,
+    image: AxesImage,
+    axes: Sequence[Axes] | np.ndarray,
+    spare: Sequence[Axes] | np.ndarray,
+    blocks: Blocks,
+) -> None:
+    """Add the colour bar of attention weights in the first spare panel, or beside all panels if there is none."""
+    for panel in spare:
+        panel.set_axis_off()
+    weight_bar(figure, image, axes, blocks, spare[0] if len(spare) else None)
 
 
 def tidy(axes: Axes) -> None:

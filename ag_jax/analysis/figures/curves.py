@@ -3,6 +3,8 @@
 Shape letters: N layers, S logged steps.
 """
 
+import dataclasses
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,36 +16,86 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, colours, label, save, tidy
+from ag_jax.analysis.figures.canvas import (
+    LARGE,
+    MEDIUM,
+    SMALL,
+    WEIGHTS,
+    caption,
+    colours,
+    label,
+    save,
+    tidy,
+)
 from ag_jax.analysis.maps import title
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 
 MetricRows = Sequence[Mapping[str, Any]]  # rows of metrics of one run
+PLATEAU = "0.35"  # colour of the plateau
 AXES = {"step": "step", "tokens_seen": "training tokens seen"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Plateau:
+    """The plateau of the loss, and where arms leave it.
+
+    loss: the loss of the best guess without context.
+    left: for each arm, the step at which each of its seeds left the plateau, None for a seed that did not.
+    """
+
+    loss: float
+    left: Mapping[str, Sequence[int | None]]
+
+
 def loss_curves(
-    series: Mapping[str, Sequence[MetricRows]], path: str | os.PathLike, x: str = "step", headline: PrimaryMetric = MLM
+    series: Mapping[str, Sequence[MetricRows]],
+    path: str | os.PathLike,
+    x: str = "step",
+    headline: PrimaryMetric = MLM,
+    plateau: Plateau | None = None,
+    run: str = "",
 ) -> epath.Path:
     """Write the figure of each arm's losses during training (`draw_losses`) as a PNG; return the path."""
-    return save(draw_losses(series, x, headline), path)
+    return save(draw_losses(series, x, headline, plateau, run), path)
 
 
-def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike) -> epath.Path:
+def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike, run: str = "") -> epath.Path:
     """Write the figure of attention mass on patterns, by step and layer (`draw_masses`), as a PNG; return the path."""
-    return save(draw_masses(rows_by_arm), path)
+    return save(draw_masses(rows_by_arm, run), path)
 
 
-def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", headline: PrimaryMetric = MLM) -> Figure:
+def same_tokens(series: Mapping[str, Sequence[MetricRows]]) -> bool:
+    """Return whether at every step that two arms logged with the same seed, both had read equally many tokens.
+
+    Their losses over steps and over tokens are then the same curves.
+    """
+    for of_seed in itertools.zip_longest(*series.values(), fillvalue=()):
+        read: dict[int, int] = {}
+        for row in itertools.chain.from_iterable(of_seed):
+            if read.setdefault(row["step"], row["tokens_seen"]) != row["tokens_seen"]:
+                return False
+    return True
+
+
+def draw_losses(
+    series: Mapping[str, Sequence[MetricRows]],
+    x: str = "step",
+    headline: PrimaryMetric = MLM,
+    plateau: Plateau | None = None,
+    run: str = "",
+) -> Figure:
     """Draw each arm's primary loss over steps or tokens seen and, in a panel below, the guidance loss of guided arms.
 
     A thick line is the mean over an arm's seeds, thin lines are the seeds, and dots are the mean validation loss
-    (Deshpande & Narasimhan 2020, figures 3, 5 and 6). Raises ValueError if no row holds a loss.
+    (Deshpande & Narasimhan 2020, figures 3, 5 and 6). A dashed line is the plateau, and a triangle points at the loss
+    with which a seed left it. Raises ValueError if no row holds a loss.
 
     series: {arm: rows of metrics of each of its seeds}.
     x: a key of `AXES`.
     headline: the primary metric.
+    plateau: the plateau and where arms left it; None draws neither.
+    run: name of the comparison, for the caption.
     """
     if x not in AXES:
         raise ValueError(f"loss curves run over {' or '.join(AXES)}, got {x!r}")
@@ -64,6 +116,8 @@ def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", hea
             panels[0].plot(
                 at, value, "o", markersize=4, color=chosen[arm], markeredgecolor="white", markeredgewidth=0.6
             )
+    if plateau is not None:
+        _draw_plateau(panels[0], series, x, loss, plateau, chosen)
     for panel, name in zip(panels, (f"{headline.label} ({headline.unit})", "guidance loss"), strict=False):
         panel.set_ylabel(name, fontsize=MEDIUM)
         tidy(panel)
@@ -74,7 +128,8 @@ def draw_losses(series: Mapping[str, Sequence[MetricRows]], x: str = "step", hea
         EngFormatter(sep="") if x == "tokens_seen" else lambda value, _: f"{value:,.0f}"
     )
     validated = any(_points(rows, "validation", x, loss) for seeds in series.values() for rows in seeds)
-    _legend(panels[0], series, chosen, validated)
+    _legend(panels[0], series, chosen, validated, plateau)
+    caption(figure, run)
     return figure
 
 
@@ -100,7 +155,30 @@ def _lines(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
     return [at for at, _ in points], [value for _, value in points]
 
 
-def _legend(axes: Axes, series: Mapping[str, Sequence[MetricRows]], chosen: Mapping[str, str], validated: bool) -> None:
+def _draw_plateau(
+    axes: Axes,
+    series: Mapping[str, Sequence[MetricRows]],
+    x: str,
+    loss: str,
+    plateau: Plateau,
+    chosen: Mapping[str, str],
+) -> None:
+    """Draw the plateau as a line, and a triangle above each curve where it left the plateau."""
+    axes.axhline(plateau.loss, color=PLATEAU, linestyle="--", linewidth=1.2, zorder=1.5)
+    for arm, seeds in series.items():
+        for rows, step in zip(seeds, plateau.left.get(arm, ()), strict=False):
+            points = _points(rows, "train", x, loss)
+            if step in points:
+                axes.plot(*points[step], "v", markersize=7, color=chosen[arm], markeredgecolor="black", zorder=3)
+
+
+def _legend(
+    axes: Axes,
+    series: Mapping[str, Sequence[MetricRows]],
+    chosen: Mapping[str, str],
+    validated: bool,
+    plateau: Plateau | None,
+) -> None:
     handles = [Line2D([], [], color=chosen[arm], linewidth=1.8) for arm in series]
     names = [
         label(arm, 40) + (f" (mean of {len(seeds)} seeds)" if len(seeds) > 1 else "") for arm, seeds in series.items()
@@ -108,15 +186,28 @@ def _legend(axes: Axes, series: Mapping[str, Sequence[MetricRows]], chosen: Mapp
     if validated:
         handles.append(Line2D([], [], marker="o", linestyle="", markersize=4, color="0.4"))
         names.append("validation")
+    if plateau is not None:
+        handles.append(Line2D([], [], color=PLATEAU, linestyle="--", linewidth=1.2))
+        names.append(f"plateau: guessing by frequency ({plateau.loss:.3f})")
+        for arm in series:
+            steps = [step for step in plateau.left.get(arm, ()) if step is not None]
+            if steps:
+                handles.append(
+                    Line2D([], [], marker="v", linestyle="", markersize=7, color=chosen[arm], markeredgecolor="black")
+                )
+                shown = ", ".join(f"{step:,}" for step in steps)
+                names.append(f"{label(arm, 40)} leaves the plateau at step {shown}")
     for text in axes.legend(handles, names, fontsize=MEDIUM, frameon=False).get_texts():
         text.set_parse_math(False)
 
 
-def draw_masses(rows_by_arm: Mapping[str, MetricRows]) -> Figure:
+def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
     """Draw the attention mass of guided heads on their pattern by layer and step, in a panel for each arm and pattern.
 
     A cell covers the steps over which its row of metrics is averaged. The axis of steps is logarithmic, because
     guidance works early. Arms without guidance are left out. Raises ValueError if no row has a metric `mass/PATTERN`.
+
+    run: name of the comparison, for the caption.
     """
     panels = {
         (arm, name): _mass_over_steps(rows, name)
@@ -151,6 +242,8 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows]) -> Figure:
     bar = figure.colorbar(image, ax=axes, shrink=0.9, aspect=25, pad=0.015)
     bar.set_label("attention mass on the target", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
+    firsts = " or ".join(f"{step:,.0f}" for step in sorted({edges_S[1] for edges_S, _ in panels.values()}))
+    caption(figure, run, f"steps on a logarithmic scale; the first column is the mean of steps 1 to {firsts}")
     return figure
 
 

@@ -12,15 +12,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import PercentFormatter
 
 from ag_jax.analysis.figures import canvas
-from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, WIDTH, label
+from ag_jax.analysis.figures.canvas import MEDIUM, SMALL, WEIGHTS, WIDTH, label
 from ag_jax.analysis.maps import (
-    KINDS,
     Assignment,
     AttentionMaps,
-    attention_mass,
     head_patterns,
+    measured,
     pattern_names,
     strongest_pattern,
     title,
@@ -86,41 +86,43 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     axes.set_xlabel("head", fontsize=MEDIUM)
     axes.set_ylabel("layer", fontsize=MEDIUM)
     canvas.weight_bar(figure, image, [axes], blocks)
-    canvas.caption(figure, maps.title, KINDS[maps.kind].caption)
+    canvas.caption(figure, *maps.caption)
     return figure
 
 
 def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternTokens) -> Figure:
     """Draw every head's attention mass on each pattern, in a panel for each pattern; guided heads are framed.
 
-    A last panel shows for every head the pattern on which its mass is largest.
+    The title of a panel has the mass of a head that attends uniformly. A last panel shows for every head the pattern
+    that explains it best (`strongest_pattern`), white if the mass is not above that of uniform attention.
     """
-    masses, colours = attention_mass(maps, special, assignment), pattern_colours(maps, assignment)
+    found, colours = measured(maps, special, assignment), pattern_colours(maps, assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
     owners = head_patterns(assignment, heads)
-    columns = 4
-    rows = math.ceil((len(masses) + 2) / columns)  # with the strongest pattern and a legend
+    cells = len(found) + 2  # with the strongest pattern and a legend
+    columns = min((4, 3, 5), key=lambda columns: -cells % columns)  # as few empty cells as possible
+    rows = math.ceil(cells / columns)
     height = max(1.6, min(3.4, 2.3 * layers / heads))
     figure = Figure((columns * 2.5 + 0.8, rows * (height + 0.6) + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for panel in axes.flat:
         panel.set_axis_off()
-    for panel, (name, mass_NH) in zip(axes.flat, masses.items(), strict=False):
-        image = _draw_mass(panel, name, mass_NH, colours[name])
+    for panel, (name, pattern) in zip(axes.flat, found.items(), strict=False):
+        image = _draw_mass(panel, name, pattern.mass_NH, pattern.chance, colours[name])
         members = [head for head, owner in enumerate(owners) if owner == name]
         if members:
             _outline(panel, members[0] - 0.5, -0.5, len(members), layers, colours[name])
-    strongest, legend = axes.flat[len(masses) : len(masses) + 2]
-    _draw_strongest(strongest, legend, *strongest_pattern(maps, special, assignment), colours)
-    for panel in axes[:, 0]:
-        panel.set_ylabel("layer", fontsize=MEDIUM)
-    for panel in axes[-1]:
-        panel.set_xlabel("head", fontsize=MEDIUM)
-    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015)
-    unit = ", numbers in %" if heads <= MOST_NUMBERS else ""
-    bar.set_label(f"attention mass on the pattern's target{unit}", fontsize=MEDIUM)
+    strongest, legend = axes.flat[len(found) : cells]
+    chance = {name: pattern.chance for name, pattern in found.items()}
+    _draw_strongest(strongest, legend, *strongest_pattern(maps, special, assignment), chance, colours)
+    for at in range(len(found) + 1):
+        panel = axes.flat[at]
+        panel.set_ylabel("layer" if at % columns == 0 else "", fontsize=MEDIUM)
+        panel.set_xlabel("head" if at + columns >= cells - 1 else "", fontsize=MEDIUM)
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, format=PercentFormatter(1.0, decimals=0))
+    bar.set_label("attention mass on the pattern's target", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
-    figure.suptitle(maps.title, fontsize=MEDIUM)
+    canvas.caption(figure, *maps.caption[:2])
     return figure
 
 
@@ -134,11 +136,12 @@ def _layer_head_axes(axes: Axes, layers: int, heads: int) -> None:
     axes.tick_params(length=0)
 
 
-def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, colour: str) -> AxesImage:
+def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, chance: float, colour: str) -> AxesImage:
     """Draw the attention mass of every layer and head on one pattern as a heat map, with numbers where they fit."""
     image = axes.imshow(mass_NH, cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto")
     _layer_head_axes(axes, *mass_NH.shape)
-    axes.set_title(label(title(name)), fontsize=LARGE, color=colour)
+    by_chance = "" if np.isnan(chance) else f" (chance {100 * chance:.0f} %)"
+    axes.set_title(f"{label(title(name))}{by_chance}", fontsize=MEDIUM, color=colour)
     if np.isnan(mass_NH).all():
         axes.text(0.5, 0.5, "points at nothing\nin this text", ha="center", va="center", transform=axes.transAxes)
     elif mass_NH.shape[1] <= MOST_NUMBERS:
@@ -149,13 +152,22 @@ def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, colour: str) -> AxesI
 
 
 def _draw_strongest(
-    axes: Axes, legend: Axes, best_NH: np.ndarray, mass_NH: np.ndarray, colours: Mapping[str, str]
+    axes: Axes,
+    legend: Axes,
+    best_NH: np.ndarray,
+    mass_NH: np.ndarray,
+    chance: Mapping[str, float],
+    colours: Mapping[str, str],
 ) -> None:
-    """Draw each head in the colour of the pattern that explains it best, paler the less mass is on that pattern."""
+    """Draw each head in the colour of the pattern that explains it best, paler the nearer its mass is to chance."""
     full = np.array([[to_rgb(colours[name]) for name in names] for names in best_NH])
-    axes.imshow(1 - np.clip(mass_NH, 0, 1)[:, :, None] * (1 - full), aspect="auto")
+    chance_NH = np.array([[chance[name] for name in names] for names in best_NH])
+    above_NH = np.divide(mass_NH - chance_NH, 1 - chance_NH, out=np.zeros_like(mass_NH), where=chance_NH < 1)
+    axes.imshow(1 - np.clip(above_NH, 0, 1)[:, :, None] * (1 - full), aspect="auto")
     _layer_head_axes(axes, *mass_NH.shape)
-    axes.set_title("strongest pattern", fontsize=LARGE)
+    axes.set_title("strongest pattern", fontsize=MEDIUM)
     names = [name for name in colours if (best_NH == name).any()]
     handles = [Patch(color=colours[name], label=label(title(name))) for name in names]
-    legend.legend(handles=handles, fontsize=MEDIUM, loc="center left", frameon=False)
+    # Beside the strongest patterns, or below them at the beginning of a row.
+    read = "strongest pattern:\nwhite at chance,\nfull colour at 100 %"
+    legend.legend(handles=handles, title=read, title_fontsize=SMALL, fontsize=MEDIUM, loc="center left", frameon=False)

@@ -6,13 +6,14 @@ Layers and heads are counted from 0 in arguments, as in the arrays, and from 1 i
 Shape letters: N layers, H heads, L length, Q query position, K key position.
 """
 
+import dataclasses
 import hashlib
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 
 import numpy as np
 from etils import epath
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ag_jax.analysis import stripes
@@ -26,10 +27,10 @@ from ag_jax.analysis.maps import (
     Assignment,
     AttentionMaps,
     Heads,
-    attention_mass,
+    Measured,
     head_patterns,
+    measured,
     strongest_pattern,
-    targets,
     title,
 )
 from ag_jax.attention.patterns import PatternTokens
@@ -39,6 +40,7 @@ MOST_INCHES = 4.1  # longest side of a map that grows to label all of its tokens
 __all__ = [
     "attack_figure",
     "draw_attack",
+    "draw_chosen",
     "draw_heads",
     "draw_losses",
     "draw_maps",
@@ -59,7 +61,13 @@ __all__ = [
 
 
 def save_inspection(
-    maps: AttentionMaps, assignment: Assignment, special: PatternTokens, directory: str | os.PathLike, step: int | None
+    maps: AttentionMaps,
+    assignment: Assignment,
+    special: PatternTokens,
+    directory: str | os.PathLike,
+    step: int | None,
+    layers: Sequence[int] | None = None,
+    heads: Heads = (),
 ) -> list[epath.Path]:
     """Write the figures `draw_overview`, `draw_heads` and `draw_mass` of a model as PNGs and return their paths.
 
@@ -67,34 +75,43 @@ def save_inspection(
     zeroed, if there are any: attention_cross_overview_step100.png, attention_overview_step100_without3.2+4.1.png.
 
     step: training step of the model, for the file names; None leaves it out.
+    layers: layers of `draw_heads`, None for its own choice.
+    heads: heads that `draw_chosen` draws in place of `draw_heads`; none for `draw_heads`.
     """
     folder = epath.Path(directory)
-    figures = {
-        "overview": draw_overview(maps, assignment),
-        "heads": draw_heads(maps, assignment, special),
-        "mass": draw_mass(maps, assignment, special),
-    }
+    figures = {"overview": draw_overview(maps, assignment)}
+    if heads:
+        figures[f"heads{_short(heads)}"] = draw_chosen(maps, assignment, special, heads)
+    else:
+        chosen = "" if layers is None else "_layers" + "+".join(str(layer + 1) for layer in layers)
+        figures[f"heads{chosen}"] = draw_heads(maps, assignment, special, layers)
+    figures["mass"] = draw_mass(maps, assignment, special)
     kind = "" if maps.kind == "encoder" else f"{maps.kind}_"
     suffix = file_suffix(step, maps.without)
     return [save(figure, folder / f"attention_{kind}{name}{suffix}.png") for name, figure in figures.items()]
 
 
 def file_suffix(step: int | None, without: Heads) -> str:
-    """Return the end of a figure's file name: the model's step, and the heads whose outputs were zeroed.
+    """Return the end of a figure's file name: the model's step, and the heads whose outputs were zeroed."""
+    return ("" if step is None else f"_step{step}") + (f"_without{_short(without)}" if without else "")
 
-    Of many heads, whose names would be too long for a file, it has the number and a hash.
-    """
-    heads = "+".join(f"{layer + 1}.{head + 1}" for layer, head in without)
-    if len(without) > MOST_NAMED:
-        heads = f"_{len(without)}_heads_{hashlib.sha256(heads.encode()).hexdigest()[:8]}"
-    return ("" if step is None else f"_step{step}") + (f"_without{heads}" if without else "")
+
+def _short(heads: Heads) -> str:
+    """Return heads as a part of a file name; of many, whose names would be too long, it has the number and a hash."""
+    names = "+".join(f"{layer + 1}.{head + 1}" for layer, head in heads)
+    if len(heads) > MOST_NAMED:
+        return f"_{len(heads)}_heads_{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+    return names
 
 
 def pattern_figure(
-    tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray], path: str | os.PathLike
+    tokens: Sequence[str],
+    target_by_name: Mapping[str, np.ndarray],
+    path: str | os.PathLike,
+    text: str = "",
 ) -> epath.Path:
     """Write the figure of the patterns' target matrices (`draw_patterns`) as a PNG; return the path."""
-    return save(draw_patterns(tokens, target_by_name), path)
+    return save(draw_patterns(tokens, target_by_name, text), path)
 
 
 def map_figure(
@@ -102,14 +119,15 @@ def map_figure(
     layer: int | Sequence[int],
     head: int | Sequence[int],
     path: str | os.PathLike,
+    run: str = "",
 ) -> epath.Path:
     """Write the figure of attention maps of several arms during training (`draw_maps`) as a PNG; return the path."""
-    return save(draw_maps(columns, layer, head), path)
+    return save(draw_maps(columns, layer, head, run), path)
 
 
-def mean_figure(maps_by_arm: Mapping[str, AttentionMaps], path: str | os.PathLike) -> epath.Path:
+def mean_figure(maps_by_arm: Mapping[str, AttentionMaps], path: str | os.PathLike, run: str = "") -> epath.Path:
     """Write the figure of the last layer's mean attention in several arms (`draw_means`) as a PNG; return the path."""
-    return save(draw_means(maps_by_arm), path)
+    return save(draw_means(maps_by_arm, run), path)
 
 
 def attack_figure(
@@ -127,7 +145,8 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
     layers, heads = plain.weights_NHQK.shape[:2]
     chosen = sorted({0, layers // 2, layers - 1})
     guided = sum(count for _, count in assignment)
-    return draw_maps({"plain": [("", plain)], "attacked": [("", attacked)]}, chosen, [guided % heads] * len(chosen))
+    columns = {"plain": [("", plain)], "attacked": [("", attacked)]}
+    return draw_maps(columns, chosen, [guided % heads] * len(chosen), plain.model)
 
 
 def draw_heads(
@@ -137,7 +156,7 @@ def draw_heads(
 
     The free heads are the first two. Each head has a row, and each layer a column. The title of a guided head's map has
     the head's mass on the target; the title of a free head's map has the head's `strongest_pattern` and the mass on it,
-    unless the attention is hard-coded.
+    unless the attention is hard-coded. Beside a mass is that of a head that attends uniformly.
 
     layers: layers to draw; None draws the first, the middle and the last.
     """
@@ -146,81 +165,155 @@ def draw_heads(
     owners = head_patterns(assignment, heads)
     free = [head for head, owner in enumerate(owners) if owner is None]
     shown = [owners.index(name) for name, _ in assignment] + free[:2]
-    masses = attention_mass(maps, special, assignment)
-    best_NH, best_mass_NH = strongest_pattern(maps, special, assignment)
-    wanted = targets(maps, special, [name for name, _ in assignment])
+    said = _Masses.of(maps, special, assignment)
 
     columns = len(layers) + bool(assignment)  # the targets come last; a run without guidance has none
-    size = _map_size(maps, max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(shown))))
-    figure = Figure((columns * size.width + 2.6, len(shown) * (size.height + 0.25) + 2.1), layout="compressed")
+    size = _map_size(maps, max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(shown))), 1.5 * WIDTH / columns)
+    figure = Figure((columns * size.width + 2.6, len(shown) * (size.height + 0.4) + 2.3), layout="compressed")
     axes = figure.subplots(len(shown), columns, squeeze=False)
     colours = pattern_colours(maps, assignment)
     for row, head in enumerate(shown):
         owner = owners[head]
         for column, layer in enumerate(layers):
-            name = owner or best_NH[layer, head]
-            mass = masses[owner][layer, head] if owner else best_mass_NH[layer, head]
             image = canvas.draw_map(axes[row, column], maps.weights_NHQK[layer, head], size)
-            found = f": {'–' if np.isnan(mass) else f'{mass:.2f}'} on {label(title(name))}"
-            # Hard-coded weights follow no pattern, however much of them happens to lie on one.
-            shown_mass = "" if maps.is_fixed and not owner else found
-            axes[row, column].set_title(f"layer {layer + 1}{shown_mass}", fontsize=MEDIUM)
+            _set_title(axes[row, column], size, f"layer {layer + 1}", said.of_head(layer, head))
         if owner:
-            canvas.draw_map(axes[row, -1], wanted[owner], size)
-            axes[row, -1].set_title(f"target {label(title(owner))}", fontsize=MEDIUM)
+            canvas.draw_map(axes[row, -1], said.found[owner].target_QK, size)
+            _set_title(axes[row, -1], size, f"target {label(title(owner))}")
             for panel in axes[row]:
                 canvas.frame(panel, colours[owner])
-        elif assignment:
-            axes[row, -1].set_axis_off()
         axes[row, 0].set_ylabel(f"head {head + 1}" + ("" if owner else f" ({maps.unguided})"), fontsize=LARGE)
         for column, panel in enumerate(axes[row]):
+            lowest = len(shown) - 1 if column < len(layers) else len(assignment) - 1
             beside = maps.row_tokens if column == 0 else ()
-            canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if row == len(shown) - 1 else ())
-    canvas.weight_bar(figure, image, axes, _blocks(maps, size))
-    canvas.caption(figure, maps.title, KINDS[maps.kind].caption)
+            canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if row == lowest else ())
+    # Free heads have no target: the bar takes the first of these places.
+    spare = list(axes[len(assignment) :, -1]) if assignment else []
+    canvas.fill(figure, image, axes, spare, _blocks(maps, size))
+    canvas.caption(figure, *maps.caption)
     return figure
 
 
-def _map_size(maps: AttentionMaps, longest: float) -> canvas.Size:
+def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTokens, heads: Heads) -> Figure:
+    """Draw the attention maps of these heads, each with its mass on a pattern as in `draw_heads`.
+
+    Raises ValueError if there are no heads, or if the model lacks one of them.
+    """
+    layers, per_layer = maps.weights_NHQK.shape[:2]
+    if not heads or any(layer >= layers or head >= per_layer for layer, head in heads):
+        raise ValueError(f"expected heads of {layers} layers of {per_layer} heads, got {heads} (layer, head)")
+    said, colours = _Masses.of(maps, special, assignment), pattern_colours(maps, assignment)
+    owners = head_patterns(assignment, per_layer)
+    size = _map_size(maps, 3.4 if len(heads) <= 3 else 2.6)
+    columns, rows = canvas.grid(len(heads), max(1, int(WIDTH / size.width)))
+    figure = Figure((columns * size.width + 2.6, rows * (size.height + 1.3) + 1.5), layout="compressed")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for at, (panel, (layer, head)) in enumerate(zip(axes.flat, heads, strict=False)):
+        image = canvas.draw_map(panel, maps.weights_NHQK[layer, head], size)
+        owner = owners[head]
+        kind = "" if owner else f" ({maps.unguided})"
+        _set_title(panel, size, f"layer {layer + 1}, head {head + 1}{kind}", said.of_head(layer, head))
+        if owner:
+            canvas.frame(panel, colours[owner])
+        beside, bottom = (
+            maps.row_tokens if at % columns == 0 else (),
+            at + columns >= len(heads) or _uneven(axes, heads),
+        )
+        canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if bottom else ())
+    canvas.fill(figure, image, axes, axes.flat[len(heads) :], _blocks(maps, size))
+    canvas.caption(figure, *maps.caption)
+    return figure
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Masses:
+    """What titles of maps say about the attention mass of heads.
+
+    owners: the pattern that guides each head of a layer, None for free heads.
+    found: patterns with their masses.
+    best_NH, mass_NH: the strongest pattern of each head, and the mass on it.
+    """
+
+    maps: AttentionMaps
+    owners: tuple[str | None, ...]
+    found: Mapping[str, Measured]
+    best_NH: np.ndarray
+    mass_NH: np.ndarray
+
+    @classmethod
+    def of(cls, maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> "_Masses":
+        owners = head_patterns(assignment, maps.weights_NHQK.shape[1])
+        return cls(maps, owners, measured(maps, special, assignment), *strongest_pattern(maps, special, assignment))
+
+    def of_head(self, layer: int, head: int) -> tuple[str, ...]:
+        """Return the parts of a line: a head's mass on its pattern, or else on its strongest one, and chance's."""
+        owner = self.owners[head]
+        if self.maps.is_fixed and not owner:
+            return ()  # hard-coded weights follow no pattern, however much of them happens to lie on one
+        name = owner or self.best_NH[layer, head]
+        mass, chance = self.found[name].mass_NH[layer, head], self.found[name].chance
+        if np.isnan(mass):
+            return (f"– on {label(title(name))}",)
+        return f"{mass:.2f} on {label(title(name))}", f"(chance {chance:.2f})"
+
+
+def _uneven(axes: np.ndarray, shown: Sized) -> bool:
+    """Return whether the last row of a grid has fewer maps than the others; all maps then have labels below, because
+    labels under only some maps of a row would look like a mistake.
+    """
+    return len(shown) < axes.size
+
+
+def _set_title(axes: Axes, size: canvas.Size, *lines: str | tuple[str, ...]) -> None:
+    """Write lines above a map, broken where they are wider than the map, so that titles of neighbours do not touch."""
+    broken = [canvas.wrapped(line, 0.97 * size.width, MEDIUM) for line in lines if line]
+    axes.set_title("\n".join(broken), fontsize=MEDIUM, parse_math=False)
+
+
+def _map_size(maps: AttentionMaps, longest: float, most: float = MOST_INCHES) -> canvas.Size:
     """Return the size of a map of which the longer side has `longest` inches, or more if all tokens then have labels,
-    up to `MOST_INCHES`.
+    up to `MOST_INCHES` and `most`.
     """
     queries, keys = len(maps.row_tokens), len(maps.tokens)
     needed = canvas.room_for_labels(max(queries, keys))
-    return canvas.map_size(queries, keys, max(longest, needed) if needed <= MOST_INCHES else longest)
+    return canvas.map_size(queries, keys, max(longest, needed) if needed <= min(MOST_INCHES, most) else longest)
 
 
 def _blocks(maps: AttentionMaps, size: canvas.Size) -> canvas.Blocks:
     return canvas.block_sizes(len(maps.row_tokens), len(maps.tokens), size)
 
 
-def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray]) -> Figure:
+def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray], text: str = "") -> Figure:
     """Draw the target matrix of each pattern for a sentence (Deshpande & Narasimhan 2020, figures 2 and 4).
+
+    text: the sentence, for people; empty shows its tokens.
 
     Raises ValueError if there are no patterns.
     """
     if not target_by_name:
         raise ValueError("there is no pattern to draw: give at least one target matrix")
     inches = max(1.9, min(3.4, len(tokens) * 0.105))  # room for every token, if that is possible
-    columns = min(int(WIDTH / inches), len(target_by_name))
-    rows = math.ceil(len(target_by_name) / columns)
-    figure = Figure((columns * inches + 1.8, rows * (inches + 0.25) + 1.0), layout="compressed")
+    columns, rows = canvas.grid(len(target_by_name), int(WIDTH / inches))
+    figure = Figure((columns * inches + 1.8, rows * (inches + 0.9) + 1.0), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     size = canvas.Size(inches, inches)
     for at, (panel, (name, target_QK)) in enumerate(zip(axes, target_by_name.items(), strict=False)):
         image = canvas.draw_map(panel, target_QK, size)
         panel.set_title(label(title(name)), fontsize=LARGE)
-        bottom = at + columns >= len(target_by_name)
+        bottom = at + columns >= len(target_by_name) or _uneven(axes, target_by_name)
         beside = tokens if at % columns == 0 else ()
         canvas.token_ticks(panel, size, rows=beside, columns=tokens if bottom else ())
-    for panel in axes[len(target_by_name) :]:
-        panel.set_axis_off()
-    canvas.weight_bar(figure, image, axes, canvas.block_sizes(len(tokens), len(tokens), size))
+    spare = axes[len(target_by_name) :]
+    canvas.fill(figure, image, axes, spare, canvas.block_sizes(len(tokens), len(tokens), size))
+    canvas.caption(figure, "Targets of the patterns", text or " ".join(tokens), KINDS["encoder"].caption)
     return figure
 
 
 def draw_maps(
-    columns: Mapping[str, Sequence[tuple[str, AttentionMaps]]], layer: int | Sequence[int], head: int | Sequence[int]
+    columns: Mapping[str, Sequence[tuple[str, AttentionMaps]]],
+    layer: int | Sequence[int],
+    head: int | Sequence[int],
+    run: str = "",
 ) -> Figure:
     """Draw attention maps of chosen heads: arms side by side, and training proceeding from top to bottom.
 
@@ -230,6 +323,7 @@ def draw_maps(
     columns: {arm: (label, maps) from the start to the end of training}.
     layer: layer of the head, or of each head.
     head: number of the head in its layer, or of each head.
+    run: what the maps are of, such as a run and its step, for the caption.
     """
     chosen = list(zip(np.atleast_1d(layer).tolist(), np.atleast_1d(head).tolist(), strict=True))
     rows = max((len(series) for series in columns.values()), default=0)
@@ -237,7 +331,7 @@ def draw_maps(
         raise ValueError("there is no attention map to draw: give at least one arm with one map")
     wide = len(chosen) * len(columns)
     inches = max(1.6, min(3.4, WIDTH / wide))
-    figure = Figure((wide * inches + 1.8, rows * (inches + 0.15) + 1.4), layout="compressed")
+    figure = Figure((wide * inches + 1.8, rows * (inches + 0.15) + 2.0), layout="compressed")
     axes = figure.subplots(rows, wide, squeeze=False)
     for panel in axes.ravel():  # panels stay empty where an arm has fewer maps, or lacks a head
         panel.set_axis_off()
@@ -254,7 +348,7 @@ def draw_maps(
                 panel.set_ylabel(label(name, 30), fontsize=MEDIUM, parse_math=False)
             if row == 0:
                 where = f"layer {place[0] + 1}, head {place[1] + 1}"
-                panel.set_title(f"{label(arm, 24)}\n{where}", fontsize=MEDIUM, parse_math=False)
+                _set_title(panel, size, label(arm, 24), where)
             beside, is_last = maps.row_tokens if at == 0 else (), row == len(columns[arm]) - 1
             canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if is_last else ())
     if drawn is None:
@@ -264,44 +358,43 @@ def draw_maps(
     longest = max((maps for series in columns.values() for _, maps in series), key=lambda maps: len(maps.tokens))
     longest_size = canvas.map_size(len(longest.row_tokens), len(longest.tokens), inches)
     canvas.weight_bar(figure, drawn, axes, _blocks(longest, longest_size))
+    canvas.caption(figure, run, longest.sentence, KINDS[longest.kind].caption)
     return figure
 
 
-def draw_means(maps_by_arm: Mapping[str, AttentionMaps]) -> Figure:
+def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figure:
     """Draw the attention of the last layer, as the mean over its heads, with the arms side by side.
 
     The maps are of the same kind, and of the same text. For encoders, titles have the shares of attention on the
     diagonal and on stripes (`analysis.stripes`), as in figure 3 of He et al. 2021 (DeBERTa). Raises ValueError if there
     is no arm.
+
+    run: what the maps are of, such as a comparison and its step, for the caption.
     """
     if not maps_by_arm:
         raise ValueError("there is no attention map to draw: give at least one arm")
     first = next(iter(maps_by_arm.values()))
     size = _map_size(first, 3.4)
-    columns = min(max(3, int(WIDTH / size.width)), len(maps_by_arm))
-    rows = math.ceil(len(maps_by_arm) / columns)
+    columns, rows = canvas.grid(len(maps_by_arm), max(3, int(WIDTH / size.width)))
     # Room for labels of the rows and the colour bar, and for labels of the columns, where a row may be incomplete.
     wide, high = columns * size.width + 2.6, rows * (size.height + 0.4) + 2.1 + (rows > 1)
     figure = Figure((wide, high), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for at, (panel, (arm, maps)) in enumerate(zip(axes, maps_by_arm.items(), strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[-1].mean(0), size)
-        named = f"{label(arm, 24)}: layer {len(maps.weights_NHQK)}"
-        panel.set_title(named + _shares(maps), fontsize=MEDIUM, parse_math=False)
-        bottom = at + columns >= len(maps_by_arm)
+        _set_title(panel, size, f"{label(arm, 24)}: layer {len(maps.weights_NHQK)}", _shares(maps))
+        bottom = at + columns >= len(maps_by_arm) or _uneven(axes, maps_by_arm)
         beside = maps.row_tokens if at % columns == 0 else ()
         canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if bottom else ())
-    for panel in axes[len(maps_by_arm) :]:
-        panel.set_axis_off()
-    canvas.weight_bar(figure, image, axes, _blocks(first, size))
+    canvas.fill(figure, image, axes, axes[len(maps_by_arm) :], _blocks(first, size))
     kind = KINDS[first.kind]
-    canvas.caption(figure, f"{kind.title}, mean over the heads of the last layer", kind.caption)
+    canvas.caption(figure, run, f"{kind.title}, mean over the heads of the last layer", first.sentence, kind.caption)
     return figure
 
 
 def _shares(maps: AttentionMaps) -> str:
-    """Return a second line for the title of a map of the last layer; empty for maps of a decoder."""
+    """Return a line for the title of a map of the last layer; empty for maps of a decoder."""
     if maps.kind != "encoder":
         return ""
     found = stripes.shares_of_maps(maps)
-    return f"\n{found.diagonal[-1]:.2f} on the diagonal, {found.stripes[-1]:.2f} on stripes"
+    return f"{found.diagonal[-1]:.2f} on the diagonal, {found.stripes[-1]:.2f} on stripes"

@@ -7,7 +7,7 @@ import numpy as np
 from etils import epath
 from matplotlib.figure import Figure
 
-from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, label, save
+from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, caption, label, save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +35,16 @@ def heat_maps(maps: Sequence[HeatMap], directory: epath.Path) -> list[tuple[str,
     drawn = []
     for one in maps:
         if any(loss is not None for row in one.losses for loss in row):
-            path = save(draw_heat_map(one), directory / f"search_{one.arm}.png")
+            path = save(draw_heat_map(one, directory.parent.name), directory / f"search_{one.arm}.png")
             drawn.append((one.arm, f"{directory.name}/{path.name}"))
     return drawn
 
 
-def draw_heat_map(one: HeatMap) -> Figure:
-    """Draw a heat map with the loss in each cell; low losses are dark, and cells without a loss are empty."""
+def draw_heat_map(one: HeatMap, run: str = "") -> Figure:
+    """Draw a heat map with the loss in each cell; low losses are dark, and cells without a loss are empty.
+
+    run: name of the search, for the caption.
+    """
     losses = np.array([[np.nan if loss is None else loss for loss in row] for row in one.losses], np.float64)
     figure = Figure((1.6 + 0.9 * losses.shape[1], 1.1 + 0.45 * losses.shape[0]), layout="constrained")
     axes = figure.subplots()
@@ -56,4 +59,5 @@ def draw_heat_map(one: HeatMap) -> Figure:
     axes.set_xlabel(one.columns, fontsize=MEDIUM)
     axes.set_ylabel(one.rows, fontsize=MEDIUM)
     axes.set_title(label(f"{one.arm}: lowest {one.metric}", 60), fontsize=LARGE, loc="left", parse_math=False)
+    caption(figure, run)
     return figure
