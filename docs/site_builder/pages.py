@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 
 from ag_jax import cli, config_reader
@@ -34,7 +33,6 @@ def write(site: Site) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and path not in written:
             path.unlink()
-    shutil.rmtree(folder / ".ipynb_checkpoints", ignore_errors=True)
 
 
 def generated(site: Site) -> Iterator[tuple[str, str]]:
@@ -93,17 +91,17 @@ def of_verbs() -> str:
     for name, verb in VERBS.items():
         parts += [f"## ag-jax {name}", f"{plain(sentence(verb.summary))}"]
         parts += [fence("bash", f"ag-jax {name} {verb.usage}".rstrip())]
-        own = {flag: FLAGS[flag] for flag in verb.flags if flag not in HOSTS}
+        own = {key: FLAGS[key] for key in verb.flags if key not in HOSTS}
         if verb.has_config:
             own = {"config": Flag("file", verbs.CONFIG), "config.SECTION.KEY": Flag("value", verbs.SETTING)} | own
-        parts += [definitions((flag_head(flag, FLAG), flag_meaning(FLAG)) for flag, FLAG in own.items())] if own else []
+        parts += [definitions((flag_head(key, flag), flag_meaning(flag)) for key, flag in own.items())] if own else []
         if set(verb.flags) & set(HOSTS):
             parts += ["It also reads the [flags for several machines](#several-machines)."]
         parts += [fence("bash", "\n".join(verb.examples))]
     parts += [
         "## Several machines",
         "On several machines, run the same command on each. A TPU pod slice needs none of these flags.",
-        definitions((flag_head(flag, FLAGS[flag]), flag_meaning(FLAGS[flag])) for flag in HOSTS),
+        definitions((flag_head(key, FLAGS[key]), flag_meaning(FLAGS[key])) for key in HOSTS),
     ]
     return joined(parts)
 
