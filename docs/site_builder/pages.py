@@ -1,5 +1,6 @@
 """The generated pages of the site: sections of README.md, verbs, settings, configs, papers and the Python API."""
 
+import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
@@ -25,7 +26,8 @@ def write(site: Site) -> None:
     folder = site.docs / GENERATED
     written = {folder / f"{name}.md": text.encode() for name, text in generated(site)}
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        written[folder / "notebooks" / notebook.name] = notebook.read_bytes()
+        target = folder / "notebooks" / notebook.name
+        written[target] = with_links(notebook.read_text(), site, notebook.parent, target.parent).encode()
     for path, content in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_bytes() != content:
@@ -33,6 +35,15 @@ def write(site: Site) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and path not in written:
             path.unlink()
+
+
+def with_links(notebook: str, site: Site, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
+    """Return a notebook, as JSON, with the links of the site in its texts."""
+    content = json.loads(notebook)
+    for cell in content["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = site.rewritten("".join(cell["source"]), written_in, shown_in)
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
 def generated(site: Site) -> Iterator[tuple[str, str]]:
