@@ -167,6 +167,13 @@ def test_a_page_is_named_by_its_title():
     )
 
 
+def test_links_of_a_notebook():
+    cells = [{"cell_type": kind, "source": ["see [b](../docs/", "guide.md#settings)"]} for kind in ("markdown", "code")]
+    folder = DOCS / "site" / "notebooks"
+    found = json.loads(pages.with_links(json.dumps({"cells": cells}), SITE, ROOT / "notebooks", folder))["cells"]
+    assert found == [{"cell_type": "markdown", "source": "see [b](../../guide.md#settings)"}, cells[1]]
+
+
 def test_links_to_files_lead_to_the_address_of_the_repository():
     site = dataclasses.replace(SITE, address="https://host/o/ag_jax/blob/main/")
     text = "[`quickstart`](../configs/quickstart.py) [all](../benchmarks/results/)"

@@ -1,8 +1,8 @@
 """The generated pages of the site: sections of README.md, verbs, settings, configs, papers and the Python API."""
 
+import json
 import pathlib
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 
 from ag_jax import cli, config_reader
@@ -26,7 +26,8 @@ def write(site: Site) -> None:
     folder = site.docs / GENERATED
     written = {folder / f"{name}.md": text.encode() for name, text in generated(site)}
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        written[folder / "notebooks" / notebook.name] = notebook.read_bytes()
+        target = folder / "notebooks" / notebook.name
+        written[target] = with_links(notebook.read_text(), site, notebook.parent, target.parent).encode()
     for path, content in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_bytes() != content:
@@ -34,7 +35,15 @@ def write(site: Site) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and path not in written:
             path.unlink()
-    shutil.rmtree(folder / ".ipynb_checkpoints", ignore_errors=True)
+
+
+def with_links(notebook: str, site: Site, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
+    """Return a notebook, as JSON, with the links of the site in its texts."""
+    content = json.loads(notebook)
+    for cell in content["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = site.rewritten("".join(cell["source"]), written_in, shown_in)
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
 def generated(site: Site) -> Iterator[tuple[str, str]]:
@@ -93,17 +102,17 @@ def of_verbs() -> str:
     for name, verb in VERBS.items():
         parts += [f"## ag-jax {name}", f"{plain(sentence(verb.summary))}"]
         parts += [fence("bash", f"ag-jax {name} {verb.usage}".rstrip())]
-        own = {flag: FLAGS[flag] for flag in verb.flags if flag not in HOSTS}
+        own = {key: FLAGS[key] for key in verb.flags if key not in HOSTS}
         if verb.has_config:
             own = {"config": Flag("file", verbs.CONFIG), "config.SECTION.KEY": Flag("value", verbs.SETTING)} | own
-        parts += [definitions((flag_head(flag, FLAG), flag_meaning(FLAG)) for flag, FLAG in own.items())] if own else []
+        parts += [definitions((flag_head(key, flag), flag_meaning(flag)) for key, flag in own.items())] if own else []
         if set(verb.flags) & set(HOSTS):
             parts += ["It also reads the [flags for several machines](#several-machines)."]
         parts += [fence("bash", "\n".join(verb.examples))]
     parts += [
         "## Several machines",
         "On several machines, run the same command on each. A TPU pod slice needs none of these flags.",
-        definitions((flag_head(flag, FLAGS[flag]), flag_meaning(FLAGS[flag])) for flag in HOSTS),
+        definitions((flag_head(key, FLAGS[key]), flag_meaning(FLAGS[key])) for key in HOSTS),
     ]
     return joined(parts)
 
