@@ -62,3 +62,26 @@ def test_results_of_the_earlier_freelb_say_so():
         or "subset_seed=" in " ".join(notes)
         for notes in recorded
     )
+
+
+STEPS = {  # rows of the README's table of the cost of guidance, and their records
+    "kernel, without guidance": "plan_v5e-8-mlm",
+    "kernel, with guidance": "plan_v5e-8",
+    "`model.attention=reference`, without guidance": "plan_v5e-8-reference-mlm",
+    "`model.attention=reference`, with guidance": "plan_v5e-8-reference",
+}
+
+
+def test_the_readmes_costs_of_guidance_are_recorded():
+    lines = (BENCHMARKS.parent / "README.md").read_text().splitlines()
+    rows = {cells[1]: cells[2:-1] for line in lines if (cells := [cell.strip() for cell in line.split("|")])[1:]}
+    versions = set()
+    for row, name in STEPS.items():
+        plan = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())
+        step, forecast = plan["own"], plan["forecast"]
+        expected = [f"{step['costs']['hbm_bytes'] / 1e9:.1f} GB", f"{step['memory']['temporary'] / 2**30:.2f} GiB"]
+        expected += [f"{forecast['seconds'] * 1e3:.0f} ms", f"{forecast['mfu']:.0%}", f"{plan['bounds']['mfu']:.0%}"]
+        assert [cell.replace(" %", "%") for cell in rows[row]] == expected, row
+        versions.add(tuple(plan["versions"].items()))
+    ((_, jax), _, (_, libtpu)) = next(iter(versions))
+    assert len(versions) == 1 and f"jax {jax} and libtpu {libtpu}" in " ".join(lines).replace("  ", " ")
