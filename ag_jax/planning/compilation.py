@@ -58,17 +58,17 @@ class Memory:
 class KernelCycles:
     """Cycles of all calls of a program's kernels (Pallas) in one step on one device.
 
-    A call has the cycles of the kernel's schedule, or, if these are more, those of its matrix products at the chip's
-    peak, because a schedule does not count waiting for the matrix units.
+    A call has the cycles of the kernel's schedule, or, if these are more, those of the matrix products that the kernel
+    declares, at the chip's peak, because a schedule does not count waiting for the matrix units.
 
     by_kernel: cycles of all calls, by name.
     missing: names of kernels without a schedule, as with some versions of libtpu.
-    unknown_loops: names of kernels with a loop whose body is counted once, because its iterations are unknown.
+    with_unknown_loops: names of kernels with a loop whose body is counted once, because its iterations are unknown.
     """
 
     by_kernel: dict[str, float]
     missing: tuple[str, ...] = ()
-    unknown_loops: tuple[str, ...] = ()
+    with_unknown_loops: tuple[str, ...] = ()
 
     @property
     def total(self) -> float:
@@ -160,7 +160,7 @@ def kernel_cycles(program: HloModule, device: Chip) -> KernelCycles:
         by_kernel[kernel.name] = by_kernel.get(kernel.name, 0.0) + calls * max(schedule.cycles, at_peak)
         if schedule.unknown_loops:
             unknown.append(kernel.name)
-    return KernelCycles(by_kernel, tuple(missing), tuple(unknown))
+    return KernelCycles(by_kernel, tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unknown)))
 
 
 def too_large(message: str) -> TooLarge | None:

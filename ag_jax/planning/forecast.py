@@ -11,7 +11,7 @@ from ag_jax.training.chips import Chip
 class Forecast:
     """Parts of a step's time in seconds, which are assumed not to overlap.
 
-    operations: the compiler's estimate for its operations, which includes their HBM traffic.
+    operations: the compiler's estimate for all operations but kernels and collectives, which includes HBM traffic.
     kernels: instruction schedules of the kernels, without waiting for memory.
     messages: communication between chips at full bandwidth.
     """
@@ -22,7 +22,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """The forecast of the step's time."""
+        """The sum of the parts, which may be less than a lower bound; `plan.estimates` then takes the bound."""
         return self.operations + self.kernels + self.messages
 
 
@@ -38,7 +38,7 @@ def forecast(step: Compiled, device: Chip, limits: Roofline) -> Forecast | str:
         return "this version of libtpu writes no estimated cycles into the compiled program"
     if step.kernels.missing:
         return f"this version of libtpu writes no schedule of the kernels {', '.join(step.kernels.missing)}"
-    unknown = (*step.costs.unknown_loops, *step.kernels.unknown_loops)
+    unknown = (*step.costs.unknown_loops, *(f"in the kernel {name}" for name in step.kernels.with_unknown_loops))
     if unknown:
         return f"the number of iterations of loops is unknown: {', '.join(unknown)}"
     return Forecast(step.costs.estimated_cycles / device.clock, step.kernels.total / device.clock, limits.messages)

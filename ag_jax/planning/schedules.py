@@ -6,7 +6,8 @@ with the loops around them. The cycles of a kernel are the bundles, times the it
 waiting for memory or for the matrix units. Counted, although they may be left out: bundles that run only if a condition
 is true.
 
-The flags are read when libtpu is loaded, so `request` has to be called before.
+A loop is taken to count from 0 in steps of 1 to the constant in its exit test. The flags are read when libtpu is
+loaded, so `request` has to be called before.
 """
 
 import atexit
@@ -36,7 +37,7 @@ class Schedule:
     """The schedule of one call of a kernel.
 
     cycles: bundles, times the iterations of their loops.
-    unknown_loops: loops whose iterations are not in the schedule; their bundles are counted once.
+    unknown_loops: number of loops whose iterations are not in the schedule; their bundles are counted once.
     """
 
     cycles: float
@@ -45,10 +46,10 @@ class Schedule:
 
 @functools.cache
 def request() -> pathlib.Path:
-    """Ask libtpu for the schedules of the kernels that this process compiles; return the folder that will have them.
+    """Set LIBTPU_INIT_ARGS so that libtpu writes the schedules of the kernels that this process compiles to a folder.
 
-    Flags of the environment that already ask for schedules, in another form or folder, stay as they are, and there are
-    no schedules then. The folder is removed at the end of the process.
+    Return the folder, which stays empty if libtpu is loaded already, or if the variable has flags for dumps
+    (`xla_jf_dump...`), which are not changed. The folder is removed at the end of the process.
     """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ag_jax_schedules_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -59,7 +60,10 @@ def request() -> pathlib.Path:
 
 
 def find(kernel: Instruction, folder: pathlib.Path) -> Schedule | None:
-    """Return the newest schedule of a kernel in the folder of `request`; None if there is none."""
+    """Return the schedule of the kernel with this name, these operands and results in the folder of `request`.
+
+    The newest one if several programs have such a kernel; None if there is none.
+    """
     found = []
     for analysis in folder.glob(f"*-{kernel.name}-*-schedule-analysis_final_bundles.txt"):
         written = _KERNEL.search(analysis.read_text())
@@ -77,7 +81,10 @@ def find(kernel: Instruction, folder: pathlib.Path) -> Schedule | None:
 
 
 def read(text: str) -> Schedule | None:
-    """Return the schedule that a file of bundles describes; None if it has no bundles, as of another version."""
+    """Return the schedule that a file of bundles describes.
+
+    None if no bundle is recognised, as when another version of libtpu writes another format.
+    """
     loops = [_Loop(iterations=1)]  # around the current line, the outermost first; the first one is no loop
     unknown = 0
 

@@ -14,7 +14,7 @@ from ag_jax.training.job import Evaluation
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """Comparison of evaluations by a metric.
+    """Rule by which evaluations are compared: a metric, and whether it is to be low.
 
     metric: name of the metric.
     is_lower_better: whether the lowest value is the best, not the highest.
@@ -38,7 +38,7 @@ class Best:
         return None if best is None else best[1]
 
     def number(self, history: Sequence[Evaluation]) -> int:
-        """Return the number of the best evaluation, counted from 1; 0 if there is none."""
+        """Return the place of the best evaluation in the history, counted from 1; 0 if there is none."""
         found = self.index(evaluation.values.get(self.metric) for evaluation in history)
         return 0 if found is None else found + 1
 
@@ -48,5 +48,8 @@ class Best:
         return history[number - 1] if number else None
 
     def is_over(self, history: Sequence[Evaluation], patience: int | None) -> bool:
-        """Return whether the last `patience` evaluations brought no better value; never for None."""
+        """Return whether the last `patience` evaluations brought no better value; never for None.
+
+        Equal values, and values that are no finite number, are not better.
+        """
         return patience is not None and len(history) - self.number(history) >= patience

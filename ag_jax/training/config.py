@@ -20,15 +20,15 @@ class TrainingConfig:
     keep_best: whether the checkpoint of the best evaluation is kept, too, by `best_metric`.
     patience: number of evaluations in a row without a better `best_metric` after which the run ends before its last
         step; its schedules stay those of all steps. None trains all steps.
-    best_metric: metric of the evaluations by which they are compared, such as mlm_accuracy; lower is better for losses,
-        higher for others. None takes the loss by which the run is summarised.
+    best_metric: metric of the evaluations by which they are compared, such as mlm_accuracy; lower is better for losses
+        and nll, higher for others. None takes the loss by which the run is summarised.
     keep_every: checkpoints at multiples of this many steps are kept, too; None keeps no others.
     milestones: fractions of the run at which checkpoints are saved and kept, too.
     step_timeout: seconds without progress after which the program reports where it hangs and ends; None waits forever.
     initial_weights: directory of a run whose newest parameters this run starts from; None starts from randomly
         initialised parameters.
-    profile: first and last step of which the profiler writes a trace into the run directory, such as 20,24; empty for
-        no trace.
+    profile: first and last of the steps that the profiler traces, such as 20,24, into the run directory; empty for no
+        trace.
     tensorboard: whether metrics are also written as TensorBoard events.
     wandb: Weights & Biases project to which metrics are sent; None sends nothing.
     """

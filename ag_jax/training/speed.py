@@ -27,7 +27,7 @@ class Interval:
 
 
 class Speedometer:
-    """Clock of the training steps; its intervals end where rows of metrics are written.
+    """Clock of the training steps, with the checkpoints between them; its intervals end at rows of metrics.
 
     step, tokens: the numbers of steps and of tokens so far.
     """
@@ -39,18 +39,21 @@ class Speedometer:
         self._evaluation_seconds = 0.0  # of an evaluation, by the last one
 
     def compiled(self, seconds: float, tokens: int) -> None:
-        """Leave out one step, in which the program was compiled, and its tokens."""
+        """Leave one step, in which the program was compiled, and its tokens out of the timed ones; `seconds` has it."""
         self._compiling += seconds
         self._compiled_steps += 1
         self._compiled_tokens += tokens
 
     def evaluated(self, seconds: float, again: float) -> None:
-        """Leave out an evaluation; `again` is the time that the next one is expected to take, without compilation."""
+        """Leave an evaluation out of `seconds` and of the timed steps.
+
+        again: seconds that the next evaluation is expected to take, without compilation.
+        """
         self.paused(seconds)
         self._evaluation_seconds = again
 
     def paused(self, seconds: float) -> None:
-        """Leave out time in which no step was computed."""
+        """Leave time in which no step was computed out of `seconds` and of the timed steps."""
         self._began += seconds
 
     def read(self, step: int, tokens: int) -> Interval:
@@ -67,7 +70,7 @@ class Speedometer:
         return found
 
     def seconds_left(self, steps: int, evaluations: int) -> float | None:
-        """Return the estimated duration of so many steps and evaluations; None before the first timed step."""
+        """Return the estimated duration of so many steps and evaluations; None before `read` returned a timed step."""
         if not self._recent:
             return None
         timed = sum(found.timed_seconds for found in self._recent) / sum(found.timed_steps for found in self._recent)

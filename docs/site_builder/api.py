@@ -16,10 +16,11 @@ PUBLIC = (
     ),
     (
         "Models to look into",
-        "A run, a trial, or a Hugging Face directory.",
-        "ag_jax.interop.opening",
-        ("open_for_inspection", "Inspected"),
+        "A run, a trial, a Hugging Face directory, or the best model of a comparison or a suite.",
+        "ag_jax.finetuning.best",
+        ("open_for_inspection",),
     ),
+    ("What is opened", "The result of `open_for_inspection`.", "ag_jax.interop.opening", ("Inspected",)),
     (
         "Attention maps",
         "[Look inside](../guide.md#look-inside) has examples.",

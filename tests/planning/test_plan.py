@@ -129,7 +129,7 @@ def test_a_forecast_by_hand():
     [
         ({}, KernelCycles({}), "writes no estimated cycles"),
         ({"estimated_cycles": 1.0}, KernelCycles({}, ("attention.1",)), "no schedule of the kernels attention.1"),
-        ({"estimated_cycles": 1.0}, KernelCycles({}, (), ("attention.1",)), "unknown: attention.1"),
+        ({"estimated_cycles": 1.0}, KernelCycles({}, (), ("attention.1",)), "unknown: in the kernel attention.1"),
         ({"estimated_cycles": 1.0, "unknown_loops": ("while.3",)}, KernelCycles({}), "unknown: while.3"),
     ],
 )

@@ -119,5 +119,5 @@ def test_a_kernel_that_is_counted_by_hand(calls, is_declared):
     found = compilation.kernel_cycles(
         compiled("v5e", product, (24 * 512, 512), (512, 512)), topology.parse("v5e-8").chip
     )
-    assert not found.missing and not found.unknown_loops and len(found.by_kernel) == 1
+    assert not found.missing and not found.with_unknown_loops and len(found.by_kernel) == 1
     assert (0.99 if is_declared else 0.85) < found.total / (calls * by_hand) < 1.2

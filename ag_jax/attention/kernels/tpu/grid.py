@@ -24,7 +24,8 @@ BLOCK = 512  # rows and columns of the largest tile
 _LANES = 128
 _SUBLANES = 8
 _VMEM = 64 * 2**20
-_OF_KEYS = ("key", "value", "key_segments", "weights")  # operands with an entry for each key; others have one a query
+_OF_KEYS = ("key", "value", "key_segments", "weights")  # operands with an entry for each key; but for the bias, others
+# have one for each query
 
 
 def head_group(heads: int, head_width: int) -> int:
@@ -241,7 +242,11 @@ class Grid:
     def moved_bytes(
         self, operands: dict[str, Array], results: list[jax.ShapeDtypeStruct], streamed: tuple[str, ...]
     ) -> float:
-        """Return the bytes that a kernel reads and writes, for the cost estimate; with a band, at most so many.
+        """Return about how many bytes a kernel reads and writes, for the cost estimate.
+
+        Each array counts once, and blocks of `streamed` sides once for every held block that they meet. With a band,
+        fewer are read, because neighbouring steps may share a block. Not counted: segment ids and a shared bias that
+        are read again for other heads.
 
         streamed: sides (`queries`, `keys`) of which blocks pass through while a block of the other side is held: each
             of their blocks is read again for every block that is held and that it meets.
