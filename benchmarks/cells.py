@@ -21,6 +21,7 @@ import ag_jax
 
 Line = dict[str, Any]
 CODE = ("ag_jax", "configs")  # the package; config files are part of it
+PROGRAMS = "benchmarks/*.py"  # which decide what is run
 
 
 def read(path: pathlib.Path) -> list[Line]:
@@ -48,7 +49,7 @@ def check(path: pathlib.Path, root: pathlib.Path) -> None:
     """Raise ValueError if no line may be added to the file: with uncommitted changes of the code, or if the file has
     lines of another commit than that of the clone `root`.
     """
-    changed = _git(root, "status", "--porcelain", "--", *CODE).splitlines()
+    changed = _git(root, "status", "--porcelain", "--", *CODE, PROGRAMS).splitlines()
     if changed:
         raise ValueError(
             f"{root} has uncommitted changes of the code, so its commit does not say what ran: "

@@ -4,8 +4,8 @@
 
 A table for each task has the arms that were trained, with scores in percent on the development set (and on the test set
 where the trials predicted one). The difference from plain training is paired by seed; p is corrected by Holm's method
-for all tests of the table. A trial counts as at chance if its score is less than three standard errors above that of
-a model that has learnt nothing.
+for all tests of the table. A trial is at chance if its loss was not finite, or if its score is less than three standard
+errors above that of a model that has learnt nothing; of F1, if no entity is found.
 """
 
 import collections
@@ -59,12 +59,18 @@ def at_chance(task: str, score: float, examples: int) -> bool:
 
 
 def differences(of: Scores, arms: Sequence[str]) -> dict[str, dict[str, PairedDifference | None]]:
-    """Return {arm: {split: difference from plain training}} over the seeds that no compared arm lacks or failed."""
+    """Return {arm: {split: difference from plain training}} over the seeds that no compared arm lacks or failed.
+
+    Arms without any score are left out.
+    """
     splits = of[PLAIN]
-    given: dict[str, dict[str, list[float]]] = {arm: {} for arm in (PLAIN, *arms)}
+    scored = [arm for arm in arms if any(not math.isnan(one) for one in of[arm]["validation"].values())]
+    given: dict[str, dict[str, list[float]]] = {arm: {} for arm in (PLAIN, *scored)}
     for split in splits:
         seeds = sorted(
-            set.intersection(*({seed for seed, one in of[arm][split].items() if not math.isnan(one)} for arm in given))
+            set.intersection(
+                *({seed for seed, one in of[arm].get(split, {}).items() if not math.isnan(one)} for arm in given)
+            )
         )
         for arm in given:
             given[arm][split] = [100 * of[arm][split][seed] for seed in seeds]
@@ -79,18 +85,18 @@ def compared(lines: Sequence[Line], task: str, arms: Mapping[str, str], first: s
     """
     of = scores(lines, task)
     there = {arm: name for arm, name in arms.items() if arm in of}
-    examples = next(line["examples"]["validation"] for line in lines if line["task"] == task)
+    examples = next(line["examples"] for line in lines if line["task"] == task)
     found = differences(of, list(there))
     rows = []
     for arm, name in {PLAIN: PLAIN, **there}.items():
         for split, by_seed in of[arm].items():
             known = [100 * one for one in by_seed.values() if not math.isnan(one)]
-            low = sum(at_chance(task, one, examples) for one in of[arm]["validation"].values())
-            spread = significance.spread(known)
-            deviation = "" if spread.deviation is None else f" ± {spread.deviation:.1f}"
+            low = sum(at_chance(task, one, examples[split]) for one in by_seed.values())
+            spread = significance.spread(known) if known else None
+            deviation = "" if spread is None or spread.deviation is None else f" ± {spread.deviation:.1f}"
             where = {"validation": "", "test": " (test)"}[split]
-            shown = [f"{name}{where}", str(len(by_seed)), f"{spread.mean:.1f}{deviation}"]
-            rows.append([*shown, *_cells(None if arm == PLAIN else found[arm][split]), str(low)])
+            shown = [f"{name}{where}", str(len(by_seed)), f"{spread.mean:.1f}{deviation}" if spread else "–"]
+            rows.append([*shown, *_cells(found.get(arm, {}).get(split)), str(low)])
     header = (first, "seeds", "score", "difference (95 % interval)", "p", "shows", "seeds at chance")
     return markdown.table(header, rows)
 

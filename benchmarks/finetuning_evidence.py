@@ -315,8 +315,11 @@ def run(
         for cell in waiting:
             with claims(root / "claims" / str(of.index(cell))) as mine:
                 # Another process may have finished the cell since the file was read.
-                found = set(map(Cell.of, cells.read(path)))
+                lines = cells.read(path)
+                found = set(map(Cell.of, lines))
                 if not mine or cell in found or (chosen and needed(cell, chosen) - found):
+                    continue
+                if chosen and needed(cell, chosen) and at_chance(cell.task, lines, options.data):
                     continue
                 cells.check(path, ROOT)
                 line = trained(cell, options, root, selecting=chosen is None) | origin

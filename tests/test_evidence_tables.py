@@ -28,7 +28,7 @@ def lines_of(task="sst2", metric="accuracy", scores=None, examples=872, **more):
             "arm": arm,
             "seed": seed,
             "learning_rate": 5e-5,
-            "examples": {"train": 3200, "validation": examples},
+            "examples": {"train": 3200, "validation": examples, "test": examples},
             "scores": {"validation": {metric: score}},
             **more,
         }
@@ -66,6 +66,17 @@ def test_failed_trials_are_counted_and_not_averaged():
     lines[4] = {key: value for key, value in lines[4].items() if key != "scores"} | {"failed": "no number"}
     found = rows_of(tables.compared(lines, "cola", {"asa": "asa"}, "arm"))
     assert found[2][:3] == ["asa", "3", "36.0 ± 1.4"] and found[2][3].startswith("+5.5") and found[2][-1] == "1"
+
+
+def test_an_arm_whose_trials_all_failed_hides_no_other():
+    lines = lines_of("wnut17", "entity_f1", {"plain": (0.3, 0.32), "asa": (0.35, 0.36), "smart": (0.1, 0.1)})
+    for line in lines:
+        line["scores"]["test"] = line["scores"]["validation"]
+        if line["arm"] == "smart":
+            del line["scores"]
+    found = rows_of(tables.compared(lines, "wnut17", {"asa": "asa", "smart": "smart"}, "arm"))
+    assert [row[0] for row in found[1:]] == ["plain", "plain (test)", "asa", "asa (test)", "smart"]
+    assert found[3][3].startswith("+4.5") and found[5] == ["smart", "2", "–", "–", "–", "–", "2"]
 
 
 def test_a_task_with_a_test_set_and_masks():

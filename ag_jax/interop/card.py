@@ -275,12 +275,14 @@ def _shown(name: str, value: Any) -> str:
 def _source_names(sources: str) -> str:
     """Return the text of `data.source` without the directories that its files and folders are in.
 
-    Names of TensorFlow Datasets and weights stay.
+    Names of TensorFlow Datasets, names at the Hugging Face hub, and weights stay.
     """
     names = []
     for source in re.split("([,=])", sources):
         path, weight = re.fullmatch(r"(.*?)(:[\d.]+)?", source, re.DOTALL).groups("")  # type: ignore[union-attr]
-        if not path.startswith("tfds:"):
+        of_hub = path.removeprefix("hf:").partition(":")[0]
+        is_name = path.startswith("hf:") and of_hub.count("/") <= 1 and not of_hub.startswith((".", "~", "/"))
+        if not path.startswith("tfds:") and not is_name:
             path = re.sub(r".*/(?=[^/])", "", path)
         names.append(path + weight)
     return "".join(names)

@@ -37,7 +37,10 @@ def forecast(step: Compiled, device: Chip, limits: Roofline) -> Forecast | str:
     if step.costs.estimated_cycles is None:
         return "this version of libtpu writes no estimated cycles into the compiled program"
     if step.kernels.missing:
-        return f"this version of libtpu writes no schedule of the kernels {', '.join(step.kernels.missing)}"
+        return (
+            f"libtpu wrote no schedule of the kernels {', '.join(step.kernels.missing)}: this version writes none, "
+            "LIBTPU_INIT_ARGS has other flags for dumps, or libtpu was loaded before the plan was made"
+        )
     unknown = (*step.costs.unknown_loops, *(f"in the kernel {name}" for name in step.kernels.with_unknown_loops))
     if unknown:
         return f"the number of iterations of loops is unknown: {', '.join(unknown)}"

@@ -3,7 +3,6 @@
 The summary of the shorter run stays as `summary-STEPS.json`, and its last checkpoint and milestones are kept.
 """
 
-import dataclasses
 import re
 import sys
 
@@ -48,9 +47,16 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
-    """Return the steps of the milestones that a run had before it was extended; their checkpoints are never deleted.
+    """Return the steps of the milestones that a run had before it was resumed or extended; their checkpoints are never
+    deleted.
 
-    These are the `training.milestones` of all earlier lengths of the run.
+    These are the `training.milestones`, stored or given now, of all lengths of the run.
     """
-    shorter = [dataclasses.replace(config.training, steps=steps) for steps in earlier_lengths(workdir)]
-    return tuple(sorted({step for training in shorter for step in training.milestone_steps()}))
+    fractions, lengths = set(config.training.milestones), earlier_lengths(workdir)
+    if (
+        workdir / "config.json"
+    ).exists():  # the run may have begun with other milestones, such as those of an earlier version
+        training = read_json(workdir / "config.json", dict).get("training", {})
+        fractions |= set(training.get("milestones", ()))
+        lengths = [*lengths, config.training.steps]
+    return tuple(sorted({round(fraction * steps) for steps in lengths for fraction in fractions}))

@@ -137,7 +137,10 @@ def make_job(
             found["best"] = {"step": chosen.step, best.metric: chosen.values[best.metric]}
         if found["steps"] == training.steps:
             return found
-        by = "patience" if best.is_over(progress.history, training.patience) else "time_limit"
+        # A time limit adds an evaluation, which a run without one would not have, so that patience does not count it.
+        every = training.evaluate_every or training.steps
+        regular = [evaluation for evaluation in progress.history if evaluation.step % every == 0]
+        by = "patience" if best.is_over(regular, training.patience) else "time_limit"
         return found | {by: getattr(training, by)}
 
     def pause(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:

@@ -80,11 +80,6 @@ class TrainingConfig:
                 f"training.patience={self.patience} counts evaluations, but training.evaluate_every=none evaluates "
                 "only at the end: set evaluate_every, or patience=none"
             )
-        if self.best_metric is not None and not (self.keep_best or self.patience):
-            raise ValueError(
-                f"training.best_metric={self.best_metric} has no effect without training.keep_best=True or "
-                "training.patience: set one of them, or leave it out"
-            )
         if self.keep_best and self.evaluate_every is not None and self.evaluate_every % self.checkpoint_every:
             raise ValueError(
                 f"training.keep_best=True needs a checkpoint at each evaluation, so training.checkpoint_every="

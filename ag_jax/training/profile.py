@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from etils import epath
 
+from ag_jax.distributed import hosts
+
 FOLDER = "profile"
 
 
@@ -34,8 +36,9 @@ class Profile:
             return contextlib.nullcontext()
         if self._local is None:
             jax.block_until_ready(state)
-            self._local, self._began = tempfile.TemporaryDirectory(prefix="ag_jax-profile-"), step
-            jax.profiler.start_trace(self._local.name)
+            local = tempfile.TemporaryDirectory(prefix="ag_jax-profile-")
+            jax.profiler.start_trace(local.name)
+            self._local, self._began = local, step
         self._ended = step
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
@@ -49,15 +52,17 @@ class Profile:
         """
         jax.block_until_ready(state)
         before = time.perf_counter()
+        local, self._local = self._local, None  # so that `abandon` does not end it again if a file cannot be written
         jax.profiler.stop_trace()
         # The layout that TensorBoard looks for, with a name that is the same on all hosts.
         target = self._folder / "plugins" / "profile" / f"steps_{self._began}-{self._ended}"
         target.mkdir(parents=True, exist_ok=True)
-        for file in sorted(pathlib.Path(self._local.name).rglob("*")):
+        # The profiler names files by the machine, which several hosts (processes) may share.
+        host = f"host{hosts.index()}_" if hosts.count() > 1 else ""
+        for file in sorted(pathlib.Path(local.name).rglob("*")):
             if file.is_file():
-                (target / file.name).write_bytes(file.read_bytes())
-        self._local.cleanup()
-        self._local = None
+                (target / f"{host}{file.name}").write_bytes(file.read_bytes())
+        local.cleanup()
         return target, time.perf_counter() - before
 
     def abandon(self) -> bool:

@@ -178,7 +178,6 @@ def test_the_best_checkpoint_is_chosen_on_the_command_line(stopped, tmp_path, on
             {"patience": 2, "evaluate_every": None},
             "training.patience=2 counts evaluations, but training.eval",
         ),
-        ({"best_metric": "mlm_loss"}, "training.best_metric=mlm_loss has no effect without training.keep_best=True"),
         (
             {"keep_best": True, "evaluate_every": 1500},
             "checkpoint_every=1000 must divide .*evaluate_every=1500",

@@ -87,6 +87,8 @@ def wrapped(text: str | Sequence[str], inches: float, points: float, most: int =
             lines[-1] += f" {word}"
         else:
             lines.append(word)
+        if len(lines) > most:  # the rest of a long text is not shown
+            break
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1]}…"]
     for at, line in enumerate(lines):
@@ -196,7 +198,7 @@ def frame(axes: Axes, colour: str) -> None:
 def caption(figure: Figure, *texts: str) -> None:
     """Write texts above all panels of a figure, each in at most two lines; empty ones are left out."""
     inches = max(4.0, 0.92 * figure.get_figwidth())
-    lines = [wrapped(line, inches, MEDIUM) for text in texts if text for line in text.split("\n")]
+    lines = [wrapped(text, inches, MEDIUM) for text in texts if text]
     if lines:
         figure.suptitle("\n".join(lines), fontsize=MEDIUM, parse_math=False)
 

@@ -8,9 +8,11 @@ commit; the commit that it names when the text is prepared is what the cache and
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 import re
+import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ from ag_jax.data.text import fields
 from ag_jax.data.text.files import warn_once
 
 BEGINNING = "hf:"
+ASK_AGAIN = 60.0  # seconds for which an answer of the hub holds, because each shard of a data set asks
 SHARD_SIZE = 2**28  # bytes of text that a shard of unknown size is taken to have
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORM = re.compile(r"hf:(?P<name>[^:@]+)(@(?P<revision>[^:@]+))?(:(?P<config>[^:@]*))?(:(?P<split>[^:@]+))?", re.DOTALL)
@@ -54,18 +57,25 @@ class DataSet:
         """
         if self.revision and _COMMIT.fullmatch(self.revision):
             return self.revision
+        asked, found = _answers.get((self.name, self.revision), (-math.inf, ""))
+        if time.monotonic() - asked >= ASK_AGAIN:
+            found = self._ask()
+            _answers[self.name, self.revision] = time.monotonic(), found
+        warn_once(f"{self.source} is commit {found}; to read this version in later runs, too, write {self._at(found)}")
+        return found
+
+    def _ask(self) -> str:
+        """Return the commit that the hub names now, see `commit`."""
         import huggingface_hub  # imported here, because it takes long
 
         try:
-            found = str(huggingface_hub.HfApi().dataset_info(self.name, revision=self.revision).sha)
+            return str(huggingface_hub.HfApi().dataset_info(self.name, revision=self.revision).sha)
         except Exception as error:  # the hub's, those of its HTTP client, and those of names that cannot be right
             raise FileNotFoundError(
                 f"{self.source}: the Hugging Face hub gives no data set {self.name!r} ({' '.join(str(error).split())})"
                 ": check the name, or the network; hf:NAME@COMMIT with all 40 digits of a commit needs none, if the "
                 "text was prepared before"
             ) from error
-        warn_once(f"{self.source} is commit {found}; to read this version in later runs, too, write {self._at(found)}")
-        return found
 
     def _at(self, commit: str) -> str:
         rest = self.source.removeprefix(BEGINNING).partition(":")
@@ -141,6 +151,9 @@ class DataSet:
                 return
             count += 1
             yield fields.field_of(record, text_field, f"{where}, record {count}")
+
+
+_answers: dict[tuple[str, str | None], tuple[float, str]] = {}  # (name, revision): time, commit
 
 
 def is_data_set(part: str) -> bool:

@@ -52,11 +52,11 @@ class RemoteFile:
         Raises OSError, with the address, if the store cannot be read, also later, while the file is read.
         """
         del mode
-        return io.BufferedReader(RemoteStream(self.url, _filesystem(self.url).open(self.url, "rb")), READ_TOGETHER)
+        return io.BufferedReader(RemoteStream(self.url, _ask(self.url, "open", "rb")), READ_TOGETHER)
 
     def has_changed(self) -> bool:
         """Return whether the store has another content under this address by now."""
-        return _remote_file(self.url, _filesystem(self.url).info(self.url)) != self
+        return _remote_file(self.url, _ask(self.url, "info")) != self
 
 
 class RemoteStream(io.RawIOBase):
@@ -98,22 +98,26 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def files(path: str) -> tuple[str, list[RemoteFile]]:
-    """Return a directory, and the files that an address or a glob names: the file itself, or all files below it.
+def files(path: str) -> tuple[str, list[RemoteFile], set[str]]:
+    """Return a directory, the files that an address or a glob names, or that are below a directory which it names, and
+    the addresses of those that it names itself.
 
     Files are in the order of their addresses. Raises FileNotFoundError if there are none, and ValueError if the store
     cannot be reached.
     """
-    filesystem = _filesystem(path)
+    filesystem, protocol = _filesystem(path), path.partition("://")[0]
+    named: list[RemoteFile] = []
     try:
         if any(wildcard in path for wildcard in "*?["):
             base = posixpath.dirname(path[: min(path.find(wildcard) % (len(path) + 1) for wildcard in "*?[")])
             found = filesystem.glob(path, detail=True)
+            named = _listed(protocol, found)
             folders = [name for name, info in found.items() if info["type"] == "directory"]
             for folder in folders:
                 found |= filesystem.find(folder, detail=True)
         elif filesystem.isfile(path):
             base, found = posixpath.dirname(path), {path: filesystem.info(path)}
+            named = _listed(protocol, found)
         else:
             base, found = path, filesystem.find(path, detail=True)
     except FileNotFoundError:
@@ -123,10 +127,10 @@ def files(path: str) -> tuple[str, list[RemoteFile]]:
             f"data.source={path!r} cannot be reached ({type(error).__name__}: {error}): check the name and your "
             "credentials (for gs://: gcloud auth application-default login)"
         ) from error
-    listed = _listed(path.partition("://")[0], found)
+    listed = _listed(protocol, found)
     if not listed:
         raise FileNotFoundError(f"data.source={path!r} does not exist: expected a file, a directory or a glob there")
-    return base, listed
+    return base, listed, {file.url for file in named}
 
 
 def relative(file: RemoteFile, base: str) -> str:
@@ -152,10 +156,22 @@ def _remote_file(url: str, info: Mapping[str, Any]) -> RemoteFile:
             f"the object store says neither a checksum nor a time of {url}, so that a change of the text would not be "
             "noticed: copy the text to gs:// or to a disk"
         )
+    if info.get("size") is None:
+        raise ValueError(f"the store does not say how large {url} is: copy the text to gs:// or to a disk")
     value = info[known]
     if isinstance(value, datetime.datetime):  # some packages have the time of a file as a number in another listing
         value = value.timestamp()
     return RemoteFile(url, info["size"], f"{known} {value}")
+
+
+def _ask(url: str, method: str, *arguments: Any) -> Any:
+    """Return what a method of the store's file system returns for an address. Raises OSError with the address."""
+    try:
+        return getattr(_filesystem(url), method)(url, *arguments)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # stores raise different types
+        raise OSError(errno.EIO, f"cannot be read ({type(error).__name__}: {error})", url) from error
 
 
 def _filesystem(path: str) -> Any:

@@ -349,11 +349,9 @@ def _known_files(part: str) -> tuple[str, list[remote.RemoteFile]]:
     """Return a directory of an object store, and the files that a part of a source names there, of a directory those
     with a known ending.
     """
-    directory, listed = remote.files(part)
-    if [str(file) for file in listed] == [part]:
-        return directory, listed
-    shown = [file for file in listed if not file.name.startswith(".")]
-    files = [file for file in shown if text_files.is_known(file.name)]
+    directory, listed, named = remote.files(part)
+    shown = [file for file in listed if file.url in named or not file.name.startswith(".")]
+    files = [file for file in shown if file.url in named or text_files.is_known(file.name)]
     _report_left_out(part, files, [file for file in shown if file not in files])
     return directory, files
 

@@ -44,6 +44,7 @@ class Stream:
 def at_hub(monkeypatch):
     """A hub with one data set, whose branch main is at `commits[-1]`, and the calls of `load_dataset`."""
     files.warn_once.cache_clear()
+    hub._answers.clear()
     found = types.SimpleNamespace(calls=[], commits=[COMMIT], fails=False, num_bytes=5_000)
 
     def load_dataset(name, config, *, split, revision, streaming):
@@ -100,7 +101,7 @@ def test_a_data_set_is_not_mixed_with_itself(at_hub):
     assert len(mixture.components(DataConfig(source="hf:some/books:3,hf:some/books::test:1"))) == 2
 
 
-def test_shards_are_read_in_order_at_one_commit(at_hub, caplog):
+def test_shards_are_read_in_order_at_one_commit(at_hub, caplog, monkeypatch):
     units = list(sources.units("hf:some/books:en", [2]))
     assert [unit.size for unit in units] == [1_000] * 5 and [unit.skip_words for unit in units] == [2] * 5
     assert list(sources.documents_of([dataclasses.replace(unit, skip_words=0) for unit in units])) == DOCUMENTS
@@ -110,6 +111,8 @@ def test_shards_are_read_in_order_at_one_commit(at_hub, caplog):
     assert f"to read this version in later runs, too, write hf:some/books@{COMMIT}:en" in caplog.text
     assert not units[0].has_changed()
     at_hub.commits.append("f" * 40)
+    assert sources.identity("hf:some/books:en")[0][-1] == COMMIT, "the hub is not asked again at once"
+    monkeypatch.setattr(hub, "ASK_AGAIN", 0.0)
     assert units[0].has_changed() and sources.identity("hf:some/books:en")[0][-1] == "f" * 40
     at_hub.num_bytes = None
     assert [unit.size for unit in sources.units("hf:some/books")] == [hub.SHARD_SIZE] * 5
