@@ -103,14 +103,16 @@ def read(text: str) -> Schedule | None:
             close()
         if len(loops) - 1 == depth > 0 and mark in loops[-1].marks:  # another loop right after one at the same depth
             close()
-        while len(loops) - 1 < depth:
+        # The last bundles of a loop may stand behind its branch, which has no >: only a mark begins another loop.
+        while len(loops) - 1 < depth and mark in _LOOP_STARTS:
             loops.append(_Loop())
         loop = loops[-1]
         loop.bundles += 1
         if mark in _LOOP_STARTS:
             loop.marks = (*loop.marks, mark)
         if leaves := _EXIT.search(line):
-            loop.iterations = int(leaves[1])
+            unknown += len(loops) == 1  # of a loop whose beginning was not found
+            loop.iterations = int(leaves[1]) if len(loops) > 1 else 1
     while len(loops) > 1:
         close()
     return Schedule(loops[0].bundles, unknown) if loops[0].bundles else None

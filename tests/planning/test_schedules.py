@@ -16,7 +16,7 @@ needs_libtpu = pytest.mark.skipif(
 )
 SLICES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 
-# 3 bundles outside, a loop of 10 with 3 bundles and an inner loop of 4 with 3, one of which does nothing, and right
+# 4 bundles outside, a loop of 10 with 3 bundles and an inner loop of 4 with 3, one of which does nothing, and right
 # after it a loop of 5 with 1.
 TEXT = """= control target key start
 LB: loop body
@@ -31,15 +31,18 @@ LB: loop body
    0x5  PF: > { %4 = sbr.rel (!%p1) target = $region1 }
    0x6  LB: > { %s7 = sadd.s32 1, %s9  ;;  %p8 = scmp.ge.s32.totalorder %s7, 5 /* loop exit test */ }
    0x7   :  { %11 = sbr.rel (!%p8) target = $region2 }
-   0x8   :  {} /* exit bundle: %kernel.1 = custom-call() */
+   0x8   : > { %s5 = smov %s6 } /* behind the branch */
+   0x9   :  {} /* exit bundle: %kernel.1 = custom-call() */
 """
 
 
 def test_bundles_are_counted_with_the_iterations_of_their_loops():
-    assert schedules.read(TEXT) == schedules.Schedule(3 + 10 * (3 + 4 * 3) + 5 * 1, 0)
+    assert schedules.read(TEXT) == schedules.Schedule(4 + 10 * (3 + 4 * 3) + 5 * 1, 0)
     endless = TEXT.replace("%s1, 10 /* loop exit test */", "%s1, %s5")
-    assert schedules.read(endless) == schedules.Schedule(3 + (3 + 4 * 3) + 5 * 1, 1)
+    assert schedules.read(endless) == schedules.Schedule(4 + (3 + 4 * 3) + 5 * 1, 1)
     assert schedules.read("another format\n") is None
+    unmarked = schedules.read(TEXT.replace("LB:", "  :"))
+    assert unmarked.unknown_loops == 3, "loops without their marks are noticed by their exit tests"
 
 
 def test_the_newest_schedule_of_the_same_kernel(tmp_path):
