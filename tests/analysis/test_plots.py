@@ -5,6 +5,7 @@ import dataclasses
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from ag_jax.analysis import maps
 from ag_jax.analysis.figures import canvas, plots
@@ -460,3 +461,10 @@ def test_text_is_broken_to_a_width():
     long = canvas.wrapped("x" * 300, 1.0, 8.5)
     assert long.endswith("x…") and len(long) < 30
     assert canvas.wrapped("\x00 中文", 9, 8.5) == "□ □□" and canvas.wrapped("", 9, 8.5) == ""
+
+
+def test_a_caption_has_two_lines_of_a_text_with_many():
+    figure = Figure(figsize=(6, 4))
+    canvas.caption(figure, "A line.\n" * 200, "", "Another text.")
+    lines = figure.get_suptitle().split("\n")
+    assert len(lines) == 3 and lines[1].endswith("…") and lines[2] == "Another text."

@@ -144,6 +144,8 @@ def test_settings_of_a_trained_run(workdir):
         ("gs://bucket/text/wiki.txt", "wiki.txt"),
         ("a/b/:3,/c/d.txt:1.5", "b/:3,d.txt:1.5"),
         ("tfds:wikipedia/20230601.en", "tfds:wikipedia/20230601.en"),
+        ("hf:stanfordnlp/imdb::unsupervised", "hf:stanfordnlp/imdb::unsupervised"),
+        ("hf:/home/me/data:en", "data:en"),
     ],
 )
 def test_sources_without_their_directories(given, shown):

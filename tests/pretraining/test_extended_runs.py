@@ -10,7 +10,9 @@ from etils import epath
 
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import extension, run
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.checkpoint import Checkpoints, steps_in
+from ag_jax.training.config import TrainingConfig
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 
 SHORT, LONG = 6, 11
@@ -133,3 +135,13 @@ def test_an_unfinished_run_is_not_extended(text, copy):
     (copy / "summary.json").unlink()
     with pytest.raises(ValueError, match="training.steps: there 6, now 11\nUse that config.*Only a finished run"):
         run.train(settings(text, LONG), copy)
+
+
+def test_milestones_of_a_run_are_kept_when_it_goes_on(tmp_path):
+    """Those of its earlier lengths and of its stored config, also with a profile of steps that only the longer has."""
+    config = ExperimentConfig(training=TrainingConfig(steps=2000, milestones=(0.0, 0.1, 1.0), profile=(1500, 1504)))
+    directory = epath.Path(tmp_path)
+    (directory / "summary-1000.json").write_text("{}")
+    assert extension.kept_steps(config, directory) == (0, 100, 1000)
+    (directory / "config.json").write_text('{"training": {"milestones": [0.0, 0.01, 1.0]}}')
+    assert extension.kept_steps(config, directory) == (0, 10, 20, 100, 200, 1000, 2000)

@@ -60,6 +60,20 @@ def both(tmp_path, monkeypatch):
     return tmp_path, store
 
 
+def test_a_glob_names_files_of_any_ending(both):
+    """As on a disk; of a directory that it names, only files with a known ending are read."""
+    folder, store = both
+    for name, content in (("part-00000", text(0, 9)), ("part-00001", text(9, 20)), ("part-x/a.txt", text(20, 22))):
+        (folder / "spark" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "spark" / name).write_text(content)
+        store.pipe(f"gs://bucket/spark/{name}", content.encode())
+    (folder / "spark" / "part-x" / "odd").write_text("left out")
+    store.pipe("gs://bucket/spark/part-x/odd", b"left out")
+    for pattern, count in (("part-0*", 2), ("part-*", 3)):
+        there = list(sources.documents(f"{folder}/spark/{pattern}"))
+        assert len(there) == count and list(sources.documents(f"gs://bucket/spark/{pattern}")) == there
+
+
 def test_the_documents_are_those_of_the_same_files_on_a_disk(both, caplog):
     folder, _ = both
     there = list(sources.documents(f"{folder}/books"))
