@@ -571,7 +571,7 @@ def page(place, path, capsys, **more):
 
 
 def test_a_page_in_place_of_figures(places, tmp_path, capsys):
-    place = shutil.copytree(places / "run", tmp_path / "run")
+    place = shutil.copytree(places / "run", tmp_path / "run", ignore=shutil.ignore_patterns("figures"))
     (view,) = page(place, tmp_path / "new" / "maps.html", capsys)
     assert not (place / "figures").exists()
     assert (view["name"], view["step"], view["kind"], len(view["columns"])) == ("run, step 0", 0, "Encoder", 16)

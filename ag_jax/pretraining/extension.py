@@ -56,7 +56,7 @@ def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]
     if (
         workdir / "config.json"
     ).exists():  # the run may have begun with other milestones, such as those of an earlier version
-        training = read_json(workdir / "config.json", dict).get("training", {})
-        fractions |= set(training.get("milestones", ()))
+        stored = read_json(workdir / "config.json", dict)
+        fractions |= set(stored["training"]["milestones"] if "milestones" in stored.get("training", {}) else ())
         lengths = [*lengths, config.training.steps]
     return tuple(sorted({round(fraction * steps) for steps in lengths for fraction in fractions}))

@@ -239,6 +239,8 @@ ALWAYS_NONE = {
     "search.steps",
     "search.stop_after",
     "training.time_limit",
+    "training.patience",
+    "training.best_metric",
 }
 
 

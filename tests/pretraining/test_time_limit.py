@@ -35,7 +35,7 @@ def test_a_run_ends_at_the_limit_and_goes_on_with_a_longer_one(up, text, short, 
     assert [row["step"] for row in rows(workdir) if row["split"] == "validation"] == [3, ENDED]
     assert [run.milestone_step(limited, workdir, fraction) for fraction in (0.0, 0.5, 1.0)] == [0, 3, ENDED]
     labels = [label for label, _ in comparison._maps_during_training(workdir, limited)]
-    assert labels == ["0% of training", "50% of training", "step 4, the last one"]
+    assert labels == ["step 0, 0 % of training", "step 3, 50 % of training", "step 4, the last one"]
 
     asked = len(up.asked)
     assert run.train(limited, workdir) == found, "the run is complete"

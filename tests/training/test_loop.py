@@ -127,7 +127,7 @@ def test_what_an_evaluation_saved_has_a_checkpoint_beside_it(tmp_path):
         dataclasses.replace(tiny_job(tmp_path, evaluate_every=3, checkpoint_every=5, keep_last=9), keep=keep)
     ).run()
     assert saved == [(3, [3]), (6, [3, 6]), (9, [3, 6, 9]), (12, [3, 6, 9, 12])]
-    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [0, 3, 5, 10, 12]
+    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [0, 1, 3, 5, 10, 12]
 
 
 @pytest.mark.parametrize("step", [6, 12])
@@ -188,7 +188,7 @@ def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tm
         NonFiniteError, match=r"mlm_loss is not finite at step 7\. The last good checkpoint: .*/checkpoints/4$"
     ):
         loop.Loop(job).run()
-    assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 4]
+    assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 1, 4]
 
 
 class WandbRun:
@@ -294,7 +294,7 @@ def test_impossible_settings(changes, message):
 
 
 def test_milestones_are_steps():
-    assert TrainingConfig(steps=1000).milestone_steps() == (0, 10, 1000)
+    assert TrainingConfig(steps=1000).milestone_steps() == (0, 100, 1000)
 
 
 def test_progress_is_json(uninterrupted):
