@@ -74,7 +74,7 @@ class TrainingConfig:
             )
 
     def _check_best(self) -> None:
-        """Raise ValueError for settings of the best evaluation that have no effect or contradict others."""
+        """Raise ValueError for settings of the best evaluation that contradict others."""
         if self.patience is not None and self.evaluate_every is None:
             raise ValueError(
                 f"training.patience={self.patience} counts evaluations, but training.evaluate_every=none evaluates "

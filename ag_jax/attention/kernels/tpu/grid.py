@@ -255,7 +255,7 @@ class Grid:
         total = float(sum(math.prod(result.shape) * result.dtype.itemsize for result in results))
         for name, operand in operands.items():
             side = "keys" if name in _OF_KEYS else "queries"
-            blocks = (self.keys if side == "keys" else self.queries).blocks
+            blocks = getattr(self, side).blocks
             # A single block stays where it is, and a tile of the bias belongs to one pair of blocks.
             times = tiles / blocks if name != "bias" and side in streamed and blocks > 1 else 1.0
             total += times * operand.size * operand.dtype.itemsize
