@@ -263,8 +263,15 @@ def _search(request: Request) -> None:
 
 def _finetune(request: Request) -> None:
     config = request.suite()
-    report = _comparison(config).finetune(request.config, request.overrides, request.directory())
+    workdir = request.directory()
+    report = _comparison(config).finetune(request.config, request.overrides, workdir)
     _tell(f"the report is {report}")
+    if config.keep == "best" and hosts.is_first():
+        from ag_jax.finetuning import best
+
+        found = best.find(workdir)
+        if found is not None:
+            _tell(f"the weights of {found.reason}, are in {found.directory}")
 
 
 def _evaluate(request: Request) -> None:

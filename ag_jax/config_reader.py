@@ -366,6 +366,7 @@ def _items(text: str) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for item in filter(None, text.split(",")):
         name, equals, value = item.partition("=")
+        name = name.strip()  # people write a space after a comma
         if found and not equals:
             name, value = found[-1][0], f"{found.pop()[1]},{item}"
         found.append((name, value))

@@ -3,6 +3,7 @@
 General help is printed without the import of JAX, which takes seconds.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,11 +19,14 @@ def main(argv: list[str]) -> int:
     try:
         text = _help_text(arguments)
         if text is not None:
-            print(text)
+            print(text, flush=True)
             return 0 if arguments else 2
         from ag_jax import cli  # with JAX, whose import takes seconds
 
         verb, fields = verbs.parse(arguments, cli.KINDS)
+    except BrokenPipeError:  # the reader has seen enough, as in `ag-jax configs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        return 0
     except (flags.Error, ValueError, OSError) as error:
         from ag_jax import cli
 

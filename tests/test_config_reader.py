@@ -256,6 +256,7 @@ def test_arguments():
     choices = {"layers": (12, 8, 16), "arm": ("ag", "mlm")}
     assert vars(arguments("", **choices)) == {"layers": 12, "arm": "ag"}
     assert vars(arguments("arm=mlm,layers=8", **choices)) == {"layers": 8, "arm": "mlm"}
+    assert vars(arguments("arm=mlm, layers=8", **choices)) == {"layers": 8, "arm": "mlm"}
     with pytest.raises(ValueError, match="layers must be one of 12, 8, 16, got '9'"):
         arguments("layers=9", **choices)
     with pytest.raises(ValueError, match="unknown setting 'layer'; did you mean 'layers'"):

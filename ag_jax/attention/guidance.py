@@ -41,7 +41,8 @@ class GuidanceConfig:
         `none` is no guidance.
     fraction: lambda, the share of the heads of every layer that is guided: one Next, one Prev, the rest First.
     heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
-        next:1,prev:1,first:2,period:2.
+        next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, and custom ones, named as
+        `module.function`.
     decoder_heads: counts of heads for each pattern in a decoder's self-attention, such as prev:1; none for no guidance
         of these heads.
     cross_heads: counts of heads for each pattern in a decoder's attention to the source, such as first:1,diagonal:1,
@@ -153,6 +154,25 @@ def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()
     setting: name of the setting, for messages.
     more: names of patterns that `patterns.find_pattern` does not know.
     """
+    assignment = read_heads(setting, text)
+    for name, _ in assignment:
+        if name not in more:
+            patterns.find_pattern(name)  # raises ValueError for unknown patterns
+    guided = sum(count for _, count in assignment)
+    if guided > heads:
+        raise ValueError(f"{setting}={text!r} guides {guided} heads, but a layer has only {heads}")
+    if len({name for name, _ in assignment}) < len(assignment):
+        raise ValueError(f"{setting}={text!r} names a pattern twice: give each pattern one count")
+    return assignment
+
+
+def read_heads(setting: str, text: str) -> tuple[tuple[str, int], ...]:
+    """Parse a list of pattern:count, such as `next:1,prev:1`, without asking whether there are such patterns.
+
+    A model that was trained with a custom pattern can thus be used where the pattern's module is not installed.
+
+    setting: name of the setting, for messages.
+    """
     assignment = []
     for item in text.split(","):
         name, _, count = item.strip().rpartition(":")
@@ -161,14 +181,7 @@ def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()
                 f"{setting} is a list of pattern:count with counts of at least 1, such as "
                 f"'next:1,prev:1,first:4'; got {item!r} in {text!r}"
             )
-        if name not in more:
-            patterns.find_pattern(name)  # raises ValueError for unknown patterns
         assignment.append((name, int(count)))
-    guided = sum(count for _, count in assignment)
-    if guided > heads:
-        raise ValueError(f"{setting}={text!r} guides {guided} heads, but a layer has only {heads}")
-    if len({name for name, _ in assignment}) < len(assignment):
-        raise ValueError(f"{setting}={text!r} names a pattern twice: give each pattern one count")
     return tuple(assignment)
 
 

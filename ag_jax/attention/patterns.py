@@ -156,10 +156,15 @@ PATTERNS: dict[str, Pattern] = {
 }
 
 
+class CannotImport(ValueError):
+    """A custom pattern, named as `module.function`, cannot be imported."""
+
+
 def find_pattern(name: str) -> Pattern:
     """Return the pattern called `name`: a key of `PATTERNS`, or the import path `module.function` of a custom pattern.
 
-    Raises ValueError, with the nearest name, if there is no such pattern, or if it cannot be imported or called.
+    Raises CannotImport if a custom pattern cannot be imported, and ValueError, with the nearest name, if there is no
+    such pattern or it cannot be called.
     """
     if name in PATTERNS:
         return PATTERNS[name]
@@ -168,7 +173,7 @@ def find_pattern(name: str) -> Pattern:
         try:
             pattern = getattr(importlib.import_module(module_name), function_name)
         except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
-            raise ValueError(
+            raise CannotImport(
                 f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}; expected "
                 "module.function, with the module installed or in a folder on PYTHONPATH"
             ) from error

@@ -147,6 +147,8 @@ VERBS = {
         (
             "ag-jax finetune --config=finetune/glue:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,rte,scale=small "
             "--workdir=runs/glue",
+            "ag-jax finetune --config=finetune/own:checkpoint=runs/quickstart/ag-seed0,train=a.csv,text=review,"
+            "label=stars,scale=small --workdir=runs/reviews",
         ),
         ("workdir", "print_config", *HOSTS),
         True,

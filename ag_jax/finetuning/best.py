@@ -11,6 +11,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue
+from ag_jax.distributed import storage
 from ag_jax.finetuning import attack, splits, suite, trial
 from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import finetuned, opening
@@ -47,6 +48,15 @@ def find(directory: epath.Path) -> Best | None:
         return _of_suites(directory, [directory / str(arm) for arm in report["arms"]])
     check_fields(directory / "report.json", report, {"arms": dict, "seeds": list})
     return _of_runs(directory, [directory / f"{arm}-seed{seed}" for arm in report["arms"] for seed in report["seeds"]])
+
+
+def resolve(directory: str) -> str:
+    """Return the directory of the best run or trial of a directory that holds several; any other directory as it is.
+
+    Raises FileNotFoundError or ValueError as `find` does.
+    """
+    found = find(storage.directory(directory))
+    return directory if found is None else str(found.directory)
 
 
 def _is_of_task(directory: epath.Path) -> bool:

@@ -73,11 +73,18 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
             "id": example.id,
             "prediction": prediction,
             "label": _label(example),
+            **_class_name(task, prediction),
             "scores": predictions.to_plain(of_example),
         }
         for example, prediction, of_example in zip(examples, found, scores, strict=True)
     ]
     return Predicted(measured, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _class_name(task: Task, prediction: Any) -> dict[str, str]:
+    """Return the name of the predicted class, which `prediction` is the number of; empty for other kinds of tasks."""
+    is_class = task.labels and isinstance(prediction, int)
+    return {"class": task.labels[prediction]} if is_class else {}
 
 
 def _label(example: Example) -> Any:

@@ -86,10 +86,10 @@ def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapp
     lines += [
         f"Mean ± standard deviation {over}, and in brackets the median." if several else f"One seed ({seeds[0]})."
     ]
-    lines += [
-        "Of every sweep the point with the best median on the development set is shown, of every run the epoch "
-        f"that was best there{_last_epochs(numbers, settings)}."
-    ]
+    points = {len(of_arm["sweep"]) for task in numbers["tasks"].values() for of_arm in task["arms"].values()}
+    of_sweep = "of every sweep the point with the best median on the development set, " if max(points) > 1 else ""
+    epoch = f"of every trial the epoch that was best on the development set{_last_epochs(numbers, settings)}"
+    lines += [f"Shown is {of_sweep}{epoch}."]
     if len(arms) > 1:
         p = f"p < {SIGNIFICANT:g}"
         lines += [f"`+` {p} over seeds, `*` {p} over examples: paired t-tests against {numbers['baseline']}."]
@@ -101,7 +101,19 @@ def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapp
             cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()
         ]
         rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *shown])
+        rows += _further_rows(name, task, arms)
     return [*lines, "", *table(["Task", "Metric", "Set", *arms], rows)]
+
+
+def _further_rows(name: str, task: Mapping[str, Any], arms: list[str]) -> list[list[str]]:
+    """Return the rows of the first table for labelled test sets of a task, which choose neither epoch nor settings."""
+    metric, of_arms = task["metric"], task["arms"]
+    names = dict.fromkeys(split for arm in arms for split in of_arms[arm]["splits"] if split.startswith("test"))
+    summaries = {split: [of_arms[arm]["splits"].get(split, {}).get(metric) for arm in arms] for split in names}
+    return [
+        [name, metric, split, *("–" if summary is None else cell(summary) for summary in of_split)]
+        for split, of_split in summaries.items()
+    ]
 
 
 def _significance(numbers: ReportFigures, arms: list[str]) -> list[str]:
@@ -144,8 +156,9 @@ def _all_metrics(numbers: ReportFigures, arms: list[str]) -> list[str]:
                     shown = "–" if summary is None else cell(summary)
                     row.append(shown if together is None else f"{shown}; together {percent(together)}")
                 rows.append(row)
-    explained = "*Together* is the ensemble of the seeds' models, whose scores are averaged."
-    return ["## All sets and metrics", "", explained, "", *table(["Task", "Set", "Metric", *arms], rows)]
+    several = len(numbers["seeds"]) > 1
+    explained = ["*Together* is the ensemble of the seeds' models, whose scores are averaged.", ""] if several else []
+    return ["## All sets and metrics", "", *explained, *table(["Task", "Set", "Metric", *arms], rows)]
 
 
 def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:

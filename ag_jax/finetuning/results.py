@@ -199,7 +199,7 @@ def choose(
         }
     notes = [f"not chosen, because seed {result['seed']} failed: {result['failed']}" for result in failed]
     for name, split in predicted.items():
-        notes += [*_label_notes(name, split), *_threshold_notes(name, split)]
+        notes += [*_label_notes(name, split), *_threshold_notes(name, split), *_constant_notes(name, split)]
     return Chosen(splits.task, tuple(points), best, predicted, (*splits.notes, *notes))
 
 
@@ -217,6 +217,26 @@ def _threshold_notes(split: str, predicted: SplitPredictions) -> list[str]:
     shown = "; ".join(f"{name}: {', '.join(f'{value:.3g}' for value in values)}" for name, values in found.items())
     about = f"{split}: the threshold of no answer is 0, and for the tuned metrics, by seed, that which is best for the"
     return [f"{about} same examples ({shown})"] if found else []
+
+
+def _constant_notes(split: str, predicted: SplitPredictions) -> list[str]:
+    """Return the sentence that warns of models that predict the same for all examples; none if there is no such model.
+
+    Only for classes and tags, which may be so unevenly distributed that such a model has a high score.
+    """
+    task, count = predicted.task, 0
+    if not task.labels or len(predicted.examples) < 2:
+        return []
+    same = ""
+    for rows in predicted.rows:
+        found = {tag for row in rows for tag in row["prediction"]} if task.kind == "tagging" else {*_predictions(rows)}
+        if len(found) == 1:
+            (only,) = found
+            same = only if task.kind == "tagging" else task.labels[only]
+            count += 1
+    what = f"{count} of {len(predicted.rows)} models" if len(predicted.rows) > 1 else "the model"
+    every = "word" if task.kind == "tagging" else "example"
+    return [f"{split}: {what} predicted {same!r} for every {every}, so nothing useful was learnt"] * (count > 0)
 
 
 def _key(result: Result) -> tuple:

@@ -165,7 +165,11 @@ def finetuned_text(
         f"written by ag_jax. Its rows have up to {head.max_length} tokens."
     )
     lines += _origin_lines(tuned.origin)
-    lines += _usage(architecture, stated, place, [])
+    example = []
+    if head.kind == "classification":
+        example = ["", 'logits = model(**tokenizer("A text.", return_tensors="pt")).logits']
+        example += ["print(model.config.id2label[logits.argmax(-1).item()])"]
+    lines += _usage(architecture, stated, place, example)
     if head.kind == "regression":
         lines += ["", f"Its output is on a scale where 0 stands for {head.low:g} and 1 for {head.high:g}."]
     if head.labels:

@@ -26,7 +26,7 @@ from flax import traverse_util
 
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
-from ag_jax.attention.guidance import GuidanceConfig, assign_heads
+from ag_jax.attention.guidance import read_heads
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.data import tokenizers
@@ -149,8 +149,7 @@ def load(directory: epath.PathLike) -> FineTuned:
     written = values.pop(FINGERPRINT, None)  # it covers the other values, so it is no part of the settings
     try:
         settings = config_reader.parse(_Settings, config_reader.upgraded(_Settings, values))
-        guided = GuidanceConfig(mode="loss" if settings.guided_heads else "none", heads=settings.guided_heads)
-        assignment = assign_heads(guided, settings.model.heads)
+        assignment = read_heads("guided_heads", settings.guided_heads) if settings.guided_heads else ()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
     weights = (place / WEIGHTS).read_bytes()

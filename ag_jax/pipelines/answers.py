@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ag_jax.data.tasks.task import Question
-from ag_jax.finetuning import kinds
+from ag_jax.finetuning import best, kinds
 from ag_jax.interop import opening
 from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, one_of, one_or_many
 from ag_jax.pipelines.guesses import Guess, best_guesses
@@ -108,7 +108,7 @@ def answer(
         answer("Where does the king live?", context)
     """
     size = check_batch_size(batch_size)
-    tuned = opening.open_finetuned(directory, ("span", "span_or_none"))
+    tuned = opening.open_finetuned(best.resolve(directory), ("span", "span_or_none"))
     if refuses is not None:
         # The head's `answerable` decides whether <s>, which stands for "no answer", may be chosen; no logits change.
         tuned = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, answerable=not refuses))

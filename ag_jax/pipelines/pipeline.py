@@ -9,7 +9,7 @@ import numpy as np
 
 from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import Example, Examples, Task
-from ag_jax.finetuning import kinds, predicting
+from ag_jax.finetuning import best, kinds, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.pipelines.arguments import check_batch_size
@@ -94,7 +94,7 @@ class TaskModel:
 
 def open_task_model(directory: str, accepted: Sequence[str]) -> TaskModel:
     """Open a fine-tuned model. Raises ValueError or FileNotFoundError unless its head is of an accepted kind."""
-    return task_model(opening.open_finetuned(directory, accepted))
+    return task_model(opening.open_finetuned(best.resolve(directory), accepted))
 
 
 def task_model(tuned: FineTuned, threshold: float = 0.0) -> TaskModel:

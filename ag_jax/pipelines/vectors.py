@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ag_jax.data.tasks.rows import Features, RowSettings
-from ag_jax.finetuning import predicting
+from ag_jax.finetuning import best, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.encoder import Encoder
@@ -74,7 +74,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None, *, bat
     size = check_batch_size(batch_size)
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    opened = opening.open_encoder(directory, step)
+    opened = opening.open_encoder(best.resolve(directory), step)
     model, params = Encoder(opened.config), opened.params["encoder"]
     shape = RowSettings(opened.tokenizer.specials, opened.config.max_length, opened.config.token_types)
 

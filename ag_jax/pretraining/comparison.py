@@ -152,8 +152,15 @@ def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the flat settings of an arm, without those that differ between runs and those that have no effect."""
     flat = config_reader.flat(config_reader.to_dict(config))
-    return {key: value for key, value in flat.items() if key not in ("title", "seed")}
+    unused = ["guidance."] * (config.guidance.mode == "none") + ["adversarial."] * (config.adversarial.method == "none")
+    kept = ("guidance.mode", "adversarial.method")
+    return {
+        key: value
+        for key, value in flat.items()
+        if key not in ("title", "seed") and (key in kept or not key.startswith(tuple(unused)))
+    }
 
 
 def _figures(

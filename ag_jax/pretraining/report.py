@@ -270,11 +270,11 @@ def flag_warnings(sentences: Sequence[str]) -> list[str]:
 def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the lines of a Markdown table of the settings in which arms differ, and a blank line.
 
-    arms: the flat settings of each arm, by name.
+    arms: the flat settings of each arm, by name, without those that have no effect there.
     """
     known = dict.fromkeys(key for settings in arms.values() for key in settings)
-    keys = [key for key in known if len({repr(settings.get(key)) for settings in arms.values()}) > 1]
+    keys = [key for key in known if len({repr(settings.get(key, "–")) for settings in arms.values()}) > 1]
     if not keys:
         return ["Nothing.", ""]
-    rows = [[f"`{key}`", *(config_reader.shown(arm.get(key)) for arm in arms.values())] for key in keys]
+    rows = [[f"`{key}`", *(config_reader.shown(arm.get(key, "–")) for arm in arms.values())] for key in keys]
     return table(["Setting", *arms], rows)

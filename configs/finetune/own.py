@@ -5,12 +5,16 @@ Devlin et al. 2019 (fine-tuning of a pre-trained encoder); Mosbach et al. 2021 (
     ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,train=a.csv,text=review,label=stars --workdir=DIR
     ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,kind=tagging,train=a.jsonl,validation=b.jsonl \
 --workdir=DIR
+    ag-jax compare --config=finetune/own:checkpoint=CHECKPOINT,train=a.csv,text=review,label=stars,seeds=3 \
+--config.arms=plain,r_drop,asa --workdir=DIR
     ag-jax finetune --config=finetune/own:checkpoint=CHECKPOINT,task=conll2003,labels=PER,ORG,LOC,DATE,data=FOLDER \
 --workdir=DIR
 
 The labels are read from the training file, and without a validation file one training example in ten is held out. With
 `task` and `labels` but without `train`, the tags of a task of the catalogue are replaced, and its files are read from
-the folder `data`: the third command reads MasakhaNER's files, which have CoNLL-2003's form and also mark dates.
+the folder `data`: the last command reads MasakhaNER's files, which have CoNLL-2003's form and also mark dates.
+`ag-jax compare` trains without an attack (plain) and with adversarial self-attention (asa), or the arms that
+`--config.arms` names.
 docs/custom_tasks.md explains the files. The weights with the best validation score are saved (keep=best).
 
 Hardware and time: scale=small takes minutes on 2 CPU cores for several thousand short texts.
@@ -49,6 +53,8 @@ def get_config(argument: str = ""):
     metric: metric by which epochs are chosen, such as macro_f1, or `module.function` of a custom one.
     task: name of the task, for directories and reports.
     protocol: `moderate`, or the paper whose settings are used.
+    arm: variant to train: without an attack (plain), without one for twice as long (longer), with R-Drop or an attack;
+        `ag-jax compare` trains several.
     seeds: number of seeds with which every trial is repeated.
     data: folder that the files are in; without it paths are relative to the working directory.
     scale: `paper` as the protocol says, or `small` for small models on 2 CPU cores.
@@ -73,6 +79,7 @@ def get_config(argument: str = ""):
         metric="",
         task="own",
         protocol=tuple(protocols),
+        arm=("plain", "longer", "r_drop", "asa", "freelb", "smart", "sift"),
         seeds=1,
         data="",
         scale=finetuning.SCALES,
@@ -84,4 +91,9 @@ def get_config(argument: str = ""):
     config.keep = "best"
     config.tasks[chosen.task].metric = chosen.metric or None
     finetuning.custom(config, chosen.task, chosen)
+    if chosen.arm == "longer":
+        finetuning.longer(config)
+    elif chosen.arm != "plain":
+        finetuning.attack(config, chosen.arm)
+    config.arms = "plain,asa"
     return config

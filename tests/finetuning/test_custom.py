@@ -109,13 +109,17 @@ def test_a_table_becomes_a_report_a_function_and_an_exported_model(checkpoint, f
         development.read(trial)
 
     (folder / "a.csv").unlink()
-    classify = pipelines.classify(str(trial))
-    assert classify("truly good").text in ("five", "two")
+    classify = pipelines.classify(str(report.parent))  # the best of the suite's models
+    assert classify("truly good").text in ("five", "two") and repr(classify) == repr(pipelines.classify(str(trial)))
+    lines = [json.loads(line) for line in (trial / "predictions_validation.jsonl").read_text().splitlines()]
+    assert all(row["class"] == ("five", "two")[row["prediction"]] for row in lines)
     with pytest.raises(FileNotFoundError, match="custom.train=.*a.csv does not exist: put the file back"):
         development.read(trial)
     exporting.convert(trial, None, str(tmp_path / "hf"))
     written = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert written["id2label"] == {"0": "five", "1": "two"}
+    assert (tmp_path / "hf" / "model.safetensors").stat().st_mode == (tmp_path / "hf" / "config.json").stat().st_mode
+    assert "model.config.id2label[logits.argmax(-1).item()]" in (tmp_path / "hf" / "README.md").read_text()
     exported = pipelines.classify(str(tmp_path / "hf"))("truly good")
     assert exported.text == classify("truly good").text
     assert exported.score == pytest.approx(classify("truly good").score, abs=1e-5)

@@ -9,7 +9,8 @@ import scipy.stats
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.finetuning import comparison, report, suite
+from ag_jax.data.tasks.task import Examples, Texts
+from ag_jax.finetuning import comparison, report, results, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop.opening import Pretrained
@@ -397,6 +398,24 @@ def test_a_set_of_which_only_a_part_has_labels_is_said_to_be_unscored(tmp_path, 
     (root / "SST-2" / "test.tsv").write_text("index\tsentence\tlabel\n0\tgood\t1\n1\tbad\t-1\n2\tfunny\t\n")
     found = train(config(tmp_path, str(root)), epath.Path(tmp_path / "other"))["sst2"]
     assert found.notes == ("test: not scored, because 2 of its 3 labels are missing",)
+
+
+def test_models_that_always_predict_the_same_are_reported():
+    examples = Examples(tuple(Texts(str(number), "a", None, number % 2) for number in range(4)), "here")
+    task = task_splits.find_task("sst2", Recipe())
+
+    def note(*of_seeds):
+        rows = tuple([{"id": str(at), "prediction": one, "scores": []} for at, one in enumerate(of)] for of in of_seeds)
+        return results._constant_notes("test", results.SplitPredictions(task, examples, rows))
+
+    assert note([1, 0, 1, 1]) == []
+    assert note([1, 1, 1, 1]) == [
+        "test: the model predicted 'positive' for every example, so nothing useful was learnt"
+    ]
+    assert note([0, 0, 0, 0], [0, 1, 0, 1])[0].startswith("test: 1 of 2 models predicted 'negative' for every example")
+    task = task_splits.find_task("conll2003", Recipe())
+    assert "predicted 'O' for every word" in note([["O", "O"], ["O"], ["O"], ["O"]])[0]
+    assert note([["O", "B-PER"], ["O"], ["O"], ["O"]]) == []
 
 
 def test_files_for_the_server_are_the_ensembles_predictions(source, tmp_path, calls):

@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import run
-from ag_jax.pretraining.config import ExperimentConfig, default_config, parse
+from ag_jax.pretraining.config import ExperimentConfig, default_config, parse, read
 
 
 def test_defaults_are_the_dataclasses():
@@ -277,3 +278,16 @@ def test_a_config_made_in_python_is_checked_before_anything_is_written(tmp_path)
     with pytest.raises(ValueError, match="model.dtype must be one of float32, bfloat16, got 'float16'"):
         run.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_with_a_custom_pattern_that_is_not_here_is_not_called_damaged(tmp_path):
+    values = config_reader.to_dict(ExperimentConfig())
+    values["guidance"] |= {"mode": "loss", "heads": "no_such_module.second:1"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="trained with a custom pattern: cannot import .*on PYTHONPATH") as error:
+        read(epath.Path(tmp_path / "config.json"))
+    assert "damaged" not in str(error.value)
+    values["guidance"]["heads"] = "nxt:1"
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="config.json is damaged, or was written by another version"):
+        read(epath.Path(tmp_path / "config.json"))

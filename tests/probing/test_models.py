@@ -25,7 +25,9 @@ def test_guided_heads_of_a_trial(tmp_path):
     own = trained_assignment(before, GuidanceConfig(mode="loss", heads="next:2"))
     assert own == (("next", 2),) and trained_assignment(opened, GuidanceConfig()) == ()
     params = tiny.params(head.model(opened.config), tiny.task_batch("classification"))
-    for name, assignment in (("own", own), ("free", ())):
+    # The module of a custom pattern is needed for training, not to use the model.
+    custom = (("next", 1), ("no_such_module.second", 1))
+    for name, assignment in (("own", own), ("free", ()), ("custom", custom)):
         tuned = FineTuned(head, opened.config, tasks.TOKENIZER, params, assignment=assignment)
         finetuned.save(tuned, epath.Path(tmp_path / name / "weights"))
         assert finetuned.load(tmp_path / name).assignment == open_model(str(tmp_path / name)).assignment == assignment

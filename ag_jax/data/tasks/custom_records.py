@@ -111,6 +111,8 @@ def check_columns(
             if there and name not in there:
                 sign = next((sign for sign, character in SEPARATORS.items() if character in "".join(there)), None)
                 hint = f"; if its columns are separated by a {sign}, set separator={sign}" if sign else ""
+                if {"words", "tags"} <= {*there}:
+                    hint = ", or kind=tagging if the words have tags"
                 raise ValueError(
                     f"{file} has no column {name!r}, which tasks.{task}.custom.{setting} names: it has "
                     f"{', '.join(map(repr, there))}; set {setting} to one of these{hint}"

@@ -96,8 +96,8 @@ def check_problems(task: Task, split: str, problems: Sequence[str], skip_malform
         shown = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
         rest = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise ValueError(
-            f"task {task.name}, split {split}: {len(problems)} malformed rows; mend them, or set skip_malformed=True "
-            f"to leave them out, counted:\n{shown}{rest}"
+            f"task {task.name}, split {split}: {len(problems)} malformed rows; mend them, or set "
+            f"--config.tasks.{task.name}.skip_malformed=True to leave them out, counted:\n{shown}{rest}"
         )
 
 

@@ -178,7 +178,7 @@ def test_malformed_rows_are_named_counted_and_left_out_on_demand(tmp_path, name)
         write(tmp_path, {"RACE/train/high/0.txt": json.dumps(RACE)})
     with pytest.raises(ValueError, match=message) as raised:
         load(TASKS[task], root, split)
-    assert f"task {task}, split {split}: {count} malformed rows; mend them, or set skip_malformed=True" in str(
+    assert f"task {task}, split {split}: {count} malformed rows; mend them, or set --config.tasks.{task}.skip_malformed=True" in str(
         raised.value
     )
     examples = load(TASKS[task], root, split, skip_malformed=True)
