@@ -60,6 +60,35 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
     return jnp.where(keep_mask(key, rate, x.shape), x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
+def keep_half(bits: Array, upper: Array | int, rate: float) -> Array:
+    """Return booleans that are true with probability 1 - rate, from the lower or upper 16 of an element's random bits.
+
+    The rate is rounded to a multiple of 2^-16.
+
+    upper: whether the upper 16 bits decide, as 0 or 1.
+    """
+    half = (bits >> (jnp.uint32(16) * upper)) & jnp.uint32(0xFFFF) if isinstance(upper, Array) else (
+        bits >> 16 if upper else bits & jnp.uint32(0xFFFF)
+    )
+    # Both are below 2^16, and a TPU compares signed integers faster.
+    return half.astype(jnp.int32) >= round(rate * 2**16)
+
+
+def attention_dropout(weights_BHQK: Array, key: Array, rate: float) -> Array:
+    """Return attention probabilities after dropout.
+
+    Heads 2i and 2i + 1 take the lower and the upper half of the same random bits, so that a kernel for both heads
+    computes one hash for two elements.
+    """
+    batch, heads, queries, keys = weights_BHQK.shape
+    head = jax.lax.broadcasted_iota(jnp.uint32, (1, heads, 1, 1), 1)
+    example = jax.lax.broadcasted_iota(jnp.uint32, (batch, 1, 1, 1), 0)
+    of_row = element_index((1, 1, queries, keys))
+    index = (example * jnp.uint32(-(-heads // 2)) + head // 2) * jnp.uint32(queries * keys) + of_row
+    kept = keep_half(random_bits(seeds(key), index), head % 2, rate)
+    return jnp.where(kept, weights_BHQK / (1.0 - rate), jnp.zeros((), weights_BHQK.dtype))
+
+
 class Dropout(nn.Module):
     """Module that applies `dropout` with its own random key."""
 

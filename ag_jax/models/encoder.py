@@ -207,13 +207,13 @@ class Encoder(nn.Module):
             return (hidden_BLD if config.mask_decoder_passes else None, next_BLD), None
 
         if config.remat != "none":  # inside a scan, XLA cannot undo the recomputation by CSE
-            step = nn.remat(step, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
+            step = nn.remat(step, policy=REMAT_POLICIES[config.remat], prevent_cse=bool(int(__import__("os").environ.get("CSE","0"))))
         scanned = nn.scan(
             step,
             variable_axes={"params": 0, "intermediates": 0, "statistics": 0, "attack": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(nn.broadcast, nn.broadcast, 0, 0, 0),
-            length=config.layers,
+            length=config.layers, unroll=int(__import__("os").environ.get("UNROLL","1")),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
         # Only the mask decoder reads the last layer's input, so the carry has it only then.

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
+from ag_jax.attention import dropout
 from ag_jax.attention.kernels import interface
 from ag_jax.attention.kernels.interface import MASKED_SCORE, KernelConfig
 
@@ -136,7 +137,13 @@ class Tile:
 
     def multiplier(self, head: int) -> Array:
         """Return the multiplier of dropout, M: 1 / (1 - rate) for elements that are kept, else 0."""
-        keep_KQ = self.config.keep(self.scalars, self.example, self.first_head + head, self.query_KQ, self.key_KQ)
+        at = self.scalars, self.example, self.first_head + head, self.query_KQ, self.key_KQ
+        if self.config.heads % 2 or (self.operands.key.shape[2] // self.width) % 2:
+            keep_KQ = self.config.keep(*at)
+        else:  # the first head of this device and that of the grid step are even, so both heads of a pair are here
+            if head % 2 == 0:
+                self.shared_KQ = self.config.random_bits(*at)
+            keep_KQ = dropout.keep_half(self.shared_KQ, head % 2, self.config.rate)
         return jnp.where(keep_KQ, self.config.dropout_scale, 0.0)
 
     def gradient(self, head: int) -> tuple[Array, Array]:
