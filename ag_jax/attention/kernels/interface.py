@@ -188,20 +188,18 @@ class KernelConfig:
         example, head: indices within this device.
         query, key: positions, which broadcast.
         """
-        bits = self.random_bits(scalars, example, head, query, key)
-        return dropout.keep_half(bits, (head + scalars[3]).astype(jnp.uint32) % 2, self.rate)
+        bits = dropout.bits_of_elements(*self.hashes(scalars, example, head, query, key))
+        return dropout.keep_half(bits, ((head + scalars[3]) & 1) == 1, self.rate)
 
-    def random_bits(
+    def hashes(
         self, scalars: Array | Sequence[Array], example: Array, head: Array, query: Array, key: Array
-    ) -> Array:
-        """Return random bits of an element, which it shares with that of the other head of a pair, 2i and 2i + 1
-        (`dropout.attention_dropout`); arguments as in `keep`.
-        """
+    ) -> tuple[Array, Array]:
+        """Return the hashes of rows and columns from which dropout's random bits are mixed; arguments as in `keep`."""
         # Signed and unsigned integers multiply and add to the same bits.
         pair = (example + scalars[2]) * -(-self.all_heads // 2) + ((head + scalars[3]) >> 1)
-        index = (pair * self.queries + query) * self.keys + key
+        row = (pair * self.queries + query).astype(jnp.uint32)
         seeds = (scalars[0].astype(jnp.uint32), scalars[1].astype(jnp.uint32))
-        return dropout.random_bits(seeds, index.astype(jnp.uint32))
+        return dropout.hashes_of_rows(seeds, row), dropout.hashes_of_columns(seeds, key.astype(jnp.uint32))
 
 
 class Kernel(Protocol):
