@@ -237,6 +237,8 @@ class MultiHeadAttention(nn.Module):
         relative positions, projected embeddings of distances from `relative_RD`, a table with R rows.
         """
         tokens = self.query(query_BQD), self.key(source_BKD), self.value(source_BKD)
+        # Saved with their biases, so that the backward pass does not add them again.
+        tokens = tuple(checkpoint_name(t.reshape(*t.shape[:2], -1), RESIDUALS).reshape(t.shape) for t in tokens)
         of_terms = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
             of_terms = {"c2p": self.relative_key, "p2c": self.relative_query}
