@@ -61,7 +61,9 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
 
 
 def hashes_of_rows(seeds: tuple[Array, Array] | Array, row: Array) -> Array:
-    """Return a random uint32 for each row of attention matrices; `row` is the index of example, pair of heads and query.
+    """Return a random uint32 for each row of attention matrices.
+
+    row: flat index of the example, the pair of heads, and the query.
 
     Heads 2i and 2i + 1 are a pair: they share random bits, of which each takes a half (`keep_half`).
     """

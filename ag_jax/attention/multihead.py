@@ -107,7 +107,7 @@ class MultiHeadAttention(nn.Module):
     def setup(self):
         if not self.fixed.offsets:
             # Queries of disentangled attention are scaled once more before they are rounded (`_query_and_bias`).
-            self.query = self._projection(**{"dot_general": _dot_float32} if self.relative.terms else {})
+            self.query = self._projection(dot_general=_dot_float32 if self.relative.terms else jax.lax.dot_general)
             self.key = self._projection(use_bias=self.biases and self.relative.key_bias)
         self.value = self._projection()
         if self.relative.terms and not self.relative.shared:
@@ -238,7 +238,7 @@ class MultiHeadAttention(nn.Module):
         """
         tokens = self.query(query_BQD), self.key(source_BKD), self.value(source_BKD)
         # Saved with their biases, so that the backward pass does not add them again.
-        tokens = tuple(checkpoint_name(t.reshape(*t.shape[:2], -1), RESIDUALS).reshape(t.shape) for t in tokens)
+        tokens = tuple(map(_saved, tokens))
         of_terms = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
             of_terms = {"c2p": self.relative_key, "p2c": self.relative_query}
@@ -289,14 +289,20 @@ class MultiHeadAttention(nn.Module):
             # Kernels keep no probabilities. The reference has them, and equals every kernel.
             attend = reference.Reference(functools.partial(self.sow, "intermediates", "attention_weights"))
         mixed_BQHW, statistics = attend(*arrays, **options)
-        # Saved where a remat policy drops results that are cheap to recompute: those of attention are not.
-        mixed_BQA, statistics = checkpoint_name(
-            (mixed_BQHW.reshape(*mixed_BQHW.shape[:2], -1), statistics), RESIDUALS
-        )
-        mixed_BQHW = mixed_BQA.reshape(mixed_BQHW.shape)
+        # Kept where a remat policy drops results that are cheap to recompute: those of attention are not.
+        mixed_BQHW, statistics = _saved(mixed_BQHW), checkpoint_name(statistics, RESIDUALS)
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
         return mixed_BQHW
+
+
+def _saved(of_heads_BQHW: Array) -> Array:
+    """Return an array that the remat policy `dots` saves for the backward pass, with the heads on one axis.
+
+    On a TPU, the array would be copied to another layout if it was saved with the two axes (head, width of a head).
+    """
+    flat_BQA = of_heads_BQHW.reshape(*of_heads_BQHW.shape[:2], -1)
+    return checkpoint_name(flat_BQA, RESIDUALS).reshape(of_heads_BQHW.shape)
 
 
 def _kept(mixed_BQHW: Array, head_mask_H: Array | None) -> Array:

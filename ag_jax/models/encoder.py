@@ -102,9 +102,9 @@ def _check_head_mask(config: EncoderConfig, head_mask_NH: Array | None) -> None:
 def over_layers(
     config: EncoderConfig, step: Callable, layers: int, collections: tuple[str, ...], in_axes: Any
 ) -> Callable:
-    """Return a function that calls `step` for each layer, with the arguments of a scan by `nn.scan`.
+    """Return a function (layer, carry, *arguments) -> (carry, None) that calls `step` for each layer.
 
-    step: (layer, carry, *arguments) -> (carry, None); what the backward pass recomputes of it depends on `config.remat`.
+    step: a function of the same form, for one layer; `config.remat` says what the backward pass recomputes of it.
     collections: collections of variables that have a leading axis over the layers.
     in_axes: for each argument, 0 if it has a leading axis over the layers, else `nn.broadcast`.
     """
@@ -126,9 +126,10 @@ def over_layers(
 class Encoder(nn.Module):
     """Bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA or DeBERTa, depending on `config`.
 
-    The layers are one scanned layer whose parameters have a leading axis of length `layers`, so compile time does not
-    grow with depth, unless `config.scan_layers` is false. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
-    `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
+    The parameters of all layers are stacked, with a leading axis of length `layers`. With `config.scan_layers` the
+    layers are a loop, so compile time does not grow with depth. What attention sows has the same leading axis: with
+    `mutable=["intermediates"]`, `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK`
+    for all N layers.
 
     The enhanced mask decoder (`mask_decoder_passes`) applies the last layer again to a query subset: the masked
     positions, for the word head only. These passes sow nothing and contribute to no guidance loss. `attention_bias` is

@@ -9,7 +9,15 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from scipy import stats
 
-from ag_jax.attention.dropout import Dropout, attention_dropout, dropout, element_index, keep_attention, keep_mask, random_bits
+from ag_jax.attention.dropout import (
+    Dropout,
+    attention_dropout,
+    dropout,
+    element_index,
+    keep_attention,
+    keep_mask,
+    random_bits,
+)
 
 SHAPE = (5, 7, 89, 97)
 SIZE = int(np.prod(SHAPE))
@@ -177,7 +185,7 @@ def test_neighbours_in_attention_are_not_correlated(attention_mask, axis):
 
 
 def test_rows_columns_and_rectangles_in_attention_are_independent(attention_mask):
-    """The hashes of two rows and two columns xor to 0 over the corners of a rectangle; the masks there must not know."""
+    """The inputs of the last round xor to 0 over the corners of a rectangle; the masks there must not show it."""
     kept = np.asarray(attention_mask(jax.random.key(8), RATE, (1, 2, 512, 512)), np.float64)[0] - (1 - RATE)
     kept /= np.sqrt(RATE * (1 - RATE))
     for head in kept:
@@ -190,7 +198,10 @@ def test_rows_columns_and_rectangles_in_attention_are_independent(attention_mask
 
 
 def test_seeds_and_steps_of_attention_are_not_correlated(attention_mask):
-    keys = [*(jax.random.key(seed) for seed in (0, 1)), *(jax.random.fold_in(jax.random.key(0), step) for step in (1, 2))]
+    keys = [
+        *(jax.random.key(seed) for seed in (0, 1)),
+        *(jax.random.fold_in(jax.random.key(0), step) for step in (1, 2)),
+    ]
     masks = [attention_mask(key, RATE, SHAPE) for key in keys]
     for one, other in itertools.combinations(masks, 2):
         assert abs(correlation(one, other)) < 4

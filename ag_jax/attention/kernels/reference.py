@@ -37,7 +37,9 @@ def probabilities(
 
 def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
     """Return a function that applies dropout with this rate and key: it drops the same elements in every call."""
-    return (lambda weights_BHQK: attention_dropout(weights_BHQK, key, rate)) if rate else (lambda weights_BHQK: weights_BHQK)
+    if not rate:
+        return lambda weights_BHQK: weights_BHQK
+    return lambda weights_BHQK: attention_dropout(weights_BHQK, key, rate)
 
 
 def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
