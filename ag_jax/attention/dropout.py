@@ -60,6 +60,61 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
     return jnp.where(keep_mask(key, rate, x.shape), x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
+def hashes_of_rows(seeds: tuple[Array, Array] | Array, row: Array) -> Array:
+    """Return a random uint32 for each row of attention matrices.
+
+    row: flat index of the example, the pair of heads, and the query.
+
+    Heads 2i and 2i + 1 are a pair: they share random bits, of which each takes a half (`keep_half`).
+    """
+    return random_bits(seeds, row)
+
+
+def hashes_of_columns(seeds: tuple[Array, Array] | Array, column: Array) -> Array:
+    """Return a random uint32 for each column of attention matrices; `column` is the index of the key."""
+    return random_bits((seeds[1], seeds[0]), column)
+
+
+def bits_of_elements(of_rows: Array, of_columns: Array) -> Array:
+    """Return a random uint32 for each element of attention matrices, from the hashes of its row and of its column.
+
+    An array of Q x K elements then costs Q + K hashes of two rounds, and one round for each element.
+    """
+    return _mix(of_rows ^ of_columns)
+
+
+def keep_half(bits: Array, upper: Array | bool, rate: float) -> Array:
+    """Return booleans that are true with probability 1 - rate, from 16 of each element's 32 random bits.
+
+    The rate is rounded to a multiple of 2^-16.
+
+    upper: whether these are the upper 16 bits.
+    """
+    if isinstance(upper, bool):
+        half = bits >> 16 if upper else bits & 0xFFFF
+    else:
+        half = (bits >> (upper.astype(jnp.uint32) * 16)) & 0xFFFF
+    # Below 2^16, so that signed integers, which a TPU compares faster, are ordered like unsigned ones.
+    return half.astype(jnp.int32) >= round(rate * 2**16)
+
+
+def keep_attention(key: Array, rate: float, shape_BHQK: tuple[int, int, int, int]) -> Array:
+    """Sample a dropout mask for attention: booleans of the shape, each true with probability 1 - rate."""
+    batch, heads, queries, keys = shape_BHQK
+    of_seeds, pairs = seeds(key), -(-heads // 2)
+    of_rows = hashes_of_rows(of_seeds, element_index((batch, pairs, queries, 1)))
+    of_rows = jnp.repeat(of_rows, 2, axis=1)[:, :heads]  # both heads of a pair
+    of_columns = hashes_of_columns(of_seeds, element_index((1, 1, 1, keys)))
+    is_upper = jax.lax.broadcasted_iota(jnp.int32, (1, heads, 1, 1), 1) % 2 == 1
+    return keep_half(bits_of_elements(of_rows, of_columns), is_upper, rate)
+
+
+def attention_dropout(weights_BHQK: Array, key: Array, rate: float) -> Array:
+    """Return attention probabilities after dropout, with the mask of `keep_attention`."""
+    kept = keep_attention(key, rate, weights_BHQK.shape)
+    return jnp.where(kept, weights_BHQK / (1.0 - rate), jnp.zeros((), weights_BHQK.dtype))
+
+
 class Dropout(nn.Module):
     """Module that applies `dropout` with its own random key."""
 

@@ -33,6 +33,7 @@ from ag_jax.attention.disentangled import DisentangledConfig, rows_at
 from ag_jax.attention.fixed import FixedConfig
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, Attend
+from ag_jax.attention.linear import Linear
 
 # Products of any precision whose sums are handed on in float32.
 _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
@@ -106,20 +107,15 @@ class MultiHeadAttention(nn.Module):
     def setup(self):
         if not self.fixed.offsets:
             # Queries of disentangled attention are scaled once more before they are rounded (`_query_and_bias`).
-            self.query = self._projection(dot_general=_dot_float32 if self.relative.terms else None)
+            self.query = self._projection(dot_general=_dot_float32 if self.relative.terms else jax.lax.dot_general)
             self.key = self._projection(use_bias=self.biases and self.relative.key_bias)
         self.value = self._projection()
         if self.relative.terms and not self.relative.shared:
             self.relative_key = self._projection(use_bias=self.biases and self.relative.key_bias)
             self.relative_query = self._projection()
         self.attack_key = LayerKey()
-        self.output = nn.DenseGeneral(
-            self.width,
-            axis=(-2, -1),
-            dtype=self.dtype,
-            use_bias=self.biases,
-            kernel_init=nn.with_logical_partitioning(self.kernel_init, ("heads", "head_width", "embed")),
-            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
+        self.output = Linear(
+            (self.width,), ("heads", "head_width", "embed"), self.dtype, self.kernel_init, use_bias=self.biases
         )
 
     def __call__(
@@ -241,6 +237,8 @@ class MultiHeadAttention(nn.Module):
         relative positions, projected embeddings of distances from `relative_RD`, a table with R rows.
         """
         tokens = self.query(query_BQD), self.key(source_BKD), self.value(source_BKD)
+        # Saved with their biases, so that the backward pass does not add them again.
+        tokens = tuple(map(_saved, tokens))
         of_terms = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
             of_terms = {"c2p": self.relative_key, "p2c": self.relative_query}
@@ -251,14 +249,9 @@ class MultiHeadAttention(nn.Module):
             distances[term] = of_terms[term](relative_RD[needed]).astype(self.dtype), layout_S
         return Projected(*tokens, distances)
 
-    def _projection(self, **settings) -> nn.DenseGeneral:
-        return nn.DenseGeneral(
-            (self.heads, self.width // self.heads),
-            dtype=self.dtype,
-            kernel_init=nn.with_logical_partitioning(self.kernel_init, ("embed", "heads", "head_width")),
-            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("heads", "head_width")),
-            **({"use_bias": self.biases} | settings),
-        )
+    def _projection(self, **settings) -> Linear:
+        features, names = (self.heads, self.width // self.heads), ("embed", "heads", "head_width")
+        return Linear(features, names, self.dtype, self.kernel_init, **({"use_bias": self.biases} | settings))
 
     def _query_and_bias(
         self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
@@ -296,11 +289,20 @@ class MultiHeadAttention(nn.Module):
             # Kernels keep no probabilities. The reference has them, and equals every kernel.
             attend = reference.Reference(functools.partial(self.sow, "intermediates", "attention_weights"))
         mixed_BQHW, statistics = attend(*arrays, **options)
-        # Saved where a remat policy drops results that are cheap to recompute: those of attention are not.
-        mixed_BQHW, statistics = checkpoint_name((mixed_BQHW, statistics), RESIDUALS)
+        # Kept where a remat policy drops results that are cheap to recompute: those of attention are not.
+        mixed_BQHW, statistics = _saved(mixed_BQHW), checkpoint_name(statistics, RESIDUALS)
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
         return mixed_BQHW
+
+
+def _saved(of_heads_BQHW: Array) -> Array:
+    """Return an array that the remat policy `dots` saves for the backward pass, with the heads on one axis.
+
+    On a TPU, the array would be copied to another layout if it was saved with the two axes (head, width of a head).
+    """
+    flat_BQA = of_heads_BQHW.reshape(*of_heads_BQHW.shape[:2], -1)
+    return checkpoint_name(flat_BQA, RESIDUALS).reshape(of_heads_BQHW.shape)
 
 
 def _kept(mixed_BQHW: Array, head_mask_H: Array | None) -> Array:

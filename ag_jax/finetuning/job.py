@@ -45,7 +45,8 @@ def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe)
     changed = {name: getattr(config, name) for name in ("dtype", "remat", "attention")}
     changed |= {name: getattr(recipe, name) for name in ("dropout", "attention_dropout")}
     given = {name: value for name, value in changed.items() if value is not None}
-    return dataclasses.replace(opened.config, **given)
+    # A loop over the layers whatever the checkpoint's setting is: a step is compiled for each length of rows.
+    return dataclasses.replace(opened.config, **given, scan_layers=True)
 
 
 def make_head(task: Task, style: str, max_length: int, dropout: float | None = None) -> Head:

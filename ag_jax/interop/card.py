@@ -22,7 +22,7 @@ from ag_jax.training.metrics import read_metrics
 _POSITION = ("step", "split", "tokens_seen")
 # Settings that say nothing about the model, or that are places on one machine.
 _LEFT_OUT: tuple[str, ...] = (
-    *("title", "comparison.", "search.", "inspection.", "mesh.", "model.remat", "model.attention"),
+    *("title", "comparison.", "search.", "inspection.", "mesh.", "model.remat", "model.scan_layers", "model.attention"),
     *("data.cache_dir", "data.tokenizer.path", "data.verify_cache", "data.accept_changed_text"),
     *("data.validation_rows", "data.expected_tokens", "adversarial.masking.trace"),
     *("training.log_every", "training.evaluate_every", "training.checkpoint_every", "training.keep_"),

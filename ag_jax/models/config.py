@@ -52,6 +52,8 @@ class EncoderConfig:
     dtype: floating-point type of the computation; parameters, softmax and losses stay float32.
     remat: which activations the backward pass recomputes instead of storing them: all but matrix products and
         attention (`dots`), whole layers (`layer`), or nothing (`none`).
+    scan_layers: run the layers as a loop, which compiles one layer, instead of compiling each layer. Without the loop a
+        step takes less time on a TPU, and compilation several times as long.
     attention: implementation of attention: `reference`, the kernels `tpu` or `gpu`, or the one that suits the devices
         (`auto`).
     """
@@ -85,6 +87,7 @@ class EncoderConfig:
     initializer_range: Annotated[float, "> 0"] = 0.02
     dtype: DType = "float32"
     remat: Remat = "dots"
+    scan_layers: bool = True
     attention: Implementation = "auto"
 
     EARLIER_NAMES: ClassVar = {"segments": "token_types", "decoder_passes": "mask_decoder_passes"}

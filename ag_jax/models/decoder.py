@@ -19,7 +19,7 @@ from ag_jax.attention.kernels.interface import Attend
 from ag_jax.attention.multihead import KeysAndValues
 from ag_jax.models import layers
 from ag_jax.models.config import DecoderConfig, EncoderConfig
-from ag_jax.models.encoder import REMAT_POLICIES
+from ag_jax.models.encoder import over_layers
 
 
 @flax.struct.dataclass
@@ -203,17 +203,8 @@ class Decoder(nn.Module):
         def step(layer, hidden_BTD, context):
             return layer(hidden_BTD, context), None
 
-        remat = self.config.remat
-        if remat != "none":  # inside a scan, XLA cannot undo the recomputation by CSE
-            step = nn.remat(step, policy=REMAT_POLICIES[remat], prevent_cse=False)
-        scanned = nn.scan(
-            step,
-            variable_axes={"params": 0, "intermediates": 0, "statistics": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=self.decoder.layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )
+        collections = ("params", "intermediates", "statistics")
+        scanned = over_layers(self.config, step, self.decoder.layers, collections, in_axes=nn.broadcast)
         hidden_BTD, _ = scanned(self.layers, hidden_BTD, context)
         return self._finish(hidden_BTD)
 

@@ -99,12 +99,37 @@ def _check_head_mask(config: EncoderConfig, head_mask_NH: Array | None) -> None:
         )
 
 
+def over_layers(
+    config: EncoderConfig, step: Callable, layers: int, collections: tuple[str, ...], in_axes: Any
+) -> Callable:
+    """Return a function (layer, carry, *arguments) -> (carry, None) that calls `step` for each layer.
+
+    step: a function of the same form, for one layer; `config.remat` says what the backward pass recomputes of it.
+    collections: collections of variables that have a leading axis over the layers.
+    in_axes: for each argument, 0 if it has a leading axis over the layers, else `nn.broadcast`.
+    """
+    if config.remat != "none":
+        # Inside a loop, XLA cannot replace what is recomputed by what was computed before. Elsewhere it has to be
+        # prevented from doing so, which takes some operations.
+        step = nn.remat(step, policy=REMAT_POLICIES[config.remat], prevent_cse=not config.scan_layers)
+    return nn.scan(
+        step,
+        variable_axes=dict.fromkeys(collections, 0),
+        split_rngs={"params": True, "dropout": True},
+        in_axes=in_axes,
+        length=layers,
+        unroll=1 if config.scan_layers else layers,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+
+
 class Encoder(nn.Module):
     """Bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA or DeBERTa, depending on `config`.
 
-    The layers are one scanned layer whose parameters have a leading axis of length `layers`, so compile time does not
-    grow with depth. What attention sows has the same leading axis: with `mutable=["intermediates"]`,
-    `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK` for all N layers.
+    The parameters of all layers are stacked, with a leading axis of length `layers`. With `config.scan_layers` the
+    layers are a loop, so compile time does not grow with depth. What attention sows has the same leading axis: with
+    `mutable=["intermediates"]`, `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK`
+    for all N layers.
 
     The enhanced mask decoder (`mask_decoder_passes`) applies the last layer again to a query subset: the masked
     positions, for the word head only. These passes sow nothing and contribute to no guidance loss. `attention_bias` is
@@ -206,15 +231,12 @@ class Encoder(nn.Module):
                 next_BLD = jnp.where(index == 0, branch.join(config, next_BLD), next_BLD)
             return (hidden_BLD if config.mask_decoder_passes else None, next_BLD), None
 
-        if config.remat != "none":  # inside a scan, XLA cannot undo the recomputation by CSE
-            step = nn.remat(step, policy=REMAT_POLICIES[config.remat], prevent_cse=False)
-        scanned = nn.scan(
+        scanned = over_layers(
+            config,
             step,
-            variable_axes={"params": 0, "intermediates": 0, "statistics": 0, "attack": 0},
-            split_rngs={"params": True, "dropout": True},
+            config.layers,
+            ("params", "intermediates", "statistics", "attack"),
             in_axes=(nn.broadcast, nn.broadcast, 0, 0, 0),
-            length=config.layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
         )
         # Only the mask decoder reads the last layer's input, so the carry has it only then.
         carry = (hidden_BLD if config.mask_decoder_passes else None, hidden_BLD)

@@ -60,17 +60,15 @@ def request() -> pathlib.Path:
 
 
 def find(kernel: Instruction, folder: pathlib.Path) -> Schedule | None:
-    """Return the schedule of the kernel with this name, these operands and results in the folder of `request`.
+    """Return the schedule of a kernel in the folder of `request`; None if there is none.
 
-    The newest one if several programs have such a kernel; None if there is none.
+    The newest one if several programs have such a kernel. Of equal kernels in a program, libtpu compiles one, so that
+    the schedule may have another kernel's number.
     """
     found = []
-    for analysis in folder.glob(f"*-{kernel.name}-*-schedule-analysis_final_bundles.txt"):
+    for analysis in folder.glob(f"*-{_without_number(kernel.name)}*-schedule-analysis_final_bundles.txt"):
         written = _KERNEL.search(analysis.read_text())
-        if written is None:
-            continue
-        of = hlo.parse_instruction(f"  {written[1]}")
-        if (of.name, of.arrays, of.operands) == (kernel.name, kernel.arrays, kernel.operands):
+        if written is not None and _are_equal(kernel, hlo.parse_instruction(f"  {written[1]}")):
             found.append(analysis)
     if not found:
         return None
@@ -78,6 +76,18 @@ def find(kernel: Instruction, folder: pathlib.Path) -> Schedule | None:
     prefix, _, number = newest.name.removesuffix("-schedule-analysis_final_bundles.txt").rpartition("-")
     bundles = folder / f"{prefix}-{int(number) + 1:02}-final_bundles.txt"
     return read(bundles.read_text()) if bundles.exists() else None
+
+
+def _without_number(name: str) -> str:
+    """Return the name of a kernel without the number that tells it from others of the same name, as in attention.2."""
+    return re.sub(r"\.\d+$", "", name)
+
+
+def _are_equal(one: Instruction, other: Instruction) -> bool:
+    """Whether two kernels have the same program, and results of the same shapes and layouts."""
+    programs = [kernel.attribute(r'"body":"([^"]*)"') for kernel in (one, other)]
+    names = [_without_number(kernel.name) for kernel in (one, other)]
+    return (names[0], programs[0], one.arrays) == (names[1], programs[1], other.arrays)
 
 
 def read(text: str) -> Schedule | None:

@@ -60,6 +60,7 @@ MAY_DIFFER = (
     "mesh.",
     "model.attention",
     "model.remat",
+    "model.scan_layers",
     "title",
     "training.checkpoint_every",
     "training.keep_",
@@ -78,7 +79,7 @@ MAY_DIFFER = (
     "inspection.",
 )
 # Settings of the encoder that do not change the meaning of its parameters.
-MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "attention")
+MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "scan_layers", "attention")
 
 
 def make_job(

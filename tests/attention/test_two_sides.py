@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ag_jax.attention import patterns
-from ag_jax.attention.dropout import keep_mask
+from ag_jax.attention.dropout import keep_attention
 from ag_jax.attention.guidance import Guides
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.dispatch import Fused
@@ -160,7 +160,7 @@ def oracle(name):
     shape = (BATCH, HEADS, case.queries, case.keys)
     multiplier = np.ones(shape)
     if case.rate:
-        multiplier = np.asarray(keep_mask(KEY, case.rate, shape)) / (1 - case.rate)
+        multiplier = np.asarray(keep_attention(KEY, case.rate, shape)) / (1 - case.rate)
     bias = np.broadcast_to(arrays["bias"].astype(np.float64), shape) if case.bias else np.zeros(shape)
     of_output, of_squares, of_overlap = cotangents(case)
     output = np.zeros((BATCH, case.queries, HEADS, WIDTH))

@@ -61,6 +61,17 @@ def test_the_newest_schedule_of_the_same_kernel(tmp_path):
     assert schedules.find(kernel, tmp_path) is None, "not that of an older program"
 
 
+def test_an_equal_kernel_has_the_schedule_of_the_one_that_was_compiled(tmp_path):
+    line = '  %kernel.1 = bf16[32,8]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", x={"body":"ABC"}'
+    analysis = f"Schedule analysis:\n\t9.00 scheduled bundles (100.00%): {line.strip()}\n"
+    (tmp_path / "1-kernel.1-00-schedule-analysis_final_bundles.txt").write_text(analysis)
+    (tmp_path / "1-kernel.1-01-final_bundles.txt").write_text("   0x0   :  { }\n")
+    second = line.replace("kernel.1", "kernel.2").replace("(%a)", "(%b)")
+    assert schedules.find(hlo.parse_instruction(second), tmp_path) == schedules.Schedule(1, 0)
+    for another in (second.replace("ABC", "ABD"), second.replace("32,8", "64,8"), second.replace("kernel", "other")):
+        assert schedules.find(hlo.parse_instruction(another), tmp_path) is None
+
+
 def test_flags_of_the_environment_stay(monkeypatch):
     request = schedules.request.__wrapped__
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_jf_other=1")

@@ -47,7 +47,8 @@ class Fused(Attend):
         guides, rate = inputs.guides, inputs.rate
         if guides is not None and guides.after_dropout:
             raise ValueError("guidance.probabilities=after_dropout needs model.attention=reference")
-        heads, lengths = inputs.query_BQHW.shape[2], (inputs.query_BQHW.shape[1], inputs.key_BKHW.shape[1])
+        heads, width = inputs.query_BQHW.shape[2:]
+        lengths = inputs.query_BQHW.shape[1], inputs.key_BKHW.shape[1]
         bias = inputs.bias
         if bias is not None:
             bias = jnp.broadcast_to(bias, (*bias.shape[:2], *lengths))
@@ -55,20 +56,21 @@ class Fused(Attend):
         seeds = dropout.seeds(inputs.key) if rate else jnp.zeros((2,), jnp.uint32)
 
         def on_device(given: KernelInputs) -> tuple[Array, Array | None, Array | None]:
-            rows, queries, local_heads, width = given.query_BQA.shape
+            rows, _, all_widths = given.query_BQA.shape
+            local_heads = all_widths // width
             config = KernelConfig(local_heads, heads, width, *lengths, rate, guides is not None, inputs.band)
             first = (self._position(self.rows) * rows, self._position((self.heads,)) * local_heads)
             scalars = jnp.concatenate([jax.lax.bitcast_convert_type(given.scalars, jnp.int32), jnp.stack(first)])
-            query, key, value = (array.reshape(*array.shape[:2], local_heads * width) for array in given[:3])
-            mixed_BQA, squares, overlap = self.kernel(config, KernelInputs(query, key, value, *given[3:-1], scalars))
-            return mixed_BQA.reshape(rows, queries, local_heads, width), squares, overlap
+            return self.kernel(config, given._replace(scalars=scalars))
 
-        # Heads are flattened, and seeds become a device's own scalars, only where each device has its part of the
-        # arrays.
-        given = KernelInputs(*inputs[:5], bias, shifts_H, weights_BHK, seeds)
+        # Heads are flattened before the arrays are split: on a TPU, arrays with the axes (head, width of a head) last
+        # have another layout, and would be copied.
+        flat = (array.reshape(*array.shape[:2], heads * width) for array in inputs[:3])
+        given = KernelInputs(*flat, *inputs[3:5], bias, shifts_H, weights_BHK, seeds)
         if self.mesh is not None and self.mesh.size > 1:
             on_device = jax.shard_map(on_device, mesh=self.mesh, **self._specs(given), check_vma=False)
-        mixed_BQHW, squares_BHQ, overlap_BHQ = on_device(given)
+        mixed_BQA, squares_BHQ, overlap_BHQ = on_device(given)
+        mixed_BQHW = mixed_BQA.reshape(inputs.query_BQHW.shape)
         return mixed_BQHW, None if guides is None else guided_statistics(squares_BHQ, overlap_BHQ, inputs)
 
     def _position(self, axes: tuple[str | None, ...]) -> Array:

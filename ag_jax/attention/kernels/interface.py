@@ -188,11 +188,18 @@ class KernelConfig:
         example, head: indices within this device.
         query, key: positions, which broadcast.
         """
+        bits = dropout.bits_of_elements(*self.hashes(scalars, example, head, query, key))
+        return dropout.keep_half(bits, ((head + scalars[3]) & 1) == 1, self.rate)
+
+    def hashes(
+        self, scalars: Array | Sequence[Array], example: Array, head: Array, query: Array, key: Array
+    ) -> tuple[Array, Array]:
+        """Return the hashes of rows and columns from which dropout's random bits are mixed; arguments as in `keep`."""
         # Signed and unsigned integers multiply and add to the same bits.
-        row = ((example + scalars[2]) * self.all_heads + head + scalars[3]) * self.queries
-        index = (row + query) * self.keys + key
+        pair = (example + scalars[2]) * -(-self.all_heads // 2) + ((head + scalars[3]) >> 1)
+        row = (pair * self.queries + query).astype(jnp.uint32)
         seeds = (scalars[0].astype(jnp.uint32), scalars[1].astype(jnp.uint32))
-        return dropout.keep(seeds, index.astype(jnp.uint32), self.rate)
+        return dropout.hashes_of_rows(seeds, row), dropout.hashes_of_columns(seeds, key.astype(jnp.uint32))
 
 
 class Kernel(Protocol):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.attention import guidance, scores
-from ag_jax.attention.dropout import dropout
+from ag_jax.attention.dropout import attention_dropout
 from ag_jax.attention.kernels.interface import MASKED_SCORE, Attend, AttentionInputs, Mixed
 from ag_jax.attention.visibility import EVERYTHING, Band, visible_mask
 
@@ -37,7 +37,9 @@ def probabilities(
 
 def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
     """Return a function that applies dropout with this rate and key: it drops the same elements in every call."""
-    return (lambda weights_BHQK: dropout(weights_BHQK, key, rate)) if rate else (lambda weights_BHQK: weights_BHQK)
+    if not rate:
+        return lambda weights_BHQK: weights_BHQK
+    return lambda weights_BHQK: attention_dropout(weights_BHQK, key, rate)
 
 
 def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:

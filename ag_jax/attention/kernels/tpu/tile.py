@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
+from ag_jax.attention import dropout
 from ag_jax.attention.kernels import interface
 from ag_jax.attention.kernels.interface import MASKED_SCORE, KernelConfig
 
@@ -136,8 +137,25 @@ class Tile:
 
     def multiplier(self, head: int) -> Array:
         """Return the multiplier of dropout, M: 1 / (1 - rate) for elements that are kept, else 0."""
-        keep_KQ = self.config.keep(self.scalars, self.example, self.first_head + head, self.query_KQ, self.key_KQ)
+        in_group = self.operands.key.shape[2] // self.width
+        if self.config.heads % 2 or in_group % 2:
+            is_upper = ((self.first_head + head + self.scalars[3]) & 1) == 1
+            keep_KQ = dropout.keep_half(self.bits(head), is_upper, self.config.rate)
+        else:  # the first head of this device and that of the grid step are even, so both heads of a pair are here
+            if head % 2 == 0:
+                self.shared_KQ = self.bits(head)
+            keep_KQ = dropout.keep_half(self.shared_KQ, head % 2 == 1, self.config.rate)
         return jnp.where(keep_KQ, self.config.dropout_scale, 0.0)
+
+    def bits(self, head: int) -> Array:
+        """Return random bits for dropout, uint32 in the shape of the tile; both heads of a pair have the same."""
+        # Hashes of keys are computed as a row, which is packed more densely than a column.
+        query_1Q = jax.lax.broadcasted_iota(jnp.int32, (1, self.shape[1]), 1) + self.first_query
+        key_1K = jax.lax.broadcasted_iota(jnp.int32, (1, self.shape[0]), 1) + self.first_key
+        of_queries_1Q, of_keys_1K = self.config.hashes(
+            self.scalars, self.example, self.first_head + head, query_1Q, key_1K
+        )
+        return dropout.bits_of_elements(of_queries_1Q, column(of_keys_1K))
 
     def gradient(self, head: int) -> tuple[Array, Array]:
         """Return the scores' gradient dS and the probabilities after dropout, both 0 at keys a query does not see."""
