@@ -98,7 +98,7 @@ def keep_half(bits: Array, upper: Array | bool, rate: float) -> Array:
     return half.astype(jnp.int32) >= round(rate * 2**16)
 
 
-def keep_attention(key: Array, rate: float, shape_BHQK: tuple[int, int, int, int]) -> Array:
+def keep_attention(key: Array, rate: float, shape_BHQK: tuple[int, ...]) -> Array:
     """Sample a dropout mask for attention: booleans of the shape, each true with probability 1 - rate."""
     batch, heads, queries, keys = shape_BHQK
     of_seeds, pairs = seeds(key), -(-heads // 2)

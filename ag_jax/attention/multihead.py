@@ -236,9 +236,8 @@ class MultiHeadAttention(nn.Module):
         """Return projections for all heads: queries from `query_BQD`, keys and values from `source_BKD`, and, with
         relative positions, projected embeddings of distances from `relative_RD`, a table with R rows.
         """
-        tokens = self.query(query_BQD), self.key(source_BKD), self.value(source_BKD)
         # Saved with their biases, so that the backward pass does not add them again.
-        tokens = tuple(map(_saved, tokens))
+        tokens = _saved(self.query(query_BQD)), _saved(self.key(source_BKD)), _saved(self.value(source_BKD))
         of_terms = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
             of_terms = {"c2p": self.relative_key, "p2c": self.relative_query}

@@ -11,8 +11,9 @@ from ag_jax.attention.linear import Linear
 NAMES = ("embed", "heads", "head_width")
 
 
-def pair(contracted, dtype="float32", use_bias=True, init=nn.initializers.xavier_uniform()):
+def pair(contracted, dtype="float32", use_bias=True):
     """A `Linear` and the `DenseGeneral` that it stands for: from a width to heads, or back."""
+    init = nn.initializers.xavier_uniform()
     names, features, axis = (NAMES, (3, 4), -1) if contracted == 1 else (NAMES[1:] + NAMES[:1], (12,), (-2, -1))
     ours = Linear(features, names, jnp.dtype(dtype), init, use_bias)
     theirs = nn.DenseGeneral(features, axis, dtype=jnp.dtype(dtype), use_bias=use_bias, kernel_init=init)

@@ -65,8 +65,8 @@ class Fused(Attend):
 
         # Heads are flattened before the arrays are split: on a TPU, arrays with the axes (head, width of a head) last
         # have another layout, and would be copied.
-        flat = (array.reshape(*array.shape[:2], heads * width) for array in inputs[:3])
-        given = KernelInputs(*flat, *inputs[3:5], bias, shifts_H, weights_BHK, seeds)
+        query, key, value = (array.reshape(*array.shape[:2], heads * width) for array in inputs[:3])
+        given = KernelInputs(query, key, value, *inputs[3:5], bias, shifts_H, weights_BHK, seeds)
         if self.mesh is not None and self.mesh.size > 1:
             on_device = jax.shard_map(on_device, mesh=self.mesh, **self._specs(given), check_vma=False)
         mixed_BQA, squares_BHQ, overlap_BHQ = on_device(given)

@@ -178,9 +178,8 @@ def test_malformed_rows_are_named_counted_and_left_out_on_demand(tmp_path, name)
         write(tmp_path, {"RACE/train/high/0.txt": json.dumps(RACE)})
     with pytest.raises(ValueError, match=message) as raised:
         load(TASKS[task], root, split)
-    assert f"task {task}, split {split}: {count} malformed rows; mend them, or set --config.tasks.{task}.skip_malformed=True" in str(
-        raised.value
-    )
+    remedy = f"mend them, or set --config.tasks.{task}.skip_malformed=True"
+    assert f"task {task}, split {split}: {count} malformed rows; {remedy}" in str(raised.value)
     examples = load(TASKS[task], root, split, skip_malformed=True)
     assert examples.skipped == count and len(examples) == 1
 
