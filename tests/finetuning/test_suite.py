@@ -106,7 +106,7 @@ def test_every_point_seed_and_fold_is_a_trial(tmp_path, data):
 
 def test_the_report_says_which_epoch_is_scored(source, tmp_path, calls):
     """Of which tasks the last one, if of any; all arms score the same."""
-    best = "of every run the epoch that was best there"
+    best = "of every trial the epoch that was best on the development set"
     told = [
         comparison.compare(f"{source},tasks=sst2,stsb", flags, epath.Path(tmp_path / str(number))).read_text()
         for number, flags in enumerate(({}, {"tasks.stsb.scored_epoch": "last"}))
