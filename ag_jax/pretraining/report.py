@@ -11,6 +11,7 @@ from ag_jax.evaluation.significance import PairedDifference, over_seeds, spread
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining.alpha import GUIDANCE_LOSS
+from ag_jax.pretraining.config import ExperimentConfig
 
 MEASURES = {
     "train_loss": "Train",
@@ -178,7 +179,12 @@ def markdown(
     lines += more
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
     lines += masked_table(["Arm"], shares) if shares else []
-    lines += ["## What differs between the arms", "", *settings_table({arm.name: arm.settings for arm in arms})]
+    defaults = config_reader.flat(config_reader.to_dict(ExperimentConfig()))
+    lines += [
+        "## What differs between the arms",
+        "",
+        *settings_table({arm.name: arm.settings for arm in arms}, defaults),
+    ]
     for caption, path in figures:
         drawn = f"[{path}]({path})" if path.endswith(".html") else f"![{caption}]({path})"
         lines += [f"## {caption}", "", drawn, ""]
@@ -267,13 +273,16 @@ def flag_warnings(sentences: Sequence[str]) -> list[str]:
     return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
 
 
-def settings_table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def settings_table(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str, Any] | None = None) -> list[str]:
     """Return the lines of a Markdown table of the settings in which arms differ, and a blank line.
 
     arms: the flat settings of each arm, by name, without those that have no effect there.
+    defaults: flat settings; one that only some arms have is left out if it is at its default there.
     """
     known = dict.fromkeys(key for settings in arms.values() for key in settings)
     keys = [key for key in known if len({repr(settings.get(key, "–")) for settings in arms.values()}) > 1]
+    at_default = {key: {repr("–"), repr((defaults or {}).get(key, "–"))} for key in keys}
+    keys = [key for key in keys if {repr(settings.get(key, "–")) for settings in arms.values()} != at_default[key]]
     if not keys:
         return ["Nothing.", ""]
     rows = [[f"`{key}`", *(config_reader.shown(arm.get(key, "–")) for arm in arms.values())] for key in keys]
