@@ -60,10 +60,8 @@ def main() -> None:
         for length in given.lengths:
             for variant, settings in VARIANTS.items():
                 found = cycles(device, of, length, **settings)
-                microseconds = {
-                    kind: round(count / of.chip.per_device().clock * 1e6, 1) for kind, count in found.items()
-                }
-                rows.append({"slice": name, "length": length, "variant": variant.strip("_") or "plain", **microseconds})
+                times = {kind: round(count / of.chip.per_device().clock * 1e6, 1) for kind, count in found.items()}
+                rows.append({"slice": name, "length": length, "variant": variant.strip("_") or "plain", **times})
                 print(rows[-1], flush=True)
     print(record.save("kernel_schedules", {"compiler": topology.versions(), "unit": "microseconds", "tokens": TOKENS, "calls": rows}))
 
