@@ -63,7 +63,12 @@ def main() -> None:
                 times = {kind: round(count / of.chip.per_device().clock * 1e6, 1) for kind, count in found.items()}
                 rows.append({"slice": name, "length": length, "variant": variant.strip("_") or "plain", **times})
                 print(rows[-1], flush=True)
-    print(record.save("kernel_schedules", {"compiler": topology.versions(), "unit": "microseconds", "tokens": TOKENS, "calls": rows}))
+    print(
+        record.save(
+            "kernel_schedules",
+            {"compiler": topology.versions(), "unit": "microseconds", "tokens": TOKENS, "calls": rows},
+        )
+    )
 
 
 if __name__ == "__main__":
