@@ -158,10 +158,10 @@ def _damaged(file: pathlib.Path, error: Exception) -> ValueError:
 
 def write(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> None:
     """Write one safetensors file that transformers loads with PyTorch. Raises OSError if it cannot be written."""
-    file.touch()
-    mode = file.stat().st_mode
     try:
+        file.touch()
+        mode = file.stat().st_mode
         save_file(dict(tensors), str(file), metadata={"format": "pt"})
         file.chmod(mode)  # safetensors makes files that nobody else may read
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, FileNotFoundError) as error:
         raise OSError(f"cannot write {file}: {error}") from error
