@@ -109,7 +109,7 @@ def test_what_was_interrupted_is_resumed_to_the_same_end(name, trained, expected
         for row in found["rows"]:
             for key in ("coefficient/task", "tokens_seen"):
                 row.pop(key, None)
-    # Dropout of attention drops other elements than in the versions that began these runs, so the ends are only similar.
+    # Dropout of attention drops other elements than in the versions that began these runs, so their ends are similar.
     if name == "trial_interrupted":
         wanted["result"]["best_epoch"] = found["result"]["best_epoch"]
         wanted["predictions"], found["predictions"] = (
