@@ -7,6 +7,8 @@ import shutil
 import jax
 import pytest
 
+from ag_jax.attention import dropout
+from ag_jax.attention.kernels import reference
 from ag_jax.pretraining import run
 from ag_jax.training.damage import CorruptCheckpointError
 from tests.goldens import inputs, make, reading
@@ -93,7 +95,10 @@ def test_nothing_that_is_done_is_trained_again(goldens, here, stored):
 
 @pytest.fixture(scope="module")
 def trained(here):
-    return json.loads(json.dumps(reading.trained(here)))
+    """What becomes of interrupted directories, with the dropout masks of attention that earlier versions drew."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(reference, "attention_dropout", dropout.dropout)
+        return json.loads(json.dumps(reading.trained(here)))
 
 
 @pytest.mark.parametrize("name", ["interrupted", "trial_interrupted"])
@@ -109,13 +114,9 @@ def test_what_was_interrupted_is_resumed_to_the_same_end(name, trained, expected
         for row in found["rows"]:
             for key in ("coefficient/task", "tokens_seen"):
                 row.pop(key, None)
-    # Dropout of attention drops other elements than in the versions that began these runs, so their ends are similar.
-    if name == "trial_interrupted":
-        wanted["result"]["best_epoch"] = found["result"]["best_epoch"]
-        wanted["predictions"], found["predictions"] = (
-            {split: len(rows) for split, rows in of["predictions"].items()} for of in (wanted, found)
-        )
-    nearly_equal(found, wanted, name, tolerance=0.25)
+        for row in itertools.chain.from_iterable(found["predictions"].values()):
+            assert row.pop("class") in ("negative", "positive")
+    nearly_equal(found, wanted, name)
 
 
 def nearly_equal(found, wanted, path, tolerance=1e-4):

@@ -57,7 +57,11 @@ def keep_mask(key: Array, rate: float, shape: tuple[int, ...]) -> Array:
 
 def dropout(x: Array, key: Array, rate: float) -> Array:
     """Return x * keep / (1 - rate): zero with probability `rate`, unchanged in expectation (Srivastava et al. 2014)."""
-    return jnp.where(keep_mask(key, rate, x.shape), x / (1.0 - rate), jnp.zeros((), x.dtype))
+    return _scaled(x, keep_mask(key, rate, x.shape), rate)
+
+
+def _scaled(x: Array, kept: Array, rate: float) -> Array:
+    return jnp.where(kept, x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
 def hashes_of_rows(seeds: tuple[Array, Array] | Array, row: Array) -> Array:
@@ -111,8 +115,7 @@ def keep_attention(key: Array, rate: float, shape_BHQK: tuple[int, ...]) -> Arra
 
 def attention_dropout(weights_BHQK: Array, key: Array, rate: float) -> Array:
     """Return attention probabilities after dropout, with the mask of `keep_attention`."""
-    kept = keep_attention(key, rate, weights_BHQK.shape)
-    return jnp.where(kept, weights_BHQK / (1.0 - rate), jnp.zeros((), weights_BHQK.dtype))
+    return _scaled(weights_BHQK, keep_attention(key, rate, weights_BHQK.shape), rate)
 
 
 class Dropout(nn.Module):

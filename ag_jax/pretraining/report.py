@@ -280,10 +280,11 @@ def settings_table(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str,
     defaults: flat settings; one that only some arms have is left out if it is at its default there.
     """
     known = dict.fromkeys(key for settings in arms.values() for key in settings)
-    keys = [key for key in known if len({repr(settings.get(key, "–")) for settings in arms.values()}) > 1]
-    at_default = {key: {repr("–"), repr((defaults or {}).get(key, "–"))} for key in keys}
-    keys = [key for key in keys if {repr(settings.get(key, "–")) for settings in arms.values()} != at_default[key]]
+    absent = "–"
+    values = {key: {repr(settings.get(key, absent)) for settings in arms.values()} for key in known}
+    at_default = {key: {repr(absent), repr((defaults or {}).get(key, absent))} for key in known}
+    keys = [key for key in known if len(values[key]) > 1 and values[key] != at_default[key]]
     if not keys:
         return ["Nothing.", ""]
-    rows = [[f"`{key}`", *(config_reader.shown(arm.get(key, "–")) for arm in arms.values())] for key in keys]
+    rows = [[f"`{key}`", *(config_reader.shown(arm.get(key, absent)) for arm in arms.values())] for key in keys]
     return table(["Setting", *arms], rows)

@@ -168,6 +168,15 @@ def test_arguments_that_do_not_go_together(argument, message):
             splits.find_task(name, recipe)
 
 
+@pytest.mark.parametrize("arm", ["plain", "longer", "r_drop", "asa", "freelb", "smart", "sift"])
+def test_arms_that_can_be_compared(arm):
+    (recipe,) = config_reader.parse(
+        FinetuningConfig, config_reader.load(f"{CONFIG}:checkpoint=C,train=a.csv,arm={arm}")
+    ).tasks.values()
+    assert recipe.adversarial.method == ("none" if arm in ("plain", "longer") else arm)
+    assert recipe.epochs_factor == (2 if arm == "longer" else 1)
+
+
 def test_settings_that_the_arguments_make():
     argument = "train=a.csv,text=review,label=stars,labels=bad,so so,good,separator=semicolon,task=films"
     (recipe,) = config_reader.parse(
