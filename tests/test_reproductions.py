@@ -56,6 +56,7 @@ def test_records_are_told_apart_by_size(script, tmp_path, monkeypatch):
         "small": {"command": "ag-jax compare --config=roberta/table1_masking:data=D,scale=small --config.seed=1"},
         "started": {"command": "ag-jax train --config=ag/table7_translation:arm=base", "stopped": "after 3 steps"},
         "other": {"command": "python benchmarks/compile_time.py"},
+        "forecast": {"command": "ag-jax plan --config=ag/table9_tpu_gpu:hardware=tpu --topology=v5e:2x4, twice"},
         "none": {},
         "laptop": {"command": "ag-jax compare --config=quickstart"},
     }.items():
