@@ -221,22 +221,41 @@ def digest(examples: Iterable[Any]) -> str:
     return hashed.hexdigest()[:16]
 
 
-def trained(cell: Cell, options: argparse.Namespace, root: epath.Path, *, selecting: bool) -> Line:
+def restore_trace(cell: Cell, lines: Iterable[Line], directory: epath.Path) -> None:
+    """Write the shares of attention that a trial masked, its trace, into its directory if they are not there.
+
+    They are read from the trial's line, because results are kept when a machine and its directories are lost.
+
+    cell: the trial, of the arm `asa`.
+    lines: recorded lines, with that of the cell.
+    directory: the trial's directory.
+    """
+    if (directory / "metrics.jsonl").exists():
+        return
+    (line,) = (line for line in lines if Cell.of(line) == cell)
+    rows = [
+        {"step": int(step), "split": "train", "masked/layers": share}
+        for step, share in line["masked"]["layers_by_step"].items()
+    ]
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "result.json").write_text(json.dumps({"planned_steps": line["steps"]}))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def trained(
+    cell: Cell, options: argparse.Namespace, root: epath.Path, lines: Sequence[Line], *, selecting: bool
+) -> Line:
     """Train the trial of a cell below `root`, resume it, or read it if it is done; return the results for its line.
 
+    lines: recorded lines of other cells.
     selecting: score on held-out training examples instead of the development set.
     """
-    arguments = {"checkpoint": options.checkpoint, "data": options.data, "tasks": cell.task, "arm": cell.arm}
-    arguments["learning_rate"] = repr(cell.learning_rate)
-    if cell.freelb_step is not None:
-        arguments["freelb_step"] = repr(cell.freelb_step)
-    source = f"{CONFIG}:" + ",".join(f"{name}={value}" for name, value in arguments.items())
-    overrides = {"seeds": (cell.seed,), "tensorboard": False}
-    config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
-    workdir = root / (cell.arm if cell.freelb_step is None else f"{cell.arm}_{cell.freelb_step}")
-    prepared = suite.prepare(config, workdir)
+    if cell.arm == "scheduled":
+        masked = dataclasses.replace(cell, arm="asa")
+        restore_trace(masked, lines, _directory(_prepared(masked, options, root), cell.task))
+    prepared = _prepared(cell, options, root)
     if selecting:
-        found = held_out_splits(cell.task, config.tasks[cell.task], options.data)
+        found = held_out_splits(cell.task, prepared.config.tasks[cell.task], options.data)
         prepared = dataclasses.replace(prepared, material={cell.task: found})
     begun = os.getloadavg()[0]
     result, directory = _run(prepared, cell.task)
@@ -263,10 +282,28 @@ def trained(cell: Cell, options: argparse.Namespace, root: epath.Path, *, select
     }
 
 
+def _prepared(cell: Cell, options: argparse.Namespace, root: epath.Path) -> Suite:
+    """Return the suite with the only trial of a cell, in a directory below `root`."""
+    arguments = {"checkpoint": options.checkpoint, "data": options.data, "tasks": cell.task, "arm": cell.arm}
+    arguments["learning_rate"] = repr(cell.learning_rate)
+    if cell.freelb_step is not None:
+        arguments["freelb_step"] = repr(cell.freelb_step)
+    source = f"{CONFIG}:" + ",".join(f"{name}={value}" for name, value in arguments.items())
+    overrides = {"seeds": (cell.seed,), "tensorboard": False}
+    config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
+    workdir = root / (cell.arm if cell.freelb_step is None else f"{cell.arm}_{cell.freelb_step}")
+    return suite.prepare(config, workdir)
+
+
+def _directory(prepared: Suite, task: str) -> epath.Path:
+    """Return the directory of the only trial of a suite."""
+    (one,) = prepared.planned[task]
+    return suite.directory_of(prepared.workdir, one)
+
+
 def _run(prepared: Suite, task: str) -> tuple[dict[str, Any], epath.Path]:
     """Run the only trial of a suite; return its result, which may be that it failed, and its directory."""
-    (one,) = prepared.planned[task]
-    directory = suite.directory_of(prepared.workdir, one)
+    directory = _directory(prepared, task)
     try:
         suite.run(prepared)
     except ValueError:  # it chooses among the points of a sweep, of which there is only this one
@@ -322,7 +359,7 @@ def run(
                 if chosen and needed(cell, chosen) and at_chance(cell.task, lines, options.data):
                     continue
                 cells.check(path, ROOT)
-                line = trained(cell, options, root, selecting=chosen is None) | origin
+                line = trained(cell, options, root, lines, selecting=chosen is None) | origin
                 cells.append(path, line, ROOT)
             trained_one = True
             what = line.get("failed") or f"{json.dumps(line['scores'])}, {line['seconds']:.0f} s"

@@ -21,6 +21,7 @@ from ag_jax.data.tasks.task import Examples, TaggedSentence, Texts
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import suite
 from ag_jax.finetuning.config import Recipe
+from ag_jax.pretraining import mask_trace
 from ag_jax.training.loop import NonFiniteError
 from tests.finetuning import tiny_tasks
 
@@ -178,7 +179,7 @@ def pretended(monkeypatch, tmp_path):
     """The cells that were trained, with scores that are given; nothing is at chance unless its score is."""
     done, scores = [], {}
 
-    def trained(cell, options, root, *, selecting):
+    def trained(cell, options, root, lines, *, selecting):
         done.append(cell)
         split = "held_out" if selecting else "validation"
         return line_of(cell, scores.get((cell.task, cell.learning_rate), scores.get(cell.task, 0.9)), split)
@@ -311,7 +312,7 @@ def fake(monkeypatch, tmp_path):
 
     def open_encoder(*given, **named):
         opened = tiny_tasks.open_encoder(*given, **named)
-        return type(opened)(type(opened.config)(max_length=128), *list(vars(opened).values())[1:])
+        return type(opened)(type(opened.config)(max_length=128, layers=2), *list(vars(opened).values())[1:])
 
     monkeypatch.setattr(suite.job, "run_trial", run_trial)
     monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
@@ -325,7 +326,7 @@ def test_a_line_has_the_scores_of_the_trial(fake, tmp_path):
     seen, options = fake
     root = epath.Path(tmp_path / "runs")
     cell = evidence.Cell("sst2", "asa", 3, 5e-5)
-    line = evidence.trained(cell, options, root, selecting=False)
+    line = evidence.trained(cell, options, root, [], selecting=False)
     (one, _), directory = seen[0], root / "asa" / "sst2" / "lr5e-05-bs32-seed3"
     assert (one.seed, one.learning_rate, one.recipe.adversarial.method) == (3, 5e-5, "asa")
     result = json.loads((directory / "result.json").read_text())
@@ -340,21 +341,44 @@ def test_a_line_has_the_scores_of_the_trial(fake, tmp_path):
     }
     assert all(math.isfinite(load) for load in line["load_average"]) and evidence.Cell.of(line) == cell
     json.dumps(line)
-    again = evidence.trained(cell, options, root, selecting=False)
+    again = evidence.trained(cell, options, root, [], selecting=False)
     assert len(seen) == 1 and again["digest"] == line["digest"], "a trial that is done is read"
     train = tmp_path / "data" / "SST-2" / "train.tsv"
     train.write_text(train.read_text().replace("warm", "cold", 1))
-    other = evidence.trained(cell, options, root, selecting=False)["digest"]
+    other = evidence.trained(cell, options, root, [], selecting=False)["digest"]
     assert [other[name] == line["digest"][name] for name in ("train", "validation", "test")] == [False, True, True]
+
+
+def test_masks_follow_a_trial_whose_directory_is_lost(fake, tmp_path):
+    """The recorded line of that trial takes the place of its directory, for the same seed alone."""
+    seen, options = fake
+    root, traces = epath.Path(tmp_path / "runs"), []
+    lines = [
+        evidence.trained(evidence.Cell("sst2", "asa", seed, 5e-5), options, root, [], selecting=False)
+        for seed in (0, 1)
+    ]
+    lines = [json.loads(json.dumps(line)) for line in lines]
+    lines[0]["masked"]["layers_by_step"]["2"] = [0.7, 0.6]
+    cell, directory = evidence.Cell("sst2", "scheduled", 1, 5e-5), root / "asa" / "sst2" / "lr5e-05-bs32-seed1"
+    for _ in range(2):
+        (root / "scheduled").rmtree(missing_ok=True)
+        evidence.trained(cell, options, root, lines, selecting=False)
+        config = seen[-1][0].recipe.adversarial
+        assert config.method == "scheduled" and config.masking.trace == str(directory)
+        traces.append(mask_trace.read(config, layers=2))
+        directory.rmtree()
+    assert traces[0] == traces[1] and traces[0].shares == ((0.2, 0.5), (0.4, 0.5))
+    with pytest.raises(ValueError, match="unpack"):
+        evidence.trained(cell, options, root, lines[:1], selecting=False)
 
 
 def test_a_line_of_the_selection_is_of_held_out_examples(fake, tmp_path):
     seen, options = fake
     root = epath.Path(tmp_path / "runs")
-    line = evidence.trained(evidence.Cell("sst2", "freelb", 0, 2e-5, 0.1), options, root, selecting=True)
+    line = evidence.trained(evidence.Cell("sst2", "freelb", 0, 2e-5, 0.1), options, root, [], selecting=True)
     ((one, splits),) = seen
     assert one.recipe.adversarial.freelb.step_size == 0.1 and (root / "freelb_0.1" / "sst2").exists()
     assert line["scores"].keys() == {"held_out"} and line["examples"].keys() == {"train", "held_out"}
     assert sum(line["examples"].values()) == 24 and not splits.others
-    failed = evidence.trained(evidence.Cell("sst2", "plain", 1, 1e-4), options, root, selecting=True)
+    failed = evidence.trained(evidence.Cell("sst2", "plain", 1, 1e-4), options, root, [], selecting=True)
     assert failed["failed"] == "the loss is not finite at step 3" and "scores" not in failed
