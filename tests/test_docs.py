@@ -93,7 +93,8 @@ def readers_place(tmp_path_factory):
         head, encoder, tasks.TOKENIZER, tiny.params(head.model(encoder), tiny.task_batch("classification"))
     )
     (place / "mine.txt").write_text("\n".join([" ".join(tasks.WORDS)] * 5))
-    finetuned.save(tuned, place / "runs" / "glue" / "sst2" / "lr2e-05-bs32-seed0" / "weights")
+    for task in ("sst2", "mnli"):
+        finetuned.save(tuned, place / "runs" / "glue" / task / "lr2e-05-bs32-seed0" / "weights")
     return place
 
 

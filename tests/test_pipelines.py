@@ -192,6 +192,30 @@ def test_classify_a_pair_and_all_classes(places):
     np.testing.assert_allclose(hf.logits(first, second), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("texts", "good", "bad", "said"),
+    [
+        (
+            1,
+            ("good",),
+            ("good", "bad"),
+            "in training was a single text, but item 1 of 1 is a pair of texts: give a sin",
+        ),
+        (2, ("good", "bad"), (["good", "bad"],), "was a pair of texts, but item 1 of 2 is a single text: give a pair"),
+        (2, ([("a", "b")],), ([("a", "b"), "a"],), "item 2 of 2 is a single text"),
+    ],
+)
+def test_a_model_of_pairs_takes_pairs(texts, good, bad, said, places, tmp_path):
+    tuned = finetuned.load(places / "classification")
+    head = dataclasses.replace(tuned.head, texts=texts)
+    finetuned.save(dataclasses.replace(tuned, head=head), epath.Path(tmp_path))
+    classify = pipelines.classify(str(tmp_path))
+    assert classify.logits(*good).shape[-1] == 2
+    for call in (classify, classify.logits):
+        with pytest.raises(ValueError, match=said):
+            call(*bad)
+
+
 def test_guesses_of_tags_choices_and_masks(places):
     tag = pipelines.tag(str(places / "tagging"))
     logits = logits_of(places / "tagging", row("we build roads"))[0, 1:-1]  # each word is one token

@@ -12,7 +12,7 @@ from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
 from ag_jax.attention.guidance import GuidanceConfig, assign_heads
 from ag_jax.data.tasks import buckets
-from ag_jax.data.tasks.task import Task
+from ag_jax.data.tasks.task import Task, number_of_texts
 from ag_jax.distributed import hosts, shared_files, storage
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import predicting, program
@@ -49,15 +49,16 @@ def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe)
     return dataclasses.replace(opened.config, **given, scan_layers=True)
 
 
-def make_head(task: Task, style: str, max_length: int, dropout: float | None = None) -> Head:
+def make_head(task: Task, style: str, max_length: int, dropout: float | None = None, texts: int | None = None) -> Head:
     """Return the settings of a task's head: kind of task, labels, activation and dropout (`style`), longest sequence.
 
     style: a key of `models.heads.STYLES`, which the checkpoint's family decides.
     max_length: the most tokens of a sequence.
     dropout: dropout rate of the head; None takes that of the encoder.
+    texts: the number of texts of every example, see `Head`.
     """
     low, high = task.span
-    return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable, dropout)
+    return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable, dropout, texts)
 
 
 def trained_length(opened: Pretrained, recipe: Recipe) -> int:
@@ -106,7 +107,9 @@ def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
     recipe, any_values = trial.recipe, Hyperparameters()
     return ProgramSpec(
         config=encoder_config(opened, config, recipe),
-        head=make_head(data.task, opened.style, recipe.max_length, recipe.head_dropout),
+        head=make_head(
+            data.task, opened.style, recipe.max_length, recipe.head_dropout, number_of_texts(data.train.examples)
+        ),
         optimizer=any_values.in_optimizer(optimizer_config(trial, data)),
         steps=planned_steps(trial, data),
         batch_size=trial.batch_size,

@@ -54,6 +54,8 @@ class Head:
     max_length: tokens of a sequence in training; for an imported model, its number of positions.
     answerable: every question has an answer, so a span is always chosen.
     dropout: dropout rate of the head in training; None takes that of the encoder.
+    texts: 2 if every example of classification or regression that the model was trained on is a pair of texts, 1 if
+        none is; None otherwise, also where it is not known: in imported models, and in trials of earlier versions.
     """
 
     task: str
@@ -65,6 +67,7 @@ class Head:
     max_length: int = 128
     answerable: bool = True
     dropout: float | None = None
+    texts: int | None = None
 
     def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
         """Return the Flax module: an encoder of `config` with this head."""

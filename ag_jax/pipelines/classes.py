@@ -52,7 +52,8 @@ class Classify(BatchedPipeline):
             probabilities, and None a list of all classes, the most probable first.
         batch_size: the most texts that are computed together; by default the pipeline's.
 
-        Raises ValueError for other arguments, and for `top_k` of a regression.
+        Raises ValueError for other arguments, for `top_k` of a regression, and for a pair of texts if the model was
+        fine-tuned on single texts, or the other way round.
         """
         top_k = check_top_k(top_k)
         is_regression = self._model.task.kind == "regression"
@@ -76,7 +77,7 @@ class Classify(BatchedPipeline):
 
         texts, second, batch_size: as in a call.
 
-        Raises ValueError for a regression, which has no classes.
+        Raises ValueError for a regression, which has no classes, and for the wrong number of texts, as in a call.
         """
         if self._model.task.kind == "regression":
             raise ValueError(f"{self.directory} predicts a number and has no classes: call it to get the number")
@@ -86,8 +87,20 @@ class Classify(BatchedPipeline):
 
     def _scores(self, texts: Any, second: Any, batch_size: int | None) -> tuple[list[Any], bool]:
         pairs, single = pairs_of(texts, second)
+        self._check_number(pairs)
         examples = [Texts(str(number), *pair, None) for number, pair in enumerate(pairs)]
         return self._model.scores(examples, self._batch_size(batch_size)), single
+
+    def _check_number(self, pairs: Sequence[tuple[str, str | None]]) -> None:
+        """Raise ValueError for a pair of texts, if the model was trained on single texts, and the other way round."""
+        trained = self._model.tuned.head.texts
+        for number, (_, second) in enumerate(pairs, 1):
+            if trained and trained != (1 if second is None else 2):
+                named = {1: "a single text", 2: "a pair of texts"}
+                raise ValueError(
+                    f"{self.directory}: every example in training was {named[trained]}, but item {number} of "
+                    f"{len(pairs)} is {named[3 - trained]}: give {named[trained]}"
+                )
 
 
 def classify(directory: str, *, batch_size: int = BATCH_SIZE) -> Classify:

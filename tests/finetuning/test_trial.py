@@ -163,7 +163,7 @@ def test_kept_weights_are_the_best_epochs(undisturbed):
     tuned = finetuned.load(directory)
     assert tuned.head == finetuned.load(directory / "weights").head
     assert (tuned.head.task, tuned.head.labels, tuned.head.max_length) == ("classification", ("bad", "good"), 24)
-    assert tuned.trained_length == 24
+    assert tuned.trained_length == 24 and tuned.head.texts == 1
     examples = tasks.splits("classification").validation
     opened = tasks.pretrained()
     data = encoded.encode(tasks.splits("classification"), opened.tokenizer, opened.config, RECIPE)

@@ -231,6 +231,14 @@ def is_labelled(split: str) -> bool:
     return not split.startswith(("test", "diagnostic"))
 
 
+def number_of_texts(examples: Examples) -> int | None:
+    """Return 2 if every example of classification or regression is a pair of texts, 1 if none is; otherwise None, and
+    for other kinds of tasks.
+    """
+    found = {1 if example.second is None else 2 for example in examples if isinstance(example, Texts)}
+    return found.pop() if len(found) == 1 else None
+
+
 def is_held_out(example: Example, one_in: int = 10, key: str | None = None) -> bool:
     """Return whether an example is for validation, if train and validation share a file: one in ten, chosen by a hash.
 
