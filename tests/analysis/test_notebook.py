@@ -26,9 +26,9 @@ def trained(tmp_path_factory):
     for number in range(9):
         (folder / "text" / f"{number}.txt").write_text(TEXT * 5 + f"It is number {number}.")
     config = pretraining_config.default_config()
-    config.data.update(source=str(folder / "text"), sequence_length=32)
+    config.data.update(source=str(folder / "text"), sequence_length=64)
     config.data.tokenizer.vocabulary_size = 300
-    config.model.update(layers=3, heads=5, width=20, max_length=32)
+    config.model.update(layers=3, heads=5, width=20, max_length=64)
     config.training.update(steps=3, batch_size=8, log_every=1, evaluate_every=None, tensorboard=False)
     config.guidance.update(mode="loss", heads="next:1,period:2")
     config.adversarial.update(method="asa")
@@ -90,7 +90,7 @@ def test_it_shows_a_run(trained, alone):
     printed, pages, pictures = execute(MAPS, alone / "notebooks")
     assert "quickstart/ag-seed0, step 3\n3 layers of 5 heads\n" in printed
     assert "guided in every layer: 1 [Next], 2 [Period]\n" in printed
-    assert "by chance" in printed and "Attack asa" in printed and "(3, 5, 32, 32)" in printed
+    assert "by chance" in printed and "Attack asa" in printed and "(3, 5, 64, 64)" in printed
     assert "PUBLISHED is empty" in printed
     assert (pages, pictures) == (2, 3)
 
@@ -121,8 +121,9 @@ def test_it_finetunes_and_attacks(trained, alone, place):
     settings = {}
     if place == "notebooks":
         (alone / "runs").symlink_to(trained / "runs")
-        rows = [f"{text},{label}" for text, label in (("we build roads", "good"), ("we will not", "bad"))]
-        (alone / "mine.csv").write_text("text,label\n" + "\n".join(rows * 30))
+        texts = (("we build roads", "good"), ("we will not", "bad"))
+        rows = [f"{text} {number},{label}" for number in range(30) for text, label in texts]
+        (alone / "mine.csv").write_text("\n".join(["text,label", *rows]))
         settings = {"TABLE": "../mine.csv"}
     printed, pages, pictures = execute(FINETUNING, alone / place, **settings)
     assert ("/quickstart/ag-seed0\n" if place == "notebooks" else "/pretrained\n") in printed

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 
 from ag_jax.attention import guidance
-from ag_jax.attention.kernels import dispatch, reference
+from ag_jax.attention.kernels import dispatch, reference, self_test
 from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.tpu import attention as tpu
@@ -106,3 +106,66 @@ def test_guidance_of_all_heads_or_of_one():
             one, other = (np.where(valid, getattr(of, name), 0) for of in (found, expected))
             assert one.shape[1] == sum(guides.counts)
             np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+# --- The test of a kernel on its device ---------------------------------------------------------------
+
+
+def on_cpu(config, inputs, change=lambda output: output):
+    output, *statistics = gpu.attend(config, inputs, interpret=True)
+    return change(output), *statistics
+
+
+def fails(config, inputs):
+    raise NotImplementedError("ptxas: unknown option\nand a long trace")
+
+
+def inexact(config, inputs):
+    return on_cpu(config, inputs, change=lambda output: 1.25 * output)
+
+
+def without_statistics_gradient(config, inputs):
+    output, squares, overlap = gpu.attend(config, inputs, interpret=True)
+    return output, jax.lax.stop_gradient(squares), overlap
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        (on_cpu, None),
+        (fails, "its test failed with NotImplementedError: ptxas: unknown option"),
+        (inexact, "its results in a test differ from the reference's by 25."),
+        (without_statistics_gradient, "its results in a test differ from the reference's by"),
+    ],
+)
+def test_a_kernel_is_tested_on_its_device(kernel, problem, monkeypatch, capsys):
+    """`auto` falls back to the reference with one warning; a kernel that was asked for by name is an error."""
+    monkeypatch.setattr(dispatch, "_gpu", lambda device, head_width: (kernel, None))
+    here = types.SimpleNamespace(device_kind="a GPU", platform="gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [here])
+    monkeypatch.setattr(self_test, "LONGEST", 48)
+    mesh = types.SimpleNamespace(devices=np.array([[[here]]]))
+    wanted = functools.partial(
+        dispatch.choose, mesh=mesh, head_width=8, length=96, after_dropout=False, rows=("data",), heads="tensor"
+    )
+    chosen = [wanted("auto") for _ in range(2)]
+    said = capsys.readouterr().err
+    if problem is None:
+        assert [choice.name for choice in chosen] == ["gpu"] * 2 and not said and wanted("gpu").name == "gpu"
+        return
+    assert [choice.attend for choice in chosen] == [reference.attend] * 2 and problem in chosen[0].reason
+    assert said.count("warning") == 1 and "the platform gpu is not used, but the slower reference: " + problem in said
+    with pytest.raises(ValueError, match=f"model.attention=gpu cannot be used: {problem}"):
+        wanted("gpu")
+
+
+@pytest.mark.parametrize("error", [ImportError("no triton"), AttributeError("no CompilerParams")])
+def test_a_kernel_that_cannot_be_imported(error, monkeypatch, capsys):
+    def raises(device, head_width):
+        raise error
+
+    monkeypatch.setattr(dispatch, "_gpu", raises)
+    assert choose().name == "reference" and f"cannot be imported with jax {jax.__version__}: {error}" in choose().reason
+    assert capsys.readouterr().err.count("warning") == 1
+    with pytest.raises(ValueError, match="model.attention=gpu cannot be used: its kernel cannot be imported"):
+        choose("gpu")

@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from ag_jax.attention import dropout
-from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels import reference, self_test
 from ag_jax.attention.kernels.interface import (
     Attend,
     AttentionInputs,
@@ -132,6 +132,22 @@ def _gpu(device: jax.Device, head_width: int) -> tuple[Kernel, str | None]:
     return gpu.attend, gpu_grid.unsupported_reason(device, head_width)
 
 
+def _tested(name: str, device: jax.Device, head_width: int, length: int) -> tuple[Kernel | None, str | None, bool]:
+    """Return the kernel of a platform, the reason why it cannot run on `device`, if any, and whether that is a defect:
+    it cannot be imported, does not compile, or computes something else than the reference.
+
+    Devices that are not there, for which programs are only compiled, run no test.
+    """
+    try:
+        kernel, unsupported = _tpu(device, head_width, length) if name == "tpu" else _gpu(device, head_width)
+    except (ImportError, AttributeError) as error:  # such as a JAX without this compiler, or with another interface
+        return None, f"its kernel cannot be imported with jax {jax.__version__}: {error}", True
+    if unsupported or device not in jax.devices():
+        return kernel, unsupported, False
+    defect = self_test.problem(Fused(kernel), head_width, length)
+    return kernel, defect, defect is not None
+
+
 def choose(
     wanted: str,
     mesh: Mesh,
@@ -145,7 +161,9 @@ def choose(
     """Choose the implementation of attention for the devices of `mesh`; `wanted` is the config's `model.attention`.
 
     `auto` takes the kernel for the devices, and the reference where there is no kernel or it does not support these
-    settings. Raises ValueError if `wanted` names a kernel that does not support them.
+    settings, or fails a test on the device (`self_test`), which is made once in a process and printed as a warning.
+
+    Raises ValueError if `wanted` names a kernel that does not support the settings, or that fails the test.
     """
     if wanted == "reference":
         return Choice(reference.attend, "reference", "model.attention=reference")
@@ -153,13 +171,15 @@ def choose(
     name = device.platform if wanted == "auto" else wanted
     if name not in ("tpu", "gpu"):
         return Choice(reference.attend, "reference", f"there is no kernel for the platform {name}")
-    kernel, unsupported = None, f"the devices are of the platform {device.platform}"
+    kernel, unsupported, is_defect = None, f"the devices are of the platform {device.platform}", False
     if device.platform == name:
-        kernel, unsupported = _tpu(device, head_width, length) if name == "tpu" else _gpu(device, head_width)
+        kernel, unsupported, is_defect = _tested(name, device, head_width, length)
     if after_dropout and not unsupported:
         unsupported = "its kernel does not compute guidance.probabilities=after_dropout"
     if not unsupported:
         return Choice(Fused(kernel, mesh, rows, heads), name, f"the devices are {device.device_kind}")
     if wanted == "auto":
+        if is_defect:
+            self_test.warn(name, unsupported)
         return Choice(reference.attend, "reference", unsupported)
     raise ValueError(f"model.attention={wanted} cannot be used: {unsupported}. Choose auto or reference")

@@ -1,0 +1,76 @@
+"""A test of an attention kernel on the device at hand, by which `dispatch` decides whether a run may use it.
+
+Shape letters: B batch, Q query position, K key position, H head, W width of a head.
+"""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ag_jax.attention.guidance import Guides
+from ag_jax.attention.kernels import reference
+from ag_jax.attention.kernels.interface import Attend
+from ag_jax.attention.patterns import Columns, Shift
+
+LONGEST = 512  # most tokens of the row that is tested: no path of a kernel needs more
+TOLERANCE = 0.03  # of a result, relative to its norm; bfloat16 itself makes differences of .005
+
+
+@functools.lru_cache(maxsize=8)
+def problem(attend: Attend, head_width: int, length: int) -> str | None:
+    """Return what is wrong with a kernel on the first device of this process, or None: a clause for a message.
+
+    The kernel attends to a row of two texts, with two guided heads of three and dropout, in bfloat16. The output and
+    the gradients must be those of the reference. A kernel may fail otherwise: its compiler may be of another version
+    than those that it was tested with.
+
+    attend: the kernel, for a single device.
+    head_width: width of a head.
+    length: the most tokens of a row of the run.
+    """
+    given = _row(min(length, LONGEST), head_width)
+    try:
+        found = _results(attend, *given)
+    except Exception as error:  # of the import, the compiler or the device, each with types of its own
+        said = str(error).strip().splitlines() or [""]
+        return f"its test failed with {type(error).__name__}: {said[0][:300]}"
+    expected = _results(reference.attend, *given)
+    worst = max(np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(found, expected, strict=True))
+    return None if worst <= TOLERANCE else f"its results in a test differ from the reference's by {worst:.1%}"
+
+
+def warn(name: str, what: str) -> None:
+    """Print, once in a process, that a kernel is not used although there is one for the devices."""
+    _warned(f"warning: the attention kernel for the platform {name} is not used, but the slower reference: {what}")
+
+
+@functools.cache
+def _warned(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _row(length: int, head_width: int) -> tuple[Array, ...]:
+    """Return queries, keys, values, a factor of each element of the output (all `BQHW`), and segment ids, for B=1."""
+    drawn = np.random.default_rng(0).standard_normal((4, 1, length, 3, head_width))
+    segments_BQ = 1 + (np.arange(length)[None] >= 2 * length // 3)
+    return *jnp.asarray(drawn, jnp.bfloat16), jnp.asarray(segments_BQ, jnp.int32)
+
+
+def _results(attend: Attend, query: Array, key: Array, value: Array, factor: Array, segments_BQ: Array) -> list:
+    """Return the output, the two statistics of guidance, and the gradients of a sum of them all, in float32."""
+    first_BK = jnp.pad(jnp.diff(segments_BQ), [(0, 0), (1, 0)], constant_values=1) > 0
+    guides = Guides((Shift(1), Columns(first_BK.astype(jnp.float32), jnp.ones_like(first_BK))), (1, 1))
+
+    def total(query: Array, key: Array, value: Array):
+        mixed, statistics = attend(
+            query, key, value, segments_BQ, segments_BQ, guides=guides, rate=0.1, key=jax.random.key(0)
+        )
+        squares, overlap = statistics.sum_of_squares_BHQ, statistics.overlap_BHQ
+        return (mixed * factor).astype(jnp.float32).sum() + squares.sum() - overlap.sum(), (mixed, squares, overlap)
+
+    gradients, outputs = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(query, key, value)
+    return [np.asarray(array, np.float32) for array in (*outputs, *gradients)]
