@@ -134,11 +134,7 @@ class _Counter:
                 body = self.program.computations[instruction.attribute(r"body=%?([\w.\-]+)")]
                 self.walk(body, times * (1 if repeats is None else repeats))
             elif opcode == "conditional":
-                # The branch that will run is unknown, so all are counted.
-                branches = instruction.attribute(r"branch_computations=\{([^}]*)\}") or instruction.attributes
-                for name in re.findall(r"%([\w.\-]+)", branches):
-                    if name in self.program.computations:
-                        self.walk(self.program.computations[name], times)
+                self.conditional(instruction, times)
             elif called and opcode != "fusion":
                 self.walk(called, times)
             else:
@@ -153,6 +149,34 @@ class _Counter:
                     self.cycles = (self.cycles or 0.0) + times * int(estimate)
                 if instruction.opcode == "custom-call" and _KERNEL in instruction.attributes:
                     self.kernels.append((instruction, computation, times))
+
+    def conditional(self, one: Instruction, times: int) -> None:
+        """Add the costs of the branch of a conditional with the most FLOPs, because which branch will run is unknown.
+
+        In a training step that is the branch with an attack, which runs in all steps once the attack has begun.
+        """
+        names = re.findall(r"%([\w.\-]+)", one.attribute(r"branch_computations=\{([^}]*)\}") or one.attributes)
+        branches = []
+        for name in names:
+            if name in self.program.computations:
+                branch = _Counter(self.program, self.devices)
+                branch.walk(self.program.computations[name], times)
+                branches.append(branch)
+        self.add(max(branches, key=lambda branch: (branch.flops, branch.bytes)))
+
+    def add(self, other: "_Counter") -> None:
+        """Add the sums of another counter."""
+        self.flops += other.flops
+        self.once_flops += other.once_flops
+        self.hbm_bytes += other.hbm_bytes
+        self.bytes += other.bytes
+        for key, row in other.collectives.items():
+            own = self.collectives.setdefault(key, [0.0, 0.0, 0.0])
+            self.collectives[key] = [one + more for one, more in zip(own, row, strict=True)]
+        self.unknown_loops += other.unknown_loops
+        if other.cycles is not None:
+            self.cycles = (self.cycles or 0.0) + other.cycles
+        self.kernels += other.kernels
 
     def products_and_collectives(self, one: Instruction, computation: Computation, times: int) -> None:
         """Add the FLOPs and the collective communication of an instruction to the sums; for a fusion, add the FLOPs and

@@ -206,15 +206,6 @@ def test_an_attack_hurts(name):
     assert perturbed.trained(FreeLB(objective, config, WIDTH), params, batch)[0] > loss + 1e-4 * abs(loss)
 
 
-def test_before_it_begins_all_passes_are_clean():
-    objective, batch = perturbed.CASES["classification"]
-    params = perturbed.params_of(objective, batch)
-    attacked = FreeLB(perturbed.Seen(objective), FreeLBConfig(init_magnitude=1.0, begin_step=5), WIDTH)
-    for step, begun in ((4, False), (5, True)):
-        metrics = perturbed.trained(attacked, params, batch, step=jnp.int32(step))[1]
-        assert bool(np.any(metrics["delta"][0])) == begun == bool(metrics["delta_norm"][0] > 0)
-
-
 def test_an_evaluation_is_not_attacked():
     objective, batch = perturbed.CASES["classification"]
     params = perturbed.params_of(objective, batch)

@@ -163,6 +163,22 @@ def test_a_loop_on_the_cpu_counts_its_turns():
     assert not found.unknown_loops and found.once_flops < found.flops / 3
 
 
+def test_of_two_branches_the_one_with_more_products_counts():
+    """In a loop, whose turns multiply it."""
+
+    def program(flags_N, x):
+        def turn(x, flag):
+            return jax.lax.cond(flag, lambda x: x @ x @ x, lambda x: x @ x + x, x), None
+
+        return jax.lax.scan(turn, x, flags_N)[0]
+
+    text = jax.jit(program).lower(jnp.zeros(3, bool), jnp.zeros((16, 16))).compile().as_text()
+    assert "conditional(" in text
+    found = costs.costs(HloModule(text), 1)
+    assert found.flops == 3 * 2 * 2 * 16**3 and found.once_flops == 2 * 2 * 16**3
+    assert 3 * 2 * 3 * 1024 <= found.bytes < 2 * 3 * 2 * 3 * 1024
+
+
 @needs_libtpu
 def test_loops_on_a_tpu_against_the_compilers_sums(monkeypatch):
     """The compiler counts a loop's body once: 3 turns that it reports as one. Counted so, both give the same bytes.

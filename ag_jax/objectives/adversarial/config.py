@@ -113,7 +113,7 @@ class FreeLBConfig:
     init_magnitude: largest length of the initial perturbation; 0 begins without one.
     max_norm: largest norm of the perturbation of a text; None does not limit it.
     dropout: `shared` by all passes, or `independent` in each.
-    begin_step: steps before the attack begins; until then passes are clean, and as many.
+    begin_step: steps before the attack begins; until then a step is one pass without an attack.
     """
 
     steps: Annotated[int, ">= 1"] = 2

@@ -12,7 +12,7 @@ from jax import Array
 
 from ag_jax.attention import dropout, segments
 from ag_jax.models.encoder import Batch, Params, Ports
-from ag_jax.objectives.adversarial import perturbation
+from ag_jax.objectives.adversarial import delay, perturbation
 from ag_jax.objectives.adversarial.config import FreeLBConfig
 from ag_jax.objectives.base import AttackedPass, LossTerm, Rngs, Wrapper, loss_factors
 
@@ -46,10 +46,18 @@ class FreeLB(Wrapper):
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
-        """Return ((loss, metrics), parameter gradient): means over passes with different perturbations.
+        """Return ((loss, metrics), parameter gradient): means over passes with different perturbations, or before the
+        step `begin_step` those of the wrapped objective.
 
         The metric `delta_norm` is the mean length of a text's perturbation in the last pass.
         """
+        arguments = params, batch, rngs, step, factors
+        return delay.begun(self.config.begin_step, step, self._attacked, self.inner.value_and_grad, *arguments)
+
+    def _attacked(
+        self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
+    ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
+        """Return ((loss, metrics), parameter gradient): means over passes with different perturbations."""
         found, delta_BLE = self._passes(params, batch, rngs, step, factors)
         (mean, metrics), gradient = found
         metrics["delta_norm"] = perturbation.length_metric(delta_BLE, perturbation.encoder_segments(batch))
@@ -73,16 +81,14 @@ class FreeLB(Wrapper):
         # then moves along it. So P passes cost P of plain training; with a backward pass for each gradient they would
         # cost 2 P - 1.
         run = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        # Before `begin_step` all passes run, unperturbed: the compiled step is the same.
-        segments_BL, has_begun = perturbation.encoder_segments(batch), step >= self.config.begin_step
+        segments_BL = perturbation.encoder_segments(batch)
         delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), segments_BL)
-        delta_BLE = jnp.where(has_begun, delta_BLE, 0.0)
         sums: Any = None
         slope_BLE = None
         # A Python loop, because there are few passes and the first one has no step before it.
         for number in range(self.config.passes):
             if number:  # no step after the last pass, whose gradient only the parameters use
-                delta_BLE = jnp.where(has_begun, self.update(delta_BLE, slope_BLE, segments_BL), delta_BLE)
+                delta_BLE = self.update(delta_BLE, slope_BLE, segments_BL)
             value, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
             sums = (value, gradient) if sums is None else jax.tree.map(jnp.add, sums, (value, gradient))
         # Metrics are (total, weight) pairs, of which both are summed and both are divided.

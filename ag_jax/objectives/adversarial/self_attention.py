@@ -19,6 +19,7 @@ from ag_jax.models import encoder
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives import consistency
+from ag_jax.objectives.adversarial import delay
 from ag_jax.objectives.adversarial.config import AsaConfig
 from ag_jax.objectives.base import AttackedPass, LossTerm, Objective, Outputs, Rngs
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
@@ -121,8 +122,8 @@ class AttackedAttention(SecondPass):
     of the inner objective, and L_c measures how many units stay unmasked (`Penalty`). The inner objective sees the
     clean pass; a second pass of its model runs with the attack. Model and adversary are trained by one gradient, which
     is reversed where it reaches the adversary: the model lowers D, the adversary raises D and L_c, so the adversary
-    masks where masking disturbs most. The term of L_c is `penalty`. From `delay_steps` on all terms of the attack
-    count. An evaluation is the inner objective's.
+    masks where masking disturbs most. The term of L_c is `penalty`. An evaluation is the inner objective's, and so is a
+    training step before `delay_steps`.
 
     attacker: makes the attack of a step.
     divergence: settings of D.
@@ -166,6 +167,18 @@ class AttackedAttention(SecondPass):
         if self.penalty is not None:
             coefficients["penalty"] = self.coefficient_at(step) * self.penalty.coefficient
         return coefficients
+
+    def value_and_grad(
+        self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
+    ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
+        """Return ((loss, metrics), gradient); before the step `delay_steps`, those of the wrapped objective."""
+        return delay.begun(
+            self.delay_steps,
+            step,
+            super().value_and_grad,
+            self.inner.value_and_grad,
+            *(params, batch, rngs, step, factors),
+        )
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Return the outputs of a clean pass; in training, they contain those of an attacked pass in `second_passes`.

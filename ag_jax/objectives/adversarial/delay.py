@@ -1,0 +1,36 @@
+"""Attacks that begin after some steps: until then, a training step costs no more than without an attack."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ag_jax.models.encoder import Params
+from ag_jax.objectives.base import LossTerm
+
+Trained = tuple[tuple[Array, dict[str, LossTerm]], Params]
+ValueAndGrad = Callable[..., Trained]
+
+
+def begun(begin: int, step: Array, attacked: ValueAndGrad, plain: ValueAndGrad, *arguments: Any) -> Trained:
+    """Return ((loss, metrics), gradient) of a training step: of `plain` before the step `begin`, of `attacked` from
+    then on.
+
+    Only one of both is computed. Before the attack begins, its metrics have total and weight 0, which stand for no
+    measurement, and the gradient of an adversary is 0.
+
+    attacked, plain: functions of `arguments`, as `Objective.value_and_grad`.
+    """
+    if not begin:
+        return attacked(*arguments)
+    (_, expected), _ = jax.eval_shape(attacked, *arguments)
+
+    def before(*arguments: Any) -> Trained:
+        (loss, metrics), gradient = plain(*arguments)
+        missing = {name: shape for name, shape in expected.items() if name not in metrics}
+        zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), missing)
+        return (loss, metrics | zeros), gradient
+
+    return jax.lax.cond(step >= begin, attacked, before, *arguments)
