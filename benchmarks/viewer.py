@@ -9,9 +9,9 @@ other.
 For each number of layers and tokens: the size of the page and the seconds in which Python writes it, after it was
 written once to compile; in headless Chromium without a GPU, the seconds from opening the page to the picture of all
 heads, the median of --rounds rounds, and the milliseconds from a click on a head to its enlarged map, the median of six
-clicks in each round. bertviz shows the same weights in its model view. A page that
-takes longer than --limit seconds is given up, and larger ones are then not opened; the size of their page is that of
-one layer times the number of layers.
+clicks in each round. bertviz shows the same weights in its model view. A page that takes longer than --limit seconds is
+given up, and one at which the browser fails is recorded with the error; larger ones are then not opened, and the size
+of their page is that of one layer times the number of layers.
 
 bertviz needs torch: `pip install -e '.[parity]'`, then `pip install --no-deps bertviz`. Its pages load libraries from a
 server; LIBRARIES is a folder with copies of them: require.min.js (of npm's requirejs 2.3.6), d3.min.js (of d3 5.7.0)
@@ -119,9 +119,16 @@ look();"""
 
 
 def read_maps(checkpoint: str, layers: int, tokens: int) -> AttentionMaps:
-    """Return the maps of as many texts of so many tokens as it takes to fill so many layers."""
+    """Return maps with `layers` layers, stacked from several texts of `tokens` tokens.
+
+    Raises ValueError if the layers of the checkpoint do not divide `layers`, or a text has fewer tokens.
+    """
     opened = opening.open_for_inspection(epath.Path(checkpoint))
     of_one = opened.model.config.layers
+    if layers % of_one:
+        raise ValueError(
+            f"expected a checkpoint whose layers divide {layers}, got one of {of_one} layers: choose another checkpoint"
+        )
     texts = [document for document, _ in zip(sources.documents("sotu"), range(layers // of_one), strict=False)]
     found = [maps.attention_maps(opened.model, opened.params, opened.tokenizer, text, tokens) for text in texts]
     if any(len(one.tokens) != tokens for one in found):
@@ -147,7 +154,10 @@ def browser(limit: float) -> Iterator[webdriver.Chrome]:
 
 
 def measure(tool: Tool, found: AttentionMaps, path: pathlib.Path, rounds: int, limit: float) -> dict[str, Any]:
-    """Write a page and open it; return size and times, without those of a page that takes longer than the limit."""
+    """Write a page and open it; return its size and times.
+
+    A page that takes longer than the limit, or at which the browser fails, has no times of pictures and clicks.
+    """
     tool.write(found, path)  # compiles what depends on the number of tokens
     start = time.perf_counter()
     tool.write(found, path)
@@ -166,13 +176,20 @@ def measure(tool: Tool, found: AttentionMaps, path: pathlib.Path, rounds: int, l
                 first.append(time.perf_counter() - start)
                 script = CLICK.replace("ENLARGED", enlarged)
                 clicks += [driver.execute_async_script(script, tool.heads, 1 + 5 * at) for at in range(CLICKS)]
-            except (TimeoutException, WebDriverException) as error:
-                return figures | {"given_up_after_seconds": limit, "error": str(error).splitlines()[0]}
+            except TimeoutException as error:
+                return figures | {"given_up_after_seconds": limit, "error": _first_line(error)}
+            except WebDriverException as error:  # such as a page that exceeds the browser's memory
+                passed = time.perf_counter() - start
+                return figures | {"failed_after_seconds": passed, "error": _first_line(error)}
     return figures | {
         "first_picture_seconds": statistics.median(first),
         "click_milliseconds": statistics.median(clicks),
         "slowest_click_milliseconds": max(clicks),
     }
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def size_of_page(tool: Tool, found: AttentionMaps, path: pathlib.Path) -> dict[str, Any]:
@@ -201,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     row[name] = size_of_page(tool, found, path)
                     continue
                 row[name] = measure(tool, found, path, options.rounds, options.limit)
-                given_up[name] += "given_up_after_seconds" in row[name]
+                given_up[name] += "first_picture_seconds" not in row[name]
             rows.append(row)
             print(row, flush=True)
         with browser(options.limit) as driver:

@@ -1,12 +1,14 @@
 """Benchmarks are not run by tests, but the names that they import from the package must exist."""
 
 import ast
+import contextlib
 import importlib
 import json
 import pathlib
 import re
 import types
 
+import numpy as np
 import pytest
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -85,3 +87,36 @@ def test_the_readmes_costs_of_guidance_are_recorded():
         versions.add(tuple(plan["versions"].items()))
     ((_, jax), _, (_, libtpu)) = next(iter(versions))
     assert len(versions) == 1 and f"jax {jax} and libtpu {libtpu}" in " ".join(lines).replace("  ", " ")
+
+
+@pytest.fixture
+def viewer(monkeypatch):
+    """Return the script viewer.py."""
+    pytest.importorskip("selenium")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("viewer")
+
+
+@pytest.mark.parametrize("layers", [4, 12])
+def test_the_viewers_maps_need_a_checkpoint_whose_layers_divide_those_asked_for(viewer, monkeypatch, layers):
+    opened = types.SimpleNamespace(model=types.SimpleNamespace(config=types.SimpleNamespace(layers=layers)))
+    monkeypatch.setattr(viewer.opening, "open_for_inspection", lambda path: opened)
+    with pytest.raises(ValueError, match=f"expected a checkpoint whose layers divide 6, got one of {layers} layers"):
+        viewer.read_maps("x", 6, 16)
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_a_crash_of_the_browser_is_not_recorded_as_a_page_that_took_too_long(viewer, monkeypatch, tmp_path, is_slow):
+    class Driver:
+        def get(self, address):
+            raise (viewer.TimeoutException if is_slow else viewer.WebDriverException)("tab crashed\nmore")
+
+    monkeypatch.setattr(viewer, "browser", lambda limit: contextlib.nullcontext(Driver()))
+    tool = viewer.Tool(lambda found, path: path.write_text("x"), "", "", "")
+    found = types.SimpleNamespace(weights_NHQK=np.zeros((1, 1, 2, 2)))
+    row = viewer.measure(tool, found, tmp_path / "a.html", 1, 120.0)
+    assert row["error"] == "Message: tab crashed" and row["bytes"] == 1
+    if is_slow:
+        assert row["given_up_after_seconds"] == 120.0 and "failed_after_seconds" not in row
+    else:
+        assert row["failed_after_seconds"] < 60 and "given_up_after_seconds" not in row

@@ -104,6 +104,17 @@ def test_fill_mask(name, places):
         fill("roads " * 30 + "<mask>")
 
 
+def test_the_best_run_of_a_comparison_fills_masks(places, tmp_path):
+    shutil.copytree(places / "run", tmp_path / "mlm-seed1")
+    (tmp_path / "mlm-seed0").mkdir()  # the worse run, without a model
+    for name, loss in (("mlm-seed0", 2.75), ("mlm-seed1", 2.5)):
+        summary = {"train_loss": 2.0, "validation_loss": loss, "average_train_loss": 2.0}
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "report.json").write_text('{"arms": {"mlm": {}}, "seeds": [0, 1]}')
+    text = "we build <mask> good"
+    assert pipelines.fill_mask(str(tmp_path))(text) == pipelines.fill_mask(str(places / "run"))(text)
+
+
 @pytest.mark.parametrize("name", ["classification", "hf_classification"])
 def test_classify(name, places):
     classify = pipelines.classify(str(places / name))

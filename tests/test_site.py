@@ -103,6 +103,17 @@ def test_every_record_of_a_paper_is_on_its_page_with_its_numbers(generated):
     assert "| sst2 | accuracy | 0.692 ± 0.026 | 0.634 ± 0.109 (p = .423) |" in generated["paper_asa"]
 
 
+def test_a_mean_and_its_deviation_have_as_many_digits():
+    shown = {
+        (0.0056, 0.0057): "0.0057 ± 0.0001",
+        (0.5, 0.75): "0.625 ± 0.177",
+        (10.0, 12.0): "11.00 ± 1.41",
+        (1.2e-6, 3.2e-6): "2.2e-06 ± 1.4e-06",
+        (0.0056,): "0.0056",
+    }
+    assert {values: papers._spread(values) for values in shown} == shown
+
+
 def without_links(text):
     """Return a page with the texts of links in their place; paths of pages are left out, the site has their titles."""
     return re.sub(r"\[(?:[\w/]+\.md)?([^\[\]]*)\]\([^)]*\)", r"\1", text)

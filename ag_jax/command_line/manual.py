@@ -1,6 +1,7 @@
-"""Texts of `ag-jax help`, `ag-jax configs` and `ag-jax --version`, made from the docstrings.
+"""Texts of `ag-jax help`, `ag-jax configs` and `ag-jax --version`.
 
-A config file's `get_config` and the dataclasses of settings document each name in an entry `name: meaning` of their
+Those about verbs and flags are made from the tables in `verbs`, those about configs and settings from docstrings. A
+config file's `get_config` and the dataclasses of settings document each name in an entry `name: meaning` of their
 docstring.
 """
 
@@ -58,9 +59,10 @@ def configs() -> str:
 def explain(names: Sequence[str], load_config_types: Callable[[], Sequence[type]]) -> str:
     """Return the help on a verb, a config file or a setting; without a name, return the overview.
 
-    load_config_types: returns the dataclasses that a config may be made for; called only for settings.
+    names: none, or one name.
+    load_config_types: returns the dataclasses that a config may be made for; not called for a verb or a config file.
 
-    Raises ValueError, with near matches, if there is nothing of that name.
+    Raises ValueError for several names and, with near matches, if there is nothing of that name.
     """
     if not names:
         return overview()

@@ -66,10 +66,12 @@ def text(
     place: str,
     not_carried: Sequence[str],
 ) -> str:
-    """Return the model card of an exported run, as Markdown with the front matter that the hub reads.
+    """Return the model card of a run's exported encoder or generator, as Markdown with the front matter of the hub.
 
+    opened: the run.
     model: config of the exported encoder, which is the run's or its generator's.
     architecture: the class of transformers that opens the export.
+    dtype: type of the exported weights.
     stated: what the user states about the model.
     place: the name or directory that the export is opened by.
     not_carried: sentences about what the exported model lacks.
@@ -306,7 +308,7 @@ def _data(opened: OpenRun) -> list[str]:
         return [f"Pairs of texts and translations, {files}, as rows of up to {data.sequence_length} tokens a side."]
     return [
         f"`{_source_names(data.source)}`, as rows of up to {data.sequence_length} tokens (`{data.format}`).",
-        f"Of these, {data.masking.rate:.0%} are {workloads.workload_of(opened.config).changed}.",
+        f"Of the tokens, {data.masking.rate:.0%} are {workloads.workload_of(opened.config).changed}.",
     ]
 
 

@@ -13,10 +13,10 @@
 
 Each pipeline takes the directory of a run, of a trial with saved weights (`--config.keep=best`), or of a Hugging Face
 model, and returns an object that is called like a function; `translate` takes only a run. Of the directory of a suite
-or a comparison, it takes the best model. It takes one text, or a list
-of texts, for which it returns a list. Scores are probabilities. Texts longer than those of training, or than the
-positions of an imported model, are cut as in training; `answer` reads all of a long context, and `fill_mask` and
-`translate` reject a text that is too long.
+or a comparison, all pipelines but `translate` take the best model. The object takes one text, or a list of texts, for
+which it returns a list. Scores are probabilities. Texts longer than those of training, or than the positions of an
+imported model, are cut as in training; `answer` reads all of a long context, and `fill_mask` and `translate` reject a
+text that is too long.
 
 `batch_size` is the most texts (or windows of a context, or stacks of candidates) that are computed together, 16 by
 default. It can be given with the directory or in a call.

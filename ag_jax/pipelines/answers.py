@@ -18,10 +18,10 @@ from ag_jax.pipelines.pipeline import BatchedPipeline, TaskModel, task_model
 class Answer(BatchedPipeline):
     """Function that returns the part of a context that answers a question.
 
-    answer("Where does the king live?", context)                  # -> a text; "" for no answer
-    answer("Where does the king live?", context, top_k=3)         # the best three answers as Guesses
+    answer("Where does the king live?", context)                   # -> a text; "" for no answer
+    answer("Where does the king live?", context, top_k=3)          # the best three answers as Guesses
     answer(["Where does the king live?", "Since when?"], context)  # a list of questions -> a list
-    answer(questions, contexts, batch_size=64)                    # a context for each question
+    answer(questions, contexts, batch_size=64)                     # a context for each question
     """
 
     name: ClassVar[str] = "answer"
@@ -76,8 +76,8 @@ class Answer(BatchedPipeline):
     def _ranked(self, candidates: Any, top_k: int | None) -> list[Guess]:
         """Return the best answers to a question, each text once, with the probability of its best place.
 
-        candidates: the best answers with their scores, and the score of "no answer", from which the threshold is taken,
-            so that the first guess is the answer that is returned without `top_k`.
+        candidates: the best answers with their scores, and "no answer", from whose score the threshold is
+            subtracted, so that the first guess is the answer that is returned without `top_k`.
         """
         task, texts = self._model.task, [text for text, _ in candidates.answers]
         scores = [score for _, score in candidates.answers]
@@ -101,8 +101,8 @@ def answer(
         report of a suite with squad2 has the thresholds that are best on the development set.
     batch_size: the most windows of contexts that are computed together.
 
-    Raises ValueError for a threshold where there always is an answer, and ValueError or FileNotFoundError if there is
-    no such model.
+    Raises ValueError for a nonzero threshold with a model that always answers, and ValueError or FileNotFoundError if
+    there is no such model.
 
         answer = pipelines.answer("runs/squad/squad2/lr2e-05-bs32-seed0")
         answer("Where does the king live?", context)

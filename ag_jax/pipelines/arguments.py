@@ -29,9 +29,11 @@ def check_top_k(top_k: Any) -> int | None:
 
 
 def one_of(**given: Any) -> Any:
-    """Return the argument that is given, of one that has two names. Raises ValueError unless exactly one is not None.
+    """Return the value of an argument that may be given by its current or its earlier name.
 
     given: the current name with its value, then the earlier name with its value.
+
+    Raises ValueError unless exactly one of the values is not None.
     """
     name, earlier = given
     values = [value for value in given.values() if value is not None]

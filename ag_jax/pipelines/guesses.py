@@ -8,7 +8,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """A predicted word, class, candidate or answer with its probability."""
+    """A predicted word, class, tag, candidate or answer with its probability.
+
+    text: the word, which may be a piece of a word, or the name of the class or tag, the candidate or the answer.
+    score: probability, from 0 to 1.
+    """
 
     text: str
     score: float

@@ -57,6 +57,7 @@ class BatchedPipeline(Pipeline):
 class TaskModel:
     """A fine-tuned model as a function from examples of its task to their scores.
 
+    tuned: the model with its head and tokenizer.
     task: the task, with the labels of the model.
     length: the most tokens of a row.
     apply: batch -> logits, compiled.
@@ -93,7 +94,12 @@ class TaskModel:
 
 
 def open_task_model(directory: str, accepted: Sequence[str]) -> TaskModel:
-    """Open a fine-tuned model. Raises ValueError or FileNotFoundError unless its head is of an accepted kind."""
+    """Open a fine-tuned model, or the best one of a suite or comparison.
+
+    accepted: the kinds of head that are accepted.
+
+    Raises ValueError for a head of another kind, and ValueError or FileNotFoundError if there is no such model.
+    """
     return task_model(opening.open_finetuned(best.resolve(directory), accepted))
 
 

@@ -61,8 +61,9 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None, *, bat
     """Open the encoder of any model, as a function from texts to vectors.
 
     directory: of a run, of a trial with saved weights, or of a Hugging Face model.
-    pooling: `mean` averages the encoder's last hidden states over a text's tokens, `first` takes the first token's.
-        That is the begin token, which a translation model does not read: there it is a token of the first word.
+    pooling: `mean` averages the encoder's last hidden states over a text's tokens, with the begin and end tokens;
+        `first` takes the first token's. That is the begin token, which a translation model does not read: there it is
+        a token of the first word.
     step: step of a run's checkpoint, the newest by default.
     batch_size: the most texts that are computed together.
 

@@ -10,6 +10,7 @@ import numpy as np
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.finetuning import best
 from ag_jax.interop import opening
 from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, one_or_many
 from ag_jax.pipelines.guesses import Guess, softmax
@@ -30,7 +31,7 @@ class FillMask(BatchedPipeline):
 
     A mask is written as the tokenizer writes it, such as [MASK], or as <mask> with any tokenizer.
 
-    tokenizer: the tokenizer, in the order of whose ids the logits are.
+    tokenizer: the model's tokenizer; logits are in the order of its ids.
     """
 
     name: ClassVar[str] = "fill_mask"
@@ -48,6 +49,8 @@ class FillMask(BatchedPipeline):
         top: int | None = None,
     ) -> Any:
         """Return the most probable words for the mask of a text as a list of `Guess`es, the most probable first.
+
+        Words are tokens of the vocabulary, which may be pieces of words.
 
         texts: a text with one mask or more, or a list of texts, for which a list is returned. For a text with several
             masks there is a list of guesses for each.
@@ -83,8 +86,8 @@ class FillMask(BatchedPipeline):
         logits_V[list(self.tokenizer.special_ids)] = -np.inf  # because special tokens are no words
         scores = softmax(logits_V)
         words = len(logits_V) - len(set(self.tokenizer.special_ids))
-        best = np.argsort(-scores, kind="stable")[: words if top_k is None else min(top_k, words)]
-        return [Guess(self.tokenizer.decode([index]).strip(), float(scores[index])) for index in best]
+        order = np.argsort(-scores, kind="stable")[: words if top_k is None else min(top_k, words)]
+        return [Guess(self.tokenizer.decode([index]).strip(), float(scores[index])) for index in order]
 
     def _logits(self, texts: list[str], batch_size: int | None) -> Iterator[tuple[int, np.ndarray]]:
         """Yield for each text, in the order of their lengths, its number and float32 [masks, vocabulary].
@@ -124,17 +127,19 @@ class FillMask(BatchedPipeline):
 def fill_mask(directory: str, step: int | None = None, *, batch_size: int = BATCH_SIZE) -> FillMask:
     """Open a model that predicts masked words, as a function of texts with masks.
 
-    directory: of a run, or of a Hugging Face model `...ForMaskedLM`.
+    directory: of a run, of a comparison of runs, of which the best is opened, or of a Hugging Face model
+        `...ForMaskedLM`.
     step: step of a run's checkpoint, the newest by default.
     batch_size: the most texts that are computed together.
 
-    Raises ValueError for a model without a head for masked words.
+    Raises ValueError for a model without a head for masked words, and ValueError or FileNotFoundError if there is no
+    model.
 
         fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
         fill("The state of our <mask> is strong.", top_k=3)
     """
     size = check_batch_size(batch_size)
-    opened = opening.open_masked_lm(directory, step)
+    opened = opening.open_masked_lm(best.resolve(directory), step)
     model, params, tokenizer = opened.model, opened.params, opened.tokenizer
     shape = RowSettings(tokenizer.specials, model.config.max_length, model.config.token_types)
 

@@ -70,7 +70,8 @@ def encode_map(weights_QK: np.ndarray, precision: Precision) -> bytes:
 def decode_map(data: bytes, queries: int, keys: int, precision: Precision, *, sums_to_one: bool = True) -> np.ndarray:
     """Return the weights `QK` of `encode_map`, as `viewer.js` decodes them.
 
-    sums_to_one: whether the rows of the map summed to 1.
+    sums_to_one: whether the rows of the map summed to 1, so that they are brought near 1 again; of a precision without
+        additional bits, this changes nothing.
     """
     cells, top = queries * keys, precision.levels - 1
     level = np.frombuffer(data[:cells], np.uint8).astype(np.float64)
@@ -105,7 +106,7 @@ def all_compressed(pieces: Iterable[bytes]) -> list[str]:
 
 
 def block(queries: int, keys: int) -> int:
-    """Return of how many tokens each side of a cell of the overview is."""
+    """Return the side of an overview cell, in tokens."""
     return max(1, math.ceil(max(queries, keys) / OVERVIEW))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import logging
+import math
 from collections.abc import Sequence
 
 from etils import epath
@@ -22,7 +23,8 @@ class NotebookView:
     title: heading.
     views: the first is shown first.
     detail: `full` or `picture`, see `viewer.page.page`. With None, the output of a cell has the first of these that
-        keeps it below `MOST_BYTES`; if neither does, the maps of as many heads as fit, and of the others the overview.
+        keeps it below `MOST_BYTES`; if neither does, the maps of as many heads as fit, but at least one of each view,
+        and of the others the overview.
     """
 
     title: str
@@ -46,7 +48,9 @@ class NotebookView:
             detail = "full" if pages.expected_bytes(views, "full") <= MOST_BYTES else "picture"
             size = pages.expected_bytes(views, detail)
             if size > MOST_BYTES:
-                views = [_with_fewer_heads(view, MOST_BYTES / size) for view in views]
+                overviews = pages.expected_bytes([dataclasses.replace(view, whole=()) for view in views], detail)
+                share = max(MOST_BYTES - overviews, 0) / (size - overviews) if size > overviews else 0.0
+                views = [_with_fewer_heads(view, share) for view in views]
         text = pages.page(self.title, views, detail)
         if len(text) > 1.5 * MOST_BYTES:
             logging.getLogger(__name__).warning(
@@ -65,8 +69,18 @@ class NotebookView:
 
 
 def _with_fewer_heads(view: View, share: float) -> View:
+    """Return a view with a share of the maps that are stored, at least one of them."""
+    if not view.stored:
+        return view
     layers, heads = view.weights_NHQK.shape[:2]
-    most = max(1, int(share * layers * heads))
-    note = f"{view.note} This output holds the maps of {most} of {layers * heads} heads, those that follow a pattern "
-    note += "most, and of the others only their overview: .save(FILE) writes a page with all."
-    return dataclasses.replace(view, whole=pages.strongest_heads(view, most), note=note.strip())
+    stored = {*view.stored}
+    most = max(1, int(share * len(stored)))
+    chosen = [head for head in pages.strongest_heads(view, layers * heads) if head in stored][:most]
+    has_patterns = any(not math.isnan(target.chance) for target in view.targets.values())
+    which = "those that follow a pattern most" if has_patterns else "the first ones"
+    saved = "all" if len(stored) == layers * heads else f"those of {len(stored)}"
+    note = (
+        f"{view.note} This output holds the maps of {most} of {layers * heads} heads, {which}, and of the others only "
+    )
+    note += f"their overview: .save(FILE) writes a page with {saved}."
+    return dataclasses.replace(view, whole=chosen, note=note.strip())

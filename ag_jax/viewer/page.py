@@ -43,7 +43,7 @@ Heads = Sequence[tuple[int, int]]  # (layer, head), counted from 0
 class Target:
     """The matrix to which a pattern pulls a head, and its level of chance.
 
-    matrix_QK: target; each of its rows sums to 1.
+    matrix_QK: target; each row in which the pattern points at a token sums to 1.
     has_target_Q: rows in which the pattern points at a token.
     title: name for people, such as [Next].
     colour: colour of its heads, such as #0072B2.
@@ -61,7 +61,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """The attention of a model to one text, as a picture of all heads.
+    """The attention weights of a model for one text, with what the page shows about them.
 
     name: what tells this view from the others of the page, for people.
     model: name of the model. Views of one model and kind that differ in `step` are shown with a slider.
@@ -70,12 +70,14 @@ class View:
     rows: pieces of the tokens that attend; None if they are those of the columns.
     step: training step of the model; None if it has no steps.
     kind: name of the kind of attention, such as Encoder.
-    guided: the pattern, a key of `targets`, that guides each head, None for a free head; empty if none is guided.
+    guided: for each head of a layer, the same in all layers, the pattern that guides it, None for a free head; empty if
+        none is guided.
     targets: the patterns whose masses are shown.
     special: positions of the columns that the tokenizer added, such as [CLS].
     is_causal: whether a row sees only the columns up to its own position.
     hidden_NHQK: cells that an attack masked, where H is 1 if all heads share a mask; None without masks.
-    before_NHQK: with masks, the weights without the attack, of which the page says how much the masked cells held.
+    before_NHQK: the weights without the attack, to show what share of attention the masked cells held; None takes
+        `weights_NHQK`.
     whole: heads whose maps are stored; of the others the page has only the overview. None stores all, () none.
     note: a sentence about the view.
     """
@@ -114,7 +116,7 @@ class View:
 
 
 def expected_bytes(views: Iterable[View], detail: str) -> float:
-    """Return a forecast of the size of the maps of these views and of their overviews."""
+    """Return a forecast of the size of the stored maps of these views and of their overviews, without masked cells."""
     size = 0.0
     for view in views:
         layers, heads, *lengths = view.weights_NHQK.shape
@@ -130,7 +132,10 @@ def chosen_detail(views: Sequence[View]) -> str:
 
 
 def strongest_heads(view: View, most: int) -> Heads:
-    """Return the `most` heads whose mass on some pattern most exceeds chance; without patterns, the first heads."""
+    """Return the `most` heads that follow some pattern most strongly above chance; without patterns, the first heads.
+
+    How far a head's mass exceeds chance is weighted by the share of rows in which the pattern points at a token.
+    """
     layers, heads = view.weights_NHQK.shape[:2]
     # Rows without a target count as rows that do not exceed chance.
     excess = [
@@ -239,14 +244,14 @@ def _described(view: View) -> dict[str, Any]:
 
 
 def _entropy(weights_NHQK: np.ndarray) -> np.ndarray:
-    """Return the entropy of the rows of each head in bits, as means over rows, `NH`; NaN if rows do not sum to 1."""
+    """Return each head's entropy in bits, averaged over rows, `NH`; NaN if the rows do not sum to 1."""
     sums_NH = np.abs(weights_NHQK.sum(-1) - 1).max(-1) < 1e-3
     logs = np.log2(weights_NHQK, out=np.zeros_like(weights_NHQK), where=weights_NHQK > 0)
     return np.where(sums_NH, -(weights_NHQK * logs).sum(-1).mean(-1), np.nan)
 
 
 def _target(target: Target) -> dict[str, Any]:
-    """Return a target as the rows that differ, and for each query the number of its row; -1 without a target."""
+    """Return a target for the script: its distinct rows, and for each query the index of its row, -1 without one."""
     distinct: dict[tuple[tuple[int, float], ...], int] = {}
     numbers = []
     for row_K, has_target in zip(target.matrix_QK, target.has_target_Q, strict=True):

@@ -14,7 +14,10 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
 
 
 def names_of(obj: Any) -> set[str]:
-    """Return the names that the docstring of a class or function may have entries for: its fields or arguments."""
+    """Return the names that a docstring may have entries for: a class's fields, or a function's arguments.
+
+    Local variables of a function are among them, which no docstring has entries for.
+    """
     code = getattr(obj, "__code__", None)
     return {*getattr(obj, "__annotations__", {}), *(code.co_varnames if code else ())}
 

@@ -59,8 +59,9 @@ class Site:
     anchors: dict[str, str]
 
     def rewritten(self, text: str, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
-        """Return a page with the links of the site.
+        """Return a page's Markdown with its links rewritten for the site.
 
+        text: Markdown of the page.
         written_in: folder that the links of the page are relative to.
         shown_in: folder of the page on the site.
         """
@@ -78,6 +79,7 @@ class Site:
         return _LINK.sub(lambda found: f"]({self._target(found[1], written_in, shown_in)})", text)
 
     def _target(self, link: str, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
+        """Return the address on the site for a link."""
         path, _, anchor = link.partition("#")
         if ":" in link or not path:
             return link

@@ -67,7 +67,10 @@ def generated(site: Site) -> Iterator[tuple[str, str]]:
 
 
 def of_readme(text: str) -> dict[str, str]:
-    """Return the pages that README.md is divided into, {name: Markdown}."""
+    """Return the pages that README.md is divided into, {name: Markdown}.
+
+    Sections whose page is made of another file are left out.
+    """
     head, *sections = re.split(r"^## (?=.*$)", text, flags=re.M)
     pages = {"start": [head.replace("# ag_jax", "# Start", 1)], "cost": [], "papers": [], "glossary": []}
     for section in sections:

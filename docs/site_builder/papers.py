@@ -67,7 +67,11 @@ def results(config: str, site: Site, folder: pathlib.Path) -> Iterator[str]:
 
 
 def tables(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield tables of a record's scores: mean and standard deviation over seeds, and p against the baseline."""
+    """Yield the tables of a record, and sentences about them.
+
+    The tables have scores as mean ± standard deviation over seeds with p against the baseline, differences from the
+    baseline, and scores of translations, each if the record holds them.
+    """
     seeds = len(record.get("seeds", ()))
     over = f"Means ± standard deviations over {seeds} seeds." if seeds > 1 else "One seed." if seeds else ""
     if "tasks" in record:
@@ -128,11 +132,13 @@ def _translation_rows(test: str, found: Mapping[str, Any]) -> Iterator[list[str]
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Return the mean of values and, of several, ± their standard deviation with as many digits."""
-    mean = statistics.fmean(values)
+    """Return the mean of values and, of several, ± their standard deviation, with as many digits after the point."""
+    mean = _shown(statistics.fmean(values))
     if len(values) < 2:
-        return _shown(mean)
-    return f"{_shown(mean)} ± {statistics.stdev(values):.{2 if abs(mean) >= 10 else 3}f}"
+        return mean
+    mantissa, exponent, _ = mean.partition("e")
+    digits = len(mantissa.partition(".")[2])
+    return f"{mean} ± {statistics.stdev(values):.{digits}{exponent or 'f'}}"
 
 
 def _shown(value: float) -> str:

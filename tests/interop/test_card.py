@@ -133,6 +133,7 @@ def test_settings_of_a_trained_run(workdir):
     assert {"guidance.alpha=3.0", "adversarial.freelb.steps=9"} <= set(card._settings(opened))
     text = card.text(opened, opened.model.config, "BertForMaskedLM", "float32", Statements(), "./mine", [])
     assert parts(text)[0]["tags"] == ["ag_jax", "attention-guidance", "adversarial-training", "freelb"]
+    assert "Of the tokens, 40% are masked." in text
     assert "`books/:3,tfds:wiki/en:1`, as rows" in text and "/home" not in text
 
 

@@ -1,6 +1,7 @@
 """A page holds its views, loads nothing, and shows hostile tokens as text."""
 
 import base64
+import dataclasses
 import html
 import io
 import json
@@ -205,10 +206,35 @@ def test_a_pattern_of_few_rows_makes_a_head_less_strong():
     assert pages.strongest_heads(view, 1) == [(0, 1)]  # .3 in 8 rows, and not .8 in one
 
 
+def shown_in_a_notebook(monkeypatch, share, *given):
+    """What the output of a cell describes of each view, if a share of the maps fits beside the overviews."""
+    overviews = pages.expected_bytes([dataclasses.replace(view, whole=()) for view in given], "picture")
+    most = overviews + 1.001 * share * (pages.expected_bytes(given, "picture") - overviews)
+    monkeypatch.setattr("ag_jax.viewer.notebook.MOST_BYTES", most)
+    (inside,) = re.findall(r'srcdoc="([^"]*)"', NotebookView("t", given)._repr_html_())
+    described = json.loads(elements(html.unescape(inside))["meta"])["views"]
+    kept = [
+        dataclasses.replace(view, whole=tuple(map(tuple, of["stored"])))
+        for view, of in zip(given, described, strict=True)
+    ]
+    return described, pages.expected_bytes(kept, "picture") <= most
+
+
 def test_a_large_output_of_a_notebook_holds_fewer_heads(monkeypatch):
-    monkeypatch.setattr("ag_jax.viewer.notebook.MOST_BYTES", 0.5 * pages.expected_bytes([views.view()], "picture"))
-    (inside,) = re.findall(r'srcdoc="([^"]*)"', NotebookView("t", [views.view()])._repr_html_())
-    (described,) = json.loads(elements(html.unescape(inside))["meta"])["views"]
+    (described,), fits = shown_in_a_notebook(monkeypatch, 0.5, views.view())
+    assert fits and "those that follow a pattern most" in described["note"]
+    assert described["note"].endswith("writes a page with all.")
     masses = views.view().targets["next"].mass_NH
     assert len(described["stored"]) == 3 and "3 of 6 heads" in described["note"]
     assert min(masses[tuple(pair)] for pair in described["stored"]) >= np.sort(masses.ravel())[-3]
+
+
+def test_a_large_output_holds_no_maps_that_a_view_does_not_store(monkeypatch):
+    pairs = ((1, 2), (0, 1), (1, 0), (0, 0))
+    given = views.view("four", whole=pairs, targets={}), views.view("none", whole=()), views.view("all")
+    (four, none, every), fits = shown_in_a_notebook(monkeypatch, 0.5, *given)
+    assert fits and four["stored"] == [[0, 0], [0, 1]] and none["stored"] == [] and len(every["stored"]) == 3
+    assert "the maps of 2 of 6 heads, the first ones, and" in four["note"] and none["note"] == ""
+    assert four["note"].endswith("writes a page with those of 4.")
+    (described,), fits = shown_in_a_notebook(monkeypatch, 0.01, views.view())
+    assert len(described["stored"]) == 1 and not fits

@@ -54,7 +54,8 @@ class CustomTask:
     label: column with the class, the number, the number of the right candidate, the list of tags or the answers; None
         takes label, tags or answers.
     choices: columns with the candidates of a choice; one column, if it holds a list of texts.
-    id: column with a different id for each example; None numbers the rows from 0.
+    id: column with a different id for each example; None numbers the rows from 0, but takes a column id of spans, if
+        there is one.
     labels: names of the classes, or entity types or BIO tags; empty reads them from the training file.
     lowest: lowest number of a regression; None reads it from the training file.
     highest: highest number of a regression; None reads it from the training file.
@@ -154,8 +155,9 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
     name: name of the task.
     folds: whether the task is cross-validated, so that no examples are held out.
 
-    Raises ValueError for an unknown name without a kind, for a custom task with a name of the catalogue, and for labels
-    that cannot replace those of a task.
+    Raises ValueError for an unknown name without a kind, for a custom task whose name is in the catalogue or has other
+    characters than letters, digits and _, for a test file with folds, and for labels that cannot replace those of a
+    task.
     """
     if settings.kind is None:
         return _of_catalogue(name, settings)
@@ -191,12 +193,10 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
 
 
 def _of_catalogue(name: str, settings: CustomTask) -> Task:
-    if name not in catalogue.TASKS and not settings.labels:
-        try:
-            return catalogue.find(name)
-        except ValueError as error:
-            raise ValueError(f"{error}; a task of your own files needs tasks.{name}.custom.kind") from error
-    task = catalogue.find(name)
+    try:
+        task = catalogue.find(name)
+    except ValueError as error:
+        raise ValueError(f"{error}; a task of your own files needs tasks.{name}.custom.kind") from error
     if not settings.labels:
         return task
     if task.kind != "tagging":
@@ -208,9 +208,12 @@ def _of_catalogue(name: str, settings: CustomTask) -> Task:
 
 
 def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return BIO tags, given as such or as entity types: PER stands for B-PER and I-PER, and O is always there.
+    """Return BIO tags, given as such or as entity types: PER stands for B-PER and I-PER, and types are given without O.
 
-    Raises ValueError for tags of which some are missing.
+    setting: name of the setting with the labels, for errors.
+    labels: BIO tags in any order, or entity types; none returns ().
+
+    Raises ValueError for BIO tags without O, or with only one of B- and I- of a type.
     """
     if not any(label == "O" or label.startswith(("B-", "I-")) for label in labels):
         return catalogue.bio(*labels) if labels else ()
@@ -225,13 +228,16 @@ def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
-    """Return the settings of a task with what its training file decides: labels or range, and the files' fingerprint.
+    """Return the settings of a task with what its training file decides and the fingerprint of all its files.
+
+    The training file decides the labels, the range of a regression, or whether the questions of spans are answerable.
 
     Settings that are resolved already are returned unchanged, as are those of a task of the catalogue.
 
     root: folder that the paths are relative to; None or "" stands for the working directory.
 
-    Raises FileNotFoundError or ValueError if a file cannot be read, lacks a column, or has no usable labels.
+    Raises FileNotFoundError or ValueError if a file cannot be read, lacks a column, has no usable labels, or is that of
+    two splits.
     """
     if settings.kind is None or settings.fingerprint:
         return settings
@@ -270,7 +276,10 @@ def _read_labels(
 
 
 def check_unchanged(name: str, settings: CustomTask, root: str | None) -> None:
-    """Raise ValueError if the files of a custom task are not those of which `resolved` stored the fingerprint."""
+    """Raise ValueError if the files of a custom task are not those of which `resolved` stored the fingerprint.
+
+    Raises FileNotFoundError if one of them does not exist.
+    """
     if settings.kind is None or not settings.fingerprint:
         return
     files = settings.files(root)
@@ -294,7 +303,8 @@ def load(
     skip_malformed: leave malformed rows out and count them; otherwise they are an error.
     folds: do not hold validation examples out of the training file.
 
-    Raises FileNotFoundError or ValueError if the file cannot be read, has malformed rows, or has no example.
+    Raises FileNotFoundError or ValueError if the file cannot be read, has malformed rows, no example or an id more than
+    once, and if all or none of the training examples would be held out.
     """
     files, task = settings.files(root), make_task(name, settings, folds)
     shared = "validation" not in files and not folds and split != "test"
@@ -310,6 +320,8 @@ def load(
     found, problems = readers.parsed(numbered, file, parse, task, is_labelled(split))
     readers.check_problems(task, split, problems, skip_malformed)
     items = [example for of_record in found for example in of_record]
+    if not items:
+        raise ValueError(f"{file}: all of {len(problems)} rows are malformed, the first: {problems[0]}")
     # Predictions are matched with examples by id.
     if repeated := [id for id, times in Counter(example.id for example in items).items() if times > 1]:
         raise ValueError(f"{file}: expected a different id for each example, got {repeated[0]!r} more than once")
@@ -323,13 +335,13 @@ def load(
                 f"tasks.{name}.custom.held_out"
             )
         items = [item for item, held in zip(items, chosen, strict=True) if held == (split == "validation")]
-    if not items:
-        raise ValueError(f"{file}: all of {len(problems)} rows are malformed, the first: {problems[0]}")
     return Examples(tuple(items), str(file), 0 if shared and split != "train" else len(problems))
 
 
 def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> list[str]:
-    """Return remarks on the examples for the report: held-out examples, classes to learn nothing of, repeated texts."""
+    """Return remarks on the examples for the report: held-out examples, classes without training examples, repeated
+    texts.
+    """
     found = []
     if not settings.validation and "validation" in splits:
         held, rest = len(splits["validation"]), len(splits["train"])
@@ -350,7 +362,7 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
 
 
 def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) -> list[LocatedRecord]:
-    """Return the records of a file, of which some at least have all columns that the task needs."""
+    """Return the records of a file, in which each column that the task needs occurs at least once."""
     own = split if getattr(settings, split) else "train"
     setting = f"tasks.{name}.custom.{own}"
     located = custom_records.read(file, settings.kind or "", settings.separator, settings.reader, setting)
@@ -369,7 +381,7 @@ def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) ->
         needed["id"] = settings.id
     if is_labelled(split):  # a test file may have no labels
         needed["label"] = settings.column_of_label
-    custom_records.check_columns(located, needed, file, name)
+    custom_records.check_columns(located, needed, file, name, settings.kind or "")
     return located
 
 

@@ -25,7 +25,7 @@ def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
 
     setting: name of the setting that names the column, for errors.
 
-    Raises ValueError for fewer than two classes, and if every row has another one, as in a column of numbers or texts.
+    Raises ValueError for fewer than two classes, and if no class occurs twice, as in a column of numbers or texts.
     """
     counts: Counter[str] = Counter()
     for _, record in _records(located):
@@ -57,9 +57,11 @@ def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Pa
 
     Raises ValueError for a tag that is not BIO, and if there is no type.
     """
-    types = set()
+    types, written = set(), None
     for place, record in _records(located):
         tags = record.get(column)
+        if isinstance(tags, str) and written is None:
+            written = f"the text {tags!r} ({place})"
         for tag in tags if isinstance(tags, list) else ():
             if tag == "O":
                 continue
@@ -69,6 +71,11 @@ def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Pa
                     "convert the tags, or name the column with them"
                 )
             types.add(tag[2:])
+    if not types and written:
+        raise ValueError(
+            f"{file}: expected a list with a tag for each word in the column {column!r}, got {written}; split it into "
+            "a list"
+        )
     if not types:
         raise ValueError(f"{file}: expected a tag of an entity, such as B-PER, got no tag but O; mend the tags")
     return sorted(types)
@@ -99,14 +106,27 @@ def number_range(
     high = max(numbers, default=0.0) if highest is None else highest
     if low >= high:
         got = f"a range from {low:g} to {high:g}" if numbers else "no number"
+        given = {"lowest": lowest, "highest": highest}
+        bounds = " and ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
+        got += f" with {bounds}" if bounds else ""
+        advice = "give another lowest or highest, or " if bounds else ""
         raise ValueError(
-            f"{file}: expected different numbers in the column {column!r}, got {got}; set {setting} to the column with "
-            "the numbers"
+            f"{file}: expected different numbers in the column {column!r}, got {got}; {advice}set {setting} to the "
+            "column with the numbers"
         )
     return low, high
 
 
 def are_answered(located: Sequence[LocatedRecord], column: str) -> bool:
-    """Return whether no record has an empty list of answers in a column."""
-    answers = [record.get(column) for _, record in _records(located)]
-    return not any((found.get("text") if isinstance(found, Mapping) else found) == [] for found in answers)
+    """Return whether every record has an answer in a column.
+
+    An answer is absent where the list of answers is empty, or where it is missing and `is_impossible` is true.
+    """
+    return not any(_is_unanswered(record, column) for _, record in _records(located))
+
+
+def _is_unanswered(record: Record, column: str) -> bool:
+    answers = record.get(column)
+    if answers is None:
+        return bool(record.get("is_impossible"))
+    return (answers.get("text") if isinstance(answers, Mapping) else answers) == []

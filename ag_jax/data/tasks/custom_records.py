@@ -1,7 +1,8 @@
 """Records of a custom task's files, and their examples.
 
 The ending of a file's name decides how it is split into records: .csv and .tsv tables with a header, .jsonl, SQuAD's
-.json, and CoNLL files with any other ending. Errors name columns as the file does.
+.json, and CoNLL files with one of the endings `_CONLL`. Errors name columns as the file does, except those about the
+content of tags and answers, which call them words, tags and answers.
 """
 
 import hashlib
@@ -9,6 +10,8 @@ import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ag_jax.data import imported
 from ag_jax.data.tasks import spans, tagging
@@ -24,12 +27,13 @@ _ENDINGS = {  # of the files that each kind of task can be read from
     "tagging": (".jsonl", *_CONLL),
     "span": (".jsonl", ".json"),
 }
+_PACKED = (".zip", ".bz2", ".xz", ".zst", ".7z", ".tgz", ".tar")  # archives, and compression other than .gz
 _MISSING = ("", "nan", "na", "n/a", "none", "null")  # how spreadsheets and pandas write that there is no value
 
 
 def ending(file: pathlib.Path) -> str:
     """Return the ending of a file's name that decides how it is read, such as `.csv` of `a.csv.gz`, in lower case."""
-    return (file.with_suffix("") if file.suffix == ".gz" else file).suffix.lower()
+    return (file.with_suffix("") if file.suffix.lower() == ".gz" else file).suffix.lower()
 
 
 def is_conll(file: pathlib.Path) -> bool:
@@ -55,6 +59,11 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
         end = ending(file)
         if end not in _ENDINGS[kind]:
             known = ", ".join(known for known in _ENDINGS[kind] if known)
+            if end in _PACKED:
+                raise ValueError(
+                    f"{setting}={file} is a compressed file of a form that is not read: expected {known} for a task of "
+                    f"{kind}, or such a file with .gz; unpack the file"
+                )
             raise ValueError(
                 f"{setting}={file} has an ending from which its form cannot be told: expected {known} for a task of "
                 f"{kind}; rename or convert the file, or give the import path of a reader"
@@ -63,7 +72,7 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
             raise ValueError(f"separator={separator} is for .csv and .tsv, but {setting}={file}: leave it out")
         found = list(_split(file, end, separator))
     if not found:
-        table = "a header with the names of the columns, and at least one row" if file.suffix in _TABLES else "one"
+        table = "a header with the names of the columns, and at least one row" if ending(file) in _TABLES else "one"
         raise ValueError(f"{setting}={file} has no row: expected {table}")
     if all(isinstance(record, ValueError) for _, record in found):
         place, error = found[0]
@@ -79,13 +88,13 @@ def _split(file: pathlib.Path, end: str, separator: str | None) -> Iterable[Loca
 
 def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRecord]:
     """Return the records that a custom reader makes of a file, numbered from 1 in error messages."""
+    read_file = imported.function("reader", reader)
     try:
-        records = list(imported.function("reader", reader)(str(file)))
-    except ValueError:
-        raise
+        records = list(read_file(str(file)))
     except Exception as error:  # the function is not ours, and may raise anything
         raise ValueError(
-            f"the reader {reader} cannot read {setting}={file}: {type(error).__name__}: {error}; mend the function"
+            f"the reader {reader} cannot read {setting}={file}: {type(error).__name__}: {error}; mend the function "
+            "or the file"
         ) from error
     found: list[LocatedRecord] = []
     for number, record in enumerate(records, 1):
@@ -94,16 +103,34 @@ def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRec
                 f"the reader {reader} must return a dict for each example, from names of columns to values, but "
                 f"number {number} of {file} is of type {type(record).__name__}"
             )
-        found.append((f"record {number}", record))
+        found.append((f"record {number}", _without_numpy(record)))
     return found
 
 
-def check_columns(
-    located: Sequence[LocatedRecord], columns: Mapping[str, str | tuple[str, ...]], file: pathlib.Path, task: str
-) -> None:
-    """Raise ValueError if no record of a file has one of the columns that a task needs.
+def _without_numpy(value: Any) -> Any:
+    """Return a value with Python's own numbers, texts and lists in place of numpy's, also inside dicts and lists."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: _without_numpy(item) for name, item in value.items()}
+    if isinstance(value, list | np.ndarray):
+        return [_without_numpy(item) for item in value]
+    return value
 
-    columns: names of columns by the setting that names them.
+
+def check_columns(
+    located: Sequence[LocatedRecord],
+    columns: Mapping[str, str | tuple[str, ...]],
+    file: pathlib.Path,
+    task: str,
+    kind: str,
+) -> None:
+    """Raise ValueError if a needed column occurs in no record.
+
+    columns: names of the needed columns by the setting that names them.
+    file: file of the records, for errors.
+    task: name of the task, for errors.
+    kind: kind of the task.
     """
     there = list(dict.fromkeys(name for _, record in located if not isinstance(record, ValueError) for name in record))
     for setting, names in columns.items():
@@ -111,23 +138,25 @@ def check_columns(
             if there and name not in there:
                 sign = next((sign for sign, character in SEPARATORS.items() if character in "".join(there)), None)
                 hint = f"; if its columns are separated by a {sign}, set separator={sign}" if sign else ""
-                if {"words", "tags"} <= {*there}:
-                    hint = ", or kind=tagging if the words have tags"
+                if kind != "tagging" and {"words", "tags"} <= {*there}:
+                    hint += ", or kind=tagging if the words have tags"
                 raise ValueError(
                     f"{file} has no column {name!r}, which tasks.{task}.custom.{setting} names: it has "
                     f"{', '.join(map(repr, there))}; set {setting} to one of these{hint}"
                 )
 
 
-def label_text(value: Any, column: str) -> str:
-    """Return the name of a class as a text without surrounding spaces; "" for values that stand for a missing label.
+def label_text(value: Any, column: str, expected: str = "the name of a class") -> str:
+    """Return a label as a text without surrounding spaces; "" for None and NaN, which stand for a missing label.
 
-    Raises ValueError for a value that cannot be the name of a class.
+    expected: what the label should be, for errors.
+
+    Raises ValueError for a value that is no text, number or boolean.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if not isinstance(value, str | int | float):
-        raise ValueError(f"expected the name of a class in the column {column!r}, got {value!r}")
+        raise ValueError(f"expected {expected} in the column {column!r}, got {value!r}")
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
@@ -147,7 +176,7 @@ def text(record: Record, column: str) -> str:
 
 def number(value: Any, column: str) -> float | None:
     """Return a number, also from text; None if it is missing. Raises ValueError for anything else."""
-    written = label_text(value, column)
+    written = label_text(value, column, "a number")
     if is_missing(written):
         return None
     try:
@@ -167,7 +196,7 @@ def _missing(column: str) -> ValueError:
 
 
 def class_of(record: Record, column: str, task: Task, labelled: bool) -> int | None:
-    """Return the index of a record's class; None if its label is missing, which needs `labelled` False.
+    """Return the index of a record's class; None if the label is missing and `labelled` is False.
 
     Classes are known by their names only: a number is not taken for an index.
     """
@@ -200,7 +229,7 @@ def number_of(record: Record, column: str, task: Task, labelled: bool) -> float 
 
 def candidate_of(record: Record, column: str, count: int, labelled: bool) -> int | None:
     """Return the index of the right one of `count` candidates: a number from 0, or a letter from A; None if missing."""
-    written = label_text(record.get(column), column)
+    written = label_text(record.get(column), column, "the number of the right candidate, or its letter,")
     if is_missing(written):
         if labelled:
             raise _missing(column)
@@ -248,7 +277,7 @@ def question(record: Record, columns: tuple[str, str, str], task: Task, labelled
 
 
 def content(example: Example) -> str:
-    """Return the text of an example by which it is held out, so that equal texts are in the same part."""
+    """Return the text whose hash decides whether an example is held out; of a question, its context."""
     if isinstance(example, Texts):
         return "\n".join(filter(None, (example.first, example.second)))
     if isinstance(example, Choices):

@@ -8,6 +8,7 @@ import sys
 import types
 import zlib
 
+import numpy as np
 import pytest
 
 from ag_jax.data.tasks import catalogue, custom
@@ -15,6 +16,7 @@ from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.task import Question, TaggedSentence, Texts
 from tests.data.tasks.test_layouts import write
 
+EMPTY = {"text": [], "answer_start": []}
 REVIEWS = "review,stars\n" + "".join(f"film {number},{1 + number % 3}\n" for number in range(40))
 SENTENCES = [
     {"words": ["Ana", "saw", "New", "York"], "tags": ["B-PER", "O", "B-LOC", "I-LOC"]},
@@ -180,6 +182,15 @@ def test_spans_of_squad_and_of_lines(tmp_path):
     )
 
 
+@pytest.mark.parametrize("absent", [{}, {"answers": None}, {"answers": []}, {"answers": EMPTY}])
+def test_questions_without_answers_are_seen_in_every_form(tmp_path, absent):
+    answered = {"context": "a b", "question": "q", "answers": [{"text": "b", "answer_start": 2}]}
+    write(tmp_path, {"a.jsonl": lines(answered, {"context": "c", "question": "q", "is_impossible": True, **absent})})
+    found = custom.resolved("own", CustomTask("span", train="a.jsonl"), str(tmp_path))
+    assert found.answerable is False
+    assert custom.load("own", found, str(tmp_path), "train", folds=True)[1] == Question("1", "q", "c", ())
+
+
 def test_a_reader_of_other_files(tmp_path, monkeypatch):
     module = types.ModuleType("my_reader")
     module.read = lambda path: [
@@ -188,6 +199,7 @@ def test_a_reader_of_other_files(tmp_path, monkeypatch):
     ]
     module.wrong = lambda path: ["x"]
     module.broken = lambda path: 1 / 0
+    module.bad_value = lambda path: [int(line) for line in pathlib.Path(path).read_text().splitlines()]
     monkeypatch.setitem(sys.modules, "my_reader", module)
     write(tmp_path, {"a.poem": "".join(f"line {number}\n" for number in range(30))})
     found = load(tmp_path, train="a.poem", reader="my_reader.read")
@@ -201,10 +213,33 @@ def test_a_reader_of_other_files(tmp_path, monkeypatch):
             "the reader my_reader.wrong must return a dict for each example.*number 1 of .*a.poem is of type str",
         ),
         ("broken", "the reader my_reader.broken cannot read .*a.poem: ZeroDivisionError"),
+        (
+            "bad_value",
+            r"the reader my_reader.bad_value cannot read tasks.own.custom.train=.*a.poem: ValueError: invalid",
+        ),
         ("absent", "cannot import reader=my_reader.absent: AttributeError"),
     ):
         with pytest.raises(ValueError, match=message):
             load(tmp_path, train="a.poem", reader=f"my_reader.{name}")
+
+
+def test_a_reader_may_return_values_of_numpy(tmp_path, monkeypatch):
+    module = types.ModuleType("numpy_reader")
+    module.classes = lambda path: [
+        {"review": np.str_(f"film {number}"), "stars": np.int64(number % 2), "n": np.int32(number)}
+        for number in range(4)
+    ]
+    answers = {"text": np.array(["b"], object), "answer_start": np.array([2])}
+    module.spans = lambda path: [{"context": "a b", "question": "q", "answers": answers}]
+    monkeypatch.setitem(sys.modules, "numpy_reader", module)
+    write(tmp_path, {"a.npy": ""})
+    made = {"train": "a.npy", "validation": None, "id": "n", "reader": "numpy_reader.classes"}
+    for kind, labels in (("classification", [0, 1, 0, 1]), ("regression", [0.0, 1.0, 0.0, 1.0])):
+        found = settings(tmp_path, kind=kind, **made)
+        read = custom.load("own", found, str(tmp_path), "train", folds=True)
+        assert [example.label for example in read] == labels and read[3].id == "3"
+    found = custom.resolved("own", CustomTask("span", train="a.npy", reader="numpy_reader.spans"), str(tmp_path))
+    assert custom.load("own", found, str(tmp_path), "train", folds=True)[0].answers == (("b", 2),)
 
 
 def test_a_test_file_may_have_no_labels(tmp_path):
@@ -268,6 +303,11 @@ BAD = {  # the settings, the training file, and the error
         HEADER + "a,nan\nb,\n",
         r"expected different numbers in the column 'stars', got no number",
     ),
+    "lowest above all numbers": (
+        {"kind": "regression", "lowest": 5.0},
+        GOOD,
+        r"got a range from 5 to 2 with lowest=5; give another lowest or highest, or set tasks.own.custom.label to",
+    ),
     "equal numbers": ({"kind": "regression"}, HEADER + "a,3\nb,3\n", r"got a range from 3 to 3"),
     "no candidate": (CHOICES, "review,a,b,stars\nx,1,,0\n", r"line 2: expected a text in the column 'b', got ''"),
     "no such candidate": (
@@ -313,6 +353,36 @@ BAD_LINES = {
         TAGS,
         lines({"words": ["x"], "tags": ["O"]}),
         r"a.jsonl: expected a tag of an entity, such as B-PER, got no tag but O",
+    ),
+    "tags in a text": (
+        TAGS,
+        lines({"words": ["x", "y"], "tags": "B-PER O"}),
+        r"expected a list with a tag for each word in the column 'tags', got the text 'B-PER O' \(line 1\); split",
+    ),
+    "misspelt words": (
+        TAGS | {"text": "wrods"},
+        lines(*SENTENCES),
+        r"no column 'wrods', .*it has 'words', 'tags'; set text to one of these$",
+    ),
+    "tags of another kind": (
+        CLASSES,
+        lines(*SENTENCES),
+        r"no column 'review', .*set text to one of these, or kind=tagging if the words have tags$",
+    ),
+    "tags beside a semicolon": (
+        CLASSES,
+        lines(*({**one, "a;b": 1} for one in SENTENCES)),
+        r"separated by a semicolon, set separator=semicolon, or kind=tagging if the words have tags$",
+    ),
+    "number is a list": (
+        CLASSES | {"kind": "regression"},
+        lines({"review": "a", "stars": 1}, {"review": "b", "stars": 2}, {"review": "c", "stars": [2]}),
+        r"line 3: expected a number in the column 'stars', got \[2\]",
+    ),
+    "candidate is a list": (
+        CHOICES,
+        lines({"review": "a", "a": "x", "b": "y", "stars": [1]}),
+        r"line 1: expected the number of the right candidate, or its letter, in the column 'stars', got \[1\]",
     ),
     "fields": (
         TAGS,
@@ -368,6 +438,25 @@ def test_lines_that_cannot_be_used(tmp_path, name):
     check_rejected(tmp_path, "a.jsonl", *BAD_LINES[name])
 
 
+@pytest.mark.parametrize("name", ["A.CSV", "a.csv.gz", "A.CSV.GZ"])
+def test_endings_in_upper_case_and_of_compressed_files(tmp_path, name):
+    def put(text):
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.lower().endswith("gz") else text.encode())
+
+    put(REVIEWS)
+    assert len(load(tmp_path, train=name)) > 20
+    put(HEADER)
+    with pytest.raises(ValueError, match=r"has no row: expected a header with the names of the columns"):
+        load(tmp_path, train=name)
+
+
+@pytest.mark.parametrize("name", ["a.csv.zip", "a.csv.bz2", "A.CSV.XZ"])
+def test_compressed_files_that_are_not_read(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"is a compressed file .*expected .csv, .tsv.*with .gz; unpack the file"):
+        load(tmp_path, train=name)
+
+
 def test_columns_of_conll_that_cannot_be_used(tmp_path):
     check_rejected(tmp_path, "a.conll", TAGS, "Ana B-PER\n# text\n", r"a.conll, line 1: expected BIO tags.* got 'text'")
     check_rejected(tmp_path, "a.conll", TAGS, "Ana B-PER\nsaw\n", r"all of 1 rows are malformed.* line 2 has no tag")
@@ -397,6 +486,13 @@ def test_malformed_rows_are_left_out_on_demand_and_counted_once(tmp_path):
     write(tmp_path, {"a.csv": REVIEWS + "x,\n,2\ny\n"})
     train, held = (load(tmp_path, split, skip=True) for split in ("train", "validation"))
     assert (len(train) + len(held), train.skipped, held.skipped) == (40, 3, 0)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_malformed_rows_only(tmp_path, split):
+    write(tmp_path, {"a.csv": HEADER + "a,\n ,1\n ,1\n ,2\n"})
+    with pytest.raises(ValueError, match=r"a.csv: all of 4 rows are malformed, the first: .*line 2: the label"):
+        load(tmp_path, split, skip=True)
 
 
 def test_too_few_examples_to_hold_any_out(tmp_path):
@@ -466,6 +562,8 @@ def test_names_of_custom_tasks(tmp_path):
             custom.make_task(name, made)
     with pytest.raises(ValueError, match=r"unknown task 'sst3'.*a task of your own files needs tasks.sst3.custom.kind"):
         custom.make_task("sst3", CustomTask())
+    with pytest.raises(ValueError, match=r"unknown task 'own'.*a task of your own files needs tasks.own.custom.kind"):
+        custom.make_task("own", CustomTask(labels=("a", "b")))
     with pytest.raises(ValueError, match="custom.test must be none with folds"):
         custom.make_task("own", dataclasses.replace(made, test="b.csv"), folds=True)
     assert custom.make_task("own", made).splits == ("train", "validation")
