@@ -18,7 +18,7 @@ from jax import Array
 from ag_jax.attention.attack import MaskCounts
 from ag_jax.attention.guidance import AttentionStatistics
 from ag_jax.models.encoder import Batch, Params, Ports
-from ag_jax.objectives.predictions import PredictionWeights
+from ag_jax.objectives.predictions import PredictionWeights, WordLabels
 
 LossTerm = tuple[Array, Array]  # (total, weight)
 Rngs = dict[str, Array] | None
@@ -138,6 +138,14 @@ class Objective:
         """
         return self.forward(params, encoder_batch, rngs, step, ports)
 
+    def word_labels(self, batch: Batch) -> WordLabels | None:
+        """Return the labels of the prediction `task`, if it is of words whose loss is `word_loss`; otherwise None.
+
+        A wrapper can then compute this loss together with another term of the same scores (`consistency.joint_words`).
+        """
+        del batch
+        return None
+
     def loss(
         self,
         params: Params,
@@ -212,6 +220,10 @@ class Wrapper(Objective):
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
         """Return {name of an inner prediction: weights of the elements} for comparing a clean and an attacked pass."""
         return self.inner.prediction_weights(batch)
+
+    def word_labels(self, batch: Batch) -> WordLabels | None:
+        """Return the labels of the inner objective's words, or None."""
+        return self.inner.word_labels(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the inner objective's model and return its outputs."""

@@ -10,17 +10,27 @@ Shape letters: B batch, C classes, L length, M positions of a row, D width, V vo
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ag_jax.models.encoder import Batch
+from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.base import LossTerm, Outputs, Wrapper
-from ag_jax.objectives.predictions import Prediction, PredictionWeights, Values, WordDistributions, YesNo
-from ag_jax.objectives.word_loss import over_chunks
+from ag_jax.objectives.base import LossTerm, Outputs, Rngs, Wrapper
+from ag_jax.objectives.losses import cross_entropy
+from ag_jax.objectives.predictions import (
+    Prediction,
+    PredictionWeights,
+    ScoredWords,
+    Values,
+    WordDistributions,
+    WordLabels,
+    YesNo,
+)
+from ag_jax.objectives.word_loss import over_chunks, over_slots
 
 Form = Literal["symmetric", "one_way"]
 StopGradient = Literal["none", "clean", "targets"]
@@ -51,6 +61,8 @@ def divergence(clean: Prediction, other: Any, weights: PredictionWeights, config
     Squared error for numbers, averaged over the components of a vector. Words must be of one model: embeddings and bias
     are taken from `other`, and get the gradient of both passes.
     """
+    if isinstance(clean, ScoredWords):
+        return clean.divergence
     if isinstance(clean, WordDistributions):
         arrays = clean.hidden_BMD, other.hidden_BMD, other.embedding_VD, other.bias_V, weights.elements
         return _word_divergence(config, *arrays)
@@ -124,6 +136,36 @@ class SecondPass(Wrapper):
         """Return {name of a loss term: its factor}, for the wrapped objective's terms and the divergence's terms."""
         own = self.coefficient_at(step)
         return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
+
+    @property
+    def word_divergence(self) -> DivergenceConfig | None:
+        """The settings of D, if `distance` is the function `divergence`; otherwise None."""
+        return None
+
+    def loss(
+        self,
+        params: Params,
+        batch: Batch,
+        rngs: Rngs,
+        step: Array,
+        factors: dict[str, Array],
+        ports: Ports = Ports(),
+    ) -> tuple[Array, dict[str, LossTerm]]:
+        """Return the loss and the metrics, as `Objective.loss`.
+
+        Where both passes predict words, the scores of the clean pass are computed once for the loss and for D.
+        """
+        outputs = self.forward(params, batch, rngs, step, ports)
+        other, words = outputs.second_passes.get(self.term), self.word_labels(batch)
+        joint: Any = 0.0
+        if other is not None and words is not None and self.word_divergence is not None:
+            pair = outputs.predictions["task"], other.predictions["task"]
+            joint, scored = joint_words(self.word_divergence, *pair, words, factors[words.term], factors[self.term])
+            outputs = dataclasses.replace(outputs, predictions=outputs.predictions | {"task": scored})
+        totals, metrics = self.terms(outputs, batch)
+        loss: Any = sum(factors[term] * total for term, total in totals.items())
+        # The totals have the value of `joint`, which has the gradient.
+        return loss + joint - jax.lax.stop_gradient(joint), metrics
 
     def with_second_pass(self, outputs: Outputs, other: Outputs) -> Outputs:
         """Return the clean pass's `outputs` with `other`, the second pass's outputs, in the field `second_passes`."""
@@ -210,23 +252,34 @@ def _word_divergence(
 
 def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, embedding_VD, bias_V, weights_BM):
     def add(sums: tuple, chunk: tuple):
-        (total, d_embedding_DV, d_bias_V), (clean, other, weights) = sums, chunk
+        clean, other, weights = chunk
         scores = [word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other)]
         one, pull_back = jax.vjp(lambda p, q: _categorical(config, p, q, weights), *scores)
-        d_hiddens = []
-        for d_scores, hidden in zip(pull_back(jnp.float32(1)), (clean, other), strict=True):
-            narrow = d_scores.astype(hidden.dtype)
-            d_embedding_DV += jnp.einsum("bmd,bmv->dv", hidden, narrow, preferred_element_type=jnp.float32)
-            d_bias_V += d_scores.sum((0, 1))
-            d_hidden = jnp.einsum("bmv,vd->bmd", narrow, embedding_VD, preferred_element_type=jnp.float32)
-            d_hiddens.append(d_hidden.astype(hidden.dtype))
-        return (total + one, d_embedding_DV, d_bias_V), tuple(d_hiddens)
+        of_chunk, d_hiddens = _gradients(pull_back(jnp.float32(1)), (clean, other), embedding_VD)
+        return jax.tree.map(jnp.add, sums, (one, *of_chunk)), d_hiddens
 
     zeros = (jnp.float32(0), jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
     sums, d_hiddens = over_chunks(add, zeros, (clean_BMD, other_BMD, weights_BM))
     total, d_embedding_DV, d_bias_V = sums
     # An array without elements, for its type alone.
     return total, (*d_hiddens, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
+
+
+def _gradients(
+    d_scores_BMV: Sequence[Array], hiddens_BMD: Sequence[Array], embedding_VD: Array
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    """Return (d_embedding_DV, d_bias_V), summed over passes, and the gradient of each pass's hidden states.
+
+    d_scores_BMV: the gradient of the word scores of each pass.
+    """
+    d_embedding_DV, d_bias_V, d_hiddens = jnp.float32(0), jnp.float32(0), []
+    for d_scores, hidden in zip(d_scores_BMV, hiddens_BMD, strict=True):
+        narrow = d_scores.astype(hidden.dtype)
+        d_embedding_DV += jnp.einsum("bmd,bmv->dv", hidden, narrow, preferred_element_type=jnp.float32)
+        d_bias_V += d_scores.sum((0, 1))
+        d_hidden = jnp.einsum("bmv,vd->bmd", narrow, embedding_VD, preferred_element_type=jnp.float32)
+        d_hiddens.append(d_hidden.astype(hidden.dtype))
+    return (d_embedding_DV, d_bias_V), tuple(d_hiddens)
 
 
 def _word_divergence_backward(config: DivergenceConfig, residuals: tuple, factor: Array):
@@ -236,3 +289,89 @@ def _word_divergence_backward(config: DivergenceConfig, residuals: tuple, factor
 
 
 _word_divergence.defvjp(_word_divergence_forward, _word_divergence_backward)
+
+
+def joint_words(
+    config: DivergenceConfig,
+    clean: WordDistributions,
+    other: WordDistributions,
+    words: WordLabels,
+    loss_factor: Array,
+    divergence_factor: Array,
+) -> tuple[Array, ScoredWords]:
+    """Return loss_factor * `word_loss` + divergence_factor * `divergence` of predicted words, and the sums of both.
+
+    The first value has a gradient, the sums have none. Scores of all words are products with the embeddings: this
+    function computes them once for each pass and their gradients with two products more, six in all, where the two
+    functions need nine.
+
+    config: settings of the divergence.
+    clean, other: the words that the two passes predict.
+    words: labels and weights of the clean pass, whose weights are also those of the divergence.
+    """
+    joint, sums = _joint_words(
+        config,
+        words.group_rows,
+        *(clean.hidden_BMD, other.hidden_BMD, clean.embedding_VD, clean.bias_V, words.labels_BM, words.weights_BM),
+        jnp.stack([loss_factor, divergence_factor]),
+    )
+    return joint, ScoredWords(*jax.lax.stop_gradient(sums))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _joint_words(
+    config: DivergenceConfig,
+    group_rows: int,
+    clean_BMD: Array,
+    other_BMD: Array,
+    embedding_VD: Array,
+    bias_V: Array,
+    labels_BM: Array,
+    weights_BM: Array,
+    factors_2: Array,
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    """Return factors_2[0] * loss + factors_2[1] * divergence, and (loss, right predictions, divergence).
+
+    The gradient is computed in the forward pass, as in `word_loss`, so the factors must be known there.
+    """
+
+    def add(sums: tuple, chunk: tuple) -> tuple[Any, None]:
+        clean, other, labels, weights = chunk
+        clean_BMV, other_BMV = (word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other))
+        of_chunk = (*cross_entropy(clean_BMV, labels, weights), _categorical(config, clean_BMV, other_BMV, weights))
+        return jax.tree.map(jnp.add, sums, of_chunk), None
+
+    sums = over_slots(add, (jnp.float32(0),) * 3, (clean_BMD, other_BMD, labels_BM, weights_BM), group_rows)[0]
+    return factors_2[0] * sums[0] + factors_2[1] * sums[2], sums
+
+
+def _joint_words_forward(
+    config, group_rows, clean_BMD, other_BMD, embedding_VD, bias_V, labels_BM, weights_BM, factors_2
+):
+    def add(sums: tuple, chunk: tuple) -> tuple[Any, Any]:
+        clean, other, labels, weights = chunk
+        scores = [word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other)]
+        loss, correct = cross_entropy(scores[0], labels, weights)
+        one, pull_back = jax.vjp(lambda p, q: _categorical(config, p, q, weights), *scores)
+        d_clean_BMV, d_other_BMV = pull_back(factors_2[1])
+        # By hand, because the automatic gradient would scatter into an array of all scores.
+        is_label = labels[..., None] == jnp.arange(scores[0].shape[-1])[None, None, :]
+        d_clean_BMV += factors_2[0] * weights[..., None] * (jax.nn.softmax(scores[0]) - is_label)
+        of_chunk, d_hiddens = _gradients((d_clean_BMV, d_other_BMV), (clean, other), embedding_VD)
+        return jax.tree.map(jnp.add, sums, ((loss, correct, one), *of_chunk)), d_hiddens
+
+    zeros = ((jnp.float32(0),) * 3, jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
+    sums, d_hiddens = over_slots(add, zeros, (clean_BMD, other_BMD, labels_BM, weights_BM), group_rows)
+    totals, d_embedding_DV, d_bias_V = sums
+    joint = factors_2[0] * totals[0] + factors_2[1] * totals[2]
+    # An array without elements, for its type alone.
+    return (joint, totals), (*d_hiddens, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
+
+
+def _joint_words_backward(config: DivergenceConfig, group_rows: int, residuals: tuple, cotangents: tuple):
+    del group_rows
+    of_words = _word_divergence_backward(config, residuals, cotangents[0])
+    return *of_words[:4], None, None, None
+
+
+_joint_words.defvjp(_joint_words_forward, _joint_words_backward)

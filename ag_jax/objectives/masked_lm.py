@@ -10,7 +10,7 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
 from ag_jax.objectives.losses import cross_entropy
-from ag_jax.objectives.predictions import Categorical, PredictionWeights, WordDistributions
+from ag_jax.objectives.predictions import Categorical, PredictionWeights, ScoredWords, WordDistributions, WordLabels
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 
@@ -66,6 +66,10 @@ class Pretraining(Objective):
             weights["nsp"] = PredictionWeights(_examples(batch))
         return weights
 
+    def word_labels(self, batch: Batch) -> WordLabels:
+        """Return the labels of the masked words."""
+        return WordLabels("mlm", batch["masked_labels"], batch["masked_weights"], self.group_rows)
+
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the model without losses: predict the masked words, and the next sentence if the data has pairs.
 
@@ -94,10 +98,13 @@ class Pretraining(Objective):
         The metrics are loss and accuracy of the masked words and, if the model predicts it, of the next sentence.
         """
         weights, words = self.normalizers(batch), outputs.predictions["task"]
-        labels_BM, weights_BM = batch["masked_labels"], batch["masked_weights"]
-        loss, correct, _ = word_loss(
-            words.hidden_BMD, words.embedding_VD, words.bias_V, labels_BM, weights_BM, self.group_rows
-        )
+        if isinstance(words, ScoredWords):
+            loss, correct = words.loss, words.correct
+        else:
+            labels_BM, weights_BM = batch["masked_labels"], batch["masked_weights"]
+            loss, correct, _ = word_loss(
+                words.hidden_BMD, words.embedding_VD, words.bias_V, labels_BM, weights_BM, self.group_rows
+            )
         totals = {"mlm": loss}
         metrics = {"mlm_loss": (loss, weights["mlm"]), "mlm_accuracy": (correct, weights["mlm"])}
         if self.model.next_sentence:

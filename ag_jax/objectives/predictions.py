@@ -45,7 +45,36 @@ class WordDistributions:
     bias_V: Array
 
 
-Prediction = Categorical | YesNo | Values | WordDistributions
+@flax.struct.dataclass
+class ScoredWords:
+    """Sums over the predicted words of two passes that were computed together, in place of a `WordDistributions`.
+
+    None of them has a gradient: that of the loss comes from `consistency.joint_words`.
+
+    loss, correct: of the clean pass, as `word_loss` returns them.
+    divergence: of both passes, as `consistency.divergence` returns it.
+    """
+
+    loss: Array
+    correct: Array
+    divergence: Array
+
+
+Prediction = Categorical | YesNo | Values | WordDistributions | ScoredWords
+
+
+@flax.struct.dataclass
+class WordLabels:
+    """What the loss of an objective's predicted words is computed from, besides their distributions.
+
+    term: name of the loss term.
+    labels_BM, weights_BM, group_rows: see `word_loss`.
+    """
+
+    term: str = flax.struct.field(pytree_node=False)
+    labels_BM: Array
+    weights_BM: Array
+    group_rows: int = flax.struct.field(pytree_node=False, default=1)
 
 
 @flax.struct.dataclass

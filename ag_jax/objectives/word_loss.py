@@ -103,7 +103,11 @@ def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -
     return sums, jax.tree.map(restored, results)
 
 
-def _over(add: Add, sums: Any, arrays: tuple[Array, ...], group_rows: int) -> tuple[Any, Any]:
+def over_slots(add: Add, sums: Any, arrays: tuple[Array, ...], group_rows: int) -> tuple[Any, Any]:
+    """Return `over_chunks` for groups of one row, otherwise `over_used_slots`.
+
+    group_rows: rows of a group, see `rows_per_group`; only a divisor that it shares with the batch is used.
+    """
     rows = math.gcd(arrays[-1].shape[0], group_rows)
     return over_chunks(add, sums, arrays) if rows == 1 else over_used_slots(add, sums, arrays, rows)
 
@@ -138,7 +142,7 @@ def word_loss(
         return jax.tree.map(jnp.add, sums, one), None
 
     zeros = (jnp.float32(0), jnp.float32(0), jnp.float32(0))
-    return _over(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)[0]
+    return over_slots(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)[0]
 
 
 def _sums(scores_BMV: Array, labels_BM: Array, weights_BM: Array, smoothing: float) -> tuple[Array, Array, Array]:
@@ -174,7 +178,7 @@ def _forward(
 
     gradients = (jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
     zeros = (*[jnp.float32(0)] * 3, *gradients)
-    sums, d_hidden_BMD = _over(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)
+    sums, d_hidden_BMD = over_slots(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)
     *totals, d_embedding_DV, d_bias_V = sums
     # Arrays without elements, for their types alone.
     return tuple(totals), (d_hidden_BMD, d_embedding_DV.T, d_bias_V, embedding_VD[:0])

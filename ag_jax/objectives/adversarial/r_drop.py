@@ -38,6 +38,11 @@ class RDrop(SecondPass):
         """Return the divergence of the predictions of both passes, as a weighted sum over examples or tokens."""
         return consistency.divergence(clean, other, weights, self.divergence)
 
+    @property
+    def word_divergence(self) -> DivergenceConfig:
+        """The settings of D."""
+        return self.divergence
+
     def total_weight(self, weights: PredictionWeights) -> Array:
         """Return the sum of all weights, by which `distance` is divided to get a mean."""
         return consistency.total_weight(weights, self.divergence)

@@ -142,6 +142,11 @@ class AttackedAttention(SecondPass):
         """Return the divergence of clean and attacked predictions, as a weighted sum over examples or tokens."""
         return consistency.divergence(clean, other, weights, self.divergence)
 
+    @property
+    def word_divergence(self) -> DivergenceConfig:
+        """The settings of D."""
+        return self.divergence
+
     def total_weight(self, weights: PredictionWeights) -> Array:
         """Return the sum of all weights, by which `distance` is divided to get a mean."""
         return consistency.total_weight(weights, self.divergence)
