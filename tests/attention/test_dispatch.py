@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 
 from ag_jax.attention import guidance
-from ag_jax.attention.kernels import dispatch, reference, self_test
+from ag_jax.attention.kernels import dispatch, reference, self_check
 from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.tpu import attention as tpu
@@ -143,7 +143,7 @@ def test_a_kernel_is_tested_on_its_device(kernel, problem, monkeypatch, capsys):
     monkeypatch.setattr(dispatch, "_gpu", lambda device, head_width: (kernel, None))
     here = types.SimpleNamespace(device_kind="a GPU", platform="gpu")
     monkeypatch.setattr(jax, "devices", lambda: [here])
-    monkeypatch.setattr(self_test, "LONGEST", 48)
+    monkeypatch.setattr(self_check, "LONGEST", 48)
     mesh = types.SimpleNamespace(devices=np.array([[[here]]]))
     wanted = functools.partial(
         dispatch.choose, mesh=mesh, head_width=8, length=96, after_dropout=False, rows=("data",), heads="tensor"

@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from ag_jax.attention import dropout
-from ag_jax.attention.kernels import reference, self_test
+from ag_jax.attention.kernels import reference, self_check
 from ag_jax.attention.kernels.interface import (
     Attend,
     AttentionInputs,
@@ -144,7 +144,7 @@ def _tested(name: str, device: jax.Device, head_width: int, length: int) -> tupl
         return None, f"its kernel cannot be imported with jax {jax.__version__}: {error}", True
     if unsupported or device not in jax.devices():
         return kernel, unsupported, False
-    defect = self_test.problem(Fused(kernel), head_width, length)
+    defect = self_check.problem(Fused(kernel), head_width, length)
     return kernel, defect, defect is not None
 
 
@@ -161,7 +161,7 @@ def choose(
     """Choose the implementation of attention for the devices of `mesh`; `wanted` is the config's `model.attention`.
 
     `auto` takes the kernel for the devices, and the reference where there is no kernel or it does not support these
-    settings, or fails a test on the device (`self_test`), which is made once in a process and printed as a warning.
+    settings, or fails a test on the device (`self_check`), which is made once in a process and printed as a warning.
 
     Raises ValueError if `wanted` names a kernel that does not support the settings, or that fails the test.
     """
@@ -180,6 +180,6 @@ def choose(
         return Choice(Fused(kernel, mesh, rows, heads), name, f"the devices are {device.device_kind}")
     if wanted == "auto":
         if is_defect:
-            self_test.warn(name, unsupported)
+            self_check.warn(name, unsupported)
         return Choice(reference.attend, "reference", unsupported)
     raise ValueError(f"model.attention={wanted} cannot be used: {unsupported}. Choose auto or reference")
