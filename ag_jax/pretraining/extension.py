@@ -16,8 +16,8 @@ _EARLIER = re.compile(r"summary-(\d+)\.json")
 
 
 def earlier_lengths(workdir: epath.Path) -> list[int]:
-    """Return the values of `training.steps` that a run had before it was extended, ascending."""
-    found = (_EARLIER.fullmatch(path.name) for path in workdir.iterdir())
+    """Return the values of `training.steps` that a run had before it was extended, ascending; none before it begins."""
+    found = (_EARLIER.fullmatch(path.name) for path in workdir.iterdir()) if workdir.exists() else ()
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -53,9 +53,8 @@ def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]
     These are the `training.milestones`, stored or given now, of all lengths of the run.
     """
     fractions, lengths = set(config.training.milestones), earlier_lengths(workdir)
-    if (
-        workdir / "config.json"
-    ).exists():  # the run may have begun with other milestones, such as those of an earlier version
+    # The run may have begun with other milestones, such as those of an earlier version.
+    if (workdir / "config.json").exists():
         stored = read_json(workdir / "config.json", dict)
         fractions |= set(stored["training"]["milestones"] if "milestones" in stored.get("training", {}) else ())
         lengths = [*lengths, config.training.steps]

@@ -143,5 +143,6 @@ def test_milestones_of_a_run_are_kept_when_it_goes_on(tmp_path):
     directory = epath.Path(tmp_path)
     (directory / "summary-1000.json").write_text("{}")
     assert extension.kept_steps(config, directory) == (0, 100, 1000)
+    assert extension.kept_steps(config, directory / "not_begun") == ()
     (directory / "config.json").write_text('{"training": {"milestones": [0.0, 0.01, 1.0]}}')
     assert extension.kept_steps(config, directory) == (0, 10, 20, 100, 200, 1000, 2000)
