@@ -159,7 +159,11 @@ class Objective:
 
         factors: from `loss_factors`, for the whole batch of a training step, also if `batch` is a microbatch of it.
         """
-        totals, metrics = self.terms(self.forward(params, batch, rngs, step, ports), batch)
+        return self.loss_of(self.forward(params, batch, rngs, step, ports), batch, factors)
+
+    def loss_of(self, outputs: Outputs, batch: Batch, factors: dict[str, Array]) -> tuple[Array, dict[str, LossTerm]]:
+        """Return the loss and the metrics, as `loss`, of the outputs of `forward`."""
+        totals, metrics = self.terms(outputs, batch)
         loss: Any = sum(factors[term] * total for term, total in totals.items())
         return loss, metrics
 

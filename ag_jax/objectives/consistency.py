@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ag_jax.models.encoder import Batch, Params, Ports
+from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.base import LossTerm, Outputs, Rngs, Wrapper
+from ag_jax.objectives.base import LossTerm, Outputs, Wrapper
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import (
     Prediction,
@@ -142,29 +142,19 @@ class SecondPass(Wrapper):
         """The settings of D, if `distance` is the function `divergence`; otherwise None."""
         return None
 
-    def loss(
-        self,
-        params: Params,
-        batch: Batch,
-        rngs: Rngs,
-        step: Array,
-        factors: dict[str, Array],
-        ports: Ports = Ports(),
-    ) -> tuple[Array, dict[str, LossTerm]]:
-        """Return the loss and the metrics, as `Objective.loss`.
+    def loss_of(self, outputs: Outputs, batch: Batch, factors: dict[str, Array]) -> tuple[Array, dict[str, LossTerm]]:
+        """Return the loss and the metrics of the outputs of both passes.
 
         Where both passes predict words, the scores of the clean pass are computed once for the loss and for D.
         """
-        outputs = self.forward(params, batch, rngs, step, ports)
         other, words = outputs.second_passes.get(self.term), self.word_labels(batch)
-        joint: Any = 0.0
-        if other is not None and words is not None and self.word_divergence is not None:
-            pair = outputs.predictions["task"], other.predictions["task"]
-            joint, scored = joint_words(self.word_divergence, *pair, words, factors[words.term], factors[self.term])
-            outputs = dataclasses.replace(outputs, predictions=outputs.predictions | {"task": scored})
-        totals, metrics = self.terms(outputs, batch)
-        loss: Any = sum(factors[term] * total for term, total in totals.items())
-        # The totals have the value of `joint`, which has the gradient.
+        if other is None or words is None or self.word_divergence is None:
+            return super().loss_of(outputs, batch, factors)
+        pair = outputs.predictions["task"], other.predictions["task"]
+        joint, scored = joint_words(self.word_divergence, *pair, words, factors[words.term], factors[self.term])
+        scored_outputs = dataclasses.replace(outputs, predictions=outputs.predictions | {"task": scored})
+        loss, metrics = super().loss_of(scored_outputs, batch, factors)
+        # The loss has the value of `joint` already, but not its gradient.
         return loss + joint - jax.lax.stop_gradient(joint), metrics
 
     def with_second_pass(self, outputs: Outputs, other: Outputs) -> Outputs:

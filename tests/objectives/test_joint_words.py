@@ -109,11 +109,12 @@ def test_an_objective_computes_them_together(method):
 
     def trained(way, params):
         rngs, step = {"dropout": jax.random.key(1)}, jnp.int32(5)
-        return way(objective, params, batch, rngs, step, loss_factors(objective, batch, step))
+        outputs = objective.forward(params, batch, rngs, step)
+        return way(objective, outputs, batch, loss_factors(objective, batch, step))
 
     found, expected = (
         jax.jit(jax.value_and_grad(functools.partial(trained, way), has_aux=True))(params)
-        for way in (type(objective).loss, Objective.loss)
+        for way in (type(objective).loss_of, Objective.loss_of)
     )
     assert found[0][1].keys() == expected[0][1].keys()
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6), found, expected)
