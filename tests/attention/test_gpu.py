@@ -58,7 +58,7 @@ def lower(
 ):
     """Gradients of everything, lowered for a GPU."""
     keys = of_arguments.get("keys") or length
-    config = KernelConfig(heads, heads, width, length, keys, rate, guided, band)
+    config = KernelConfig(heads, heads, width, length, keys, rate, heads if guided else 0, band)
 
     def total(*operands):
         mixed, squares, overlap = gpu.attend(config, KernelInputs(*operands), kernel_blocks=kernel_blocks)

@@ -99,7 +99,7 @@ def test_a_band_costs_what_its_blocks_cost():
     """The declared cost: nearly half for causal attention, and a share that falls with the length for a window."""
 
     def pairs(**settings):
-        return grid.Grid(KernelConfig(4, 4, 64, 4096, 4096, 0.0, False, **settings), 2, 64).pairs
+        return grid.Grid(KernelConfig(4, 4, 64, 4096, 4096, 0.0, 0, **settings), 2, 64).pairs
 
     assert pairs() == 4096**2
     assert pairs(band=Band(None, 0)) == 512**2 * (8 * 9 // 2)
@@ -110,7 +110,7 @@ def test_a_band_costs_what_its_blocks_cost():
 @pytest.mark.parametrize("streamed", ["keys", "queries"])
 def test_blocks_that_are_read_several_times_count_as_often(queries, keys, streamed):
     """Pallas copies a block when its index differs from that of the grid step before."""
-    one = KernelConfig(heads=4, all_heads=4, width=64, queries=queries, keys=keys, rate=0.0, guided=False)
+    one = KernelConfig(heads=4, all_heads=4, width=64, queries=queries, keys=keys, rate=0.0, guided_heads=0)
     of = grid.Grid(one, examples=2, width=64)
     sides = {"queries": of.queries, "keys": of.keys}
     held = next(side for name, side in sides.items() if name != streamed)

@@ -58,7 +58,10 @@ class Fused(Attend):
         def on_device(given: KernelInputs) -> tuple[Array, Array | None, Array | None]:
             rows, _, all_widths = given.query_BQA.shape
             local_heads = all_widths // width
-            config = KernelConfig(local_heads, heads, width, *lengths, rate, guides is not None, inputs.band)
+            guided_heads = 0 if guides is None else sum(guides.counts)
+            if guides is not None and local_heads < heads:
+                guided_heads = local_heads  # of this device or not: one program serves all devices
+            config = KernelConfig(local_heads, heads, width, *lengths, rate, guided_heads, inputs.band)
             first = (self._position(self.rows) * rows, self._position((self.heads,)) * local_heads)
             scalars = jnp.concatenate([jax.lax.bitcast_convert_type(given.scalars, jnp.int32), jnp.stack(first)])
             return self.kernel(config, given._replace(scalars=scalars))

@@ -161,7 +161,8 @@ class KernelConfig:
     width: width of a head, before a kernel pads it.
     queries, keys: lengths of the two sides, before a kernel pads them.
     rate: dropout rate.
-    guided: whether statistics for guidance are computed.
+    guided_heads: how many of this device's heads, from its first on, may be guided; 0 without guidance. The statistics
+        of other heads are not needed.
     band: of visible keys; a kernel skips blocks outside of it.
     interpret: run the kernel as plain JAX, for tests on a CPU.
     """
@@ -172,9 +173,14 @@ class KernelConfig:
     queries: int
     keys: int
     rate: float
-    guided: bool
+    guided_heads: int
     band: Band = Band()
     interpret: bool = False
+
+    @property
+    def guided(self) -> bool:
+        """Whether any head of this device may be guided."""
+        return self.guided_heads > 0
 
     @property
     def dropout_scale(self) -> float:
@@ -205,8 +211,8 @@ class KernelConfig:
 class Kernel(Protocol):
     """A function that computes attention on one device; `dispatch.Fused` runs it on all devices.
 
-    Returns the output `BQA` and, if guided, the sums `sum_of_squares_BHQ` and `overlap_BHQ` of all heads in float32.
-    Differentiable in query, key, value and bias only.
+    Returns the output `BQA` and, if guided, the sums `sum_of_squares_BHQ` and `overlap_BHQ` in float32, of all heads or of
+    the first ones, at least `guided_heads`. Differentiable in query, key, value and bias only.
     """
 
     def __call__(self, config: KernelConfig, inputs: KernelInputs) -> tuple[Array, Array | None, Array | None]: ...
@@ -245,7 +251,7 @@ def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
 
 
 def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, inputs: AttentionInputs) -> AttentionStatistics:
-    """Return the two statistics of guidance of the guided heads, from the sums that a kernel computed for all heads.
+    """Return the two statistics of guidance of the guided heads, from the sums that a kernel computed.
 
     In <H, P>, queries without a key at the offset of a `Shift` get a uniform target, and the columns that a query sees
     inside a band get equal weights, which sum to 1.

@@ -197,58 +197,94 @@ def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
     return inputs.shifts_H, inputs.scalars
 
 
+def _of_part(part: Grid, operands: dict, prefetched: tuple) -> tuple[dict, tuple]:
+    """Return the operands and the scalar-prefetch arguments of one of `Grid.parts`: those of guidance only for the heads
+    whose statistics the part computes.
+    """
+    if part.config.guided:  # it covers the first heads
+        return operands | {"weights": operands["weights"][:, : part.groups * part.group]}, prefetched
+    others = {name: array for name, array in operands.items() if name not in ("weights", "g_squares", "g_overlap")}
+    return others, (None, prefetched[1])
+
+
 def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, list[Array]]:
     """Return the output, the log-sum-exp of each query's scores (None for a single block), and ||H||^2 and <H, P>.
 
     These two statistics of guidance are a list, which is empty without guidance. Arrays with one number for each query
-    have the shape `(B, H, 1, Q)`.
+    have the shape `(B, H, 1, Q)`; the statistics are of the groups of heads that have a guided head.
     """
-    specs = grid.specs(grid.by_query)
-    row = (
-        jax.ShapeDtypeStruct((grid.examples, grid.config.heads, 1, grid.queries.padded), jnp.float32),
-        specs["delta"],
-    )
-    output = (jax.ShapeDtypeStruct(inputs.query_BQA.shape, inputs.query_BQA.dtype), specs["query"])
-    statistics = [row, row] if grid.config.guided else []
-    steps = (grid.examples, grid.groups, grid.queries.blocks, grid.key_steps)
-    run = functools.partial(grid.run, "attention", at=grid.by_query, steps=steps, products=2, streamed=("keys",))
-    run = functools.partial(run, operands=_operands(inputs), prefetched=_prefetched(inputs))
-    if grid.is_whole:  # one tile has all scores of a head, so the backward pass needs no saved log-sum-exps
-        mixed, *rows = run(_forward_whole, results=[output, *statistics], scratch=[])
-        return mixed, None, rows
-    row_scratch = pltpu.VMEM((grid.group, 1, grid.queries.block), jnp.float32)
-    scratch = [pltpu.VMEM((grid.group, grid.width, grid.queries.block), jnp.float32), row_scratch, row_scratch]
-    scratch += [row_scratch] * len(statistics)
-    kernel = functools.partial(_forward_blocks, grid)
-    mixed, log_sums, *rows = run(kernel, results=[output, row, *statistics], scratch=scratch)
-    return mixed, log_sums, rows
+    by_head, written, statistics = (grid.examples, grid.config.heads, 1, grid.queries.padded), (), []
+    for part in grid.parts:
+        specs, row_spec = part.specs(part.by_query), part.specs(part.by_query)["delta"]
+        results = [(jax.ShapeDtypeStruct(inputs.query_BQA.shape, inputs.query_BQA.dtype), specs["query"])]
+        kernel, scratch = _forward_whole, []
+        if not grid.is_whole:  # one tile has all scores of a head, so its backward pass needs no log-sum-exps
+            results.append((jax.ShapeDtypeStruct(by_head, jnp.float32), row_spec))
+            row_scratch = pltpu.VMEM((grid.group, 1, grid.queries.block), jnp.float32)
+            scratch = [pltpu.VMEM((grid.group, grid.width, grid.queries.block), jnp.float32)]
+            scratch += [row_scratch] * (4 if part.config.guided else 2)
+            kernel = functools.partial(_forward_blocks, part)
+        kept = len(results)
+        if part.config.guided:
+            of_part = (grid.examples, part.groups * grid.group, 1, grid.queries.padded)
+            results += [(jax.ShapeDtypeStruct(of_part, jnp.float32), row_spec)] * 2
+        found = part.run(
+            "attention",
+            kernel,
+            part.by_query,
+            (grid.examples, part.groups, grid.queries.blocks, grid.key_steps),
+            *_of_part(part, _operands(inputs), _prefetched(inputs)),
+            results,
+            scratch,
+            products=2,
+            streamed=("keys",),
+            into=written,
+        )
+        written, statistics = found[:kept], [*statistics, *found[kept:]]
+    mixed, *log_sums = written
+    return mixed, log_sums[0] if log_sums else None, statistics
 
 
 def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
     """Run the backward kernel and return dQ, dK and dV."""
-    specs = grid.specs(grid.by_key)
     like_query, like_key = (
         jax.ShapeDtypeStruct(operands[name].shape, operands[name].dtype) for name in ("query", "key")
     )
-    results = [(like_query, specs["query"]), (like_key, specs["key"]), (like_key, specs["key"])]
-    steps = (grid.examples, grid.groups, grid.keys.blocks, grid.query_steps)
-    run = functools.partial(
-        grid.run, "attention_gradient", at=grid.by_key, steps=steps, products=5, streamed=("queries",)
-    )
-    run = functools.partial(run, operands=operands, prefetched=prefetched)
-    if grid.is_whole:
-        return run(_backward_whole, results=results, scratch=[])
-    # The block of dQ is the whole row of a group of heads: it leaves the chip once, after the last block of keys.
-    widths = grid.group * grid.width
-    results[0] = (like_query, grid.spec((1, grid.queries.padded, widths), (0, None, 1), grid.by_key))
-    scratch = [pltpu.VMEM((grid.queries.blocks, grid.queries.block, widths), jnp.float32)]
-    scratch += [pltpu.VMEM((grid.keys.block, widths), jnp.float32)] * 2
-    return run(functools.partial(_backward_blocks, grid), results=results, scratch=scratch)
+    gradients: list[Array] = []
+    for part in grid.parts:
+        specs = part.specs(part.by_key)
+        results = [(like_query, specs["query"]), (like_key, specs["key"]), (like_key, specs["key"])]
+        kernel, scratch = _backward_whole, []
+        if not grid.is_whole:
+            # The block of dQ is the whole row of a group of heads: it leaves the chip once, after the last block of
+            # keys.
+            widths = grid.group * grid.width
+            results[0] = (like_query, part.spec((1, grid.queries.padded, widths), (0, None, 1), part.by_key))
+            scratch = [pltpu.VMEM((grid.queries.blocks, grid.queries.block, widths), jnp.float32)]
+            scratch += [pltpu.VMEM((grid.keys.block, widths), jnp.float32)] * 2
+            kernel = functools.partial(_backward_blocks, part)
+        gradients = part.run(
+            "attention_gradient",
+            kernel,
+            part.by_key,
+            (grid.examples, part.groups, grid.keys.blocks, grid.query_steps),
+            *_of_part(part, operands, prefetched),
+            results,
+            scratch,
+            products=5,
+            streamed=("queries",),
+            into=gradients,
+        )
+    return gradients
 
 
 def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
     """Return dbias from a separate kernel, which the compiler leaves out of programs that do not learn the bias."""
     bias = operands["bias"]
+    for name in ("g_squares", "g_overlap"):
+        if name in operands:  # 0 for the groups of heads without a guided head: this kernel does not leave them out
+            others = grid.config.heads - operands[name].shape[1]
+            operands = operands | {name: jnp.pad(operands[name], [(0, 0), (0, others), (0, 0), (0, 0)])}
     is_shared = {0: bias.shape[0] == 1, 1: bias.shape[1] == 1}
     # Axes of a place along the grid. The shared ones are innermost, so that the sum over them stays in one block on the
     # chip.
@@ -302,7 +338,7 @@ def _attention_backward(grid: Grid, residuals: tuple, cotangents: tuple):
         )
         operands["delta"] = by_head.sum(-1).transpose(0, 2, 1)[:, :, None, :]
         for factor, statistic, g_row in zip((2.0, 1.0), rows, g_rows, strict=False):
-            operands["delta"] += factor * statistic * g_row
+            operands["delta"] = operands["delta"].at[:, : g_row.shape[1]].add(factor * statistic * g_row)
     g_bias = None if inputs.bias is None else _backward_bias(grid, operands, _prefetched(inputs))
     query, key, value = _backward(grid, operands, _prefetched(inputs))
     return (KernelInputs(query, key, value, None, None, g_bias, None, None, None),)

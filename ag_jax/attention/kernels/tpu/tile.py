@@ -174,16 +174,14 @@ class Tile:
         return H_KQ * (dH_KQ - delta), dropped_KQ
 
 
-def cost(config: KernelConfig, pairs: int, query: Array, products: int, moved: float) -> pl.CostEstimate:
+def cost(pairs: int, width: int, products: int, moved: float) -> pl.CostEstimate:
     """Return the estimated cost of a kernel, for the compiler.
 
-    pairs: number of query-key pairs that are computed for one example and head.
+    pairs: number of query-key pairs that are computed, of all examples and heads.
+    width: of a head's lanes.
     products: number of matrix products over these pairs.
     moved: bytes that are read and written, blocks that are read several times included.
     """
-    examples, _, all_widths = query.shape
     return pl.CostEstimate(
-        flops=2 * products * examples * pairs * all_widths,
-        transcendentals=examples * config.heads * pairs,
-        bytes_accessed=round(moved),
+        flops=2 * products * pairs * width, transcendentals=pairs, bytes_accessed=round(moved)
     )
