@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 
 from ag_jax.attention import guidance
-from ag_jax.attention.kernels import dispatch, reference, self_check
+from ag_jax.attention.kernels import cudnn, dispatch, reference, self_check
 from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.tpu import attention as tpu
@@ -157,6 +157,51 @@ def test_a_kernel_is_tested_on_its_device(kernel, problem, monkeypatch, capsys):
     assert said.count("warning") == 1 and "the platform gpu is not used, but the slower reference: " + problem in said
     with pytest.raises(ValueError, match=f"model.attention=gpu cannot be used: {problem}"):
         wanted("gpu")
+
+
+def test_gpus_without_a_kernel_take_cudnn_if_it_passes_the_test(monkeypatch, capsys):
+    here = types.SimpleNamespace(device_kind="an old GPU", platform="gpu", compute_capability="7.5")
+    monkeypatch.setattr(jax, "devices", lambda: [here])
+    monkeypatch.setattr(self_check, "LONGEST", 48)
+    mesh = types.SimpleNamespace(devices=np.array([[[here]]]))
+    choose = functools.partial(
+        dispatch.choose, mesh=mesh, head_width=8, length=96, after_dropout=False, rows=("data",), heads="tensor"
+    )
+    assert choose("auto").attend is reference.attend, "there is no cuDNN here"
+    on_cpu = cudnn.CuDnn("xla")
+    monkeypatch.setattr(cudnn, "CuDnn", lambda: on_cpu)
+    assert choose("auto").attend is on_cpu and choose("auto").name == "cudnn" and "not 7.5" in choose("auto").reason
+    assert choose("reference").attend is reference.attend and not capsys.readouterr().err
+    monkeypatch.setattr(dispatch, "_gpu", lambda device, head_width: (fails, None))
+    assert choose("auto").attend is on_cpu
+    assert "but cuDNN without guidance and attention dropout, and else the slower reference" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["padded", "packed", "causal", "window", "cross", "guided", "dropout", "bias"])
+def test_cudnn_equals_the_reference(case):
+    """By XLA's implementation of the same function, and in the calls that cuDNN does not compute."""
+    inputs, segments_BL = fused.make_inputs(3, 12, 4, 8, "padded" if case == "padded" else "packed", "bfloat16", None)
+    segments_BL, settings = jnp.asarray(segments_BL), {}
+    other_BL = jnp.where(segments_BL == 2, 0, segments_BL) if case == "cross" else segments_BL
+    settings |= {"causal": True} if case == "causal" else {"window": 4} if case == "window" else {}
+    settings |= {"guides": fused.make_guides(segments_BL)} if case == "guided" else {}
+    settings |= {"rate": 0.3, "key": fused.KEY} if case == "dropout" else {}
+    settings |= {"bias": jnp.linspace(-1, 1, 12)[None, None, None]} if case == "bias" else {}
+
+    def run(attend):
+        def total(*arrays):
+            mixed, statistics = attend(*arrays, segments_BL, other_BL, **settings)
+            return jnp.square(mixed.astype(jnp.float32)).sum(), (mixed, statistics)
+
+        return jax.tree.map(np.asarray, jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(*inputs.values()))
+
+    found, expected = run(cudnn.CuDnn("xla")), run(reference.attend)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    is_own = case not in ("guided", "dropout", "bias")
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        one, other = (array.astype(np.float32) for array in (one, other))
+        np.testing.assert_allclose(one, other, atol=0.02 * np.abs(other).max() if is_own else 0)
+    assert case != "cross" or not np.any(found[1][0][np.asarray(segments_BL) == 2])
 
 
 @pytest.mark.parametrize("error", [ImportError("no triton"), AttributeError("no CompilerParams")])

@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from ag_jax.attention import dropout
-from ag_jax.attention.kernels import reference, self_check
+from ag_jax.attention.kernels import cudnn, reference, self_check
 from ag_jax.attention.kernels.interface import (
     Attend,
     AttentionInputs,
@@ -106,7 +106,7 @@ class Choice:
     """The chosen implementation of attention.
 
     attend: the implementation.
-    name: its name: `reference`, `tpu` or `gpu`.
+    name: its name: `reference`, `tpu`, `gpu` or `cudnn`.
     reason: why it was chosen, for the log.
     """
 
@@ -165,6 +165,7 @@ def choose(
 
     `auto` takes the kernel for the devices, and the reference where there is no kernel or it does not support these
     settings, or fails a test on the device (`self_check`), which is made once in a process and printed as a warning.
+    Instead of the reference, GPUs get `cudnn.CuDnn` if that passes the test.
 
     Raises ValueError if `wanted` names a kernel that does not support the settings, or that fails the test.
     """
@@ -182,7 +183,13 @@ def choose(
     if not unsupported:
         return Choice(Fused(kernel, mesh, rows, heads), name, f"the devices are {device.device_kind}")
     if wanted == "auto":
+        choice, instead = Choice(reference.attend, "reference", unsupported), "the slower reference"
+        if name == "gpu" and device in jax.devices():
+            attend = cudnn.CuDnn()
+            if self_check.problem(attend, head_width, length, is_plain=True) is None:
+                choice = Choice(attend, "cudnn", unsupported)
+                instead = "cuDNN without guidance and attention dropout, and else the slower reference"
         if is_defect:
-            self_check.warn(name, unsupported)
-        return Choice(reference.attend, "reference", unsupported)
+            self_check.warn(name, instead, unsupported)
+        return choice
     raise ValueError(f"model.attention={wanted} cannot be used: {unsupported}. Choose auto or reference")

@@ -21,7 +21,7 @@ TOLERANCE = 0.03  # of a result, relative to its norm; bfloat16 itself makes dif
 
 
 @functools.lru_cache(maxsize=8)
-def problem(attend: Attend, head_width: int, length: int) -> str | None:
+def problem(attend: Attend, head_width: int, length: int, *, is_plain: bool = False) -> str | None:
     """Return what is wrong with a kernel on the first device of this process, or None: a clause for a message.
 
     The kernel attends to a row of two texts, with two guided heads of three and dropout, in bfloat16. The output and
@@ -31,21 +31,22 @@ def problem(attend: Attend, head_width: int, length: int) -> str | None:
     attend: the kernel, for a single device.
     head_width: width of a head.
     length: the most tokens of a row of the run.
+    is_plain: test attention without guidance and dropout, for implementations that leave these to the reference.
     """
     given = _row(min(length, LONGEST), head_width)
     try:
-        found = _results(attend, *given)
+        found = _results(attend, *given, is_plain)
     except Exception as error:  # of the import, the compiler or the device, each with types of its own
         said = str(error).strip().splitlines() or [""]
         return f"its test failed with {type(error).__name__}: {said[0][:300]}"
-    expected = _results(reference.attend, *given)
+    expected = _results(reference.attend, *given, is_plain)
     worst = max(np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(found, expected, strict=True))
     return None if worst <= TOLERANCE else f"its results in a test differ from the reference's by {worst:.1%}"
 
 
-def warn(name: str, what: str) -> None:
-    """Print, once in a process, that a kernel is not used although there is one for the devices."""
-    _warned(f"warning: the attention kernel for the platform {name} is not used, but the slower reference: {what}")
+def warn(name: str, instead: str, what: str) -> None:
+    """Print, once in a process, that a kernel is not used although there is one for the devices, and what instead."""
+    _warned(f"warning: the attention kernel for the platform {name} is not used, but {instead}: {what}")
 
 
 @functools.cache
@@ -60,15 +61,18 @@ def _row(length: int, head_width: int) -> tuple[Array, ...]:
     return *jnp.asarray(drawn, jnp.bfloat16), jnp.asarray(segments_BQ, jnp.int32)
 
 
-def _results(attend: Attend, query: Array, key: Array, value: Array, factor: Array, segments_BQ: Array) -> list:
+def _results(
+    attend: Attend, query: Array, key: Array, value: Array, factor: Array, segments_BQ: Array, is_plain: bool
+) -> list:
     """Return the output, the two statistics of guidance, and the gradients of a sum of them all, in float32."""
     first_BK = jnp.pad(jnp.diff(segments_BQ), [(0, 0), (1, 0)], constant_values=1) > 0
     guides = Guides((Shift(1), Columns(first_BK.astype(jnp.float32), jnp.ones_like(first_BK))), (1, 1))
+    settings = {} if is_plain else {"guides": guides, "rate": 0.1, "key": jax.random.key(0)}
 
     def total(query: Array, key: Array, value: Array):
-        mixed, statistics = attend(
-            query, key, value, segments_BQ, segments_BQ, guides=guides, rate=0.1, key=jax.random.key(0)
-        )
+        mixed, statistics = attend(query, key, value, segments_BQ, segments_BQ, **settings)
+        if statistics is None:
+            return (mixed * factor).astype(jnp.float32).sum(), (mixed,)
         squares, overlap = statistics.sum_of_squares_BHQ, statistics.overlap_BHQ
         return (mixed * factor).astype(jnp.float32).sum() + squares.sum() - overlap.sum(), (mixed, squares, overlap)
 
