@@ -182,6 +182,4 @@ def cost(pairs: int, width: int, products: int, moved: float) -> pl.CostEstimate
     products: number of matrix products over these pairs.
     moved: bytes that are read and written, blocks that are read several times included.
     """
-    return pl.CostEstimate(
-        flops=2 * products * pairs * width, transcendentals=pairs, bytes_accessed=round(moved)
-    )
+    return pl.CostEstimate(flops=2 * products * pairs * width, transcendentals=pairs, bytes_accessed=round(moved))
