@@ -211,8 +211,8 @@ class KernelConfig:
 class Kernel(Protocol):
     """A function that computes attention on one device; `dispatch.Fused` runs it on all devices.
 
-    Returns the output `BQA` and, if guided, the sums `sum_of_squares_BHQ` and `overlap_BHQ` in float32, of all heads or of
-    the first ones, at least `guided_heads`. Differentiable in query, key, value and bias only.
+    Returns the output `BQA` and, if guided, the sums `sum_of_squares_BHQ` and `overlap_BHQ` in float32, of all heads or
+    of the first ones, at least `guided_heads`. Differentiable in query, key, value and bias only.
     """
 
     def __call__(self, config: KernelConfig, inputs: KernelInputs) -> tuple[Array, Array | None, Array | None]: ...

@@ -198,8 +198,8 @@ def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
 
 
 def _of_part(part: Grid, operands: dict, prefetched: tuple) -> tuple[dict, tuple]:
-    """Return the operands and the scalar-prefetch arguments of one of `Grid.parts`: those of guidance only for the heads
-    whose statistics the part computes.
+    """Return the operands and the scalar-prefetch arguments of one of `Grid.parts`: those of guidance only for the
+    heads whose statistics the part computes.
     """
     if part.config.guided:  # it covers the first heads
         return operands | {"weights": operands["weights"][:, : part.groups * part.group]}, prefetched
