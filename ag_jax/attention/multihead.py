@@ -237,7 +237,8 @@ class MultiHeadAttention(nn.Module):
         relative positions, projected embeddings of distances from `relative_RD`, a table with R rows.
         """
         # Saved with their biases, so that the backward pass does not add them again.
-        tokens = _saved(self.query(query_BQD)), _saved(self.key(source_BKD)), _saved(self.value(source_BKD))
+        of_tokens = self.query(query_BQD), self.key(source_BKD), self.value(source_BKD)
+        tokens = (_saved(array, self.attend.flattens_heads) for array in of_tokens)
         of_terms = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
             of_terms = {"c2p": self.relative_key, "p2c": self.relative_query}
@@ -289,17 +290,21 @@ class MultiHeadAttention(nn.Module):
             attend = reference.Reference(functools.partial(self.sow, "intermediates", "attention_weights"))
         mixed_BQHW, statistics = attend(*arrays, **options)
         # Kept where a remat policy drops results that are cheap to recompute: those of attention are not.
-        mixed_BQHW, statistics = _saved(mixed_BQHW), checkpoint_name(statistics, RESIDUALS)
+        mixed_BQHW = _saved(mixed_BQHW, attend.flattens_heads)
+        statistics = checkpoint_name(statistics, RESIDUALS)
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
         return mixed_BQHW
 
 
-def _saved(of_heads_BQHW: Array) -> Array:
-    """Return an array that the remat policy `dots` saves for the backward pass, with the heads on one axis.
+def _saved(of_heads_BQHW: Array, flat: bool) -> Array:
+    """Return an array that the remat policy `dots` saves for the backward pass, with the heads on one axis if `flat`.
 
-    On a TPU, the array would be copied to another layout if it was saved with the two axes (head, width of a head).
+    On a TPU, the two layouts differ, so that the array would be copied if it was saved in another one than attention
+    reads or writes (`Attend.flattens_heads`).
     """
+    if not flat:
+        return checkpoint_name(of_heads_BQHW, RESIDUALS)
     flat_BQA = of_heads_BQHW.reshape(*of_heads_BQHW.shape[:2], -1)
     return checkpoint_name(flat_BQA, RESIDUALS).reshape(of_heads_BQHW.shape)
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ag_jax.planning.hlo import Computation, HloArray, HloModule, Instruction
 
@@ -257,14 +257,13 @@ def moved_bytes(
         return update.physical_bytes * (is_counted(one.arrays[0]) + is_counted(update))
     operands = [array for name in one.operands for array in inside.arrays(name)]
     results = one.arrays[: len(one.arrays) // 2] if opcode.endswith("-start") else one.arrays
-    again = _read_again(one, (*operands, *results)) if opcode == "custom-call" else 0.0
-    return again + sum(array.physical_bytes for array in (*operands, *results) if is_counted(array))
-
-
-def _read_again(kernel: Instruction, arrays: Iterable[HloArray]) -> float:
-    """Return the bytes that a kernel reads or writes beyond each array once, by the cost that it declares."""
-    declared = kernel.attribute(r'"bytes_accessed":"?(\d+)')
-    return max(0.0, float(declared) - sum(array.bytes for array in arrays)) if declared else 0.0
+    counted = sum(array.physical_bytes for array in (*operands, *results) if is_counted(array))
+    declared = float(one.attribute(r'"bytes_accessed":"?(\d+)') or 0) if opcode == "custom-call" else 0.0
+    if not declared:
+        return counted
+    # A kernel says how many bytes it moves: it may read arrays several times, or only a part of them.
+    once = sum(array.bytes for array in (*operands, *results))
+    return counted + declared - once if declared > once else counted * declared / once
 
 
 def _written(root: Instruction, inside: Computation, program: HloModule, whole: HloArray) -> float:

@@ -1,7 +1,7 @@
 """What can be said of the GPU kernels without a GPU, besides their results: that they compile, and what memory they
 take.
 
-The tests that compile for an H100 need JAX's CUDA plugin, `pip install '.[cuda12]'`, and no GPU.
+The tests that compile for an A100 and an H100 need JAX's CUDA plugin, `pip install '.[cuda12]'`, and no GPU.
 """
 
 import functools
@@ -134,35 +134,35 @@ def test_blocks_fit_short_rows():
     assert grid.Blocks(128, 64, 8, 3).fit(3, 3) == grid.Blocks(16, 16, 1, 3)
 
 
-@pytest.fixture(scope="module")
-def h100():
+@pytest.fixture(scope="module", params=["a100", "h100"])
+def device(request):
     """A device to compile for that is not there."""
     plugins = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
     if importlib.util.find_spec("jax_plugins") is None or not any(map(importlib.util.find_spec, plugins)):
         pytest.skip("needs JAX's CUDA plugin: pip install '.[cuda12]'")
-    description = (pathlib.Path(__file__).parent / "h100.txt").read_text()
+    description = (pathlib.Path(__file__).parent / f"{request.param}.txt").read_text()
     return topologies.get_topology_desc(platform="cuda", target_config=description, topology="1x1x1").devices[0]
 
 
 @pytest.mark.parametrize(("size", "variant"), CASES)
-def test_compiles_for_h100(h100, size, variant):
+def test_compiles(device, size, variant):
     """What needs more registers or shared memory than there are is refused here."""
-    lines = lower(*SIZES[size], **VARIANTS[variant], device=h100).compile().as_text().splitlines()
+    lines = lower(*SIZES[size], **VARIANTS[variant], device=device).compile().as_text().splitlines()
     calls = [line for line in lines if "custom-call(" in line]
     names = {name for line in calls for name in re.findall(r"(attention\w*)\)*/pallas_call", line)}
     # The gradient of a bias that is not learnt costs nothing: it is not there.
     assert names == KERNELS | ({"attention_bias_gradient"} if VARIANTS[variant].get("learn_bias") else set())
 
 
-def test_small_blocks_compile_for_h100(h100):
+def test_small_blocks_compile(device):
     """Those that the tests of results take on a GPU, in the precision that they take."""
     with jax.default_matmul_precision("highest"):
-        lower(37, 4, 8, jnp.float32, kernel_blocks=SMALL_BLOCKS, bias=(2, 1), learn_bias=True, device=h100).compile()
+        lower(37, 4, 8, jnp.float32, kernel_blocks=SMALL_BLOCKS, bias=(2, 1), learn_bias=True, device=device).compile()
 
 
-def test_memory_grows_with_the_length(h100):
+def test_memory_grows_with_the_length(device):
     bytes_ = [
-        lower(length, 12, 64, jnp.bfloat16, batch=1, device=h100).compile().memory_analysis().temp_size_in_bytes
+        lower(length, 12, 64, jnp.bfloat16, batch=1, device=device).compile().memory_analysis().temp_size_in_bytes
         for length in (2048, 8192)
     ]
     assert bytes_[1] < 4.5 * bytes_[0]

@@ -139,7 +139,10 @@ def stack(layers, width, rows, unrolled):
 
 
 def test_estimated_cycles_and_kernels_count_the_turns_of_their_loop():
-    """10 cycles in a loop of 5, 7 outside; a kernel in the loop declares 3,000 FLOPs and reads 64 bytes again."""
+    """10 cycles in a loop of 5, 7 outside; a kernel in the loop declares 3,000 FLOPs and reads 64 bytes again.
+
+    One that declares fewer bytes than its arrays have touches a part of them.
+    """
     assert costs.costs(HloModule(TEXT), 8).estimated_cycles is None
     kernel = (
         '  %attend = f32[8,128]{1,0:T(8,128)} custom-call(%x), custom_call_target="tpu_custom_call", '
@@ -153,6 +156,8 @@ def test_estimated_cycles_and_kernels_count_the_turns_of_their_loop():
     ((called, times, flops),) = costs.kernels(HloModule(text))
     assert (called.name, times, flops) == ("attend", 5, 3000)
     assert found.hbm_bytes - before.hbm_bytes == 5 * (2 * 8 * 128 * 4 + 64)
+    part = costs.costs(HloModule(text.replace('"8256"', '"2048"')), 8)
+    assert part.hbm_bytes - before.hbm_bytes == pytest.approx(5 * 2048)
 
 
 def test_a_loop_on_the_cpu_counts_its_turns():
