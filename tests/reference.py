@@ -177,10 +177,14 @@ def masses(attention_NBHQK, assignment, tokens_BL, segments_BL):
     return results
 
 
-def layer_norm(x, params, epsilon):
-    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias, normalised over the last axis."""
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * params["scale"] + params["bias"]
+def layer_norm(x, params, epsilon, kind="layer"):
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias, normalised over the last axis.
+
+    kind: `rms` subtracts no mean. There is no bias if `params` have none.
+    """
+    centred = x - x.mean(-1, keepdims=True) if kind == "layer" else x
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * params["scale"]
+    return normed + params["bias"] if "bias" in params else normed
 
 
 def gelu(x):
@@ -189,8 +193,8 @@ def gelu(x):
 
 
 def linear(x, params):
-    """Return x W + b."""
-    return x @ params["kernel"] + params["bias"]
+    """Return x W + b, or x W if `params` have no bias."""
+    return x @ params["kernel"] + params["bias"] if "bias" in params else x @ params["kernel"]
 
 
 def heads_of(x, params):
@@ -227,15 +231,42 @@ def distance_scores(query_BHQW, key_BHKW, params, table_RD, relative):
     return scores
 
 
-def attention(x_BLD, params, segments_BL, bias_BHQK=0.0, query_BLD=None, table_RD=None, relative=None, keep_BHQK=None):
+def rotated(x_BHLW, places_BL, base):
+    """Return heads whose pairs (x_i, x_{i + W/2}) are multiplied, as complex numbers, by exp(1j p base^(-2i/W))."""
+    half = x_BHLW.shape[-1] // 2
+    pairs = x_BHLW[..., :half] + 1j * x_BHLW[..., half:]
+    turns = np.stack([np.exp(1j * places_BL * base ** (-i / half)) for i in range(half)], axis=-1)
+    turned = pairs * turns[:, None]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def attention(
+    x_BLD,
+    params,
+    segments_BL,
+    bias_BHQK=0.0,
+    query_BLD=None,
+    table_RD=None,
+    relative=None,
+    keep_BHQK=None,
+    turn=lambda x_BHLW: x_BHLW,
+    norm=None,
+    window=None,
+):
     """Return the output and probabilities of multi-head attention, disentangled if `table_RD` is given.
 
+    turn: applied to queries and keys, such as a rotation.
+    norm: (x, parameters) -> normalised queries or keys, if `params` have parameters of such norms.
+    window: number of tokens of a window around each query; None for none.
     table_RD: the embeddings of distances.
     relative: settings of disentangled attention: an object with the attributes terms, span, buckets, shared and index.
     keep_BHQK: 0 where there is no attention; a query without any other key attends uniformly to its text.
     """
     query = heads_of(x_BLD if query_BLD is None else query_BLD, params["query"])
     key, value = (heads_of(x_BLD, params[name]) for name in ("key", "value"))
+    if "query_norm" in params:
+        query, key = norm(query, params["query_norm"]), norm(key, params["key_norm"])
+    query, key = turn(query), turn(key)
     scores = query @ key.swapaxes(-1, -2)
     if table_RD is not None:
         scores = (scores + distance_scores(query, key, params, table_RD, relative)) / np.sqrt(
@@ -246,9 +277,14 @@ def attention(x_BLD, params, segments_BL, bias_BHQK=0.0, query_BLD=None, table_R
         kept = (keep_BHQK > 0) & (segments_BL[:, :, None] == segments_BL[:, None, :])[:, None]
         scores = np.where(kept.any(-1, keepdims=True), np.where(kept, scores, -np.inf), 0.0)
     scores = np.where((segments_BL[:, :, None] == segments_BL[:, None, :])[:, None], scores, -np.inf)
+    if window is not None:
+        for q in range(scores.shape[-2]):
+            for k in range(scores.shape[-1]):
+                if abs(q - k) > window // 2:
+                    scores[:, :, q, k] = -np.inf
     weights = functions.softmax(scores, axis=-1)
     mixed = np.einsum("bhqw,hwd->bqd", weights @ value, params["output"]["kernel"])
-    return mixed + params["output"]["bias"], weights
+    return mixed + params["output"]["bias"] if "bias" in params["output"] else mixed, weights
 
 
 def convolve(x_BLD, params, segments_BL, activation):
@@ -268,8 +304,8 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
     """Return the hidden states, the mask decoder's output, from which words are predicted, and `attention_NBHQK`.
 
     params: in float64 with a leading layer axis.
-    config: read only for layer_norm_epsilon, position_offset, absolute_positions, relative, mask_decoder_passes and
-        convolution_activation; the rest follows from the parameters.
+    config: read only for settings that change no parameter, such as layer_norm_epsilon and the window; the rest follows
+        from the parameters.
     keep: (layer, its input) -> the mask `BHQK` of its attention; the mask decoder uses the mask of the last layer.
     """
     table, epsilon = params["embeddings"], config.layer_norm_epsilon
@@ -278,13 +314,14 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
     for row, segments_L in enumerate(segments_BL):
         for places in texts(segments_L):
             places_BL[row, places] = np.arange(len(places)) + config.position_offset
+    order_BL = np.maximum(places_BL - config.position_offset, 0)
     x = table["word"]["embedding"][batch["tokens"]] + delta
-    if config.absolute_positions == "input":
+    if config.absolute_positions == "input" and config.positions == "learned":
         x = x + table["position"]["embedding"][places_BL]
     if "segment" in table:  # a model with one knows no other
         token_types_BL = np.minimum(batch["token_type_ids"], len(table["segment"]["embedding"]) - 1)
         x = x + table["segment"]["embedding"][token_types_BL]
-    x = layer_norm(x, table["norm"], epsilon)
+    x = layer_norm(x, table["norm"], epsilon, config.norm)
     if "projection" in table:
         x = linear(x, table["projection"])
 
@@ -292,23 +329,56 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
     if "relative_norm" in params:
         distances_RD = layer_norm(distances_RD, params["relative_norm"], epsilon)
 
+    def norm(x, params):
+        return layer_norm(x, params, epsilon, config.norm)
+
     def apply(index, x, query):
         layer, mask = take_layer(params["layers"], index), keep(index, x) if keep else None
-        mixed, weights = attention(
-            x, layer["attention"], segments_BL, bias_BHQK, query, distances_RD, config.relative, mask
-        )
-        y = layer_norm(query + mixed, layer["attention_norm"], epsilon)
-        wide = gelu(linear(y, layer["feedforward_in"]))
-        return layer_norm(y + linear(wide, layer["feedforward_out"]), layer["feedforward_norm"], epsilon), weights
+        is_local = config.window is not None and (config.global_every is None or index % config.global_every > 0)
+        base = (config.rotary_base_local or config.rotary_base) if is_local else config.rotary_base
+        turning = {"turn": lambda x: rotated(x, order_BL, base)} if config.positions == "rotary" else {}
+        local = {"window": config.window if is_local else None, "norm": norm}
+
+        def mix(x, query):
+            return attention(
+                x,
+                layer["attention"],
+                segments_BL,
+                bias_BHQK,
+                query,
+                distances_RD,
+                config.relative,
+                mask,
+                **turning,
+                **local,
+            )
+
+        def wide(x):
+            inner = linear(x, layer["feedforward_in"])
+            inner = gelu(inner) if config.activation == "gelu" else inner / (1 + np.exp(-inner))
+            if "feedforward_gate" in layer:
+                inner = inner * linear(x, layer["feedforward_gate"])
+            return linear(inner, layer["feedforward_out"])
+
+        if config.norm_position == "pre":
+            normed = x if index == 0 and not config.first_norm else norm(x, layer["attention_norm"])
+            mixed, weights = mix(normed, normed)
+            y = x + mixed
+            return y + wide(norm(y, layer["feedforward_norm"])), weights
+        mixed, weights = mix(x, query)
+        y = norm(query + mixed, layer["attention_norm"])
+        return norm(y + wide(y), layer["feedforward_norm"]), weights
 
     all_weights = []
-    for index in range(len(params["layers"]["feedforward_in"]["bias"])):
+    for index in range(len(params["layers"]["feedforward_in"]["kernel"])):
         before = x
         x, weights = apply(index, before, before)
         if index == 0 and "convolution" in params:
             beside = convolve(before, params["convolution"], segments_BL, config.convolution_activation)
-            x = layer_norm(x + beside, params["convolution_norm"], epsilon)
+            x = norm(x + beside, params["convolution_norm"])
         all_weights.append(weights)
+    if "final_norm" in params:
+        x = norm(x, params["final_norm"])
     decoded = x
     if config.mask_decoder_passes:
         decoded = before + table["position"]["embedding"][places_BL]
@@ -318,7 +388,7 @@ def encode_and_decode(params, batch, config, *, delta=0.0, bias_BHQK=0.0, keep=N
 
 
 def encode(params, batch, config, **ports):
-    """Return the hidden states and `attention_NBHQK` of a post-norm encoder."""
+    """Return the hidden states and `attention_NBHQK` of an encoder."""
     x, _, weights = encode_and_decode(params, batch, config, **ports)
     return x, weights
 
@@ -333,7 +403,8 @@ def predict(params, batch, config, **ports):
     x, decoded, weights = encode_and_decode(params["encoder"], batch, config, **ports)
     at_masks = np.stack([row[places] for row, places in zip(decoded, batch["masked_positions"], strict=True)])
     head = params["word_head"]
-    at_masks = layer_norm(gelu(linear(at_masks, head["dense"])), head["norm"], config.layer_norm_epsilon)
+    at_masks = gelu(linear(at_masks, head["dense"]))
+    at_masks = layer_norm(at_masks, head["norm"], config.layer_norm_epsilon, config.norm)
     words = at_masks @ params["encoder"]["embeddings"]["word"]["embedding"].T + head["bias"]
     following = linear(np.tanh(linear(x[:, 0], params["next_head"]["pooler"])), params["next_head"]["classifier"])
     return words, following, weights

@@ -49,6 +49,17 @@ DEBERTA_V1 = {
 }
 DEBERTA_V3 = DEBERTA_V1 | {"relative": DisentangledConfig(terms="c2p,p2c", span=9, buckets=6, normalized=True)}
 WITHOUT_DECODER = {"absolute_positions": "none", "mask_decoder_passes": 0}
+WITHOUT_BIASES = {"attention_biases": False, "feedforward_biases": False, "norm_biases": False}
+ROTARY = WITHOUT_BIASES | {"token_types": 0, "positions": "rotary", "rotary_base": 50.0, "norm_position": "pre"}
+MODERNBERT = ROTARY | {  # layers of two kinds, the second group of which is incomplete
+    "layers": 5,
+    "window": 4,
+    "global_every": 2,
+    "rotary_base_local": 8.0,
+    "gated": True,
+    "first_norm": False,
+    "initializer": "scaled",
+}
 ENCODERS = {
     "bert": {"position_offset": 0},
     "roberta": {"token_types": 1},
@@ -56,6 +67,7 @@ ENCODERS = {
     "deberta_v1": DEBERTA_V1,
     "deberta_v2": DEBERTA_V3 | {"convolution": 3},
     "deberta_v3": DEBERTA_V3,
+    "modernbert": MODERNBERT,
 }
 ABLATIONS = {
     "no_emd": DEBERTA_V1 | WITHOUT_DECODER,
@@ -66,6 +78,8 @@ ABLATIONS = {
     "paper_index": DEBERTA_V3 | {"relative": DisentangledConfig(terms="p2c,c2p", span=5, buckets=4, index="paper")},
     "one_layer": DEBERTA_V3
     | {"layers": 1, "mask_decoder_passes": 1, "convolution": 5, "convolution_activation": "gelu"},
+    "neobert": ROTARY | {"norm": "rms", "activation": "silu", "gated": True, "query_key_norm": True},
+    "windowed": {"window": 6, "global_every": None, "activation": "silu"},
     "biased_input": {"relative": DisentangledConfig(terms="c2p,p2c", span=3, normalized=True), "embedding_width": 7},
 }
 

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import flax.struct
@@ -24,7 +24,7 @@ from jax import Array
 
 from ag_jax.attention import patterns, segments
 from ag_jax.attention.patterns import Columns, Shift, Target
-from ag_jax.attention.visibility import EVERYTHING, Band, visible_mask, visible_targets, visible_tokens
+from ag_jax.attention.visibility import EVERYTHING, Band, band_of, visible_mask, visible_targets, visible_tokens
 
 Schedule = Callable[[Array], Array]
 Reduction = Literal["type_mean", "head_mean", "frobenius"]
@@ -43,6 +43,8 @@ class GuidanceConfig:
     heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
         next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, and custom ones, named as
         `module.function`.
+    layers: layers whose heads are guided: `all`, `global` or `local` ones (without or with `model.window`), or numbers
+        from 0 with commas, such as 0-5,8. It is about the encoder.
     decoder_heads: counts of heads for each pattern in a decoder's self-attention, such as prev:1; none for no guidance
         of these heads.
     cross_heads: counts of heads for each pattern in a decoder's attention to the source, such as first:1,diagonal:1,
@@ -68,6 +70,7 @@ class GuidanceConfig:
     mode: Literal["none", "loss", "bias"] = "none"
     fraction: Annotated[float, "> 0", "<= 1"] = 0.5
     heads: str | None = None
+    layers: str = "all"
     decoder_heads: str | None = None
     cross_heads: str | None = None
     alpha: Annotated[float, ">= 0"] = 10.0
@@ -113,6 +116,62 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
             )
         return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
     return _parse_heads("guidance.heads", config.heads, heads)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerGroup:
+    """Guided layers of an encoder whose queries see the same keys.
+
+    layers: their numbers, from 0.
+    rows: their places among the layers whose statistics the encoder returns.
+    band: of the keys that a query sees.
+    """
+
+    layers: tuple[int, ...]
+    rows: tuple[int, ...]
+    band: Band
+
+
+def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int | None) -> tuple[LayerGroup, ...]:
+    """Return the guided layers of an encoder: those without a window, and those with one, as far as there are any.
+
+    is_local: for each layer of the encoder, whether its attention is limited to a window.
+    window: number of tokens of the window.
+    Raises ValueError if `config.layers` is malformed, or names no layer of the encoder.
+    """
+    named = {"all": (False, True), "global": (False,), "local": (True,)}
+    if config.layers in named:
+        chosen = [layer for layer, kind in enumerate(is_local) if kind in named[config.layers]]
+        if not chosen:
+            raise ValueError(
+                f"guidance.layers={config.layers}: no layer of the model is {config.layers}, "
+                f"see model.window and model.global_every"
+            )
+    else:
+        chosen = _read_layers(config.layers, len(is_local))
+    kinds = sorted({is_local[layer] for layer in chosen})
+    returned = [layer for layer, kind in enumerate(is_local) if kind in kinds]
+    groups = []
+    for kind in kinds:
+        layers = tuple(layer for layer in chosen if is_local[layer] == kind)
+        band = band_of(causal=False, window=window) if kind else EVERYTHING
+        groups.append(LayerGroup(layers, tuple(map(returned.index, layers)), band))
+    return tuple(groups)
+
+
+def _read_layers(text: str, layers: int) -> list[int]:
+    """Parse a list of layers and ranges of layers, such as 0-5,8, for an encoder with so many layers."""
+    chosen: set[int] = set()
+    for item in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", item)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        if not first <= last < layers:
+            raise ValueError(
+                f"guidance.layers must be all, global, local, or layers from 0 to {layers - 1} with commas, such as "
+                f"0-{layers - 1}; got {item!r} in {text!r}"
+            )
+        chosen.update(range(first, last + 1))
+    return sorted(chosen)
 
 
 def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
@@ -209,11 +268,13 @@ class Guides:
     Heads 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
 
     after_dropout: guide the probabilities after dropout instead of the softmax itself.
+    kinds: whether layers have a window (True) or not (False), of the layers whose statistics are computed.
     """
 
     targets: tuple[Target, ...]
     counts: tuple[int, ...] = flax.struct.field(pytree_node=False)
     after_dropout: bool = flax.struct.field(pytree_node=False, default=False)
+    kinds: tuple[bool, ...] = flax.struct.field(pytree_node=False, default=(False, True))
 
 
 @flax.struct.dataclass

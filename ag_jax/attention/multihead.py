@@ -17,6 +17,7 @@ R rows of the table of relative embeddings, S distances, J beams, T tokens of a 
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -27,13 +28,14 @@ import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from ag_jax.attention import disentangled, fixed, guidance
+from ag_jax.attention import disentangled, fixed, guidance, rotary
 from ag_jax.attention.attack import Attack, AttentionMask
 from ag_jax.attention.disentangled import DisentangledConfig, rows_at
 from ag_jax.attention.fixed import FixedConfig
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, Attend
 from ag_jax.attention.linear import Linear
+from ag_jax.attention.visibility import band_of
 
 # Products of any precision whose sums are handed on in float32.
 _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
@@ -91,7 +93,11 @@ class MultiHeadAttention(nn.Module):
       `attack/counts`: the `MaskCounts` of an attack, if there is one;
       `intermediates/masked`: which units the attack masked, `BHQK`, where H is 1 if all heads share the mask.
 
+    kernel_init: initializer of the projections to queries, keys and values.
+    output_init: initializer of the projection of all heads; None takes `kernel_init`.
     biases: whether the projections have biases.
+    head_norm: called with a name, returns a module that normalises queries or keys over the width of a head; None does
+        not normalise them.
     """
 
     heads: int
@@ -103,6 +109,8 @@ class MultiHeadAttention(nn.Module):
     relative: DisentangledConfig = DisentangledConfig()
     fixed: FixedConfig = FixedConfig()
     biases: bool = True
+    output_init: nn.initializers.Initializer | None = None
+    head_norm: Callable[[str | None], nn.Module] | None = None
 
     def setup(self):
         if not self.fixed.offsets:
@@ -113,9 +121,12 @@ class MultiHeadAttention(nn.Module):
         if self.relative.terms and not self.relative.shared:
             self.relative_key = self._projection(use_bias=self.biases and self.relative.key_bias)
             self.relative_query = self._projection()
+        if self.head_norm is not None:
+            self.query_norm, self.key_norm = self.head_norm(None), self.head_norm(None)
         self.attack_key = LayerKey()
+        output_init = self.output_init or self.kernel_init
         self.output = Linear(
-            (self.width,), ("heads", "head_width", "embed"), self.dtype, self.kernel_init, use_bias=self.biases
+            (self.width,), ("heads", "head_width", "embed"), self.dtype, output_init, use_bias=self.biases
         )
 
     def __call__(
@@ -131,6 +142,7 @@ class MultiHeadAttention(nn.Module):
         guides: guidance.Guides | None = None,
         positions_BQ: Array | None = None,
         relative_RD: Array | None = None,
+        rotation: rotary.Rotation | None = None,
         attack: Attack | None = None,
         head_mask_H: Array | None = None,
         deterministic: bool,
@@ -144,23 +156,24 @@ class MultiHeadAttention(nn.Module):
         positions_BQ: position of each query in the source; None if the queries are all positions of the source, in
             order, or if there are neither relative positions nor an attack.
         relative_RD: embeddings of R distances, for `relative.terms`.
+        rotation: of queries and keys, for rotary positions of self-attention.
         attack: the attack on the attention of the source to itself; each query gets the row of its position.
         head_mask_H: factor of each head's output: 1 keeps the output, 0 zeroes it. What is sown does not depend on it.
         """
         if self.fixed.offsets:
             return self.output(_kept(self._mix_fixed(source_BKD, key_segments_BK, causal), head_mask_H))
-        projected = self._project(query_BQD, source_BKD, relative_RD)
+        projected = self._project(query_BQD, source_BKD, relative_RD, rotation)
         query_BQHW, bias_BHQK = self._query_and_bias(projected, projected.query_BQHW, bias, positions_BQ)
         if attack is not None:
 
             def weights_BLL() -> Array:
                 own_BLHW, own_bias_BHLL = query_BQHW, bias_BHQK
                 if positions_BQ is not None:  # the attack is on the attention of all positions
-                    own_query_BLHW = self.query(source_BKD)
+                    own_query_BLHW = self._query(source_BKD, rotation)
                     own_BLHW, own_bias_BHLL = self._query_and_bias(projected, own_query_BLHW, bias, None)
                 segments_BL = key_segments_BK
                 return reference.probabilities(
-                    own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL
+                    own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL, band_of(causal, window)
                 ).mean(1)
 
             layer_key = None if deterministic else self.attack_key()
@@ -232,13 +245,32 @@ class MultiHeadAttention(nn.Module):
             self.sow("intermediates", "attention_weights", weights_BHQK)
         return fixed.mix(self.fixed, self.value(source_BKD), segments_BK, causal)
 
-    def _project(self, query_BQD: Array, source_BKD: Array, relative_RD: Array | None) -> Projected:
+    def _query(self, query_BQD: Array, rotation: rotary.Rotation | None) -> Array:
+        """Return the queries of all heads, `BQHW`, normalised and rotated if the model does that."""
+        query_BQHW = _saved(self.query(query_BQD))
+        if self.head_norm is not None:
+            query_BQHW = self.query_norm(query_BQHW)
+        return query_BQHW if rotation is None else rotary.rotate(query_BQHW, rotation)
+
+    def _key(self, source_BKD: Array, rotation: rotary.Rotation | None) -> Array:
+        """Return the keys of all heads, `BKHW`, normalised and rotated if the model does that."""
+        key_BKHW = _saved(self.key(source_BKD))
+        if self.head_norm is not None:
+            key_BKHW = self.key_norm(key_BKHW)
+        return key_BKHW if rotation is None else rotary.rotate(key_BKHW, rotation)
+
+    def _project(
+        self,
+        query_BQD: Array,
+        source_BKD: Array,
+        relative_RD: Array | None,
+        rotation: rotary.Rotation | None,
+    ) -> Projected:
         """Return projections for all heads: queries from `query_BQD`, keys and values from `source_BKD`, and, with
         relative positions, projected embeddings of distances from `relative_RD`, a table with R rows.
         """
         # Saved with their biases, so that the backward pass does not add them again.
-        of_tokens = self.query(query_BQD), self.key(source_BKD), self.value(source_BKD)
-        tokens = (_saved(array, self.attend.flattens_heads) for array in of_tokens)
+        tokens = self._query(query_BQD, rotation), self._key(source_BKD, rotation), _saved(self.value(source_BKD))
         of_terms = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
             of_terms = {"c2p": self.relative_key, "p2c": self.relative_query}
@@ -290,21 +322,18 @@ class MultiHeadAttention(nn.Module):
             attend = reference.Reference(functools.partial(self.sow, "intermediates", "attention_weights"))
         mixed_BQHW, statistics = attend(*arrays, **options)
         # Kept where a remat policy drops results that are cheap to recompute: those of attention are not.
-        mixed_BQHW = _saved(mixed_BQHW, attend.flattens_heads)
-        statistics = checkpoint_name(statistics, RESIDUALS)
+        mixed_BQHW, statistics = _saved(mixed_BQHW), checkpoint_name(statistics, RESIDUALS)
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
         return mixed_BQHW
 
 
-def _saved(of_heads_BQHW: Array, flat: bool) -> Array:
-    """Return an array that the remat policy `dots` saves for the backward pass, with the heads on one axis if `flat`.
+def _saved(of_heads_BQHW: Array) -> Array:
+    """Return an array that the remat policy `dots` saves for the backward pass, with the heads on one axis.
 
-    On a TPU, the two layouts differ, so that the array would be copied if it was saved in another one than attention
-    reads or writes (`Attend.flattens_heads`).
+    On a TPU, the array would be copied to another layout if it was saved with the two axes (head, width of a head),
+    which takes time with the reference, too.
     """
-    if not flat:
-        return checkpoint_name(of_heads_BQHW, RESIDUALS)
     flat_BQA = of_heads_BQHW.reshape(*of_heads_BQHW.shape[:2], -1)
     return checkpoint_name(flat_BQA, RESIDUALS).reshape(of_heads_BQHW.shape)
 

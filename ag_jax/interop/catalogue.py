@@ -5,7 +5,7 @@ from typing import Any
 
 from ag_jax.interop import marian
 from ag_jax.interop.deberta import DEBERTA, DEBERTA_V2
-from ag_jax.interop.families import BERT, CAMEMBERT, ELECTRA, ROBERTA, Family
+from ag_jax.interop.families import BERT, CAMEMBERT, ELECTRA, ROBERTA, Family, unlike_bert
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 # The families of encoders.
@@ -61,6 +61,8 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
     require(config.positions == "learned", f"its positions are learned (model.positions={config.positions})")
     require(config.activation == "gelu", f"its activation is GELU (model.activation={config.activation})")
     require(config.norm_position == "post", "its LayerNorm is after the residual sum (model.norm_position=pre)")
+    for reason in unlike_bert(config):
+        require(False, reason)
     require(config.embedding_norm, "it applies LayerNorm to embeddings (model.embedding_norm=False)")
     require(not config.embedding_scale, "it does not scale embeddings (model.embedding_scale)")
     require(not config.fixed_attention.offsets, "its attention is learnt (model.fixed_attention.offsets)")

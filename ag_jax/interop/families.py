@@ -63,6 +63,17 @@ class Family:
     from_constants: Callable[[Tensors, Mapping[str, Any]], dict[str, Any]] = lambda tensors, fields: {}
 
 
+def unlike_bert(config: EncoderConfig) -> list[str]:
+    """Return what the layers of an encoder have that those of BERT and its kin have not, for messages."""
+    found = {
+        "it has LayerNorm with biases (model.norm, model.norm_biases)": config.norm == "layer" and config.norm_biases,
+        "its feed-forward part is not gated (model.gated)": not config.gated,
+        "it does not normalise queries and keys (model.query_key_norm)": not config.query_key_norm,
+        "its attention has no window (model.window)": config.window is None,
+    }
+    return [reason for reason, holds in found.items() if not holds]
+
+
 def encoder_sizes(root: str) -> dict[str, tuple[str, int]]:
     """Return the keys of an encoder's config.json that are sizes, each with a tensor and its axis of this size."""
     tables, layer = f"{root}.embeddings", f"{root}.encoder.layer.0"

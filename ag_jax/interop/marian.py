@@ -16,7 +16,7 @@ import numpy as np
 
 from ag_jax import config_reader
 from ag_jax.data.tokenizers import SpecialTokens
-from ag_jax.interop.families import Family, dense, norm, to_heads
+from ag_jax.interop.families import Family, dense, norm, to_heads, unlike_bert
 from ag_jax.interop.layouts import FROM_HEADS, ROW
 from ag_jax.interop.names import LAYER, Name
 from ag_jax.interop.settings import Settings
@@ -299,6 +299,8 @@ def misfits(config: EncoderConfig, decoder: DecoderConfig) -> list[str]:
             f"hard-coded heads have neither queries nor keys, which its layers need ({name}.fixed_attention.offsets)",
         )
     require(config.norm_position == "post", "it has LayerNorm after the residual sums (model.norm_position)")
+    for reason in unlike_bert(config):
+        require(False, reason)
     require(not config.embedding_norm, "it has no LayerNorm on the embeddings (model.embedding_norm)")
     require(config.positions == "sinusoidal", "its positions are sinusoidal (model.positions)")
     require(config.absolute_positions == "input", "it adds positions to the input (model.absolute_positions)")

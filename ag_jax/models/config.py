@@ -25,19 +25,33 @@ class EncoderConfig:
         a projection.
     max_length: maximum number of tokens in a sequence; the position table has `max_length + position_offset` entries.
     position_offset: index of the first position: RoBERTa counts from its padding id + 1 = 2, BERT from 0.
-    positions: absolute positions: embeddings that are `learned`, or fixed `sinusoidal` ones (Vaswani et al. 2017).
+    positions: absolute positions, embeddings that are `learned` or fixed `sinusoidal` ones (Vaswani et al. 2017), or
+        `rotary` ones, which rotate queries and keys (Su et al. 2021, RoFormer).
     sinusoid: form of `sinusoidal` positions: sines in the first half and cosines in the second half of a vector of
         width d, at 10000^(-2i/d) radians a token (`marian`) or at 10000^(-i/(d/2-1)) (`tensor2tensor`).
     absolute_positions: where position embeddings are added: to the word embeddings (`input`), to the input of the
-        enhanced mask decoder (`decoder`, DeBERTa), or nowhere (`none`).
+        enhanced mask decoder (`decoder`, DeBERTa), or nowhere (`none`). `rotary` positions are added nowhere.
+    rotary_base: with `rotary` positions, the i-th pair of a head of width d is rotated by base^(-2i/d) radians a token.
+    rotary_base_local: the base in layers with a window; None takes `rotary_base`.
     token_types: number of token type embeddings; RoBERTa has 1, BERT 2, DeBERTa 0.
     embedding_norm: apply LayerNorm to the sum of the embeddings, as BERT does; translation models do not.
     embedding_scale: multiply word embeddings by the square root of their width (Vaswani et al. 2017, section 3.4).
     norm_position: apply LayerNorm after each residual sum (`post`, BERT), or to the input of attention and feed-forward
         (`pre`), with one more LayerNorm after the last layer.
+    norm: LayerNorm (`layer`), or RMSNorm (`rms`, Zhang & Sennrich 2019), which subtracts no mean and has no bias.
+    norm_biases: biases in LayerNorm.
+    first_norm: with `norm_position=pre`, apply LayerNorm to the input of the first attention; ModernBERT does not,
+        because it normalises the embeddings.
+    query_key_norm: normalise queries and keys over the width of a head, before they are rotated.
     activation: activation between the two linear layers of the feed-forward part.
+    gated: multiply the activation by a third linear layer, W2 (activation(W1 x) * W3 x): GeGLU with `gelu`, SwiGLU with
+        `silu` (Shazeer 2020). ModernBERT and LLaMA have a smaller `feedforward` with it.
     attention_biases: biases in the projections of attention.
-    feedforward_biases: biases in the linear layers of the feed-forward part.
+    feedforward_biases: biases in the linear layers of the feed-forward part, and in that of the word head.
+    window: number of tokens W of windowed attention: a query sees keys with abs(q - k) <= W // 2; None for attention
+        to all tokens in all layers.
+    global_every: with a window, layers 0, n, 2n, ... attend to all tokens, the others within the window; None for a
+        window in every layer.
     fixed_attention: hard-coded attention weights, which are not learnt (You et al. 2020).
     relative: relative positions (disentangled attention, DeBERTa).
     mask_decoder_passes: number of times that the enhanced mask decoder applies the last layer before words are
@@ -49,6 +63,8 @@ class EncoderConfig:
     attention_dropout: dropout rate of attention probabilities.
     layer_norm_epsilon: added to the variance in LayerNorm.
     initializer_range: standard deviation of the normal distribution that initialises weights.
+    initializer: `normal`, or `scaled`, which cuts the distribution off at two standard deviations and divides that of
+        the last linear layer of attention and feed-forward by sqrt(2 * layers) (ModernBERT).
     dtype: floating-point type of the computation; parameters, softmax and losses stay float32.
     remat: which activations the backward pass recomputes instead of storing them: all but matrix products and
         attention (`dots`), whole layers (`layer`), or nothing (`none`).
@@ -66,16 +82,25 @@ class EncoderConfig:
     embedding_width: Annotated[int, ">= 1"] | None = None
     max_length: Annotated[int, ">= 1"] = 512
     position_offset: Annotated[int, ">= 0"] = 2
-    positions: Literal["learned", "sinusoidal"] = "learned"
+    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
     sinusoid: Literal["marian", "tensor2tensor"] = "marian"
     absolute_positions: Literal["input", "decoder", "none"] = "input"
+    rotary_base: Annotated[float, "> 1"] = 10_000.0
+    rotary_base_local: Annotated[float, "> 1"] | None = None
     token_types: Annotated[int, ">= 0"] = 1
     embedding_norm: bool = True
     embedding_scale: bool = False
     norm_position: Literal["post", "pre"] = "post"
+    norm: Literal["layer", "rms"] = "layer"
+    norm_biases: bool = True
+    first_norm: bool = True
+    query_key_norm: bool = False
     activation: Activation = "gelu"
+    gated: bool = False
     attention_biases: bool = True
     feedforward_biases: bool = True
+    window: Annotated[int, ">= 1"] | None = None
+    global_every: Annotated[int, ">= 1"] | None = 1
     fixed_attention: FixedConfig = FixedConfig()
     relative: DisentangledConfig = DisentangledConfig()
     mask_decoder_passes: Annotated[int, ">= 0", "<= 100"] = 0  # bounded: each pass is compiled separately
@@ -85,6 +110,7 @@ class EncoderConfig:
     attention_dropout: Annotated[float, ">= 0", "< 1"] = 0.1
     layer_norm_epsilon: Annotated[float, "> 0"] = 1e-5
     initializer_range: Annotated[float, "> 0"] = 0.02
+    initializer: Literal["normal", "scaled"] = "normal"
     dtype: DType = "float32"
     remat: Remat = "dots"
     scan_layers: bool = True
@@ -105,6 +131,7 @@ class EncoderConfig:
             raise ValueError(f"model.convolution must be an odd number, or none, got {self.convolution}")
         self._check_positions()
         self._check_block()
+        self._check_rotary_and_windows()
 
     def _check_positions(self) -> None:
         """Raise ValueError if only one of decoder positions and mask decoder is set, or if no kind of positions is."""
@@ -117,14 +144,31 @@ class EncoderConfig:
                 "set absolute_positions=decoder with mask_decoder_passes of at least 1, "
                 "or absolute_positions=input or none with mask_decoder_passes=0"
             )
-        if self.absolute_positions == "none" and not self.relative.terms:
+        if self.absolute_positions == "none" and not self.relative.terms and self.positions != "rotary":
             raise ValueError(
                 "model.absolute_positions=none leaves an encoder without any order of its words: "
-                "set model.relative.terms, such as c2p,p2c"
+                "set model.relative.terms, such as c2p,p2c, or model.positions=rotary"
             )
 
     def _check_block(self) -> None:
         """Raise ValueError for settings of the layers that exclude each other."""
+        if self.norm == "layer" and not self.norm_biases and self.convolution:
+            raise ValueError("model.norm_biases=False cannot be combined with model.convolution, whose norm has a bias")
+        if self.norm == "rms" and (self.norm_biases or self.convolution):
+            raise ValueError(
+                "model.norm=rms has no biases and no convolution: set model.norm_biases=False and "
+                f"model.convolution=none, got {self.norm_biases} and {self.convolution}"
+            )
+        if not self.first_norm and self.norm_position == "post":
+            raise ValueError(
+                "model.first_norm=False leaves out the first LayerNorm of model.norm_position=pre: with post there is "
+                "none before the first attention"
+            )
+        if self.query_key_norm and (self.relative.terms or self.fixed_attention.offsets):
+            raise ValueError(
+                "model.query_key_norm normalises queries and keys, which model.relative.terms and "
+                "model.fixed_attention.offsets use otherwise or not at all: set only one of them"
+            )
         if self.norm_position == "pre" and (self.mask_decoder_passes or self.convolution):
             raise ValueError(
                 "model.norm_position=pre cannot be combined with model.mask_decoder_passes or model.convolution, which "
@@ -140,6 +184,61 @@ class EncoderConfig:
                 "model.positions=sinusoidal has a sine for every cosine: model.width and model.embedding_width must be "
                 f"even, got {self.width} and {self.embedding_width}"
             )
+
+    def _check_rotary_and_windows(self) -> None:
+        """Raise ValueError for impossible settings of rotary positions and of windows."""
+        if self.positions == "rotary":
+            if self.relative.terms or self.fixed_attention.offsets or self.mask_decoder_passes:
+                raise ValueError(
+                    "model.positions=rotary cannot be combined with model.relative.terms, "
+                    "model.fixed_attention.offsets or model.mask_decoder_passes: set only one of them"
+                )
+            if self.head_width % 2:
+                raise ValueError(
+                    "model.positions=rotary rotates pairs of numbers: the width of a head, model.width / model.heads, "
+                    f"must be even, got {self.head_width}"
+                )
+        elif self.rotary_base_local is not None:
+            raise ValueError("model.rotary_base_local needs model.positions=rotary")
+        if self.window is None:
+            if self.global_every != 1 or self.rotary_base_local is not None:
+                raise ValueError(
+                    "model.global_every and model.rotary_base_local are about layers with a window: set model.window, "
+                    "such as 128"
+                )
+            return
+        if self.global_every == 1:
+            raise ValueError(
+                f"model.window={self.window} with model.global_every=1 gives no layer a window: set "
+                "model.global_every=3, or none for a window in every layer"
+            )
+        if self.relative.terms or self.fixed_attention.offsets or self.convolution:
+            raise ValueError(
+                "model.window cannot be combined with model.relative.terms, model.fixed_attention.offsets or "
+                "model.convolution: set only one of them"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Width of an attention head."""
+        return self.width // self.heads
+
+    @property
+    def layer_kinds(self) -> tuple[bool, ...]:
+        """Whether a layer has a window, of the layers of a group: the groups follow one another, the last one may be
+        shorter.
+        """
+        if self.window is None:
+            return (False,)
+        if self.global_every is None or self.layers == 1:
+            return (self.global_every is None,)
+        return (False, *[True] * (min(self.global_every, self.layers) - 1))
+
+    @property
+    def local_layers(self) -> tuple[bool, ...]:
+        """For each layer, whether its attention is limited to a window."""
+        kinds = self.layer_kinds
+        return tuple(kinds[layer % len(kinds)] for layer in range(self.layers))
 
     @property
     def is_projected(self) -> bool:

@@ -96,11 +96,11 @@ class DecoderLayer(nn.Module):
     def setup(self):
         config = self.config
         self.attention = layers.attention(config, self.attend, fixed=self.decoder.fixed_attention)
-        self.attention_norm = layers.layer_norm(config)
+        self.attention_norm = layers.normalization(config)
         self.cross_attention = layers.attention(config, self.cross_attend)
-        self.cross_attention_norm = layers.layer_norm(config)
-        self.feedforward_in, self.feedforward_out = layers.feedforward_layers(config)
-        self.feedforward_norm = layers.layer_norm(config)
+        self.cross_attention_norm = layers.normalization(config)
+        self.feedforward_in, self.feedforward_gate, self.feedforward_out = layers.feedforward_layers(config)
+        self.feedforward_norm = layers.normalization(config)
         self.dropout = Dropout(config.dropout)
 
     def __call__(self, hidden_BTD: Array, context: DecoderContext) -> Array:
@@ -170,7 +170,8 @@ class DecoderLayer(nn.Module):
             return self.dropout(x, deterministic=deterministic)
 
         config = self.config
-        feedforward = layers.feedforward(config, self.feedforward_in, self.feedforward_out)
+        linear = layers.FeedForward(self.feedforward_in, self.feedforward_gate, self.feedforward_out)
+        feedforward = layers.feedforward(config, linear)
         x = layers.residual(config, x, read_target, self.attention_norm, drop)
         x = layers.residual(config, x, read_source, self.cross_attention_norm, drop)
         return layers.residual(config, x, feedforward, self.feedforward_norm, drop)
@@ -195,7 +196,7 @@ class Decoder(nn.Module):
     def setup(self):
         self.layers = DecoderLayer(self.config, self.decoder, self.attend, self.cross_attend)
         if self.config.norm_position == "pre":
-            self.final_norm = layers.layer_norm(self.config)
+            self.final_norm = layers.normalization(self.config)
 
     def __call__(self, hidden_BTD: Array, context: DecoderContext) -> Array:
         """Return the last hidden states `BTD` of the embedded target `hidden_BTD`."""

@@ -36,9 +36,9 @@ def sinusoids(config: EncoderConfig, order: Array, width: int) -> Array:
 class Embeddings(nn.Module):
     """Dropout(LayerNorm(word + position + token type)) of each token (Devlin et al. 2019, figure 2).
 
-    Token types and LayerNorm may be left out, and positions may be left out or added in the enhanced mask decoder
-    instead (He et al. 2021). With `embedding_scale`, word embeddings are multiplied by sqrt(E) (Vaswani et al. 2017,
-    section 3.4).
+    Token types and LayerNorm may be left out, and positions may be left out, as rotary ones are, or added in the
+    enhanced mask decoder instead (He et al. 2021). With `embedding_scale`, word embeddings are multiplied by sqrt(E)
+    (Vaswani et al. 2017, section 3.4).
 
     If the embeddings' width differs from the encoder's, they are projected to it after dropout (Clark et al. 2020,
     section 3.2).
@@ -48,7 +48,7 @@ class Embeddings(nn.Module):
 
     def setup(self):
         config = self.config
-        init = nn.initializers.normal(config.initializer_range)
+        init = layers.initializer(config)
 
         def table(rows: int, axis: str, width: int = config.embedding_width or config.width) -> nn.Embed:
             return nn.Embed(
@@ -66,7 +66,7 @@ class Embeddings(nn.Module):
         if config.token_types:
             self.segment = table(config.token_types, "segment")
         if config.embedding_norm:
-            self.norm = layers.layer_norm(config)
+            self.norm = layers.normalization(config)
         self.dropout = Dropout(config.dropout)
         if config.is_projected:
             self.projection = layers.dense(config, config.width, ("embed", "embed_out"))
@@ -108,7 +108,8 @@ class Embeddings(nn.Module):
         """
         if self.config.embedding_scale:
             words_BLE = words_BLE * math.sqrt(words_BLE.shape[-1])
-        return words_BLE + self.at(order_BL, is_token_BL) if self.config.absolute_positions == "input" else words_BLE
+        is_added = self.config.absolute_positions == "input" and self.config.positions != "rotary"
+        return words_BLE + self.at(order_BL, is_token_BL) if is_added else words_BLE
 
     def finish(self, summed_BLE: Array, deterministic: bool) -> Array:
         """Return the sum of the embeddings after LayerNorm, if the model has it here, and dropout."""

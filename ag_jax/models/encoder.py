@@ -3,6 +3,9 @@
 Shape letters: B batch, L length, M masked positions of a row, N layers, H head, D width, E width of the embeddings.
 """
 
+import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ag_jax.attention import guidance
+from ag_jax.attention import guidance, rotary, segments
 from ag_jax.attention.attack import Attack
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import RESIDUALS, Attend
@@ -22,6 +25,7 @@ from ag_jax.models.config import EncoderConfig
 Batch = dict[str, Array]
 Params = dict[str, Any]
 
+SOWN = ("intermediates", "statistics", "attack")  # collections that layers add to
 REMAT_POLICIES = {
     "layer": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_from_both_policies(
@@ -70,7 +74,7 @@ class ConvolutionBranch:
 
     def join(self, config: EncoderConfig, hidden_BLD: Array) -> Array:
         """Return LayerNorm(hidden_BLD + self.convolved_BLD), where `hidden_BLD` is the first layer's output."""
-        norm: Any = layers.layer_norm(config, parent=None)
+        norm: Any = layers.normalization(config, parent=None)
         return norm.apply({"params": self.norm}, hidden_BLD + self.convolved_BLD)
 
 
@@ -124,7 +128,7 @@ def over_layers(
 
 
 class Encoder(nn.Module):
-    """Bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA or DeBERTa, depending on `config`.
+    """Bidirectional Transformer encoder: BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT, depending on `config`.
 
     The parameters of all layers are stacked, with a leading axis of length `layers`. With `config.scan_layers` the
     layers are a loop, so compile time does not grow with depth. What attention sows has the same leading axis: with
@@ -147,7 +151,7 @@ class Encoder(nn.Module):
         config = self.config
         self.embeddings = embeddings.Embeddings(config)
         if config.relative.terms:
-            init = nn.initializers.normal(config.initializer_range)
+            init = layers.initializer(config)
             self.relative = nn.Embed(
                 2 * config.relative.half,
                 config.width,
@@ -155,13 +159,14 @@ class Encoder(nn.Module):
                 embedding_init=nn.with_logical_partitioning(init, ("distance", "embed")),
             )
             if config.relative.normalized:
-                self.relative_norm = layers.layer_norm(config)
+                self.relative_norm = layers.normalization(config)
         if config.convolution:
             self.convolution = layers.Convolution(config)
             self.convolution_norm = layers.NormParameters(config)
-        self.layers = layers.EncoderLayer(config, self.attend)
+        # The kind of the first layer; `_run_groups` makes layers of the other kinds with the same parameters.
+        self.layers = layers.EncoderLayer(config, self.attend, config.layer_kinds[0])
         if config.norm_position == "pre":
-            self.final_norm = layers.layer_norm(config)
+            self.final_norm = layers.normalization(config)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Return the last layer's hidden states `BLD` of `batch["tokens"]`.
@@ -217,8 +222,15 @@ class Encoder(nn.Module):
             )
         hidden_BLD = self.embeddings.project(embedded_BLE)
         context = layers.Context(
-            segments_BL, ports.guides, ports.attention_bias, self._distances(), deterministic=deterministic
+            segments_BL,
+            ports.guides,
+            ports.attention_bias,
+            self._distances(),
+            *self._rotations(segments_BL),
+            deterministic=deterministic,
         )
+        if len(config.layer_kinds) > 1 and not self.is_initializing():
+            return None, self._finish(self._run_groups(hidden_BLD, context, ports)), context
         branch = None
         if config.convolution:
             convolved_BLD = self.convolution(hidden_BLD, segments_BL, deterministic=deterministic)
@@ -226,7 +238,7 @@ class Encoder(nn.Module):
 
         def step(layer, carry, context, branch, index, attack, head_mask_H):
             _, hidden_BLD = carry
-            next_BLD = layer(hidden_BLD, context, attack=attack, head_mask_H=head_mask_H)
+            next_BLD = layer(hidden_BLD, context, attack=attack, head_mask_H=head_mask_H, index=index)
             if branch is not None:  # computed in every layer, because the scan runs one program for all of them
                 next_BLD = jnp.where(index == 0, branch.join(config, next_BLD), next_BLD)
             return (hidden_BLD if config.mask_decoder_passes else None, next_BLD), None
@@ -235,16 +247,93 @@ class Encoder(nn.Module):
             config,
             step,
             config.layers,
-            ("params", "intermediates", "statistics", "attack"),
+            ("params", *SOWN),
             in_axes=(nn.broadcast, nn.broadcast, 0, 0, 0),
         )
         # Only the mask decoder reads the last layer's input, so the carry has it only then.
         carry = (hidden_BLD if config.mask_decoder_passes else None, hidden_BLD)
         by_layer = (jnp.arange(config.layers), ports.attack, ports.head_mask_NH)
         (before_BLD, hidden_BLD), _ = scanned(self.layers, carry, context, branch, *by_layer)
-        if config.norm_position == "pre":
-            hidden_BLD = self.final_norm(hidden_BLD)
-        return before_BLD, hidden_BLD, context
+        return before_BLD, self._finish(hidden_BLD), context
+
+    def _finish(self, hidden_BLD: Array) -> Array:
+        """Return the last layer's output, with `norm_position=pre` after a last LayerNorm."""
+        return self.final_norm(hidden_BLD) if self.config.norm_position == "pre" else hidden_BLD
+
+    def _run_groups(self, hidden_BLD: Array, context: layers.Context, ports: Ports) -> Array:
+        """Run layers of several kinds (`EncoderConfig.layer_kinds`); return the output of the last one.
+
+        The layers of a group are compiled one after the other, each with its own kind of attention, and the groups are
+        a loop. What the layers sow gets a leading axis over the layers, as in a loop over single layers.
+        """
+        config, attend, kinds = self.config, self.attend, self.config.layer_kinds
+        unguided = dataclasses.replace(context, guides=None)
+        collections = [name for name in SOWN if self.is_mutable_collection(name)]
+        draws = ports.attack is not None or max(config.dropout, config.attention_dropout) > 0.0
+        key = self.make_rng("dropout") if draws and not context.deterministic else None
+
+        def run(is_local: bool, hidden_BLD: Array, of_layer: tuple) -> tuple[Array, Any]:
+            params, index, attack, head_mask_H = of_layer
+            guided = context if context.guides is None or is_local in context.guides.kinds else unguided
+            layer = layers.EncoderLayer(config, attend, is_local, parent=None)
+            rngs = None if key is None else {"dropout": jax.random.fold_in(key, index)}
+            inputs = {"attack": attack, "head_mask_H": head_mask_H, "index": index}
+            return layer.apply({"params": params}, hidden_BLD, guided, rngs=rngs, mutable=collections, **inputs)
+
+        of_kind = {}
+        for is_local in set(kinds):
+            step = functools.partial(run, is_local)
+            if config.remat != "none":
+                policy = REMAT_POLICIES[config.remat]
+                step = jax.checkpoint(step, policy=policy, prevent_cse=not config.scan_layers)
+            of_kind[is_local] = step
+
+        def group(hidden_BLD: Array, of_layers: Any) -> tuple[Array, dict[str, Any]]:
+            sown = []
+            for place in range(jax.tree.leaves(of_layers)[0].shape[0]):
+                of_layer = jax.tree.map(operator.itemgetter(place), of_layers)
+                hidden_BLD, found = of_kind[kinds[place]](hidden_BLD, of_layer)
+                sown.append(found)
+            # With one axis over the layers of the group that sow into a collection.
+            by_collection = {name: [found[name] for found in sown if name in found] for name in collections}
+            return hidden_BLD, {
+                name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+                for name, found in by_collection.items()
+                if found
+            }
+
+        params = nn.unbox(self.layers.variables["params"])
+        of_layers = (params, jnp.arange(config.layers), ports.attack, ports.head_mask_NH)
+        size = len(kinds)
+        groups, rest = divmod(config.layers, size)
+        in_groups = jax.tree.map(lambda leaf: leaf[: groups * size].reshape(groups, size, *leaf.shape[1:]), of_layers)
+        hidden_BLD, sown = jax.lax.scan(group, hidden_BLD, in_groups, unroll=1 if config.scan_layers else groups)
+        sown = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), sown)
+        if rest:  # the last group is shorter
+            hidden_BLD, of_rest = group(hidden_BLD, jax.tree.map(lambda leaf: leaf[-rest:], of_layers))
+            of_rest = {
+                name: of_rest.get(name, jax.tree.map(lambda leaf: leaf[:0], found)) for name, found in sown.items()
+            }
+            sown = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), sown, of_rest)
+        for name, modules in sown.items():
+            for module, values in modules.items():
+                self.layers.put_variable(name, module, values)
+        return hidden_BLD
+
+    def _rotations(self, segments_BL: Array) -> tuple[rotary.Rotation | None, rotary.Rotation | None]:
+        """Return the rotations of queries and keys in layers without and with a window; None without rotary positions,
+        and for a kind of layers that the model does not have.
+        """
+        config = self.config
+        if config.positions != "rotary":
+            return None, None
+        order_BL = segments.order(segments_BL)
+        bases = (config.rotary_base, config.rotary_base_local or config.rotary_base)
+        found = (
+            rotary.rotation(order_BL, config.head_width, base) if is_local in config.layer_kinds else None
+            for is_local, base in zip((False, True), bases, strict=True)
+        )
+        return tuple(found)
 
     def _distances(self) -> Array | None:
         """Return the embeddings of the R relative positions, `RD`, or None without disentangled attention."""

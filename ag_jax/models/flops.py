@@ -6,6 +6,9 @@ and V words, costs
 
     body       6 N (4 d^2 + 2 d F)     attention   12 N d T     head   6 (M / T) (d^2 + d V)
 
+with 3 d F instead of 2 d F in gated feed-forward layers, and in layers with a window of W tokens the at most
+2 floor(W / 2) + 1 keys that a query sees instead of T,
+
 where M positions of a row go to the head; the next-sentence head adds 6 (d^2 + 2 d) a row. An encoder's attention is
 not causal, so it is not halved. Embeddings are looked up, without a matrix product. An embedding width e other than d
 adds 6 e d a token for the projection, and changes the head to 6 (M / T) (d e + e V).
@@ -60,15 +63,18 @@ def step_flops(
     """
     width, features, layers = config.width, config.feedforward or 4 * config.width, config.layers
     embedded, tokens, predictions = config.embedding_width or width, rows * length, rows * predicted
-    body = layers * (4 * width**2 + 2 * width * features) + (config.convolution or 0) * width**2
+    products = 3 if config.gated else 2
+    body = layers * (4 * width**2 + products * width * features) + (config.convolution or 0) * width**2
     if config.is_projected:
         body += embedded * width
     # In the layer that the decoder repeats, queries, output and feed-forward are needed only at the predicted
     # positions; keys and values do not change between passes, so they count once.
-    repeated = predictions * config.mask_decoder_passes * (2 * width**2 + 2 * width * features) + tokens * 2 * width**2
+    of_pass = 2 * width**2 + products * width * features
+    repeated = predictions * config.mask_decoder_passes * of_pass + tokens * 2 * width**2
     distances, projections = _relative_costs(config, length)
     of_pair = 2 * width  # scores and mixing
-    attention = tokens * layers * (of_pair * length + width * distances) + layers * projections
+    keys = sum(_visible_keys(config, is_local, length) for is_local in config.local_layers)
+    attention = tokens * (of_pair * keys + layers * width * distances) + layers * projections
     decoder = repeated + predictions * config.mask_decoder_passes * (of_pair * length + width * distances) + projections
     return Flops(
         body=6.0 * tokens * body,
@@ -77,6 +83,11 @@ def step_flops(
         next_sentence=6.0 * rows * (width**2 + 2 * width) if next_sentence else 0.0,
         decoder=6.0 * decoder if config.mask_decoder_passes else 0.0,
     )
+
+
+def _visible_keys(config: EncoderConfig, is_local: bool, length: int) -> int:
+    """Return how many keys a query of a layer sees at most, in rows of `length` tokens."""
+    return min(length, 2 * (config.window // 2) + 1) if is_local and config.window else length
 
 
 def _relative_costs(config: EncoderConfig, length: int) -> tuple[int, int]:
@@ -129,8 +140,9 @@ def translation_flops(config: EncoderConfig, decoder: DecoderConfig, *, rows: in
     embedded = config.embedding_width or width
     own_projections, own_pairs = (2, 0) if config.fixed_attention.offsets else (4, 2)
     decoder_projections, decoder_pairs = (2, 0) if decoder.fixed_attention.offsets else (4, 2)
-    encoder_layer = own_projections * width**2 + 2 * width * features
-    decoder_layer = (decoder_projections + 4) * width**2 + 2 * width * features
+    of_feedforward = (3 if config.gated else 2) * width * features
+    encoder_layer = own_projections * width**2 + of_feedforward
+    decoder_layer = (decoder_projections + 4) * width**2 + of_feedforward
     body = config.layers * encoder_layer + decoder.layers * decoder_layer
     if config.is_projected:
         body += 3 * embedded * width  # both sides' embeddings, and the decoder's output

@@ -7,7 +7,7 @@ relative embeddings, T taps of a convolution.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -21,30 +21,59 @@ from ag_jax.attention.disentangled import rows_at
 from ag_jax.attention.dropout import Dropout
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
+from ag_jax.attention.rotary import Rotation
 from ag_jax.models.config import EncoderConfig
 
 
-def layer_norm(config: EncoderConfig, name: str | None = None, **settings) -> nn.LayerNorm:
-    """Return a LayerNorm with the encoder's epsilon; it computes mean and variance in float32, whatever the dtype."""
-    return nn.LayerNorm(
-        epsilon=config.layer_norm_epsilon,
-        dtype=jnp.dtype(config.dtype),
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
-        name=name,
+def normalization(config: EncoderConfig, name: str | None = None, axis: str = "embed", **settings) -> nn.Module:
+    """Return a LayerNorm or RMSNorm (`config.norm`) with the encoder's epsilon.
+
+    Mean and variance are computed in float32, whatever the dtype.
+
+    axis: name of the axis that is normalised, for sharding.
+    """
+    common = {
+        "epsilon": config.layer_norm_epsilon,
+        "dtype": jnp.dtype(config.dtype),
+        "scale_init": nn.with_logical_partitioning(nn.initializers.ones, (axis,)),
+        "name": name,
         **settings,
-    )
+    }
+    if config.norm == "rms":
+        return nn.RMSNorm(**common)
+    bias_init = nn.with_logical_partitioning(nn.initializers.zeros, (axis,))
+    return nn.LayerNorm(**common, use_bias=config.norm_biases, bias_init=bias_init)
+
+
+def initializer(config: EncoderConfig, is_last: bool = False) -> nn.initializers.Initializer:
+    """Return the initializer of weights that `config.initializer` names.
+
+    is_last: whether the weights are those of the last linear layer of attention or of the feed-forward part.
+    """
+    if config.initializer == "normal":
+        return nn.initializers.normal(config.initializer_range)
+    scale = math.sqrt(2 * config.layers) if is_last else 1.0
+    return nn.initializers.truncated_normal(config.initializer_range / scale)  # cut off at two standard deviations
 
 
 def dense(
-    config: EncoderConfig, features: int, axes: tuple[str, str], name: str | None = None, biases: bool = True
+    config: EncoderConfig,
+    features: int,
+    axes: tuple[str, str],
+    name: str | None = None,
+    biases: bool = True,
+    is_last: bool = False,
 ) -> nn.Dense:
-    """Return a linear layer with the encoder's initializer and dtype; `axes` names its kernel's axes for sharding."""
+    """Return a linear layer with the encoder's initializer and dtype.
+
+    axes: names of the axes of its kernel, for sharding.
+    is_last: as in `initializer`.
+    """
     return nn.Dense(
         features,
         use_bias=biases,
         dtype=jnp.dtype(config.dtype),
-        kernel_init=nn.with_logical_partitioning(nn.initializers.normal(config.initializer_range), axes),
+        kernel_init=nn.with_logical_partitioning(initializer(config, is_last), axes),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[-1:]),
         dot_general=_product_of_matrices,
         name=name,
@@ -103,36 +132,58 @@ def attention(config: EncoderConfig, attend: Attend, **settings) -> multihead.Mu
         width=config.width,
         dropout=config.attention_dropout,
         dtype=jnp.dtype(config.dtype),
-        kernel_init=nn.initializers.normal(config.initializer_range),
+        kernel_init=initializer(config),
+        output_init=initializer(config, is_last=True),
+        head_norm=functools.partial(normalization, config, axis="head_width") if config.query_key_norm else None,
         attend=attend,
         biases=config.attention_biases,
         **settings,
     )
 
 
-def feedforward_layers(
-    config: EncoderConfig, names: tuple[str | None, str | None] = (None, None)
-) -> tuple[nn.Dense, nn.Dense]:
-    """Return the two linear layers of the feed-forward part of an encoder's or decoder's layer.
+class FeedForward(NamedTuple):
+    """The linear layers of the feed-forward part of an encoder's or decoder's layer.
 
-    names: names of the two layers, where the caller's attributes do not name them.
+    first, gate: W1 and, if the part is gated, W3.
+    second: W2.
+    """
+
+    first: nn.Dense
+    gate: nn.Dense | None
+    second: nn.Dense
+
+
+def feedforward_layers(config: EncoderConfig, *, named: bool = False) -> FeedForward:
+    """Return the linear layers of the feed-forward part of an encoder's or decoder's layer.
+
+    named: give the layers their names, where the caller's attributes do not name them.
     """
     features, biases = config.feedforward or 4 * config.width, config.feedforward_biases
-    first = dense(config, features, ("embed", "feedforward"), names[0], biases)
-    return first, dense(config, config.width, ("feedforward", "embed"), names[1], biases)
+
+    def inner(name: str) -> nn.Dense:
+        return dense(config, features, ("embed", "feedforward"), name if named else None, biases)
+
+    first, gate = inner("feedforward_in"), inner("feedforward_gate") if config.gated else None
+    last = "feedforward_out" if named else None
+    return FeedForward(first, gate, dense(config, config.width, ("feedforward", "embed"), last, biases, is_last=True))
 
 
-def feedforward(config: EncoderConfig, first: nn.Dense, second: nn.Dense) -> Callable[[Array], Array]:
-    """Return the feed-forward part of a layer, the function W2 activation(W1 x), from its two linear layers."""
+def feedforward(config: EncoderConfig, linear: FeedForward) -> Callable[[Array], Array]:
+    """Return the feed-forward part of a layer, the function W2 activation(W1 x), or W2 (activation(W1 x) * W3 x)."""
     activation = ACTIVATIONS[config.activation]
-    return lambda x: second(activation(first(x)))
+
+    def apply(x: Array) -> Array:
+        inner = activation(linear.first(x))
+        return linear.second(inner if linear.gate is None else inner * linear.gate(x))
+
+    return apply
 
 
 def residual(
     config: EncoderConfig,
     x: Array,
     function: Callable[[Array], Array],
-    norm: nn.LayerNorm,
+    norm: Callable[[Array], Array],
     dropout: Callable[[Array], Array] = lambda x: x,
 ) -> Array:
     """Return LayerNorm(x + f(x)), or with `norm_position=pre` x + f(LayerNorm(x)); dropout is applied to what f
@@ -153,6 +204,7 @@ class Context:
     guides: patterns for the guided heads (`encoder.Ports`).
     attention_bias: broadcasts to `BHQK`, added to the attention scores (`encoder.Ports`).
     relative_RD: relative-position embeddings, for disentangled attention.
+    rotation, local_rotation: of queries and keys in layers without and with a window, for rotary positions.
     deterministic: whether dropout is off.
     """
 
@@ -160,6 +212,8 @@ class Context:
     guides: guidance.Guides | None = None
     attention_bias: Array | None = None
     relative_RD: Array | None = None
+    rotation: Rotation | None = None
+    local_rotation: Rotation | None = None
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)
 
 
@@ -180,10 +234,13 @@ class EncoderLayer(nn.Module):
 
     Vaswani et al. 2017, section 3; with `norm_position=pre`, LayerNorm is where `residual` says. Dropout is applied
     before each residual sum.
+
+    is_local: whether attention is limited to the window `config.window`.
     """
 
     config: EncoderConfig
     attend: Attend = reference.attend
+    is_local: bool = False
 
     @nn.compact
     def __call__(
@@ -194,12 +251,14 @@ class EncoderLayer(nn.Module):
         queries: QuerySubset | None = None,
         attack: Attack | None = None,
         head_mask_H: Array | None = None,
+        index: Array | int | None = None,
     ) -> Array:
         """Return the hidden states after the layer: `BLD`, or `BQD` if only the Q positions in `queries` are computed.
 
         queries: vectors that attend to `hidden_BLD` and get the output added; if None, `hidden_BLD` attends to itself.
         attack: adversarial attack on this layer's attention.
         head_mask_H: factor of each head's output, before the heads are projected to the width of the model.
+        index: number of the layer; needed with `first_norm=False`, for which layer 0 is another one than the others.
         """
         config = self.config
         dropout, deterministic = Dropout(config.dropout), context.deterministic
@@ -223,18 +282,24 @@ class EncoderLayer(nn.Module):
                 query_segments_BQ,
                 context.segments_BL,
                 bias=bias,
+                window=config.window if self.is_local else None,
                 guides=context.guides,
                 positions_BQ=positions_BQ,
                 relative_RD=relative_RD,
+                rotation=context.local_rotation if self.is_local else context.rotation,
                 attack=attack,
                 head_mask_H=head_mask_H,
                 deterministic=deterministic,
             )
 
         drop = functools.partial(dropout, deterministic=deterministic)
-        linear = feedforward_layers(config, ("feedforward_in", "feedforward_out"))
-        hidden_BQD = residual(config, query_BQD, mix, layer_norm(config, "attention_norm"), drop)
-        return residual(config, hidden_BQD, feedforward(config, *linear), layer_norm(config, "feedforward_norm"), drop)
+        linear = feedforward_layers(config, named=True)
+        attention_norm = norm = normalization(config, "attention_norm")
+        if not config.first_norm:  # computed in every layer, because a loop runs one program for all of them
+            norm = lambda x: jnp.where(index == 0, x, attention_norm(x))  # noqa: E731
+        hidden_BQD = residual(config, query_BQD, mix, norm, drop)
+        feedforward_norm = normalization(config, "feedforward_norm")
+        return residual(config, hidden_BQD, feedforward(config, linear), feedforward_norm, drop)
 
 
 class Convolution(nn.Module):
@@ -288,5 +353,5 @@ class NormParameters(nn.Module):
         )
 
     def __call__(self) -> dict[str, Any]:
-        """Return the parameters in the form that `layer_norm(config).apply` takes."""
+        """Return the parameters in the form that `normalization(config).apply` takes."""
         return {"scale": self.scale, "bias": self.bias}

@@ -59,8 +59,9 @@ class MaskedLanguageHead(nn.Module):
         """
         config = self.config
         width = config.embedding_width or config.width
-        hidden_BMD = layers.gelu(layers.dense(config, width, ("embed", "embed_out"), "dense")(hidden_BMD))
-        hidden_BMD = layers.layer_norm(config, "norm")(hidden_BMD)
+        dense = layers.dense(config, width, ("embed", "embed_out"), "dense", config.feedforward_biases)
+        hidden_BMD = layers.gelu(dense(hidden_BMD))
+        hidden_BMD = layers.normalization(config, "norm")(hidden_BMD)
         bias_init: Any = nn.with_logical_partitioning(nn.initializers.zeros, ("vocabulary",))
         bias_V = self.param("bias", bias_init, (config.vocabulary_size,))
         return hidden_BMD, bias_V

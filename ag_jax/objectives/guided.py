@@ -4,11 +4,12 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.attention import guidance, patterns, segments
-from ag_jax.attention.visibility import band_of
+from ag_jax.attention.visibility import Band, band_of
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.base import LossTerm, Outputs, Rngs, Wrapper
@@ -33,6 +34,9 @@ class Guided(Wrapper):
     alpha: the coefficient at a step.
     decoder_assignment: patterns with their number of heads in a decoder's self-attention.
     cross_assignment: patterns with their number of heads in a decoder's attention to the source.
+    layer_groups: the guided layers of the encoder (`guidance.guided_layers`); None for all layers of an encoder without
+        windows.
+    layers: number of layers of the encoder; needed with `layer_groups`.
     """
 
     config: guidance.GuidanceConfig
@@ -42,6 +46,8 @@ class Guided(Wrapper):
     alpha: guidance.Schedule
     decoder_assignment: tuple[tuple[str, int], ...] = ()
     cross_assignment: tuple[tuple[str, int], ...] = ()
+    layer_groups: tuple[guidance.LayerGroup, ...] | None = None
+    layers: int | None = None
 
     def guides(self, batch: Batch) -> guidance.Guides:
         """Return the attention targets of the encoder's guided heads, found in the batch's tokens before masking."""
@@ -52,7 +58,26 @@ class Guided(Wrapper):
             segments_BL=rows["segment_ids"],
             special=self.special,
         )
-        return self._guides(self.assignment, find)
+        guides = self._guides(self.assignment, find)
+        if self.layer_groups is None:
+            return guides
+        for group in self.layer_groups:
+            self._check_columns(guides, group.band)
+        return guides.replace(kinds=tuple(not group.band.is_everything for group in self.layer_groups))
+
+    def _check_columns(self, guides: guidance.Guides, band: Band) -> None:
+        """Raise ValueError if most queries of a layer with a window would not see the tokens of a pattern."""
+        columns = [
+            name
+            for (name, _), target in zip(self.assignment, guides.targets, strict=True)
+            if isinstance(target, patterns.Columns)
+        ]
+        if columns and not band.is_everything and self.config.absent != "ignore":
+            raise ValueError(
+                f"the pattern {columns[0]} looks for tokens that are outside the window of most queries in layers with "
+                "model.window: leave these queries out of the loss by guidance.absent=ignore, or guide other layers, "
+                "such as guidance.layers=global"
+            )
 
     def decoder_guides(self, batch: Batch) -> guidance.Guides:
         """Return the targets of the guided heads of a decoder's self-attention, found in what the decoder reads.
@@ -124,9 +149,7 @@ class Guided(Wrapper):
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
         # only once.
         segments_BL = encoder.rows(batch)["segment_ids"]
-        total = self._add_masses(
-            metrics, "", self.assignment, outputs.statistics, self.guides(batch), segments_BL, self.config
-        )
+        total = self._of_encoder(metrics, outputs.statistics, self.guides(batch), segments_BL)
         if self.decoder_assignment:
             total += self._add_masses(
                 metrics,
@@ -153,6 +176,31 @@ class Guided(Wrapper):
             totals["ag"] = total
             metrics["ag_loss"] = (total, self.normalizers(batch)["ag"])
         return totals, metrics
+
+    def _of_encoder(
+        self,
+        metrics: dict[str, LossTerm],
+        statistics: guidance.AttentionStatistics,
+        guides: guidance.Guides,
+        segments_BL: Array,
+    ) -> Array:
+        """Return the guidance loss of the encoder, and add the mass on each pattern's target to `metrics`: of each
+        layer, with the weight 0 for layers that are not guided.
+        """
+        if self.layer_groups is None:
+            return self._add_masses(metrics, "", self.assignment, statistics, guides, segments_BL, self.config)
+        total = jnp.float32(0)
+        for group in self.layer_groups:
+            rows, found = jnp.asarray(group.rows), dict[str, LossTerm]()
+            of_group = jax.tree.map(lambda leaf, rows=rows: leaf[rows], statistics)
+            total += self._add_masses(
+                found, "", self.assignment, of_group, guides, segments_BL, self.config, band=group.band
+            )
+            for name, mass in found.items():
+                before = metrics.get(name, (jnp.zeros(self.layers), jnp.zeros(self.layers)))
+                layers = jnp.asarray(group.layers)
+                metrics[name] = tuple(old.at[layers].set(new) for old, new in zip(before, mass, strict=True))
+        return total
 
     @staticmethod
     def _add_masses(

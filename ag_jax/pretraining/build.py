@@ -96,11 +96,20 @@ def guided_and_attacked(
             alpha=guidance.coefficient_schedule(guidance_config, steps),
             decoder_assignment=guidance.assign_decoder_heads(guidance_config, encoder.heads),
             cross_assignment=guidance.assign_cross_heads(guidance_config, encoder.heads),
+            **_guided_layers(guidance_config, encoder),
         )
     # The attack is outermost: FreeLB must be, because it computes its gradient itself, and the second pass of the other
     # attacks then has the guidance of `mode=bias`, too.
     trace = mask_trace.read(adversarial_config, encoder.layers)
     return adversarial.wrap(objective, adversarial_config, adversarial.AttackContext(encoder, special, steps, trace))
+
+
+def _guided_layers(config: GuidanceConfig, encoder: EncoderConfig) -> dict[str, Any]:
+    """Return the arguments of `Guided` about layers; none if all layers are guided and none has a window."""
+    groups = guidance.guided_layers(config, encoder.local_layers, encoder.window)
+    if config.layers == "all" and encoder.window is None:
+        return {}
+    return {"layer_groups": groups, "layers": encoder.layers}
 
 
 def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> AdversaryOptimizer | None:

@@ -111,8 +111,14 @@ class ExperimentConfig:
                 "guidance.alpha_rule=auto compares the guidance loss with the model's own, and mode=bias has no "
                 "guidance loss: set mode=loss, or alpha_rule=value and alpha"
             )
+        if self.guidance.mode == "bias" and self.guidance.layers != "all":
+            raise ValueError(
+                f"guidance.layers={self.guidance.layers} needs guidance.mode=loss: mode=bias changes the scores of all "
+                "layers"
+            )
         # Only for their errors.
         guidance.assign_heads(self.guidance, self.model.heads)
+        guidance.guided_layers(self.guidance, self.model.local_layers, self.model.window)
         guidance.assign_decoder_heads(self.guidance, self.model.heads)
         guidance.assign_cross_heads(self.guidance, self.model.heads)
 
@@ -135,11 +141,15 @@ class ExperimentConfig:
             return
         model, defaults = self.model, EncoderConfig()
         # Without the first two, `EncoderConfig` accepts positions only where a decoder has them: in the embeddings.
-        for name in ("relative", "mask_decoder_passes", "convolution"):
+        for name in ("relative", "mask_decoder_passes", "convolution", "window", "first_norm", "query_key_norm"):
             if getattr(model, name) != getattr(defaults, name):
                 raise ValueError(
                     f"model.{name} has no counterpart in a decoder, so it cannot be set together with decoder.layers"
                 )
+        if model.positions == "rotary":
+            raise ValueError(
+                "model.positions=rotary cannot be set together with decoder.layers: set learned or sinusoidal"
+            )
         if self.detects_replaced_tokens:
             raise ValueError(
                 f"replaced_tokens.generator={self.replaced_tokens.generator} does not go with decoder.layers: a run "

@@ -13,6 +13,7 @@ from ag_jax.attention import guidance
 from ag_jax.attention.kernels import reference as fused_reference
 from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.tpu import attention as tpu
+from ag_jax.attention.visibility import band_of
 from ag_jax.models.encoder import Encoder, Ports
 from ag_jax.models.masked_lm import PretrainingModel
 from tests import reference, tiny
@@ -21,7 +22,7 @@ ALL = tiny.ENCODERS | tiny.ABLATIONS
 ROWS = [0, 1, 2, 4, 5]  # those with texts
 ASSIGNMENT = (("next", 1), ("first", 2))
 # To differentiate costs most to compile; these have every part between them.
-DIFFERENTIATED = ("roberta", "electra", "deberta_v1", "deberta_v2", "no_c2p")
+DIFFERENTIATED = ("roberta", "electra", "deberta_v1", "deberta_v2", "no_c2p", "modernbert", "neobert")
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.2}
 
 
@@ -112,7 +113,10 @@ def test_statistics_are_those_of_the_weights(case, batch):
     assert found.sum_of_squares_BHQ.shape == (case.model.config.layers, 6, 3, 11)  # NBHQ
     guides, segments_BL = tiny.guides(batch, ASSIGNMENT), jnp.asarray(batch["segment_ids"])
     for layer, weights_BHQK in enumerate(weights_of(case.found)):
-        wanted = guidance.statistics(jnp.asarray(weights_BHQK), guides, segments_BL)
+        config = case.model.config
+        is_local = config.layer_kinds[layer % len(config.layer_kinds)]
+        band = band_of(causal=False, window=config.window if is_local else None)
+        wanted = guidance.statistics(jnp.asarray(weights_BHQK), guides, segments_BL, band=band)
         np.testing.assert_allclose(found.sum_of_squares_BHQ[layer], wanted.sum_of_squares_BHQ, rtol=1e-6)
         np.testing.assert_allclose(found.overlap_BHQ[layer], wanted.overlap_BHQ, rtol=1e-6, atol=1e-8)
 
@@ -174,6 +178,7 @@ def test_the_gradient_is_the_slope(name):
     [
         ("roberta", "layer", True),
         ("roberta", "dots", False),
+        ("modernbert", "dots", False),
         pytest.param("deberta_v2", "dots", True, marks=pytest.mark.exhaustive),
         pytest.param("deberta_v2", "none", False, marks=pytest.mark.exhaustive),
     ],
@@ -190,12 +195,21 @@ def test_recomputation_and_the_loop_over_layers_change_nothing(name, remat, scan
     program = str(jax.make_jaxpr(loss_fn)(params))
     # Recomputation of attention alone, which the reference always has, has no policy.
     assert ("policy=<function" in program) == (remat != "none")
-    assert (f"unroll={tiny.config(**ALL[name]).layers}" in program) == (not scan_layers)
+    config = tiny.config(**ALL[name])
+    groups = config.layers // len(config.layer_kinds)
+    assert (f"unroll={groups}" in program) == (not scan_layers)
 
 
-def test_a_kernel_gives_the_same_loss_and_gradient(batch):
-    """Scores of distances reach a kernel as a bias of full size, with dropout, guidance and the mask decoder."""
-    config = tiny.config(**tiny.DEBERTA_V1 | {"layers": 1, "mask_decoder_passes": 1, "attention_dropout": 0.2})
+@pytest.mark.parametrize("name", ["deberta_v1", "modernbert"])
+def test_a_kernel_gives_the_same_loss_and_gradient(batch, name):
+    """Scores of distances reach a kernel as a bias of full size, with dropout, guidance and the mask decoder; windows
+    are known to the kernel.
+    """
+    settings = {
+        "deberta_v1": tiny.DEBERTA_V1 | {"layers": 1, "mask_decoder_passes": 1},
+        "modernbert": tiny.MODERNBERT | {"layers": 2},
+    }
+    config = tiny.config(**settings[name] | {"attention_dropout": 0.2})
     params = tiny.params(PretrainingModel(config, next_sentence=True), batch)
 
     def slope(attend):
@@ -239,7 +253,7 @@ def test_bfloat16_is_close_and_keeps_what_must_be_exact(batch, name):
     np.testing.assert_allclose(weights_of(found).sum(-1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["roberta", "deberta_v2"])
+@pytest.mark.parametrize("name", ["roberta", "deberta_v2", "modernbert"])
 def test_program_does_not_grow_with_depth(batch, name):
     def lines(layers):
         model = tiny.model(**ALL[name] | {"layers": layers})

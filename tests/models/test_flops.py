@@ -38,6 +38,15 @@ def test_parts_by_hand():
     assert counted.total == counted.body + counted.attention + counted.head + counted.next_sentence
 
 
+def test_gated_layers_and_windows_by_hand():
+    """Five layers of 12: three see all 11 tokens, two a window of 4, which are 5; a third product of 12 x 22."""
+    counted = flops.step_flops(tiny.config(**tiny.MODERNBERT), rows=4, length=11, predicted=5)
+    assert counted.body == 6 * 44 * 5 * (4 * 144 + 3 * 12 * 22)
+    assert counted.attention == 6 * 2 * 4 * 11 * (3 * 11 + 2 * 5) * 12
+    short = flops.step_flops(tiny.config(**tiny.MODERNBERT), rows=4, length=3, predicted=2)
+    assert short.attention == 6 * 2 * 4 * 3 * 5 * 3 * 12
+
+
 def test_replaced_tokens_by_hand():
     """Encoder: 2 layers, width 12, 22 features. Generator: 2 layers, width 6, 10
     features, embeddings of 12, 37 words.

@@ -15,8 +15,9 @@ from tests import tiny
 from tests import tiny_translation as small
 
 # A path through attention each: fused queries with packed rows; relative positions, a convolution and a mask decoder;
-# fixed weights in an encoder with LayerNorm before attention, which a decoder reads.
-PATHS = ("plain", "mask_decoder", "fixed")
+# layers with and without a window, which are no single loop; fixed weights in an encoder with LayerNorm before
+# attention, which a decoder reads.
+PATHS = ("plain", "mask_decoder", "windows", "fixed")
 MASKS_NH = np.array([[[1, 0, 1], [0, 1, 1]], [[1, 1, 1], [1, 1, 0]]], np.float32)  # the second: in the last layer alone
 
 
@@ -24,7 +25,8 @@ def model_and_batch(path):
     if path == "fixed":
         own, of_decoder = small.fixed()
         return small.model(DecoderConfig(layers=1, **of_decoder), norm_position="pre", **own), small.packed()
-    settings = {"plain": {}, "mask_decoder": tiny.ENCODERS["deberta_v2"]}[path]
+    windows = tiny.MODERNBERT | {"layers": 2}
+    settings = {"plain": {}, "mask_decoder": tiny.ENCODERS["deberta_v2"], "windows": windows}[path]
     return tiny.model(**settings), tiny.mixed_batch()
 
 
@@ -100,7 +102,7 @@ def test_attention_up_to_the_masked_head_stays_as_it_was(path):
         assert distance(plain[1], masked[1]) > 0.01
 
 
-@pytest.mark.parametrize("path", ["plain", "mask_decoder"])
+@pytest.mark.parametrize("path", ["plain", "mask_decoder", "windows"])
 def test_a_mask_goes_with_an_attack(path):
     """The attack sees the hidden states that the mask leaves, and the mask decoder has both."""
     tested = case(path)

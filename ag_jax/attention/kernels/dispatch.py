@@ -4,7 +4,7 @@ Shape letters: B batch, Q query position, K key position, H head, W width of a h
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,6 @@ class Fused(Attend):
     mesh: Mesh | None = None
     rows: tuple[str, ...] = ()
     heads: str | None = None
-    flattens_heads: ClassVar[bool] = True
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
         """Return the output, and the guidance statistics ||H||^2 and <H, P> (None if no head is guided).

@@ -20,7 +20,7 @@ Shape letters: B batch, Q query position, K key position, H head, W width of a h
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array
@@ -57,13 +57,7 @@ class AttentionInputs(NamedTuple):
 
 
 class Attend(abc.ABC):
-    """An implementation of attention: calling it checks the arguments and then runs the subclass's `compute`.
-
-    flattens_heads: whether `compute` reads queries, keys and values, and writes the output, with the two axes (head,
-        width of a head) flattened into one; arrays that are saved for the backward pass then have the same layout.
-    """
-
-    flattens_heads: ClassVar[bool] = False
+    """An implementation of attention: calling it checks the arguments and then runs the subclass's `compute`."""
 
     def __call__(
         self,
