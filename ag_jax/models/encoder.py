@@ -267,6 +267,8 @@ class Encoder(nn.Module):
         a loop. What the layers sow gets a leading axis over the layers, as in a loop over single layers.
         """
         config, attend, kinds = self.config, self.attend, self.config.layer_kinds
+        size = len(kinds)
+        groups, rest = divmod(config.layers, size)
         unguided = dataclasses.replace(context, guides=None)
         collections = [name for name in SOWN if self.is_mutable_collection(name)]
         draws = ports.attack is not None or max(config.dropout, config.attention_dropout) > 0.0
@@ -280,13 +282,12 @@ class Encoder(nn.Module):
             inputs = {"attack": attack, "head_mask_H": head_mask_H, "index": index}
             return layer.apply({"params": params}, hidden_BLD, guided, rngs=rngs, mutable=collections, **inputs)
 
-        of_kind = {}
-        for is_local in set(kinds):
-            step = functools.partial(run, is_local)
-            if config.remat != "none":
-                policy = REMAT_POLICIES[config.remat]
-                step = jax.checkpoint(step, policy=policy, prevent_cse=not config.scan_layers)
-            of_kind[is_local] = step
+        policy = REMAT_POLICIES.get(config.remat)  # None with `remat=none`
+        of_kind: dict[bool, Callable] = {is_local: functools.partial(run, is_local) for is_local in set(kinds)}
+        if policy is not None:
+            # The last, shorter group is outside the loop: see `over_layers`.
+            remat = functools.partial(jax.checkpoint, policy=policy, prevent_cse=not config.scan_layers or rest > 0)
+            of_kind = {is_local: remat(step) for is_local, step in of_kind.items()}
 
         def group(hidden_BLD: Array, of_layers: Any) -> tuple[Array, dict[str, Any]]:
             sown = []
@@ -304,8 +305,6 @@ class Encoder(nn.Module):
 
         params = nn.unbox(self.layers.variables["params"])
         of_layers = (params, jnp.arange(config.layers), ports.attack, ports.head_mask_NH)
-        size = len(kinds)
-        groups, rest = divmod(config.layers, size)
         in_groups = jax.tree.map(lambda leaf: leaf[: groups * size].reshape(groups, size, *leaf.shape[1:]), of_layers)
         hidden_BLD, sown = jax.lax.scan(group, hidden_BLD, in_groups, unroll=1 if config.scan_layers else groups)
         sown = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), sown)
@@ -329,11 +328,11 @@ class Encoder(nn.Module):
             return None, None
         order_BL = segments.order(segments_BL)
         bases = (config.rotary_base, config.rotary_base_local or config.rotary_base)
-        found = (
+        without, local = (
             rotary.rotation(order_BL, config.head_width, base) if is_local in config.layer_kinds else None
             for is_local, base in zip((False, True), bases, strict=True)
         )
-        return tuple(found)
+        return without, local
 
     def _distances(self) -> Array | None:
         """Return the embeddings of the R relative positions, `RD`, or None without disentangled attention."""

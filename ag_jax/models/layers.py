@@ -294,9 +294,12 @@ class EncoderLayer(nn.Module):
 
         drop = functools.partial(dropout, deterministic=deterministic)
         linear = feedforward_layers(config, named=True)
-        attention_norm = norm = normalization(config, "attention_norm")
-        if not config.first_norm:  # computed in every layer, because a loop runs one program for all of them
-            norm = lambda x: jnp.where(index == 0, x, attention_norm(x))  # noqa: E731
+        attention_norm = normalization(config, "attention_norm")
+
+        def norm(x: Array) -> Array:
+            # Computed in every layer, because a loop runs one program for all of them.
+            return attention_norm(x) if config.first_norm else jnp.where(index == 0, x, attention_norm(x))
+
         hidden_BQD = residual(config, query_BQD, mix, norm, drop)
         feedforward_norm = normalization(config, "feedforward_norm")
         return residual(config, hidden_BQD, feedforward(config, linear), feedforward_norm, drop)

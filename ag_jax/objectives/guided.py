@@ -63,7 +63,8 @@ class Guided(Wrapper):
             return guides
         for group in self.layer_groups:
             self._check_columns(guides, group.band)
-        return guides.replace(kinds=tuple(not group.band.is_everything for group in self.layer_groups))
+        kinds = tuple(not group.band.is_everything for group in self.layer_groups)
+        return dataclasses.replace(guides, kinds=kinds)
 
     def _check_columns(self, guides: guidance.Guides, band: Band) -> None:
         """Raise ValueError if most queries of a layer with a window would not see the tokens of a pattern."""
@@ -199,7 +200,7 @@ class Guided(Wrapper):
             for name, mass in found.items():
                 before = metrics.get(name, (jnp.zeros(self.layers), jnp.zeros(self.layers)))
                 layers = jnp.asarray(group.layers)
-                metrics[name] = tuple(old.at[layers].set(new) for old, new in zip(before, mass, strict=True))
+                metrics[name] = (before[0].at[layers].set(mass[0]), before[1].at[layers].set(mass[1]))
         return total
 
     @staticmethod

@@ -54,6 +54,34 @@ from ag_jax.models.config import DecoderConfig, EncoderConfig
             {"fixed_attention": FixedConfig((0,)), "relative": DisentangledConfig("c2p")},
             "model.fixed_attention.offsets replaces the scores to which model.relative.terms would be added",
         ),
+        ({"norm": "rms"}, "model.norm=rms has no biases and no convolution: set model.norm_biases=False"),
+        ({"norm_biases": False, "convolution": 3}, "model.norm_biases=False cannot be combined with model.convolution"),
+        ({"first_norm": False}, "model.first_norm=False leaves out the first LayerNorm of model.norm_position=pre"),
+        (
+            {"query_key_norm": True, "relative": DisentangledConfig("c2p")},
+            "model.query_key_norm normalises queries and keys, which",
+        ),
+        (
+            {"positions": "rotary", "relative": DisentangledConfig("c2p")},
+            "model.positions=rotary cannot be combined with model.relative.terms",
+        ),
+        (
+            {"positions": "rotary", "absolute_positions": "decoder", "mask_decoder_passes": 1},
+            "model.positions=rotary cannot be combined with",
+        ),
+        ({"positions": "rotary", "width": 15, "heads": 3}, "model.width / model.heads, must be even, got 5"),
+        ({"rotary_base": 1.0}, "model.rotary_base must be above 1, got 1.0"),
+        ({"rotary_base_local": 10.0}, "model.rotary_base_local needs model.positions=rotary"),
+        (
+            {"positions": "rotary", "rotary_base_local": 10.0},
+            "are about layers with a window: set model.window, such as 128",
+        ),
+        ({"global_every": 3}, "are about layers with a window: set model.window, such as 128"),
+        ({"window": 128}, "model.window=128 with model.global_every=1 gives no layer a window: set"),
+        (
+            {"window": 128, "global_every": None, "relative": DisentangledConfig("c2p")},
+            "model.window cannot be combined with model.relative.terms",
+        ),
         ({"activation": "tanh"}, "model.activation must be one of gelu, relu, silu, got 'tanh'"),
         ({"remat": "all"}, "model.remat must be one of none, layer, dots, got 'all'"),
     ],
@@ -83,3 +111,18 @@ def test_impossible_relative_positions(setting, message):
 def test_impossible_decoders():
     with pytest.raises(ValueError, match="decoder.start must be one of zero, begin, got 'bos'"):
         config_reader.check(DecoderConfig(start="bos"), "decoder")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds", "local"),
+    [
+        ({}, (False,), (False,) * 5),
+        ({"window": 8, "global_every": None}, (True,), (True,) * 5),
+        ({"window": 8, "global_every": 3}, (False, True, True), (False, True, True, False, True)),
+        ({"window": 8, "global_every": 9}, (False, True, True, True, True), (False, True, True, True, True)),
+        ({"window": 8, "global_every": 2, "layers": 1}, (False,), (False,)),
+    ],
+)
+def test_which_layers_have_a_window(settings, kinds, local):
+    config = EncoderConfig(**{"layers": 5} | settings)
+    assert config.layer_kinds == kinds and config.local_layers == local

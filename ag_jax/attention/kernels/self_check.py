@@ -5,6 +5,7 @@ Shape letters: B batch, Q query position, K key position, H head, W width of a h
 
 import functools
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +36,11 @@ def problem(attend: Attend, head_width: int, length: int, *, is_plain: bool = Fa
     """
     given = _row(min(length, LONGEST), head_width)
     try:
-        found = _results(attend, *given, is_plain)
+        found = _results(attend, is_plain, *given)
     except Exception as error:  # of the import, the compiler or the device, each with types of its own
         said = str(error).strip().splitlines() or [""]
         return f"its test failed with {type(error).__name__}: {said[0][:300]}"
-    expected = _results(reference.attend, *given, is_plain)
+    expected = _results(reference.attend, is_plain, *given)
     worst = max(np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(found, expected, strict=True))
     return None if worst <= TOLERANCE else f"its results in a test differ from the reference's by {worst:.1%}"
 
@@ -62,12 +63,12 @@ def _row(length: int, head_width: int) -> tuple[Array, ...]:
 
 
 def _results(
-    attend: Attend, query: Array, key: Array, value: Array, factor: Array, segments_BQ: Array, is_plain: bool
+    attend: Attend, is_plain: bool, query: Array, key: Array, value: Array, factor: Array, segments_BQ: Array
 ) -> list:
     """Return the output, the two statistics of guidance, and the gradients of a sum of them all, in float32."""
     first_BK = jnp.pad(jnp.diff(segments_BQ), [(0, 0), (1, 0)], constant_values=1) > 0
     guides = Guides((Shift(1), Columns(first_BK.astype(jnp.float32), jnp.ones_like(first_BK))), (1, 1))
-    settings = {} if is_plain else {"guides": guides, "rate": 0.1, "key": jax.random.key(0)}
+    settings: Any = {} if is_plain else {"guides": guides, "rate": 0.1, "key": jax.random.key(0)}
 
     def total(query: Array, key: Array, value: Array):
         mixed, statistics = attend(query, key, value, segments_BQ, segments_BQ, **settings)

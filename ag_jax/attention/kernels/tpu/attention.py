@@ -213,7 +213,9 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
     These two statistics of guidance are a list, which is empty without guidance. Arrays with one number for each query
     have the shape `(B, H, 1, Q)`; the statistics are of the groups of heads that have a guided head.
     """
-    by_head, written, statistics = (grid.examples, grid.config.heads, 1, grid.queries.padded), (), []
+    by_head = (grid.examples, grid.config.heads, 1, grid.queries.padded)
+    written: list[Array] = []
+    statistics: list[Array] = []
     for part in grid.parts:
         specs, row_spec = part.specs(part.by_query), part.specs(part.by_query)["delta"]
         results = [(jax.ShapeDtypeStruct(inputs.query_BQA.shape, inputs.query_BQA.dtype), specs["query"])]
