@@ -1,5 +1,7 @@
 """Every config file: its docstring is complete, every variant parses, and each variant takes a training step."""
 
+import dataclasses
+import functools
 import gzip
 import importlib.util
 import itertools
@@ -7,12 +9,14 @@ import json
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import pytest
 from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.data import pipeline
 from ag_jax.data.parallel import pairs, toys
+from ag_jax.models.encoder import Encoder
 from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.search import points
@@ -464,7 +468,39 @@ def test_published_encoders(name):
     assert model.relative.shared != (name == "deberta_v1") and model.relative.key_bias != (name == "deberta_v1")
     assert (model.convolution == 3) == (name == "deberta_v2") and model.is_projected == (name == "electra")
     assert model.token_types == {"bert": 2, "roberta": 1, "electra": 2}.get(name, 0)
+    is_modern = name.startswith(("modernbert", "ettin"))
+    assert (model.window == 128) == (model.global_every == 3) == (not model.first_norm) == is_modern
+    assert (
+        model.gated
+        == (model.positions == "rotary")
+        == (model.norm_position == "pre")
+        == (is_modern or name == "neobert")
+    )
     assert model.position_offset == 2 * (name == "roberta")
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "published"),
+    [
+        ("bert", 30_522, 110),
+        ("roberta", 50_265, 125),
+        ("modernbert_base", 50_368, 149),
+        ("modernbert_large", 50_368, 395),
+        ("ettin_17m", 50_368, 17),
+        ("ettin_32m", 50_368, 32),
+        ("ettin_68m", 50_368, 68),
+        ("ettin_1b", 50_368, 1028),
+    ],
+)
+def test_published_numbers_of_parameters(name, vocabulary, published):
+    """In millions, of the encoder: published ones, of which some count a pooler or the word head."""
+    config = pretraining_config.default_config()
+    pretraining.encoder(config, name)
+    model = dataclasses.replace(pretraining_config.parse(config).model, vocabulary_size=vocabulary)
+    batch = {name: jnp.zeros((1, 8), jnp.int32) for name in ("tokens", "segment_ids", "token_type_ids")}
+    init = functools.partial(Encoder(model).init, deterministic=True)
+    count = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(init, jax.random.key(0), batch)))
+    assert count / 1e6 == pytest.approx(published, rel=0.02)
 
 
 # Typed from the released code and its neighbours a second time: dataset, layers, heads, width, features, dropout, label

@@ -35,7 +35,8 @@ TABLE_11 = {
 }
 
 # `model` settings of published encoders, from the configurations released with them: the base sizes of BERT, RoBERTa,
-# DeBERTa v1 and DeBERTa v3, ELECTRA small, and DeBERTa v2 xlarge.
+# DeBERTa v1 and DeBERTa v3, ELECTRA small, DeBERTa v2 xlarge, ModernBERT (Warner et al. 2024), Ettin (Weller et al.
+# 2025) and NeoBERT (Le Breton et al. 2025).
 _BASE = {"layers": 12, "heads": 12, "width": 768, "max_length": 512}
 _BERT = _BASE | {"position_offset": 0, "token_types": 2, "layer_norm_epsilon": 1e-12}
 _DEBERTA = _BASE | {
@@ -46,6 +47,32 @@ _DEBERTA = _BASE | {
     "mask_decoder_passes": 2,
 }
 _BUCKETS = {"terms": "c2p,p2c", "span": 512, "buckets": 256, "shared": True, "normalized": True, "key_bias": True}
+_ROTARY = {
+    "positions": "rotary",
+    "position_offset": 0,
+    "token_types": 0,
+    "norm_position": "pre",
+    "norm_biases": False,
+    "attention_biases": False,
+    "feedforward_biases": False,
+    "gated": True,
+    "layer_norm_epsilon": 1e-5,
+}
+_MODERNBERT = _ROTARY | {
+    "max_length": 8192,
+    "rotary_base": 160_000.0,
+    "rotary_base_local": 10_000.0,
+    "first_norm": False,
+    "window": 128,
+    "global_every": 3,
+    "initializer": "scaled",
+}
+
+
+def _modernbert(layers: int, width: int, feedforward: int, heads: int) -> dict[str, Any]:
+    return _MODERNBERT | {"layers": layers, "width": width, "feedforward": feedforward, "heads": heads}
+
+
 ENCODERS = {
     "bert": _BERT,
     "roberta": _BASE | {"position_offset": 2, "token_types": 1, "layer_norm_epsilon": 1e-5},
@@ -61,6 +88,22 @@ ENCODERS = {
         "convolution_activation": "gelu",
     },
     "deberta_v3": _DEBERTA | {"relative": _BUCKETS},
+    "modernbert_base": _modernbert(22, 768, 1152, 12),
+    "modernbert_large": _modernbert(28, 1024, 2624, 16),
+    "ettin_17m": _modernbert(7, 256, 384, 4),
+    "ettin_32m": _modernbert(10, 384, 576, 6),
+    "ettin_68m": _modernbert(19, 512, 768, 8),
+    "ettin_1b": _modernbert(28, 1792, 3840, 28),
+    "neobert": _ROTARY
+    | {
+        "layers": 28,
+        "heads": 12,
+        "width": 768,
+        "feedforward": 2048,
+        "activation": "silu",
+        "norm": "rms",
+        "max_length": 4096,
+    },
 }
 
 
