@@ -3,13 +3,16 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ag_jax.interop import marian
+from ag_jax.interop import marian, modernbert
 from ag_jax.interop.deberta import DEBERTA, DEBERTA_V2
 from ag_jax.interop.families import BERT, CAMEMBERT, ELECTRA, ROBERTA, Family, unlike_bert
+from ag_jax.interop.modernbert import MODERNBERT
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 # The families of encoders.
-FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, CAMEMBERT, ELECTRA, DEBERTA, DEBERTA_V2)}
+FAMILIES = {
+    family.model_type: family for family in (BERT, ROBERTA, CAMEMBERT, ELECTRA, DEBERTA, DEBERTA_V2, MODERNBERT)
+}
 KNOWN = (*FAMILIES, marian.MODEL_TYPE)
 
 
@@ -58,6 +61,8 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
 
     for head in sorted(set(heads) - set(family.heads)):
         require(False, f"it has no {head}")
+    if family is MODERNBERT:
+        return found + modernbert.misfits(config)
     require(config.positions == "learned", f"its positions are learned (model.positions={config.positions})")
     require(config.activation == "gelu", f"its activation is GELU (model.activation={config.activation})")
     require(config.norm_position == "post", "its LayerNorm is after the residual sum (model.norm_position=pre)")
@@ -116,6 +121,7 @@ def fitting(
         ELECTRA,
         DEBERTA,
         DEBERTA_V2,
+        MODERNBERT,
     ]
     reasons = {family: misfits(family, config, heads, pad) + more(family) for family in order}
     for family, why in reasons.items():

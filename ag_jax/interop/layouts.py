@@ -83,3 +83,31 @@ FUSED = Layout(
     load=_split,
     store=_join,
 )
+
+
+def _split_rows(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
+    """Split a matrix (sum of out, in) into parameters of the shape (in, out), where `out` may be split by head."""
+    rows = np.cumsum([math.prod(shape[1:]) for shape in ours])[:-1]
+    return tuple(part.T.reshape(shape) for part, shape in zip(np.split(theirs, rows), ours, strict=True))
+
+
+# ModernBERT: matrices (out, in) one below the other, such as [query; key; value].
+STACKED = Layout(
+    shape=lambda *ours: (sum(math.prod(shape[1:]) for shape in ours), ours[0][0]),
+    load=_split_rows,
+    store=lambda *ours: np.concatenate([array.reshape(array.shape[0], -1).T for array in ours]),
+)
+
+
+def _split_vector(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
+    """Split a vector into parameters, which may be split by head."""
+    places = np.cumsum([math.prod(shape) for shape in ours])[:-1]
+    return tuple(part.reshape(shape) for part, shape in zip(np.split(theirs, places), ours, strict=True))
+
+
+# The biases of such matrices.
+STACKED_BIASES = Layout(
+    shape=lambda *ours: (sum(math.prod(shape) for shape in ours),),
+    load=_split_vector,
+    store=lambda *ours: np.concatenate([array.reshape(-1) for array in ours]),
+)

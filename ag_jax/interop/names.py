@@ -20,11 +20,13 @@ class Name:
     theirs: name of the tensor, with `{layer}` in it if each layer has one.
     ours: path of the parameter, or paths of several.
     layout: how the tensor holds them.
+    first: the first layer that has the tensor. The layers before do not use the parameter, which is 1 there.
     """
 
     theirs: str
     ours: str | tuple[str, ...]
     layout: Layout = AS_IS
+    first: int = 0
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -63,19 +65,20 @@ def stored_tensors(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[Sto
     Entries of the table for other parameters are left out.
     Raises ValueError for parameters that the table has no name for.
     """
-    found = []
+    found: list[StoredTensor] = []
+    named: set[str] = set()
     for name in table:
         if not all(path in ours for path in name.paths):
             continue
+        named.update(name.paths)
         shapes = tuple(ours[path] for path in name.paths)
         if LAYER not in name.theirs:
             found.append(StoredTensor(name.theirs, name.layout.shape(*shapes), name.paths, shapes, None, name.layout))
             continue
         inner = tuple(shape[1:] for shape in shapes)
-        for layer in range(shapes[0][0]):
+        for layer in range(name.first, shapes[0][0]):
             theirs = name.theirs.replace(LAYER, str(layer))
             found.append(StoredTensor(theirs, name.layout.shape(*inner), name.paths, inner, layer, name.layout))
-    named = {path for stored in found for path in stored.paths}
     if nameless := [f"  {path} {shape}" for path, shape in ours.items() if path not in named]:
         raise ValueError(
             "the table of tensor names has no entry for these parameters, so the model cannot be converted; add them "
@@ -141,9 +144,10 @@ def load(wanted: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Sh
         parts = stored.layout.load(theirs, *stored.shapes)
         for path, part in zip(stored.paths, parts, strict=True):
             if path not in arrays:
-                arrays[path] = np.empty(ours[path], np.float32)
+                arrays[path] = np.ones(ours[path], np.float32)  # 1 where no tensor is (`Name.first`)
             arrays[path][... if stored.layer is None else stored.layer] = part
-    return arrays
+    unused = {path: np.ones(ours[path], np.float32) for path in ours if path.startswith(LAYERS) and path not in arrays}
+    return arrays | unused  # of a model with no layer from `Name.first` on
 
 
 def store(wanted: Iterable[StoredTensor], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:

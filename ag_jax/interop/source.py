@@ -20,7 +20,8 @@ from ag_jax.interop.tensors import Tensors, open_directory
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # as TensorFlow's checkpoints had it
-_BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")  # of an encoder that was saved without heads
+# Of an encoder that was saved without heads.
+_BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.", "layers.", "final_norm.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from ag_jax.interop import catalogue, marian
 from ag_jax.interop.families import Family, dense
 from ag_jax.interop.finetuned import Head
+from ag_jax.interop.modernbert import MODERNBERT
 from ag_jax.interop.names import Name
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.heads import STYLES
@@ -85,6 +86,8 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
     heads: names of the model's heads for pre-training.
     model_type: family of the imported model, empty if the model was not imported. Translation models have no such head.
     """
+    if model_type == MODERNBERT.model_type or config.positions == "rotary":
+        return "deberta"  # the most similar one: with GELU, and dropout before the classifier only
     if model_type not in ("", marian.MODEL_TYPE):
         return catalogue.named(model_type).root
     if config.relative.terms:
@@ -99,6 +102,8 @@ def misfits(family: Family, kind: str, style: str) -> list[str]:
     if the head can be exported.
     """
     head = HEADS[kind]
+    if family is MODERNBERT:
+        return ["its heads of tasks have a LayerNorm, which those of ag_jax have not"]
     if not head.ending:
         return ["transformers has no class that ranks phrases for a pronoun"]
     if head.ending == _CHOICE and family.model_type == "deberta":
@@ -125,6 +130,8 @@ def kind_of(family: Family, architectures: Collection[str]) -> str | None:
 
     architectures: names of classes of `transformers`, as in config.json.
     """
+    if family is MODERNBERT:  # whose heads of tasks are not supported: the error names their tensors
+        return None
     endings = {name.removeprefix(family.classes) for name in architectures}
     return next((kind for kind, head in HEADS.items() if head.ending and head.ending in endings), None)
 

@@ -64,7 +64,8 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
         if token not in present or role == "mask":
             library.add_special_tokens([AddedToken(token, special=True, lstrip=spaced and role == "mask")])
     begin, end = special["begin"], special["end"]
-    two = 0 if family.root == "roberta" or config.token_types == 1 else 1  # token type of the second text
+    without_types = family.root == "roberta" or family.model_type == "modernbert" or config.token_types == 1
+    two = 0 if without_types else 1  # token type of the second text
     between = " ".join([f"{end}:0"] * tokenizer.specials.pair_separators)
     library.post_processor = processors.TemplateProcessing(
         single=f"{begin}:0 $A:0 {end}:0",

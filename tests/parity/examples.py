@@ -34,7 +34,7 @@ class Example:
         model = self.model(config).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                base = 1.0 if name.endswith(("LayerNorm.weight", "layer_norm.weight")) else 0.0
+                base = 1.0 if name.endswith(("LayerNorm.weight", "layer_norm.weight", "norm.weight")) else 0.0
                 parameter.copy_(base + 0.3 * torch.randn(parameter.shape))
         return model
 
@@ -91,6 +91,28 @@ def _deberta_v3(rng):
     return _deberta(rng, type_vocab_size=0) | settings | {"pos_att_type": "p2c|c2p"}
 
 
+def _modernbert(rng):
+    """Layers of both kinds, or all of one, with and without biases."""
+    heads, half = int(rng.choice([1, 3, 5])), int(rng.choice([2, 3, 5]))
+    return {
+        "num_hidden_layers": int(rng.integers(1, 6)),
+        "global_attn_every_n_layers": int(rng.choice([2, 1, 3])),
+        "num_attention_heads": heads,
+        "hidden_size": heads * 2 * half,
+        "local_attention": int(rng.choice([4, 5, 8])),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 8.0},
+        },
+        "norm_bias": bool(rng.integers(2)),
+        "attention_bias": bool(rng.integers(2)),
+        **dict.fromkeys(("mlp_bias", "classifier_bias"), bool(rng.integers(2))),
+        "hidden_activation": str(rng.choice(["gelu", "silu"])),
+        "norm_eps": 1e-6,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
+    }
+
+
 T = transformers
 FAMILIES = {
     "bert": Example(T.BertConfig, T.BertForMaskedLM, _segments),
@@ -102,4 +124,5 @@ FAMILIES = {
     "deberta": Example(T.DebertaConfig, T.DebertaForMaskedLM, _deberta_v1),
     "deberta_v2": Example(T.DebertaV2Config, T.DebertaV2ForMaskedLM, _deberta_v2),
     "deberta_v3": Example(T.DebertaV2Config, T.DebertaV2ForMaskedLM, _deberta_v3),
+    "modernbert": Example(T.ModernBertConfig, T.ModernBertForMaskedLM, _modernbert),
 }

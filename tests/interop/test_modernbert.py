@@ -1,0 +1,169 @@
+"""ModernBERT's config.json, new and old, and its tensors; tests/parity compares the models."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ag_jax.interop import names
+from ag_jax.interop.modernbert import MODERNBERT, misfits
+from ag_jax.interop.settings import Settings
+from ag_jax.models.config import EncoderConfig
+from ag_jax.recipes import pretraining
+from tests import tiny
+
+# As published with ModernBERT-base, for transformers 4.
+PUBLISHED = {
+    "architectures": ["ModernBertForMaskedLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "decoder_bias": True,
+    "embedding_dropout": 0.0,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "hidden_activation": "gelu",
+    "hidden_size": 768,
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "intermediate_size": 1152,
+    "local_attention": 128,
+    "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "norm_bias": False,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 22,
+    "tie_word_embeddings": True,
+    "vocab_size": 50368,
+}
+
+
+def read(values):
+    settings = Settings(values)
+    fields = MODERNBERT.read(settings, ())
+    assert not settings.problems, settings.problems
+    return EncoderConfig(**fields)
+
+
+def test_the_published_config_is_the_preset():
+    preset = EncoderConfig(
+        **pretraining.ENCODERS["modernbert_base"], vocabulary_size=50368, dropout=0.0, attention_dropout=0.0
+    )
+    assert read(PUBLISHED) == preset
+    assert read(MODERNBERT.write(preset, 0)) == preset
+
+
+@pytest.mark.parametrize(
+    ("layers", "settings", "types"),
+    [
+        (3, {"window": 6, "global_every": 2}, "fsf"),
+        (3, {"window": 6, "global_every": 3, "rotary_base_local": 7.0}, "fss"),
+        (3, {"window": 6, "global_every": None}, "sss"),
+        (3, {}, "fff"),
+        (1, {}, "f"),
+    ],
+)
+def test_layers_with_and_without_windows(layers, settings, types):
+    config = tiny.config(**tiny.ROTARY | {"first_norm": False, "gated": True, "position_offset": 0} | settings)
+    config = dataclasses.replace(config, layers=layers, initializer="scaled", norm_biases=True)
+    written = MODERNBERT.write(config, 0)
+    assert [kind[0] for kind in written["layer_types"]] == list(types)
+    found = read(written)
+    assert found == dataclasses.replace(config, remat=found.remat) and not misfits(config)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"layer_types": ["full_attention", "full_attention", "sliding_attention"], "num_hidden_layers": 3},
+            "layer_types",
+        ),
+        ({"layer_types": ["full_attention"] * 21}, "layer_types"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
+            "rope_parameters.full_attention",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"classifier_bias": True}, "classifier_bias=True is not supported, only False"),
+        ({"hidden_activation": "gelu_new"}, "hidden_activation='gelu_new' is not supported, only gelu, relu and silu"),
+        ({"decoder_bias": False}, "decoder_bias=False is not supported"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings=False is not supported"),
+        ({"global_rope_theta": "large"}, "global_rope_theta must be of type float, got 'large'"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+    ],
+)
+def test_what_is_not_supported_is_named(changed, message):
+    settings = Settings(PUBLISHED | changed)
+    MODERNBERT.read(settings, ())
+    assert any(message in problem for problem in settings.problems), settings.problems
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"positions": "learned", "rotary_base_local": None},
+        {"first_norm": True},
+        {"norm": "rms"},
+        {"gated": False},
+        {"query_key_norm": True},
+        {"token_types": 1},
+        {"embedding_norm": False},
+        {"embedding_width": 7},
+    ],
+)
+def test_other_encoders_do_not_fit(changed):
+    config = tiny.config(**tiny.MODERNBERT)
+    assert not misfits(config) and len(misfits(dataclasses.replace(config, **changed))) == 1
+
+
+def test_a_single_layer_has_no_tensor_for_the_norm_that_it_does_not_use():
+    shapes = {"encoder/layers/attention_norm/scale": (1, 6), "encoder/final_norm/scale": (6,)}
+    wanted = names.stored_tensors(MODERNBERT.names, shapes)
+    assert [stored.theirs for stored in wanted] == ["model.final_norm.weight"]
+
+    class Stored:
+        """Zeros in the place of tensors."""
+
+        read, file = staticmethod(lambda name: np.zeros(6)), staticmethod(str)
+
+    found = names.load(wanted, Stored, shapes)
+    np.testing.assert_array_equal(found["encoder/layers/attention_norm/scale"], np.ones((1, 6)))
+
+
+@pytest.mark.parametrize("with_biases", [False, True])
+def test_tensors_hold_what_transformers_reads_from_them(with_biases):
+    """[query; key; value] and [activated; gate], row by row; there is no LayerNorm before the first attention."""
+    biases = dict.fromkeys(("attention_biases", "feedforward_biases", "norm_biases"), with_biases)
+    model, batch = tiny.model(**tiny.MODERNBERT | biases), tiny.mixed_batch()
+    params = {path: np.asarray(leaf) for path, leaf in names.flat(tiny.params(model, batch)).items()}
+    params = {path: leaf for path, leaf in params.items() if not path.startswith("next_head")}
+    wanted = names.stored_tensors(MODERNBERT.names, {path: leaf.shape for path, leaf in params.items()})
+    tensors = names.store(wanted, params, np.dtype(np.float32))
+    x, of_layer = np.linspace(-1, 1, 12, dtype=np.float32), "encoder/layers/{}"
+    of_attention, layer = of_layer.format("attention/{}/kernel"), 2
+    queries_keys_values = np.split(tensors[f"model.layers.{layer}.attn.Wqkv.weight"] @ x, 3)
+    for name, found in zip(("query", "key", "value"), queries_keys_values, strict=True):
+        expected = np.einsum("d,dhw->hw", x, params[of_attention.format(name)][layer])
+        np.testing.assert_allclose(found.reshape(3, 4), expected, rtol=1e-4, atol=1e-6)
+    inner = np.split(tensors[f"model.layers.{layer}.mlp.Wi.weight"] @ x, 2)
+    for name, found in zip(("feedforward_in", "feedforward_gate"), inner, strict=True):
+        np.testing.assert_allclose(found, x @ params[of_layer.format(f"{name}/kernel")][layer], rtol=1e-4, atol=1e-6)
+    assert ("model.layers.0.attn_norm.weight" in tensors, "model.layers.1.attn_norm.weight" in tensors) == (False, True)
+    assert ("model.layers.0.attn.Wqkv.bias" in tensors) == ("model.layers.1.attn_norm.bias" in tensors) == with_biases
+
+    class Stored:
+        """The tensors, as `names.load` reads them."""
+
+        read, file = staticmethod(tensors.__getitem__), staticmethod(str)
+
+    again = names.load(wanted, Stored, {path: leaf.shape for path, leaf in params.items()})
+    assert again.keys() == params.keys()
+    for path, leaf in params.items():
+        unused = slice(1, None) if path.startswith("encoder/layers/attention_norm/") else slice(None)
+        np.testing.assert_array_equal(again[path][unused], leaf[unused], err_msg=path)
+    np.testing.assert_array_equal(again["encoder/layers/attention_norm/scale"][0], 1)
