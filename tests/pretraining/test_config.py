@@ -228,6 +228,8 @@ OFF = {
 
 # Settings that may be none, and that no version had when none was a number or an empty text.
 ALWAYS_NONE = {
+    "model.rotary_base_local",
+    "model.window",
     "data.expected_tokens",
     "data.target",
     "data.validation_target",
