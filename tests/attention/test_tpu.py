@@ -90,7 +90,7 @@ SIDES = {
 def test_sides_and_bands_compile(chip, sides):
     settings = SIDES[sides]
     text = compiled(chip, 2, heads=4, width=64, **settings).as_text()
-    # Two of the four heads are a group. Between two texts one head is guided, so that the other group has its own calls.
+    # Two of the four heads are a group. Between two texts one head is guided, so the other group has its own calls.
     parts = 2 if "keys" in settings else 1
     assert text.count("tpu_custom_call") == 2 * parts + bool(settings.get("bias"))
     matrix = f"[2,4,{settings['length']},{settings.get('keys', settings['length'])}]"
