@@ -167,18 +167,33 @@ def bert_word_head() -> tuple[Name, ...]:
     )
 
 
+_SIZES = {  # field of EncoderConfig to key of config.json
+    "vocabulary_size": "vocab_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "width": "hidden_size",
+    "feedforward": "intermediate_size",
+}
+
+
+def read_sizes(settings: Settings) -> dict[str, int]:
+    """Return the fields of an EncoderConfig that are sizes, whose keys in config.json all encoders share."""
+    return {field: settings.need(key) for field, key in _SIZES.items()}
+
+
+def write_sizes(config: EncoderConfig) -> dict[str, Any]:
+    """Return {key: value} of config.json for an encoder's sizes, the inverse of `read_sizes`."""
+    written = {key: getattr(config, field) for field, key in _SIZES.items()}
+    return written | {"intermediate_size": config.feedforward or 4 * config.width}
+
+
 def read_common(settings: Settings) -> dict[str, Any]:
     """Return the EncoderConfig fields whose keys in config.json are the same for all model families (such as BERT); add
     unsupported options to `settings.problems`.
     """
     for key, supported in EVERYWHERE.items():
         settings.only(key, supported)
-    return {
-        "vocabulary_size": settings.need("vocab_size"),
-        "layers": settings.need("num_hidden_layers"),
-        "heads": settings.need("num_attention_heads"),
-        "width": settings.need("hidden_size"),
-        "feedforward": settings.need("intermediate_size"),
+    return read_sizes(settings) | {
         "dropout": float(settings.take("hidden_dropout_prob", 0.1)),
         "attention_dropout": float(settings.take("attention_probs_dropout_prob", 0.1)),
         "initializer_range": float(settings.take("initializer_range", 0.02)),
@@ -190,12 +205,7 @@ def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
     """Return {key: value} of config.json for the keys that are the same for all model families (such as BERT), the
     inverse of `read_common`.
     """
-    return {
-        "vocab_size": config.vocabulary_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "hidden_size": config.width,
-        "intermediate_size": config.feedforward or 4 * config.width,
+    return write_sizes(config) | {
         "hidden_act": "gelu",
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,

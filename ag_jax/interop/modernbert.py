@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
+from ag_jax.interop import families
 from ag_jax.interop.families import Family, dense, norm
 from ag_jax.interop.layouts import FROM_HEADS, STACKED, STACKED_BIASES
 from ag_jax.interop.names import LAYER, LAYERS, Name
@@ -97,46 +98,40 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     if activation not in ("gelu", "relu", "silu"):
         settings.problems.append(f"hidden_activation={activation!r} is not supported, only gelu, relu and silu")
         activation = "gelu"
-    layers = settings.need("num_hidden_layers")
-    windows = _windows(settings, layers)
+    sizes = families.read_sizes(settings)
+    windows = _windows(settings, sizes["layers"])
     base, local = _base(settings, _GLOBAL), _base(settings, _LOCAL)
     if windows and windows["global_every"] is None:  # no layer has the other base
         base = local
-    return windows | {
-        "vocabulary_size": settings.need("vocab_size"),
-        "layers": layers,
-        "heads": settings.need("num_attention_heads"),
-        "width": settings.need("hidden_size"),
-        "feedforward": settings.need("intermediate_size"),
-        "max_length": settings.need("max_position_embeddings"),
-        "position_offset": 0,
-        "token_types": 0,
-        "positions": "rotary",
-        "rotary_base": base,
-        "rotary_base_local": local if windows and local != base else None,
-        "norm_position": "pre",
-        "norm_biases": settings.take("norm_bias", False),
-        "first_norm": False,
-        "gated": True,
-        "activation": activation,
-        "attention_biases": settings.take("attention_bias", False),
-        "feedforward_biases": biases,
-        "dropout": float(settings.take("mlp_dropout", 0.0)),
-        "attention_dropout": float(settings.take("attention_dropout", 0.0)),
-        "initializer": "scaled",
-        "initializer_range": float(settings.take("initializer_range", 0.02)),
-        "layer_norm_epsilon": float(settings.take("norm_eps", 1e-5)),
-    }
+    return (
+        windows
+        | sizes
+        | {
+            "max_length": settings.need("max_position_embeddings"),
+            "position_offset": 0,
+            "token_types": 0,
+            "positions": "rotary",
+            "rotary_base": base,
+            "rotary_base_local": local if windows and local != base else None,
+            "norm_position": "pre",
+            "norm_biases": settings.take("norm_bias", False),
+            "first_norm": False,
+            "gated": True,
+            "activation": activation,
+            "attention_biases": settings.take("attention_bias", False),
+            "feedforward_biases": biases,
+            "dropout": float(settings.take("mlp_dropout", 0.0)),
+            "attention_dropout": float(settings.take("attention_dropout", 0.0)),
+            "initializer": "scaled",
+            "initializer_range": float(settings.take("initializer_range", 0.02)),
+            "layer_norm_epsilon": float(settings.take("norm_eps", 1e-5)),
+        }
+    )
 
 
 def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
     bases = {_GLOBAL: config.rotary_base, _LOCAL: config.rotary_base_local or config.rotary_base}
-    return {
-        "vocab_size": config.vocabulary_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "hidden_size": config.width,
-        "intermediate_size": config.feedforward or 4 * config.width,
+    return families.write_sizes(config) | {
         "max_position_embeddings": config.max_length,
         "layer_types": [_LOCAL if is_local else _GLOBAL for is_local in config.local_layers],
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
