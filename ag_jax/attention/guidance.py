@@ -43,8 +43,8 @@ class GuidanceConfig:
     heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
         next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, and custom ones, named as
         `module.function`.
-    layers: layers whose heads are guided: `all`, `global` or `local` ones (without or with `model.window`), or numbers
-        from 0 with commas, such as 0-5,8. It is about the encoder.
+    layers: layers of the encoder whose heads are guided: `all`, `global` or `local` ones (without or with
+        `model.window`), or numbers from 0 with commas, such as 0-5,8.
     decoder_heads: counts of heads for each pattern in a decoder's self-attention, such as prev:1; none for no guidance
         of these heads.
     cross_heads: counts of heads for each pattern in a decoder's attention to the source, such as first:1,diagonal:1,
@@ -144,8 +144,8 @@ def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int 
         chosen = [layer for layer, kind in enumerate(is_local) if kind in named[config.layers]]
         if not chosen:
             raise ValueError(
-                f"guidance.layers={config.layers}: no layer of the model is {config.layers}, "
-                f"see model.window and model.global_every"
+                f"guidance.layers={config.layers}: no layer of the model is {config.layers}, see model.window and "
+                "model.global_every"
             )
     else:
         chosen = _read_layers(config.layers, len(is_local))

@@ -119,7 +119,7 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
     attend = dispatch.choose(
         spec.config.attention,
         mesh,
-        head_width=spec.config.width // spec.config.heads,
+        head_width=spec.config.head_width,
         length=spec.head.max_length,
         after_dropout=spec.guidance.mode != "none" and spec.guidance.probabilities == "after_dropout",
         rows=sharding.ROWS,

@@ -225,8 +225,9 @@ class EncoderConfig:
 
     @property
     def layer_kinds(self) -> tuple[bool, ...]:
-        """Whether a layer has a window, of the layers of a group: the groups follow one another, the last one may be
-        shorter.
+        """For each layer of a group, whether its attention is limited to a window.
+
+        The layers of the encoder are such groups, one after the other, of which the last one may be shorter.
         """
         if self.window is None:
             return (False,)

@@ -216,7 +216,7 @@ class Decoder(nn.Module):
     def empty_cache(self, batch: int, beams: int, length: int) -> DecoderCache:
         """Return the cache of no tokens yet, with room for T = `length` tokens."""
         config = self.config
-        value_BHKW = jnp.zeros((batch, config.heads, length * beams, config.width // config.heads), config.dtype)
+        value_BHKW = jnp.zeros((batch, config.heads, length * beams, config.head_width), config.dtype)
         key_BHWK = None if self.decoder.fixed_attention.offsets else value_BHKW.swapaxes(2, 3)
         layers = (KeysAndValues(key_BHWK, value_BHKW),) * self.decoder.layers
         return DecoderCache(layers, jnp.zeros((batch, beams, length), jnp.int32))

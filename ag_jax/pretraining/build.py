@@ -42,7 +42,7 @@ def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfi
     return dispatch.choose(
         config.model.attention,
         mesh,
-        head_width=shape.width // shape.heads,
+        head_width=shape.head_width,
         length=config.data.sequence_length,
         after_dropout=guided and config.guidance.probabilities == "after_dropout",
         rows=sharding.ROWS,

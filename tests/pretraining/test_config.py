@@ -130,6 +130,17 @@ def test_a_config_that_translates():
         ),
         (TRANSLATES | {"model.convolution": 3}, "model.convolution has no counterpart in a decoder"),
         (
+            TRANSLATES | {"model.window": 8, "model.global_every": None},
+            "model.window has no counterpart in a decoder",
+        ),
+        (TRANSLATES | {"model.query_key_norm": True}, "model.query_key_norm has no counterpart in a decoder"),
+        (TRANSLATES | {"model.positions": "rotary"}, "rotary cannot be set together with decoder.layers: set learned"),
+        (
+            {"guidance.mode": "bias", "guidance.layers": "0"},
+            "guidance.layers=0 needs guidance.mode=loss: mode=bias changes the scores of all layers",
+        ),
+        ({"guidance.layers": "99"}, "guidance.layers must be all, global, local, or layers from 0 to 11"),
+        (
             TRANSLATES | {"data.masking.replacement": "unigram", "replaced_tokens.generator": "unigram"},
             "data.masking has no effect with format='parallel'",
         ),
