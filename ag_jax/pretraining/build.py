@@ -115,13 +115,16 @@ def _guided_layers(config: GuidanceConfig, encoder: EncoderConfig) -> dict[str, 
 def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> AdversaryOptimizer | None:
     """Return the optimizer of an adversary's parameters; None if only the model learns.
 
-    It has the settings of the model's optimizer, except for those that `adversarial.asa` replaces.
+    It is AdamW with the settings of the model's optimizer, except for those that `adversarial.asa` replaces.
     """
     if config.method != "asa":
         return None
     asa = config.asa
     own = dataclasses.replace(
         model,
+        kind="adamw",
+        clip_updates=False,
+        muon_momentum=OptimizerConfig.muon_momentum,
         learning_rate=asa.learning_rate or model.learning_rate,
         weight_decay=model.weight_decay if asa.weight_decay is None else asa.weight_decay,
         clip_norm=asa.clip_norm,

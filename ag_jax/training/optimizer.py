@@ -1,68 +1,105 @@
-"""AdamW with warm-up and decay of the learning rate, and a separate optimizer for an adversary's parameters."""
+"""Optimizers: AdamW, StableAdamW, Lion and Muon, and a separate AdamW for an adversary's parameters.
+
+Shape letters of parameters: N layers, D features, H heads, W width of a head, F features of a feed-forward layer.
+"""
 
 import dataclasses
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from ag_jax.attention.adversary import ADVERSARY
+from ag_jax.training import schedules
+from ag_jax.training.schedules import Decay
 
-Decay = Literal["linear", "constant", "inverse_sqrt"]
+MUON, OTHERS = "muon", "others"
+# Root mean square of the entries of a Muon update, which is about that of AdamW's (Liu et al. 2025, section 2.2).
+MUON_RMS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings of AdamW and its schedule; the defaults are those of the code released with Attention Guidance.
+    """Settings of the optimizer and its schedule; the defaults are those of the code released with Attention Guidance.
 
     The default of `clip_norm` is from this code, too.
 
+    kind: `adamw`; `lion` (Chen et al. 2023), whose published `beta2` is 0.99, with learning rates 3 to 10 times lower
+        than AdamW's; or `muon` (Jordan et al. 2024), which makes the updates of the layers' matrices orthogonal, and
+        scales them so that AdamW's learning rate and weight decay can be kept (Liu et al. 2025). Embeddings, heads,
+        biases and norms then have AdamW.
     learning_rate: peak learning rate, reached after `warmup_steps`.
     warmup_steps: number of steps in which the learning rate rises from 0 to its peak.
-    decay: `linear` decays the learning rate from its peak to 0 at the last step, `constant` leaves it at the peak,
-        `inverse_sqrt` makes it peak * sqrt(warmup_steps / step), which with the peak (width * warmup_steps)^-0.5 is the
-        schedule of Vaswani et al. 2017, equation 3.
+    decay: how the learning rate falls from its peak to the last step: `linear`, `cosine` or `one_minus_sqrt`
+        (1 - sqrt(x) of the fall's steps); `constant` leaves it at the peak; `inverse_sqrt` makes it
+        peak * sqrt(warmup_steps / step), which with the peak (width * warmup_steps)^-0.5 is the schedule of Vaswani et
+        al. 2017, equation 3.
+    decay_steps: number of the last steps in which the learning rate falls; before them it stays at its peak (schedule
+        warm-up-stable-decay). None lets it fall from the end of warm-up on.
+    final_share: learning rate at the last step, as a share of the peak.
     beta1: decay rate of the gradient's running mean.
-    beta2: decay rate of the squared gradient's running mean.
+    beta2: decay rate of the squared gradient's running mean; of `lion`, decay rate of its only running mean.
     epsilon: added to the denominator of an update.
     weight_decay: coefficient of weight decay, on matrices only, never on biases or LayerNorm.
     clip_norm: maximum global norm of the gradient; None does not clip it.
+    clip_updates: divide the update of a parameter by the root mean square of gradient / sqrt(second moment) where this
+        is above 1, with AdamW (StableAdamW of Wortsman et al. 2023); goes well with clip_norm=none.
+    muon_momentum: decay rate of the gradient's running mean in `muon`, with Nesterov's correction.
     """
 
+    kind: Literal["adamw", "lion", "muon"] = "adamw"
     learning_rate: Annotated[float, "> 0"] = 1e-4
     warmup_steps: Annotated[int, ">= 0"] = 0
     decay: Decay = "linear"
+    decay_steps: Annotated[int, ">= 1"] | None = None
+    final_share: Annotated[float, ">= 0", "<= 1"] = 0.0
     beta1: Annotated[float, ">= 0", "< 1"] = 0.9
     beta2: Annotated[float, ">= 0", "< 1"] = 0.999
     epsilon: Annotated[float, "> 0"] = 1e-8
     weight_decay: Annotated[float, ">= 0"] = 0.0
     clip_norm: Annotated[float, "> 0"] | None = 1.0
+    clip_updates: bool = False
+    muon_momentum: Annotated[float, ">= 0", "< 1"] = 0.95
 
     EARLIER_NONE: ClassVar = {"clip_norm": 0.0}
 
+    def __post_init__(self):
+        if self.decay in ("constant", "inverse_sqrt"):
+            for name in ("decay_steps", "final_share"):
+                if (value := getattr(self, name)) != getattr(OptimizerConfig, name):
+                    raise ValueError(
+                        f"optimizer.{name}={value} is of a learning rate that falls to the last step, got "
+                        f"optimizer.decay={self.decay}: choose {', '.join(schedules.FALLS)}, or leave {name} out"
+                    )
+        if self.clip_updates and self.kind == "lion":
+            raise ValueError(
+                "optimizer.clip_updates=True divides by a second moment, which optimizer.kind=lion lacks: set it to "
+                "False, or choose adamw or muon"
+            )
+        if self.muon_momentum != OptimizerConfig.muon_momentum and self.kind != "muon":
+            raise ValueError(
+                f"optimizer.muon_momentum={self.muon_momentum} has no effect with optimizer.kind={self.kind}: set "
+                "kind=muon, or leave it out"
+            )
+
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Return a schedule: linear from 0 to the peak in `warmup_steps`, then as `decay` says: linear to 0 at
-    `total_steps`, constant, or falling as the inverse square root of the step.
+    """Return the schedule of the learning rate of a run of `total_steps` steps (`schedules.learning_rate`).
 
-    Learning rate and warm-up may be traced arrays (`Hyperparameters`), so no Python branch depends on them.
+    Learning rate and warm-up may be traced arrays (`Hyperparameters`).
     """
-    peak, warmup = config.learning_rate, config.warmup_steps
-
-    def schedule(step):
-        # Step 0 is the first update; without warm-up, the peak is at that step.
-        reference = jnp.maximum(warmup, 1)
-        if config.decay == "inverse_sqrt":
-            remaining = jnp.sqrt(reference / jnp.maximum(step, reference))
-        elif config.decay == "linear":
-            done = (step - warmup) / jnp.maximum(total_steps - warmup, 1)
-            remaining = jnp.clip(1 - done, 0.0, 1.0)
-        else:
-            remaining = jnp.float32(1)
-        return peak * jnp.where(step < warmup, step / reference, remaining)
-
-    return schedule
+    return schedules.learning_rate(
+        config.learning_rate,
+        config.warmup_steps,
+        total_steps,
+        decay=config.decay,
+        decay_steps=config.decay_steps,
+        final_share=config.final_share,
+    )
 
 
 def decays(params: Any) -> Any:
@@ -94,7 +131,7 @@ class AdversaryOptimizer:
 def make_optimizer(
     config: OptimizerConfig, total_steps: int, adversary: AdversaryOptimizer | None = None
 ) -> optax.GradientTransformation:
-    """Return the optax optimizer: gradient clipping, then AdamW with its schedule.
+    """Return the optax optimizer: gradient clipping, then AdamW, Lion or Muon with its schedule.
 
     adversary: optimizer of the parameters under `ADVERSARY`, if there are any; their gradients are clipped separately.
     """
@@ -113,13 +150,108 @@ def _groups(params: Any) -> Any:
     return {name: ADVERSARY if name == ADVERSARY else "model" for name in params}
 
 
+def matrix_axes(path: tuple[Any, ...], parameter: Any) -> MuonDimensionNumbers | None:
+    """Return the input and output axes of a layer's matrix, whose axis 0 is the layer; None for other parameters.
+
+    The kernels of a stack of layers are the matrices of Muon: query, key and value `NDHW` are D x (H W) in each layer,
+    the output projection of attention `NHWD` is (H W) x D, and feed-forward layers are `NDF` and `NFD`.
+
+    path: keys of the parameter in its tree.
+    """
+    names = [key.key for key in path]
+    if "layers" not in names or names[-1] != "kernel":
+        return None
+    if parameter.ndim == 3:
+        return MuonDimensionNumbers(1, 2)
+    is_output = names[-2] == "output"
+    return MuonDimensionNumbers((1, 2), 3) if is_output else MuonDimensionNumbers(1, (2, 3))
+
+
+def _matrix_axes(params: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(matrix_axes, params)
+
+
+def _as_large_as_adamw(updates: Any, params: Any) -> Any:
+    """Return orthogonal updates, times 0.2 sqrt(max(rows, columns)) (Liu et al. 2025, equation 4).
+
+    An orthogonal matrix has entries with the root mean square 1 / sqrt(max(rows, columns)).
+    """
+    del params
+
+    def scaled(path, update):
+        axes: Any = matrix_axes(path, update)
+        rows, columns = (
+            math.prod(update.shape[axis] for axis in np.atleast_1d(side))
+            for side in (axes.reduction_axis, axes.output_axis)
+        )
+        return MUON_RMS * math.sqrt(max(rows, columns)) * update
+
+    return jax.tree_util.tree_map_with_path(scaled, updates)
+
+
+def _muon_groups(params: Any) -> Any:
+    """Return for each parameter the label, `MUON` or `OTHERS`, of the optimizer that it has with `kind=muon`."""
+    if not isinstance(params, dict):  # `tree_map_params` passes one placeholder for all parameters
+        return OTHERS
+
+    def group(path, parameter) -> str:
+        return OTHERS if matrix_axes(path, parameter) is None else MUON
+
+    return jax.tree_util.tree_map_with_path(group, params)
+
+
 def _chain(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    adamw = optax.adamw(
-        learning_rate_schedule(config, total_steps),
-        b1=config.beta1,
-        b2=config.beta2,
-        eps=config.epsilon,
-        weight_decay=config.weight_decay,
-        mask=decays,
+    optimizer = _optimizer(config, learning_rate_schedule(config, total_steps))
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
+
+
+def _optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    if config.kind == "lion":
+        return optax.lion(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=decays)
+    decay = optax.add_decayed_weights(config.weight_decay, decays)
+    if config.clip_updates:
+        adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+        others = optax.chain(_clipped(adam, decay, config), optax.scale_by_learning_rate(rate))
+    else:
+        others = optax.adamw(
+            rate,
+            b1=config.beta1,
+            b2=config.beta2,
+            eps=config.epsilon,
+            weight_decay=config.weight_decay,
+            mask=decays,
+        )
+    if config.kind == "adamw":
+        return others
+    muon = optax.chain(
+        scale_by_muon(beta=config.muon_momentum, weight_dimension_numbers=_matrix_axes),
+        optax.stateless(_as_large_as_adamw),
+        decay,
+        optax.scale_by_learning_rate(rate),
     )
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw) if config.clip_norm else adamw
+    return optax.partition({MUON: muon, OTHERS: others}, _muon_groups)
+
+
+def _clipped(
+    adam: optax.GradientTransformation, decay: optax.GradientTransformation, config: OptimizerConfig
+) -> optax.GradientTransformation:
+    """Return Adam with weight decay, whose updates are clipped as in StableAdamW (Wortsman et al. 2023, algorithm 2).
+
+    The update of a tensor, decay included, is divided by max(1, sqrt(mean(g^2 / max(v, epsilon^2)))), where v is the
+    second moment of the gradient g, corrected for its start at zero. The tensors are those of one layer each.
+    """
+    inner = optax.chain(adam, decay)
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = inner.update(gradients, state, params)
+        moments = optax.tree.bias_correction(state[0].nu, config.beta2, state[0].count)
+
+        def divided(path, update, gradient, moment):
+            # The layers of a stack are tensors of their own, along axis 0.
+            axes = tuple(range("layers" in [key.key for key in path], update.ndim))
+            ratio = gradient**2 / jnp.maximum(moment, config.epsilon**2)
+            return update / jnp.maximum(1.0, jnp.sqrt(ratio.mean(axes, keepdims=True)))
+
+        return jax.tree_util.tree_map_with_path(divided, updates, gradients, moments), state
+
+    return optax.GradientTransformation(inner.init, update)

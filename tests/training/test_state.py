@@ -74,3 +74,25 @@ def test_moments_lie_where_their_parameters_lie(spread):
     counts = [leaf for leaf in jax.tree.leaves(shardings.opt_state) if leaf.spec == PartitionSpec()]
     assert len(counts) == 2  # of Adam and of the schedule
     assert shardings.step.spec == PartitionSpec()
+
+
+@pytest.mark.parametrize("settings", [{"kind": "muon"}, {"kind": "lion"}, {"clip_updates": True}], ids=str)
+def test_updates_of_every_optimizer_are_the_same_on_one_device_and_on_eight(eight_devices, settings):
+    """With states that lie where their parameters lie, also those of parameters in two groups."""
+    optimizer = make_optimizer(OptimizerConfig(**settings), 10)
+
+    def updated(mesh):
+        program = make_program(lambda _: None, lambda _: optimizer, init, mesh)
+        state = program.create(jax.random.key(0))
+        gradient = jax.tree.map(lambda leaf: jax.numpy.sin(31.0 * leaf) + 0.1, state.params)
+        updates, opt_state = jax.jit(optimizer.update)(gradient, state.opt_state, state.params)
+        return program, updates, opt_state
+
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices)
+    program, updates, opt_state = updated(mesh)
+    assert jax.tree.structure(opt_state) == jax.tree.structure(program.shardings.opt_state)
+    split = {leaf.sharding.spec for leaf in jax.tree.leaves(program.create(jax.random.key(0)).opt_state)}
+    assert PartitionSpec(None, "fsdp", "tensor", None) in split  # the momentum of the queries
+    _, alone, _ = updated(make_mesh(MeshConfig(), eight_devices[:1]))
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(updates), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6, rtol=1e-3)
