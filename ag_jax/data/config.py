@@ -46,6 +46,9 @@ class MaskingConfig:
     """How tokens of a sequence are chosen for prediction and replaced (BERT's masking by default).
 
     rate: share of the tokens that are chosen.
+    earlier_rates: shares in earlier steps of training, before `rate`, such as 0.3,0.15 (mmBERT's, with rate=0.05).
+    earlier_rates_until: for each of `earlier_rates`, the step at which the next begins, such as 50000,80000.
+    evaluation_rate: share of the tokens that are chosen in evaluations; None takes `rate`.
     mask_fraction: share of the chosen tokens that are replaced by the mask token; the others are replaced by a random
         token (`random_fraction`) or left unchanged.
     random_fraction: share of the chosen tokens that are replaced by a random token.
@@ -62,6 +65,9 @@ class MaskingConfig:
     """
 
     rate: Annotated[float, "> 0", "< 1"] = 0.15
+    earlier_rates: tuple[Annotated[float, "> 0", "< 1"], ...] = ()
+    earlier_rates_until: tuple[Annotated[int, ">= 1"], ...] = ()
+    evaluation_rate: Annotated[float, "> 0", "< 1"] | None = None
     mask_fraction: Annotated[float, ">= 0", "<= 1"] = 0.8
     random_fraction: Annotated[float, ">= 0", "<= 1"] = 0.1
     count: Literal["fixed", "bernoulli"] = "fixed"
@@ -90,6 +96,23 @@ class MaskingConfig:
                 f"data.masking.longest_span={self.longest_span} needs count='fixed', got {self.count!r}: with "
                 "tokens chosen independently of one another there are no spans; set longest_span=1 or count='fixed'"
             )
+        rates, until = self.earlier_rates, self.earlier_rates_until
+        if len(rates) != len(until) or list(until) != sorted(set(until)):
+            raise ValueError(
+                f"data.masking.earlier_rates_until={','.join(map(str, until))} must be ascending steps, one for each "
+                f"of data.masking.earlier_rates={','.join(map(str, rates))}"
+            )
+
+    @property
+    def highest_rate(self) -> float:
+        """The highest share of the tokens that are chosen in any step of training."""
+        return max(self.rate, *self.earlier_rates) if self.earlier_rates else self.rate
+
+    @property
+    def for_evaluation(self) -> "MaskingConfig":
+        """The masking of evaluations: the same share in all of them."""
+        rate = self.evaluation_rate or self.rate
+        return dataclasses.replace(self, rate=rate, earlier_rates=(), earlier_rates_until=(), evaluation_rate=None)
 
 
 @dataclasses.dataclass(frozen=True)

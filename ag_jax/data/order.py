@@ -1,12 +1,15 @@
 """The order in which rows are drawn: row i of step s is a pure function of (seed, s, i).
 
-Row i of step s is number g = s * batch_size + i of all rows drawn in training. It belongs to epoch g // N, where N is
-the number of rows of the corpus, and the rows of an epoch come in the order permutation(seed, epoch).
+Row i of step s is number g = b(s) + i of all rows drawn in training, where b(s) is the number of rows of the steps
+before s. It belongs to epoch g // N, where N is the number of rows of the corpus, and the rows of an epoch come in the
+order permutation(seed, epoch).
 
 Shape letters: B batch.
 """
 
-from collections.abc import Callable, Iterator
+import bisect
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +17,58 @@ import numpy as np
 from ag_jax.data import randomness
 
 Batch = TypeVar("Batch")
+HostRows = Callable[[int], slice | np.ndarray]
 PREFETCH = 4  # batches that are prefetched
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizes:
+    """Number of rows of the batch of every step: `earlier[k]` up to step `until[k]`, and `last` after these steps.
+
+    last: number of rows of a batch.
+    earlier: numbers of rows of the batches of earlier steps.
+    until: the steps, ascending and counted from 0, before which each of `earlier` is used.
+    """
+
+    last: int
+    earlier: tuple[int, ...] = ()
+    until: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, given: "int | BatchSizes") -> "BatchSizes":
+        """Return batch sizes that are the same for all steps if `given` is a number, else `given`."""
+        return given if isinstance(given, BatchSizes) else cls(given)
+
+    def at(self, step: int) -> int:
+        """Return the number of rows of the batch of a step."""
+        return at_step(step, self.last, self.earlier, self.until)
+
+    def before(self, step: int) -> int:
+        """Return the number of rows of all steps before `step`."""
+        rows, start = 0, 0
+        for size, until in zip(self.earlier, self.until, strict=True):
+            rows += size * (min(until, step) - min(start, step))
+            start = until
+        return rows + self.last * (step - min(start, step))
+
+    def numbers(self, step: int) -> np.ndarray:
+        """Return the numbers of the rows of a step among all rows drawn in training: `B`."""
+        return self.before(step) + np.arange(self.at(step))
+
+
+Value = TypeVar("Value", int, float)
+
+
+def at_step(step: int, last: Value, earlier: Sequence[Value], until: Sequence[int]) -> Value:
+    """Return the value of a step: `earlier[k]` before step `until[k]`, and `last` from the last of these steps on."""
+    place = bisect.bisect_right(until, step)
+    return earlier[place] if place < len(earlier) else last
+
+
+def all_rows(count: int) -> slice:
+    """Return all rows of a batch: the default of functions that choose the rows that a host needs."""
+    del count
+    return slice(None)
 
 
 def check_batch_size(rows: int, batch_size: int) -> None:
@@ -28,18 +82,13 @@ def check_batch_size(rows: int, batch_size: int) -> None:
         )
 
 
-def drawn(
-    count: int, batch_size: int, seed: int, step: int, rows: slice | np.ndarray = slice(None)
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index in the corpus, and the epoch, of the rows of a step: two arrays `B`.
+def drawn(count: int, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index in the corpus, and the epoch, of rows: two arrays `B`.
 
     count: N, number of rows of the corpus.
-    batch_size: number of rows of a batch.
+    number_B: numbers of the rows among all rows drawn in training (`BatchSizes.numbers`).
     seed: seed of the order.
-    step: number of the step.
-    rows: the rows of the batch (a slice or indices) that are wanted.
     """
-    number_B = (step * batch_size + np.arange(batch_size))[rows]
     epoch_B, place_B = np.divmod(number_B, count)
     example_B = np.empty(len(number_B), np.int64)
     for epoch in np.unique(epoch_B):

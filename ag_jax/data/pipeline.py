@@ -13,6 +13,7 @@ from ag_jax.data import order
 from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.entries import Claim, unclaimed
+from ag_jax.data.order import BatchSizes
 from ag_jax.data.parallel import batching as parallel_batching
 from ag_jax.data.parallel import pipeline as parallel
 from ag_jax.data.text import batching as text_batching
@@ -28,9 +29,12 @@ class Batches(Protocol):
         """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
 
     def iterate(
-        self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
+        self, start: int, stop: int, rows: order.HostRows = order.all_rows, threads: int = 1
     ) -> Iterator[HostBatch]:
-        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads."""
+        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads.
+
+        rows: number of rows of a batch -> the rows (a slice or indices) that this host needs.
+        """
 
 
 def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus:
@@ -73,12 +77,14 @@ def empty_batch(config: DataConfig, rows: int) -> HostBatch:
     return (parallel_batching if config.is_parallel else text_batching).empty_batch(config, rows)
 
 
-def batches(corpus: Corpus, config: DataConfig, batch_size: int, seed: int, start: int | None = None) -> Batches:
+def batches(
+    corpus: Corpus, config: DataConfig, batch_size: int | BatchSizes, seed: int, start: int | None = None
+) -> Batches:
     """Return the training batches of a corpus.
 
     corpus: tokenizer and rows.
     config: the settings of the data.
-    batch_size: number of rows of a batch.
+    batch_size: number of rows of a batch, or of the batches of all steps.
     seed: seed of the order and of masks.
     start: of pairs, the token id at the first position of every target text; None for the padding token.
 

@@ -138,7 +138,9 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
         return logits
 
     objective = functools.partial(make_objective, spec, model)
-    program = make_program(objective, functools.partial(make_trial_optimizer, spec), init, mesh, spec.microbatches)
+    program = make_program(
+        objective, functools.partial(make_trial_optimizer, spec), init, mesh, spec.batch_size // spec.microbatches
+    )
     everywhere = NamedSharding(mesh, PartitionSpec())  # because every host reads all logits
     in_shardings = (program.shardings.params, sharding.batch_sharding(mesh))
     return TaskProgram(program, model, jax.jit(predict, in_shardings=in_shardings, out_shardings=everywhere))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_jax import config_reader
+from ag_jax.data.config import MaskingConfig
 from ag_jax.interop import front_matter
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.front_matter import Statements
@@ -31,6 +32,7 @@ _LEFT_OUT: tuple[str, ...] = (
 )
 _SOURCES = ("data.source", "data.target", "data.validation_source", "data.validation_target")
 _BIBTEX = re.compile(r"^```[^\n`]*\n\s*(@\w+\{.*?)^```", re.MULTILINE | re.DOTALL)
+OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "muon": "Muon, and AdamW for embeddings, heads, biases and norms,"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,14 +310,21 @@ def _data(opened: OpenRun) -> list[str]:
         return [f"Pairs of texts and translations, {files}, as rows of up to {data.sequence_length} tokens a side."]
     return [
         f"`{_source_names(data.source)}`, as rows of up to {data.sequence_length} tokens (`{data.format}`).",
-        f"Of the tokens, {data.masking.rate:.0%} are {workloads.workload_of(opened.config).changed}.",
+        f"Of the tokens, {_rates(data.masking)} are {workloads.workload_of(opened.config).changed}.",
     ]
+
+
+def _rates(masking: MaskingConfig) -> str:
+    earlier = zip(masking.earlier_rates, masking.earlier_rates_until, strict=True)
+    return ", ".join([*(f"{rate:.0%} up to step {until:,}" for rate, until in earlier), f"{masking.rate:.0%}"])
 
 
 def _training(opened: OpenRun) -> list[str]:
     training, optimizer, guidance = opened.config.training, opened.config.optimizer, opened.config.guidance
     if opened.step == 0:
         return ["None here."]
+    earlier = zip(training.earlier_batch_sizes, training.earlier_batch_sizes_until, strict=True)
+    smaller = "".join(f", {size} up to step {until:,}" for size, until in earlier)
     guided = ", ".join(f"{name}: {count}" for name, count in opened.assignment)
     for attention, heads in (
         ("the decoder", guidance.decoder_heads),
@@ -323,9 +332,9 @@ def _training(opened: OpenRun) -> list[str]:
     ):
         guided += f"; of {attention}: {heads}" if guided and heads else ""
     return [
-        f"{opened.step:,} steps of {training.batch_size} rows.",
-        f"AdamW with a peak learning rate of {optimizer.learning_rate:g} after {optimizer.warmup_steps:,} steps of "
-        "warm-up.",
+        f"{opened.step:,} steps of {training.batch_size} rows{smaller}.",
+        f"{OPTIMIZERS[optimizer.kind]} with a peak learning rate of {optimizer.learning_rate:g} after "
+        f"{optimizer.warmup_steps:,} steps of warm-up.",
         f"Attention guidance: {f'{guidance.mode}, heads of a layer: {guided}' if guided else 'none'}.",
     ]
 

@@ -158,7 +158,8 @@ def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> E
     parts = forecast(step, device, limits)
 
     def speed(seconds: float) -> Speed:
-        run_seconds = seconds * config.training.steps
+        # Smaller batches of earlier steps count by their rows.
+        run_seconds = seconds * config.batch_sizes.before(config.training.steps) / rows
         return Speed(
             seconds=seconds,
             tokens_per_second=rows * length * (2 if config.translates else 1) / seconds,  # of both sides

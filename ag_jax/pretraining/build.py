@@ -154,6 +154,11 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
             f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose "
             f"training.batch_size / training.microbatches as a multiple of {parts}"
         )
+    if uneven := [size for size in config.training.earlier_batch_sizes if size % parts]:
+        raise ValueError(
+            f"{uneven[0]} rows of training.earlier_batch_sizes cannot be split over mesh.data * mesh.fsdp = {parts} "
+            f"devices: choose multiples of {parts}"
+        )
     workload = workload_of(config)
     # Initialised with the reference attention, which has the same parameters and accepts an example of any shape.
     example_model = reference_model(config, vocabulary)
@@ -166,7 +171,7 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
 
     objective = functools.partial(make_objective, config, vocabulary, model, mesh.size)
     optimizer = functools.partial(optimizer_of, config)
-    return program.make_program(objective, optimizer, init, mesh, config.training.microbatches)
+    return program.make_program(objective, optimizer, init, mesh, rows)
 
 
 def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
@@ -201,6 +206,8 @@ def static_settings(config: ExperimentConfig) -> ExperimentConfig:
         training=TrainingConfig(
             steps=training.steps,
             batch_size=training.batch_size,
+            earlier_batch_sizes=training.earlier_batch_sizes,
+            earlier_batch_sizes_until=training.earlier_batch_sizes_until,
             microbatches=training.microbatches,
             keep_last=training.keep_last,  # because it must be at least `translation.average`
         ),

@@ -10,6 +10,7 @@ from ag_jax.attention import guidance, patterns
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.order import BatchSizes
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
@@ -97,6 +98,12 @@ class ExperimentConfig:
                 f"optimizer.warmup_steps must be below training.steps={self.training.steps}; set it lower: got "
                 f"{self.optimizer.warmup_steps}"
             )
+        falls = self.optimizer.decay_steps
+        if falls is not None and self.optimizer.warmup_steps + falls > self.training.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps={self.optimizer.warmup_steps} and optimizer.decay_steps={falls} are more than "
+                f"training.steps={self.training.steps} together: lower one of them"
+            )
         if self.model.heads % self.mesh.tensor:
             raise ValueError(f"mesh.tensor={self.mesh.tensor} must divide model.heads={self.model.heads}")
         rows = self.training.batch_size // self.training.microbatches
@@ -105,6 +112,11 @@ class ExperimentConfig:
             raise ValueError(
                 f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
                 f"mesh.data * mesh.fsdp = {parts}"
+            )
+        if uneven := [size for size in self.training.earlier_batch_sizes if size % parts]:
+            raise ValueError(
+                f"training.earlier_batch_sizes has {uneven[0]}, which must be a multiple of mesh.data * mesh.fsdp = "
+                f"{parts}"
             )
         if self.guidance.alpha_rule == "auto" and self.guidance.mode == "bias":
             raise ValueError(
@@ -223,6 +235,12 @@ class ExperimentConfig:
                 f"mesh.tensor={self.mesh.tensor} must divide the generator's {small.heads} heads, too: change it or "
                 "replaced_tokens.generator_fraction"
             )
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The number of rows of the batch of every step."""
+        training = self.training
+        return BatchSizes(training.batch_size, training.earlier_batch_sizes, training.earlier_batch_sizes_until)
 
     @property
     def in_effect(self) -> "ExperimentConfig":

@@ -96,9 +96,10 @@ def make_job(
     """
     program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
     # Every host makes only the rows of a batch that its own devices hold.
-    rows = sharding.process_rows(program.mesh, config.training.batch_size)
+    host_rows = functools.cache(functools.partial(sharding.process_rows, program.mesh))
+    rows = host_rows(config.training.batch_size)
     start = workloads.start_token(config, corpus.tokenizer)
-    batches = pipeline.batches(corpus, config.data, config.training.batch_size, config.seed, start)
+    batches = pipeline.batches(corpus, config.data, config.batch_sizes, config.seed, start)
     init_key, dropout_key = build.random_keys(config.seed)
     most = config.data.validation_rows
 
@@ -113,7 +114,7 @@ def make_job(
     def losses_at_the_start() -> dict[str, Any]:
         if is_begun(workdir):
             raise alpha.missing(workdir)
-        first_batch = functools.partial(batches.iterate, 0, 1, rows=rows)
+        first_batch = functools.partial(batches.iterate, 0, 1, rows=host_rows)
         return metrics_evaluator(program, Hyperparameters(), first_batch)(create().params, 0, lambda: None)
 
     primary = program.make_objective(Hyperparameters()).primary_metric
@@ -161,7 +162,7 @@ def make_job(
         key=dropout_key,
         create=create,
         learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
-        batches=functools.partial(batches.iterate, rows=rows),
+        batches=functools.partial(batches.iterate, rows=host_rows),
         evaluators=(evaluator,),
         describe=describe,
         finish=finish,
@@ -196,10 +197,12 @@ def _check_best_metric(config: ExperimentConfig, program: Program) -> None:
 
 def _utilisation(
     config: ExperimentConfig, tokenizer: Tokenizer, program: Program
-) -> Callable[[float], float | None] | None:
-    """Return the model FLOPs utilisation as a function of the seconds of a step; None if the peak is unknown.
+) -> Callable[[int, int, float], float | None] | None:
+    """Return the model FLOPs utilisation as a function of (first step, last step + 1, seconds of these steps); None if
+    the peak is unknown.
 
-    The peak is that of matrix products in bfloat16. As in `plan`, rows count with their full length.
+    The peak is that of matrix products in bfloat16. As in `plan`, rows count with their full length, and with the share
+    of predicted words of the last steps.
     """
     devices = program.mesh.devices.size
     chip = chips.of_kind(program.mesh.devices.flat[0].device_kind)
@@ -208,7 +211,12 @@ def _utilisation(
     device_flops = chip.per_device().flops
     predicted = config.data.masking.rate * config.data.sequence_length
     total = workloads.workload_of(config).flops(config, tokenizer, predicted).total
-    return lambda seconds: flops.mfu(total, seconds, devices, device_flops)
+    sizes, of_row = config.batch_sizes, total / config.training.batch_size
+
+    def utilisation(start: int, stop: int, seconds: float) -> float | None:
+        return flops.mfu(of_row * (sizes.before(stop) - sizes.before(start)), seconds, devices, device_flops)
+
+    return utilisation
 
 
 def _remedy(path: str) -> str:

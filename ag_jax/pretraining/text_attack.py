@@ -65,7 +65,7 @@ def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> dict[
     Of the masks that training could draw for the first text, it is the first one that masks a token. Raises ValueError
     for a text without a token that may be masked.
     """
-    masking = config.masking
+    masking = config.masking.for_evaluation
     if masking.replacement == "unigram":
         masking = dataclasses.replace(masking, replacement="mask", mask_fraction=0.0, random_fraction=0.0)
     tokens_BL, lengths_B, first_B = ids_L[None], np.array([len(ids_L)]), np.zeros(1, np.int64)

@@ -12,7 +12,11 @@ class TrainingConfig:
     time_limit: seconds of training over all restarts, with compilation and without evaluations, after which the run
         ends before its last step; its schedules stay those of all steps. None trains all steps.
     batch_size: number of sequences in an update.
-    microbatches: number of parts in which a batch is computed, one after the other, to save memory.
+    earlier_batch_sizes: numbers of sequences in earlier updates, before `batch_size`, such as 16,32 (batch-size
+        warm-up). The step is compiled once for each. Learning rate and other schedules are over steps, as always.
+    earlier_batch_sizes_until: for each of `earlier_batch_sizes`, the step at which the next begins, such as 400,1200.
+    microbatches: number of parts in which a batch is computed, one after the other, to save memory; smaller batches
+        have fewer parts, of as many sequences or, if the batch is smaller than a part, one.
     log_every: steps between two rows of metrics.
     evaluate_every: steps between two evaluations on held-out text; None evaluates only at the end.
     checkpoint_every: steps between two checkpoints.
@@ -36,6 +40,8 @@ class TrainingConfig:
     steps: Annotated[int, ">= 1"] = 100_000
     time_limit: Annotated[int, ">= 1"] | None = None
     batch_size: Annotated[int, ">= 1"] = 84
+    earlier_batch_sizes: tuple[Annotated[int, ">= 1"], ...] = ()
+    earlier_batch_sizes_until: tuple[Annotated[int, ">= 1"], ...] = ()
     microbatches: Annotated[int, ">= 1"] = 1
     log_every: Annotated[int, ">= 1"] = 100
     evaluate_every: Annotated[int, ">= 1"] | None = 5_000
@@ -65,12 +71,27 @@ class TrainingConfig:
             raise ValueError(
                 f"training.microbatches={self.microbatches} must divide training.batch_size={self.batch_size}"
             )
-
+        self._check_batch_sizes()
         self._check_best()
         if self.profile and not (len(self.profile) == 2 and self.profile[0] <= self.profile[1] <= self.steps):
             raise ValueError(
                 f"training.profile={','.join(map(str, self.profile))} must be the first and the last step of a trace, "
                 f"such as 20,24, of at most training.steps={self.steps} steps; leave it empty for no trace"
+            )
+
+    def _check_batch_sizes(self) -> None:
+        """Raise ValueError for earlier batch sizes without their steps, or that are no whole number of microbatches."""
+        sizes, until = self.earlier_batch_sizes, self.earlier_batch_sizes_until
+        if len(sizes) != len(until) or list(until) != sorted(set(until)) or (until and until[-1] >= self.steps):
+            raise ValueError(
+                f"training.earlier_batch_sizes_until={','.join(map(str, until))} must be ascending steps below "
+                f"training.steps={self.steps}, one for each of training.earlier_batch_sizes={','.join(map(str, sizes))}"
+            )
+        part = self.batch_size // self.microbatches
+        if wrong := [size for size in sizes if size > part and size % part]:
+            raise ValueError(
+                f"training.earlier_batch_sizes has {wrong[0]}, which is neither a multiple of the {part} sequences of "
+                "a microbatch (training.batch_size / training.microbatches) nor smaller: choose one of the two"
             )
 
     def _check_best(self) -> None:

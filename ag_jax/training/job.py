@@ -124,8 +124,8 @@ class Job:
     remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
     wandb: () -> run at Weights & Biases that gets the metrics, or None.
     kept_steps: steps whose checkpoints are never deleted, besides those that `config` names.
-    utilisation: seconds of a step -> share of the devices' peak FLOP/s that the model uses (MFU), for `metrics.jsonl`;
-        None if the peak or the FLOPs of a step are unknown.
+    utilisation: (first step, last step + 1, seconds of these steps) -> share of the devices' peak FLOP/s that the model
+        uses (MFU), for `metrics.jsonl`; None if the peak or the FLOPs of a step are unknown.
     evaluation_batches: number of batches of an evaluation, for its progress; None if it is unknown.
     pause_at: step after which the loop saves the state and ends, without the evaluation and the result of the last
         step; the next loop goes on from there. None never pauses.
@@ -151,7 +151,7 @@ class Job:
     remedy: Callable[[str], str] = lambda path: f"The last good checkpoint: {path}"
     wandb: Callable[[], WandbRun | None] = lambda: None
     kept_steps: tuple[int, ...] = ()
-    utilisation: Callable[[float], float | None] | None = None
+    utilisation: Callable[[int, int, float], float | None] | None = None
     evaluation_batches: int | None = None
     pause_at: int | None = None
     pause: Callable[[TrainState, Progress, Beat], dict[str, Any]] = lambda state, progress, beat: {}

@@ -245,7 +245,9 @@ class Loop:
             "tokens_per_second": interval.tokens_per_second,
         }
         if self.job.utilisation is not None and interval.timed_steps:
-            row["mfu"] = self.job.utilisation(interval.timed_seconds / interval.timed_steps)
+            # Steps that were compiled are not timed. They are taken for the first of the interval, which they are but
+            # where another batch size begins.
+            row["mfu"] = self.job.utilisation(step - interval.timed_steps, step, interval.timed_seconds)
         self.writer.write(row)
         left = self.speed.seconds_left(config.steps - step, config.evaluations_from(max(step, 1)))
         if left is not None and config.time_limit is not None:

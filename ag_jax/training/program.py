@@ -50,13 +50,14 @@ def make_program(
     make_optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
     init: Callable[[jax.Array], Any],
     mesh: Mesh,
-    microbatches: int = 1,
+    microbatch_rows: int | None = None,
 ) -> Program:
     """Return the program of an objective and an optimizer, without compiling anything yet.
 
     For the other arguments see `Program`.
 
-    microbatches: number of parts in which a batch is computed, one after the other.
+    microbatch_rows: rows of each part of a batch, which are computed one after the other; None computes a batch at
+        once.
     """
     # Shapes do not depend on the key, nor on the hyperparameters.
     boxed, optimizer = functools.partial(init, jax.random.key(0)), make_optimizer(Hyperparameters())
@@ -74,6 +75,6 @@ def make_program(
         abstract=abstract_state(boxed, optimizer, shardings),
         # With output shardings every array is made on the device that keeps it.
         create=jax.jit(create, out_shardings=shardings),
-        train_step=compile_train_step(make_objective, make_optimizer, microbatches, mesh, shardings),
+        train_step=compile_train_step(make_objective, make_optimizer, microbatch_rows, mesh, shardings),
         evaluation_step=compile_evaluation_step(make_objective, mesh, shardings),
     )

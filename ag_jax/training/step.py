@@ -105,17 +105,22 @@ def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Object
 def compile_train_step(
     make_objective: Callable[[Hyperparameters], Objective],
     make_optimizer: Callable[[Hyperparameters], optax.GradientTransformation],
-    microbatches: int,
+    microbatch_rows: int | None,
     mesh: Mesh,
     shardings: TrainState,
 ) -> jax.stages.Wrapped:
     """Return `train_step` jitted for a mesh, as a function of (state, batch, key, hyperparameters).
 
     The old state is donated, so its memory is reused for the new state.
+
+    microbatch_rows: rows of each part of a batch, which are computed one after the other; a smaller batch is one part,
+        as is every batch with None.
     """
 
     def step(state: TrainState, batch: Batch, key: Array, hyperparameters: Hyperparameters):
         objective, optimizer = make_objective(hyperparameters), make_optimizer(hyperparameters)
+        rows = len(jax.tree.leaves(batch)[0])
+        microbatches = max(1, rows // microbatch_rows) if microbatch_rows else 1
         return train_step(state, batch, key, objective=objective, optimizer=optimizer, microbatches=microbatches)
 
     everywhere = NamedSharding(mesh, PartitionSpec())

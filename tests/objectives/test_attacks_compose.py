@@ -173,7 +173,7 @@ def trained(eight_devices):
     @functools.cache
     def run(shape):
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
-        program = make_program(lambda _: objective, lambda _: optimizer, init, mesh, 2)
+        program = make_program(lambda _: objective, lambda _: optimizer, init, mesh, len(batches[0]["tokens"]) // 2)
         state, losses = program.create(jax.random.key(0)), []
         for batch in batches:
             state, metrics = program.train_step(

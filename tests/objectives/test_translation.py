@@ -252,9 +252,9 @@ def test_every_mesh_trains_the_same(eight_devices):
 
     def run(shape):
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
-        init = functools.partial(model.init, deterministic=True)
+        init, rows = functools.partial(model.init, deterministic=True), len(batches[0]["tokens"]) // 2
         program = make_program(
-            lambda _: objective, lambda _: optimizer, lambda key: init(key, example)["params"], mesh, 2
+            lambda _: objective, lambda _: optimizer, lambda key: init(key, example)["params"], mesh, rows
         )
         state, losses = program.create(jax.random.key(0)), []
         for batch in batches:

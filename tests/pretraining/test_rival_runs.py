@@ -138,7 +138,8 @@ def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, ei
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
         optimizer = make_optimizer(OptimizerConfig(), 10)
         init = functools.partial(of_model, model, batch)
-        program = make_program(lambda _, made=objective: made, lambda _, made=optimizer: made, init, mesh, 2)
+        rows = len(batch["tokens"]) // 2
+        program = make_program(lambda _, made=objective: made, lambda _, made=optimizer: made, init, mesh, rows)
         state, placed = program.create(jax.random.key(0)), sharding.place_batch(batch, mesh)
         found.append(program.train_step(state, placed, jax.random.key(1), Hyperparameters())[1])
     alone, spread = found

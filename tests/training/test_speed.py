@@ -89,7 +89,7 @@ def test_evaluations_to_come(steps, every, step, expected):
 def test_a_slow_first_step_does_not_lower_the_speed(tmp_path, capsys):
     """The first step stands for one that takes long to compile; each step waits 20 ms."""
     job = tiny_job(tmp_path, log_every=3, checkpoint_every=100, milestones=(), evaluate_every=None)
-    job = dataclasses.replace(job, utilisation=lambda seconds: 1 / (100 * seconds))
+    job = dataclasses.replace(job, utilisation=lambda start, stop, seconds: (stop - start) / (100 * seconds))
     training = loop.Loop(job)
     step, calls = training.train_step, []
 

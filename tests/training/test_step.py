@@ -158,7 +158,7 @@ def trained(eight_devices):
         if name not in done:
             shape = MESHES[name] or (1, 1, 1)
             mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
-            program = make_program(lambda _: objective, lambda _: optimizer, init, mesh, 2)
+            program = make_program(lambda _: objective, lambda _: optimizer, init, mesh, 4)
             step, (state, losses) = program.train_step, (program.create(jax.random.key(0)), [])
             for batch in batches:
                 before = state

@@ -32,6 +32,7 @@ from ag_jax.data.corpus import (
     tokenizer_key,
 )
 from ag_jax.data.entries import Claim, Entries, unclaimed
+from ag_jax.data.order import BatchSizes
 from ag_jax.data.parallel import batching, pairs, selection
 from ag_jax.data.parallel.pairs import Pair
 from ag_jax.data.parallel.rows import PairRows, write_pair_rows
@@ -268,7 +269,7 @@ class Batches:
     rows: rows of the training pairs.
     tokenizer: the tokenizer of the rows.
     config: length of the sides.
-    batch_size: number of rows of a batch.
+    batch_size: number of rows of a batch, or of the batches of all steps.
     seed: seed of the order.
     start: token id at the first position of every target text; None for the padding token, for decoders that begin
         with a vector of zeros.
@@ -279,24 +280,33 @@ class Batches:
     rows: PairRows
     tokenizer: Tokenizer
     config: DataConfig
-    batch_size: int
+    batch_size: int | BatchSizes
     seed: int
     start: int | None = None
 
     def __post_init__(self):
-        order.check_batch_size(len(self.rows), self.batch_size)
+        for size in (self.sizes.last, *self.sizes.earlier):
+            order.check_batch_size(len(self.rows), size)
+
+    @property
+    def sizes(self) -> BatchSizes:
+        """The number of rows of the batch of every step."""
+        return BatchSizes.of(self.batch_size)
 
     def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
-        example_B, _ = order.drawn(len(self.rows), self.batch_size, self.seed, step, rows)
+        example_B, _ = order.drawn(len(self.rows), self.sizes.numbers(step)[rows], self.seed)
         start = _start(self.start, self.tokenizer)
         return batching.make_batch(self.config, self.rows, self.tokenizer, example_B=example_B, start=start)
 
     def iterate(
-        self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
+        self, start: int, stop: int, rows: order.HostRows = order.all_rows, threads: int = 1
     ) -> Iterator[HostBatch]:
-        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain)."""
-        return order.prefetched(functools.partial(self.at, rows=rows), start, stop, threads)
+        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain).
+
+        rows: number of rows of a batch -> the rows (a slice or indices) that this host needs.
+        """
+        return order.prefetched(lambda step: self.at(step, rows(self.sizes.at(step))), start, stop, threads)
 
 
 def validation_batches(

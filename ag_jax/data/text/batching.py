@@ -51,6 +51,7 @@ def make_batch(
     epoch_B: np.ndarray,
     seed: int,
     unigram: Unigram | None = None,
+    step: int = 0,
 ) -> HostBatch:
     """Return the batch of the rows with the indices `example_B`; which tokens of a row are masked depends on the row's
     epoch, given in `epoch_B`.
@@ -62,6 +63,7 @@ def make_batch(
     epoch_B: epoch of each row; the mask of a row changes from epoch to epoch.
     seed: seed of the masks.
     unigram: token frequencies of the training text, for `data.masking.replacement="unigram"`.
+    step: step of training, for `data.masking.earlier_rates`.
     """
     # An empty row is read as row 0, to keep the shapes, and then overwritten.
     present_B = example_B >= 0
@@ -71,7 +73,7 @@ def make_batch(
     lengths_B = np.where(present_B, lengths_B, 0)
     segments_BL = np.where(present_B[:, None], rows.segment_ids(row_B, config.sequence_length), 0)
 
-    masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer, unigram)
+    masked = corruption.mask(config.masking, tokens_BL, lengths_B, row_B, epoch_B, seed, tokenizer, unigram, step)
     batch = {
         "tokens": masked.tokens_BL,
         "original": tokens_BL,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ag_jax.data import randomness
+from ag_jax.data import order, randomness
 from ag_jax.data.config import LARGEST_LENGTH, MaskingConfig
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.data.tokenizers import Tokenizer
@@ -44,10 +44,11 @@ def max_masked(config: MaskingConfig, sequence_length: int) -> int:
     For Bernoulli choices it is the mean plus four standard deviations; in a row with more chosen tokens (3 rows in
     100,000), some of them, picked at random, stay unmasked.
     """
-    mean = config.rate * sequence_length
+    rate = config.highest_rate
+    mean = rate * sequence_length
     if config.count == "fixed":  # floor(mean + u) with u < 1
         return min(math.floor(mean) + 1, sequence_length)
-    return min(math.ceil(mean + 4 * math.sqrt(mean * (1 - config.rate))), sequence_length)
+    return min(math.ceil(mean + 4 * math.sqrt(mean * (1 - rate))), sequence_length)
 
 
 def mask(
@@ -59,6 +60,7 @@ def mask(
     seed: int,
     tokenizer: Tokenizer,
     unigram: Unigram | None = None,
+    step: int = 0,
 ) -> Corrupted:
     """Return a masked batch: tokens to predict are chosen and replaced, by default as in BERT (Devlin et al. 2019,
     section 3.1).
@@ -71,6 +73,8 @@ def mask(
     seed: seed of the masks.
     tokenizer: the tokenizer of the token ids.
     unigram: token frequencies, with `config.replacement="unigram"`.
+    step: step of training, counted from 0, which decides between the rates of a config with several; the other random
+        numbers do not depend on it.
 
     Random tokens are uniform over the vocabulary without special tokens (fairseq), or with them for Bernoulli choices
     (the Attention Guidance code). With `config.replacement="unigram"` every chosen token is replaced by a draw from
@@ -81,7 +85,8 @@ def mask(
     """
     copy_B = epoch_B % config.static_copies if config.static_copies else epoch_B
     row_B1 = randomness.words(seed, _ROW_STREAM, copy_B, example_B)[:, None]
-    positions_BM, chosen_BM = _choose(config, tokens_BL, lengths_B, row_B1, tokenizer)
+    rate = order.at_step(step, config.rate, config.earlier_rates, config.earlier_rates_until)
+    positions_BM, chosen_BM = _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer)
 
     labels_BM = np.take_along_axis(tokens_BL, positions_BM, axis=1)
     if config.replacement == "unigram":
@@ -106,9 +111,11 @@ def mask(
     )
 
 
-def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray, np.ndarray]:
+def _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of the tokens to mask, and whether each position is in use: two arrays `BM` (batch, masked
     positions).
+
+    rate: share of the tokens to mask.
 
     Positions ascend. A row with fewer chosen tokens than M has entries at its end that are not in use.
     """
@@ -127,10 +134,10 @@ def _choose(config, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray
         keys_BL = _span_keys(config.longest_span, keys_BL, maskable_BL, row_B1)
     keys_BL = np.where(maskable_BL, keys_BL & ~low, ~low) | position_L.astype(np.uint64)
     if config.count == "fixed":
-        expected_B = config.rate * maskable_BL.sum(axis=1)
+        expected_B = rate * maskable_BL.sum(axis=1)
         count_B = np.floor(expected_B + randomness.units(row_B1, _COUNT_STREAM)[:, 0])
     else:
-        count_B = (keys_BL < np.uint64(config.rate * 2**63)).sum(axis=1)
+        count_B = (keys_BL < np.uint64(rate * 2**63)).sum(axis=1)
     smallest_BM = np.sort(np.partition(keys_BL, slots - 1, axis=1)[:, :slots], axis=1)
     chosen_BM = np.arange(slots) < count_B[:, None]
     # Unused slots get the position `length`, which sorts them behind the used ones.

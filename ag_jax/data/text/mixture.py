@@ -126,14 +126,11 @@ class MixedRows:
     def __len__(self) -> int:
         return int(self._ends_K[-1])
 
-    def drawn(
-        self, batch_size: int, seed: int, step: int, rows: slice | np.ndarray = slice(None)
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index, and the epoch of its source, of the rows of a step: two arrays `B`, as `order.drawn` does.
+    def drawn(self, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the index, and the epoch of its source, of rows: two arrays `B`, as `order.drawn` does.
 
         In epoch e of source k, the rows of the source come in the order permutation(seed, e, k).
         """
-        number_B = (step * batch_size + np.arange(batch_size))[rows]
         source_B, place_B = assign(number_B, self.share_K)
         example_B, epoch_B = np.empty(len(number_B), np.int64), np.empty(len(number_B), np.int64)
         for source, part in enumerate(self.parts):
@@ -205,16 +202,14 @@ def join(parts: Sequence[Rows], share_K: Sequence[float]) -> Rows | MixedRows:
     return parts[0] if len(parts) == 1 else MixedRows(parts, share_K)
 
 
-def drawn(
-    rows: Rows | MixedRows, batch_size: int, seed: int, step: int, wanted: slice | np.ndarray = slice(None)
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index, and the epoch, of the rows of a step: two arrays `B`.
+def drawn(rows: Rows | MixedRows, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index, and the epoch, of rows: two arrays `B`.
 
-    wanted: the rows of the batch (a slice or indices) that are wanted.
+    number_B: numbers of the rows among all rows drawn in training (`BatchSizes.numbers`).
     """
     if isinstance(rows, MixedRows):
-        return rows.drawn(batch_size, seed, step, wanted)
-    return order.drawn(len(rows), batch_size, seed, step, wanted)
+        return rows.drawn(number_B, seed)
+    return order.drawn(len(rows), number_B, seed)
 
 
 def sample(rows: Any, count: int) -> np.ndarray:

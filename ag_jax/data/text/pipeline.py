@@ -23,6 +23,7 @@ from ag_jax.data.corpus import (
     tokenizer_key,
 )
 from ag_jax.data.entries import Claim, Entries, unclaimed
+from ag_jax.data.order import BatchSizes
 from ag_jax.data.text import batching, holdout, mixture, single_source, sources
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.batching import HostBatch
@@ -204,7 +205,7 @@ class Batches:
     rows: rows of the training text.
     tokenizer: the tokenizer of the rows.
     config: length and masking.
-    batch_size: number of rows of a batch.
+    batch_size: number of rows of a batch, or of the batches of all steps.
     seed: seed of the order and of the masks.
 
     Raises ValueError if the corpus has fewer rows than a batch.
@@ -213,11 +214,17 @@ class Batches:
     rows: Rows | MixedRows
     tokenizer: Tokenizer
     config: DataConfig
-    batch_size: int
+    batch_size: int | BatchSizes
     seed: int
 
     def __post_init__(self):
-        order.check_batch_size(len(self.rows), self.batch_size)
+        for size in (self.sizes.last, *self.sizes.earlier):
+            order.check_batch_size(len(self.rows), size)
+
+    @property
+    def sizes(self) -> BatchSizes:
+        """The number of rows of the batch of every step."""
+        return BatchSizes.of(self.batch_size)
 
     @functools.cached_property
     def unigram(self) -> Unigram | None:
@@ -226,7 +233,7 @@ class Batches:
 
     def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
-        example_B, epoch_B = mixture.drawn(self.rows, self.batch_size, self.seed, step, rows)
+        example_B, epoch_B = mixture.drawn(self.rows, self.sizes.numbers(step)[rows], self.seed)
         return batching.make_batch(
             self.config,
             self.rows,
@@ -235,13 +242,17 @@ class Batches:
             epoch_B=epoch_B,
             seed=self.seed,
             unigram=self.unigram,
+            step=step,
         )
 
     def iterate(
-        self, start: int, stop: int, rows: slice | np.ndarray = slice(None), threads: int = 1
+        self, start: int, stop: int, rows: order.HostRows = order.all_rows, threads: int = 1
     ) -> Iterator[HostBatch]:
-        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain)."""
-        return order.prefetched(functools.partial(self.at, rows=rows), start, stop, threads)
+        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain).
+
+        rows: number of rows of a batch -> the rows (a slice or indices) that this host needs.
+        """
+        return order.prefetched(lambda step: self.at(step, rows(self.sizes.at(step))), start, stop, threads)
 
 
 def validation_batches(
@@ -254,12 +265,14 @@ def validation_batches(
     """Yield every held-out row once, always with the same masks; the last batch is padded with empty rows.
 
     corpus: tokenizer and rows.
-    config: length and masking; unigram draws have the frequencies of the training text.
+    config: length and masking, with the rate for evaluation (`MaskingConfig.for_evaluation`); unigram draws have the
+        frequencies of the training text.
     batch_size: number of rows of a batch.
     rows: the rows of each batch (a slice or indices) that this host needs.
     most: if there are more held-out rows, yield this many of them, evenly spaced.
     """
     unigram = Unigram.of(corpus.train, corpus.tokenizer) if config.masking.replacement == "unigram" else None
+    config = dataclasses.replace(config, masking=config.masking.for_evaluation)
     for example_B in order.once(len(corpus.validation), batch_size, rows, most):
         yield batching.make_batch(
             config,

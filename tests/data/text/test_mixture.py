@@ -115,7 +115,7 @@ def test_batches_are_the_rows_of_the_sources_in_an_order_of_the_step(corpus, con
     for step in (59, 0, 27):  # in no order
         batch, part = batches.at(step), batches.at(step, np.array([5, 2]))
         mine = expected[step * batch_size : (step + 1) * batch_size]
-        example_B, epoch_B = mixture.drawn(corpus.train, batch_size, seed, step)
+        example_B, epoch_B = mixture.drawn(corpus.train, step * batch_size + np.arange(batch_size), seed)
         assert list(zip(example_B.tolist(), epoch_B.tolist(), strict=True)) == mine
         for original, (row, _) in zip(batch["original"], mine, strict=True):
             np.testing.assert_array_equal(original[: len(rows[row])], rows[row])

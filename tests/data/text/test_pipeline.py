@@ -1,6 +1,7 @@
 """From text to batches: the cache, the split, the order, and batches against rows masked by hand."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
@@ -14,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ag_jax.data import cache, tokenizers
+from ag_jax.data import cache, order, tokenizers
 from ag_jax.data.config import DataConfig, Format, MaskingConfig, TokenizerConfig
-from ag_jax.data.text import corruption, pipeline
+from ag_jax.data.text import batching, corruption, pipeline
 from ag_jax.data.text import prepare as text_parts
 from tests.data.conftest import text
 
@@ -234,6 +235,61 @@ def test_an_epoch_has_every_row_once_and_the_next_another_order(batches, corpus)
     assert drawn[:count] != drawn[count : 2 * count]
 
 
+def test_batches_of_changing_sizes_are_the_rows_one_after_the_other(corpus, config):
+    sizes = order.BatchSizes(8, earlier=(2, 3), until=(2, 5))
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, sizes, seed=5)
+    alone = pipeline.Batches(corpus.train, corpus.tokenizer, config, 1, seed=5)
+    number = 0
+    for step, (batch, rows) in enumerate(zip(batches.iterate(0, 8), [2, 2, 3, 3, 3, 8, 8, 8], strict=True)):
+        assert (sizes.before(step), sizes.at(step)) == (number, rows)
+        one_by_one = [alone.at(number + row) for row in range(rows)]
+        assert_equal(batch, {name: np.concatenate([of[name] for of in one_by_one]) for name in batch})
+        assert_equal(batches.at(step, np.array([1])), {name: batch[name][1:2] for name in batch})
+        number += rows
+    asked = []
+    list(batches.iterate(1, 6, rows=lambda count: asked.append(count) or slice(None)))
+    assert asked == [2, 3, 3, 3, 8]
+
+
+@settings(max_examples=60)
+@given(sizes=st.lists(st.integers(1, 9), max_size=4), lengths=st.lists(st.integers(1, 6), min_size=4, max_size=4))
+def test_rows_before_a_step(sizes, lengths):
+    until = tuple(itertools.accumulate(lengths[: len(sizes)]))
+    found = order.BatchSizes(10, tuple(sizes), until)
+    plain = [size for size, length in zip(sizes, lengths, strict=False) for _ in range(length)] + [10] * 5
+    assert [found.at(step) for step in range(len(plain))] == plain
+    assert [found.before(step) for step in range(len(plain) + 1)] == [0, *itertools.accumulate(plain)]
+
+
+def test_the_rate_of_masks_changes_with_the_step_and_evaluations_have_their_own(corpus, config):
+    """At each step the masks are those of a config with that rate, in slots for the highest."""
+
+    def batches(**masking):
+        chosen = dataclasses.replace(config, masking=MaskingConfig(**masking))
+        return chosen, pipeline.Batches(corpus.train, corpus.tokenizer, chosen, 4, seed=5)
+
+    chosen, changing = batches(rate=0.1, earlier_rates=(0.3, 0.5), earlier_rates_until=(2, 3), evaluation_rate=0.2)
+    slots = batching.empty_batch(batches(rate=0.5)[0], 1)["masked_positions"].shape[1]
+    for step, rate in enumerate((0.3, 0.3, 0.5, 0.1, 0.1)):
+        found, plain = changing.at(step), batches(rate=rate)[1].at(step)
+        np.testing.assert_array_equal(found["tokens"], plain["tokens"])
+        assert found["masked_positions"].shape == (4, slots)
+        for name in ("masked_positions", "masked_labels", "masked_weights"):
+            own = plain[name].shape[1]
+            np.testing.assert_array_equal(found[name][:, :own], plain[name])
+            assert not found[name][:, own:].any()
+    shares = [changing.at(step)["masked_weights"].sum() for step in (2, 3)]
+    assert shares[0] > 3 * shares[1]
+    plain_config = dataclasses.replace(config, masking=MaskingConfig(rate=0.2))
+    pairs = zip(
+        pipeline.validation_batches(corpus, chosen, 4),
+        pipeline.validation_batches(corpus, plain_config, 4),
+        strict=True,
+    )
+    for one, other in pairs:
+        assert_equal(one, other)
+
+
 def tokens_of(batch):
     """The rows of a batch, as they were before masking and without their padding."""
     return [row[numbers > 0] for row, numbers in zip(batch["original"], batch["segment_ids"], strict=True)]
@@ -260,9 +316,9 @@ def test_iterating_is_asking_step_by_step_whatever_the_threads(batches):
         assert len(made) == 12
         for one, other in zip(made, expected, strict=True):
             assert_equal(one, other)
-    [part] = batches.iterate(9, 10, rows=slice(2, 4))
+    [part] = batches.iterate(9, 10, rows=lambda count: slice(2, 4))
     assert_equal(part, batches.at(9, slice(2, 4)))
-    assert_equal(part, next(batches.iterate(9, 10, rows=np.array([2, 3]))))
+    assert_equal(part, next(batches.iterate(9, 10, rows=lambda count: np.array([2, 3]))))
     assert list(batches.iterate(4, 4)) == []
 
 
