@@ -75,11 +75,10 @@ def find_task(name: str, recipe: Recipe) -> Task:
         task = ranking.ranked(task)
     if recipe.answerability:
         task = dataclasses.replace(task, kind="span_or_none")
-    if recipe.head_dropout is not None and not head_of(task.kind).has_dropout:
+    if recipe.pooling is not None and not head_of(task.kind).reads_text:
         raise ValueError(
-            f"tasks.{name}.head_dropout must be none, got {recipe.head_dropout:g}: the head of this task, which finds "
-            "spans of a text or ranks phrases by masked words, has no dropout; set tasks."
-            f"{name}.dropout for the encoder's"
+            f"tasks.{name}.pooling must be none, got {recipe.pooling}: the head of this task reads every token, so "
+            "nothing is pooled"
         )
     if not recipe.metric:
         return task

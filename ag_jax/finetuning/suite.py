@@ -30,7 +30,7 @@ from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Pretrained
-from ag_jax.models.heads import head_of
+from ag_jax.models.heads import has_dropout, head_of
 from ag_jax.pretraining import run as pretraining
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.loop import NonFiniteError
@@ -251,16 +251,24 @@ def prepare(
     if not hosts.from_first("which trials are done", lambda: all(map(is_done, directories))):
         opened = opening.open_encoder(config.checkpoint, config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
-        _check_words(config, material, opened)
+        _check_heads(config, material, opened)
     suite = Suite(config, workdir, material, planned, opened, labels)
     if opened is not None:
         hosts.from_first("the trials that are done", lambda: _check_trials(suite, earlier))
     return suite
 
 
-def _check_words(config: FinetuningConfig, material: Mapping[str, Splits], opened: Pretrained) -> None:
-    """Raise ValueError if a task ranks phrases by a head for masked words, and its start does not have one."""
+def _check_heads(config: FinetuningConfig, material: Mapping[str, Splits], opened: Pretrained) -> None:
+    """Raise ValueError if a task ranks phrases by a head for masked words, and its start does not have one; or if its
+    recipe has a dropout rate for a head without dropout.
+    """
     for name, splits in material.items():
+        rate = config.tasks[name].head_dropout
+        if rate is not None and not has_dropout(splits.task.kind, opened.style):
+            raise ValueError(
+                f"tasks.{name}.head_dropout must be none, got {rate:g}: the head of this task, which finds spans of a "
+                f"text or ranks phrases by masked words, has no dropout; set tasks.{name}.dropout for the encoder's"
+            )
         if not head_of(splits.task.kind).reads_words:
             continue
         if first := config.tasks[name].initial_task:

@@ -50,7 +50,7 @@ def numpy_logits(kind, style, params, batch, keep=None):
         ids, masks = (batch[name].reshape(hidden.shape[:2]) for name in ("word_ids", "word_weights"))
         of_rows = [log[np.arange(len(log)), of] for log, of in zip(logs, ids, strict=True)]
         return np.array([np.mean(of[mask > 0]) if mask.any() else 0 for of, mask in zip(of_rows, masks, strict=True)])
-    if not HEADS[kind].reads_first:
+    if not HEADS[kind].reads_text:
         logits = reference.linear(hidden, head["classifier"])
         if kind != "span_or_none":
             return logits
