@@ -107,7 +107,9 @@ def misfits(family: Family, exported: Head) -> list[str]:
     if not head.ending:
         return ["transformers has no class that ranks phrases for a pronoun"]
     if family is MODERNBERT:
-        return [] if STYLES[style].normalizes else [f"its heads of tasks have a LayerNorm, that of style {style} has not"]
+        return (
+            [] if STYLES[style].normalizes else [f"its heads of tasks have a LayerNorm, that of style {style} has not"]
+        )
     if STYLES[style].normalizes:
         return [f"its heads of tasks have no LayerNorm, that of style {style} has one"]
     if head.ending == _CHOICE and family.model_type == "deberta":
@@ -132,7 +134,10 @@ def settings(family: Family, head: Head, dropout: float) -> dict[str, Any]:
     if not exported.has_labels:
         return common
     labels = head.labels or ("LABEL_0",)
-    written = common | {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
+    written = common | {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
     return written | ({"problem_type": exported.problem_type} if exported.problem_type else {})
 
 
