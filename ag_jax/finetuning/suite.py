@@ -30,7 +30,7 @@ from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Pretrained
-from ag_jax.models.heads import has_dropout, head_of
+from ag_jax.models.heads import head_of
 from ag_jax.pretraining import run as pretraining
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.loop import NonFiniteError
@@ -263,12 +263,7 @@ def _check_heads(config: FinetuningConfig, material: Mapping[str, Splits], opene
     recipe has a dropout rate for a head without dropout.
     """
     for name, splits in material.items():
-        rate = config.tasks[name].head_dropout
-        if rate is not None and not has_dropout(splits.task.kind, opened.style):
-            raise ValueError(
-                f"tasks.{name}.head_dropout must be none, got {rate:g}: the head of this task, which finds spans of a "
-                f"text or ranks phrases by masked words, has no dropout; set tasks.{name}.dropout for the encoder's"
-            )
+        task_splits.check_dropout(name, config.tasks[name], splits.task, (opened.style,))
         if not head_of(splits.task.kind).reads_words:
             continue
         if first := config.tasks[name].initial_task:
