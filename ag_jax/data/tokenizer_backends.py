@@ -56,7 +56,7 @@ class HuggingFace:
         if piece is None:
             return f"[{id}]"
         if not self._is_byte_level or piece in ROBERTA_SPECIALS:
-            return piece
+            return piece.replace("\n", "\\n")
         text = self._tokenizer.decoder.decode([piece])
         # A token may hold only some of the bytes of a character; then its byte letters are the best that can be shown.
         text = piece if "\ufffd" in text else text

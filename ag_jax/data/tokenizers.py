@@ -35,10 +35,11 @@ from ag_jax.data.tokenizer_backends import (
 
 Backend = HuggingFace | SentencePiece | SentencePiecePair
 
+# Names of the special tokens. Gemma's come first: in its vocabulary <s> and </s> are HTML's tags of struck text.
 _ROLES = {
-    "begin": ("<s>", "[CLS]"),
+    "begin": ("<bos>", "<s>", "[CLS]"),
     "pad": ("<pad>", "[PAD]"),
-    "end": ("</s>", "[SEP]"),
+    "end": ("<eos>", "</s>", "[SEP]"),
     "unknown": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
@@ -58,9 +59,9 @@ class SpecialTokens:
     A vocabulary of Marian has no `begin` and `mask` (`Tokenizer.lacks`). They are then the id of padding, from which
     Marian's decoder starts, and which is never predicted.
 
-    begin: first token of a sequence, <s> or [CLS].
+    begin: first token of a sequence: <s>, [CLS] or, in Gemma's vocabulary, <bos>.
     pad: padding.
-    end: last token of a sequence and separator, </s> or [SEP].
+    end: last token of a sequence and separator: </s>, [SEP] or <eos>.
     unknown: replacement of text that the vocabulary lacks.
     mask: the mask token.
     pair_separators: number of `end` tokens between the two segments of a pair: 2 in RoBERTa, 1 in BERT.
@@ -315,10 +316,17 @@ def _load(given: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer
 
 
 def _find_specials(backend: Backend, origin: str) -> SpecialTokens:
-    """Return the ids of the special tokens, found by RoBERTa's names (<s>) or BERT's names ([CLS]).
+    """Return the ids of the special tokens, found by RoBERTa's names (<s>), BERT's ([CLS]) or Gemma's (<bos>).
 
     Raises ValueError if a special token is missing without which this kind of tokenizer cannot be used.
     """
+    of_gemma = [name for name in ("<bos>", "<eos>") if backend.id(name) is not None]
+    if len(of_gemma) == 1:
+        other = "<eos>" if of_gemma == ["<bos>"] else "<bos>"
+        raise ValueError(
+            f"the tokenizer {origin} has {of_gemma[0]} but not {other}, which go together as begin and end of a text: "
+            "copy it anew, or add the missing token to its vocabulary (and a row to the model's embeddings)"
+        )
     found: dict[str, int] = {}
     for role, names in sorted(_ROLES.items(), key=lambda item: item[0] in backend.may_lack):
         ids = [id for id in map(backend.id, names) if id is not None]
@@ -330,7 +338,7 @@ def _find_specials(backend: Backend, origin: str) -> SpecialTokens:
                 f"add it to the vocabulary (and a row to the model's embeddings), or train a tokenizer here."
             )
         found[role] = ids[0]
-    is_roberta = backend.id("<s>") is not None
+    is_roberta = found["begin"] == backend.id("<s>")
     return SpecialTokens(**found, pair_separators=2 if is_roberta else 1)
 
 

@@ -36,8 +36,11 @@ class Recipe:
     max_length: most tokens of a sequence; longer ones are cut as the task's protocol says, and counted.
     dropout: dropout rate of embeddings and layer outputs; None takes the checkpoint's.
     attention_dropout: dropout rate of attention probabilities; None takes the checkpoint's.
-    head_dropout: dropout rate of the task's head; None takes that of the encoder's layers. The heads for spans, such as
-        SQuAD's, and for phrases (`ranking` of WNLI and WSC) have no dropout.
+    head_dropout: dropout rate of the task's head; None takes that of the encoder's layers, or the one that an imported
+        ModernBERT states. The heads for phrases (`ranking` of WNLI and WSC) have no dropout; those for spans, such as
+        SQuAD's, have one only in models with the layers of ModernBERT.
+    pooling: what a head for texts reads, the hidden state of the `first` token or the `mean` over all tokens; None
+        takes what an imported ModernBERT states, and otherwise the first token.
     microbatches: parts that a batch is computed in, one after the other, to save memory.
     train_examples: train on so many examples, drawn by a hash of `subset_seed` and their position in the split, so
         that all seeds, points and arms have the same; with `folds` these are divided into folds. None takes all.
@@ -78,6 +81,7 @@ class Recipe:
     dropout: Annotated[float, ">= 0", "< 1"] | None = None
     attention_dropout: Annotated[float, ">= 0", "< 1"] | None = None
     head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
+    pooling: Literal["first", "mean"] | None = None
     microbatches: Annotated[int, ">= 1"] = 1
     train_examples: Annotated[int, ">= 1"] | None = None
     validation_examples: Annotated[int, ">= 1"] | None = None

@@ -49,16 +49,36 @@ def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe)
     return dataclasses.replace(opened.config, **given, scan_layers=True)
 
 
-def make_head(task: Task, style: str, max_length: int, dropout: float | None = None, texts: int | None = None) -> Head:
+def make_head(
+    task: Task,
+    style: str,
+    max_length: int,
+    dropout: float | None = None,
+    texts: int | None = None,
+    pooling: str = "first",
+) -> Head:
     """Return the settings of a task's head: kind of task, labels, activation and dropout (`style`), longest sequence.
 
     style: a key of `models.heads.STYLES`, which the checkpoint's family decides.
     max_length: the most tokens of a sequence.
     dropout: dropout rate of the head; None takes that of the encoder.
     texts: the number of texts of every example, see `Head`.
+    pooling: what a head for texts reads, see `Head`.
     """
     low, high = task.span
-    return Head(task.name, task.kind, tuple(task.labels), style, low, high, max_length, task.answerable, dropout, texts)
+    return Head(
+        task.name,
+        task.kind,
+        tuple(task.labels),
+        style,
+        low,
+        high,
+        max_length,
+        task.answerable,
+        dropout,
+        texts,
+        pooling,
+    )
 
 
 def trained_length(opened: Pretrained, recipe: Recipe) -> int:
@@ -105,10 +125,12 @@ def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: 
     It is equal for trials that differ only in seed and hyperparameters, so that they share one program.
     """
     recipe, any_values = trial.recipe, Hyperparameters()
+    dropout = opened.origin.head_dropout if recipe.head_dropout is None else recipe.head_dropout
+    texts = number_of_texts(data.train.examples)
     return ProgramSpec(
         config=encoder_config(opened, config, recipe),
         head=make_head(
-            data.task, opened.style, recipe.max_length, recipe.head_dropout, number_of_texts(data.train.examples)
+            data.task, opened.style, recipe.max_length, dropout, texts, recipe.pooling or opened.origin.pooling
         ),
         optimizer=any_values.in_optimizer(optimizer_config(trial, data)),
         steps=planned_steps(trial, data),

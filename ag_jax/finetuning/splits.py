@@ -1,6 +1,7 @@
 """The splits of a task: examples to train on, to choose the best epoch by, and others that are only predicted."""
 
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from ag_jax.data.tasks import catalogue, custom, folds, ranking, readers
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning.config import Recipe
-from ag_jax.models.heads import head_of
+from ag_jax.models.heads import STYLES, has_dropout, head_of
 
 _SUBSET = 0x5B5E7  # key of the random numbers that draw a subset of a split's examples
 
@@ -75,16 +76,29 @@ def find_task(name: str, recipe: Recipe) -> Task:
         task = ranking.ranked(task)
     if recipe.answerability:
         task = dataclasses.replace(task, kind="span_or_none")
-    if recipe.head_dropout is not None and not head_of(task.kind).has_dropout:
+    check_dropout(name, recipe, task, STYLES)
+    if recipe.pooling is not None and not head_of(task.kind).reads_text:
         raise ValueError(
-            f"tasks.{name}.head_dropout must be none, got {recipe.head_dropout:g}: the head of this task, which finds "
-            "spans of a text or ranks phrases by masked words, has no dropout; set tasks."
-            f"{name}.dropout for the encoder's"
+            f"tasks.{name}.pooling must be none, got {recipe.pooling}: the head of this task reads every token, so "
+            "nothing is pooled"
         )
     if not recipe.metric:
         return task
     names = (*task.metrics, recipe.metric) if recipe.metric not in task.metrics else task.metrics
     return dataclasses.replace(task, metric=recipe.metric, metrics=names)
+
+
+def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]) -> None:
+    """Raise ValueError if a recipe has a dropout rate for a head that has no dropout in any of the styles.
+
+    styles: keys of `models.heads.STYLES`.
+    """
+    if recipe.head_dropout is not None and not any(has_dropout(task.kind, style) for style in styles):
+        raise ValueError(
+            f"tasks.{name}.head_dropout must be none, got {recipe.head_dropout:g}: the head of this task, which finds "
+            "spans of a text or ranks phrases by masked words, has no dropout; set tasks."
+            f"{name}.dropout for the encoder's"
+        )
 
 
 def resolved(name: str, recipe: Recipe, root: str | None) -> Recipe:

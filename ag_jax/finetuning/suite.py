@@ -251,16 +251,19 @@ def prepare(
     if not hosts.from_first("which trials are done", lambda: all(map(is_done, directories))):
         opened = opening.open_encoder(config.checkpoint, config.step, fresh=config.fresh)
         _check_lengths(config, opened.config.max_length)
-        _check_words(config, material, opened)
+        _check_heads(config, material, opened)
     suite = Suite(config, workdir, material, planned, opened, labels)
     if opened is not None:
         hosts.from_first("the trials that are done", lambda: _check_trials(suite, earlier))
     return suite
 
 
-def _check_words(config: FinetuningConfig, material: Mapping[str, Splits], opened: Pretrained) -> None:
-    """Raise ValueError if a task ranks phrases by a head for masked words, and its start does not have one."""
+def _check_heads(config: FinetuningConfig, material: Mapping[str, Splits], opened: Pretrained) -> None:
+    """Raise ValueError if a task ranks phrases by a head for masked words, and its start does not have one; or if its
+    recipe has a dropout rate for a head without dropout.
+    """
     for name, splits in material.items():
+        task_splits.check_dropout(name, config.tasks[name], splits.task, (opened.style,))
         if not head_of(splits.task.kind).reads_words:
             continue
         if first := config.tasks[name].initial_task:

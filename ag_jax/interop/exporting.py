@@ -26,6 +26,7 @@ from ag_jax.interop import (
 from ag_jax.interop.families import Family
 from ag_jax.interop.front_matter import Statements
 from ag_jax.interop.importing import GENERATION, POSITIONS
+from ag_jax.interop.modernbert import MODERNBERT, write_task_heads
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.models.seq2seq import TranslationModel
@@ -94,7 +95,10 @@ def convert(
         ending for ending, class_heads in family.architectures.items() if set(class_heads) == set(heads)
     )
     text = card.text(opened, config, architecture, dtype, stated, _place(path, stated), not_carried)
-    written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, {})
+    extra = {}
+    if family is MODERNBERT:  # for the heads of tasks that are trained from the export
+        extra = write_task_heads(origin.pooling, config.dropout if origin.head_dropout is None else origin.head_dropout)
+    written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, extra)
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
 
 
@@ -115,7 +119,7 @@ def _convert_finetuned(
         (),
         tuned.tokenizer.specials.pad,
         wish,
-        lambda family: task_heads.misfits(family, head.kind, head.style),
+        lambda family: task_heads.misfits(family, head),
     )
     architecture, table = (
         family.classes + task_heads.HEADS[head.kind].ending,
@@ -127,7 +131,7 @@ def _convert_finetuned(
     text = card.finetuned_text(tuned, architecture, dtype, stated, _place(path, stated), not_carried, result)
     kept = {name: layer for name, layer in tuned.params["task_head"].items() if name != exported.left_out}
     params = tuned.params | {"task_head": kept}
-    extra = task_heads.settings(head)
+    extra = task_heads.settings(family, head, tuned.config.dropout)
     written = ExportedContent(family, table, architecture, tuned.config, params, tuned.tokenizer, text, extra)
     return Exported(architecture, _write(written, path, dtype), not_carried)
 

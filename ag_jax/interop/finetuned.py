@@ -44,8 +44,8 @@ FINGERPRINT = "fingerprint"  # in task.json: of its other values and of the weig
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Settings of a fine-tuned model's task head: task, kind, labels, and `style`, the model family whose activation
-    and dropout the head has.
+    """Settings of a fine-tuned model's task head: task, kind, labels, and `style`, the model family whose activation,
+    dropout and LayerNorm the head has.
 
     task: name of the task, empty if it is not one of this project's.
     kind, style: see `TaskModel`.
@@ -56,6 +56,7 @@ class Head:
     dropout: dropout rate of the head in training; None takes that of the encoder.
     texts: 2 if every example of classification or regression that the model was trained on is a pair of texts, 1 if
         none is; None otherwise, also where it is not known: in imported models, and in trials of earlier versions.
+    pooling: what a head for texts reads, the hidden state of the `first` token or the `mean` over all tokens.
     """
 
     task: str
@@ -68,10 +69,12 @@ class Head:
     answerable: bool = True
     dropout: float | None = None
     texts: int | None = None
+    pooling: str = "first"
 
     def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
         """Return the Flax module: an encoder of `config` with this head."""
-        return TaskModel(config, self.kind, len(self.labels) or 1, self.style, attend, self.dropout)
+        classes = len(self.labels) or 1
+        return TaskModel(config, self.kind, classes, self.style, attend, self.dropout, self.pooling)
 
 
 @dataclasses.dataclass(frozen=True)

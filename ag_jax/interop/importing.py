@@ -17,6 +17,7 @@ from ag_jax.interop import directories, finetuned, marian, names, task_heads, to
 from ag_jax.interop import source as sources
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.marian import Generation
+from ag_jax.interop.modernbert import MODERNBERT, of_task_heads
 from ag_jax.interop.source import Source
 from ag_jax.models.heads import task_encoder
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
@@ -182,6 +183,7 @@ def _kind(source: Source, expected: Sequence[str]) -> str | None:
 
 def _origin(source: Source, path: str) -> Origin:
     is_local = pathlib.Path(path).expanduser().is_dir()
+    pooling, dropout = of_task_heads(source.values) if source.family is MODERNBERT else ("first", None)
     return Origin(
         model_type=source.family.model_type,
         name=source.directory.name if is_local else path,
@@ -189,6 +191,8 @@ def _origin(source: Source, path: str) -> Origin:
         architectures=source.architectures,
         license=source.card.license,
         citation=source.card.citation,
+        pooling=pooling,
+        head_dropout=dropout,
     )
 
 

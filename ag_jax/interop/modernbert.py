@@ -5,8 +5,8 @@ the two linear layers before the product of the gated feed-forward part.
 """
 
 import dataclasses
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
 from ag_jax.interop import families
 from ag_jax.interop.families import Family, dense, norm
@@ -29,6 +29,7 @@ _ONLY = {
     "rope_scaling": None,
     "quantization_config": None,
 }
+_POOLINGS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}  # `classifier_pooling`
 _BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
 
 
@@ -98,6 +99,7 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     if activation not in ("gelu", "relu", "silu"):
         settings.problems.append(f"hidden_activation={activation!r} is not supported, only gelu, relu and silu")
         activation = "gelu"
+    _read_task_heads(settings)  # for the problems
     sizes = families.read_sizes(settings)
     windows = _windows(settings, sizes["layers"])
     base, local = _base(settings, _GLOBAL), _base(settings, _LOCAL)
@@ -127,6 +129,28 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
             "layer_norm_epsilon": float(settings.take("norm_eps", 1e-5)),
         }
     )
+
+
+def _read_task_heads(settings: Settings) -> tuple[Literal["first", "mean"], float]:
+    pooling, dropout = settings.take("classifier_pooling", "cls"), float(settings.take("classifier_dropout", 0.0))
+    if pooling not in _POOLINGS:
+        settings.problems.append(f"classifier_pooling={pooling!r} is not supported, only {' and '.join(_POOLINGS)}")
+    if not 0 <= dropout < 1:
+        settings.problems.append(f"classifier_dropout must be at least 0 and below 1, got {dropout:g}")
+    return _POOLINGS.get(pooling, "first"), dropout
+
+
+def of_task_heads(values: Mapping[str, Any]) -> tuple[Literal["first", "mean"], float]:
+    """Return what heads of texts read (`models.heads.POOLINGS`) and the dropout rate of task heads, given the content
+    of a config.json that was read without problems.
+    """
+    return _read_task_heads(Settings(values))
+
+
+def write_task_heads(pooling: str, dropout: float) -> dict[str, Any]:
+    """Return the keys of config.json about the heads of tasks, the inverse of `of_task_heads`."""
+    theirs = next(key for key, ours in _POOLINGS.items() if ours == pooling)
+    return {"classifier_pooling": theirs, "classifier_dropout": dropout}
 
 
 def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:

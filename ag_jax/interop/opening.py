@@ -32,9 +32,9 @@ class Pretrained:
     """An encoder to be fine-tuned.
 
     params: some of the parameters of a `TaskModel`: `encoder`, and of `task_head` the first half of a head for texts
-        where pre-training had one (`dense`, BERT's pooler) and a trained head for masked words (`words`); empty if all
-        are to be randomly initialised.
-    style: of the head for texts, see `models.heads.STYLES`.
+        where pre-training had one (`dense`, BERT's pooler; `dense` and `norm` of ModernBERT's head for masked words)
+        and a trained head for masked words (`words`); empty if all are to be randomly initialised.
+    style: of the task's head, see `models.heads.STYLES`.
     description: where the encoder comes from, for people.
     origin: the imported model that the weights started from.
     run: the run that trained the encoder, None for other models.
@@ -356,7 +356,8 @@ def _pretrained(
 ) -> Pretrained:
     """Return the encoder for fine-tuning, without DeBERTa's mask decoder.
 
-    With the style `bert`, the pooler becomes the first layer of the task head.
+    With the style `bert`, the pooler becomes the first layer of the task head. With the style `modernbert`, the task
+    head starts from the dense layer and LayerNorm of the head for masked words, as in transformers.
 
     params: of the pre-trained model, of which only `encoder` is used.
     words: of `_words`.
@@ -366,6 +367,9 @@ def _pretrained(
     if config.absolute_positions == "none":
         encoder["embeddings"] = {name: leaf for name, leaf in encoder["embeddings"].items() if name != "position"}
     given = {"encoder": encoder}
-    if head := ({"dense": pooler} if style == "bert" and pooler else {}) | words:
+    first = {"dense": pooler} if style == "bert" and pooler else {}
+    if style == "modernbert" and words and not config.is_projected:
+        first = {name: words["words"][name] for name in ("dense", "norm")}
+    if head := first | words:
         given["task_head"] = head
     return Pretrained(config, tokenizer, given, style, description, origin)

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ag_jax.interop import catalogue, marian
-from ag_jax.interop.families import Family, dense
+from ag_jax.interop.families import Family, dense, norm
 from ag_jax.interop.finetuned import Head
-from ag_jax.interop.modernbert import MODERNBERT
+from ag_jax.interop.modernbert import MODERNBERT, of_task_heads, write_task_heads
 from ag_jax.interop.names import Name
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.heads import STYLES
@@ -52,7 +52,7 @@ HEADS = {
     ),
     "referent": ExportedHead(""),
 }
-_OURS, _DENSE = "task_head/classifier", "task_head/dense"
+_OURS, _DENSE, _NORM = "task_head/classifier", "task_head/dense", "task_head/norm"
 # Names of the dense layer and classifier of a head for texts, by family: for one text or a pair, and for a choice.
 _OF_TEXTS = {
     "bert": (("bert.pooler.dense", "classifier"), ("bert.pooler.dense", "classifier")),
@@ -72,6 +72,8 @@ _ONLY = {
 def names(family: Family, kind: str) -> tuple[Name, ...]:
     """Return the name table of a kind of task head: for each parameter of the head, the tensor of `transformers`."""
     head = HEADS[kind]
+    if family is MODERNBERT:  # alike in all of its classes
+        return *dense("head.dense", _DENSE), *norm("head.norm", _NORM), *dense("classifier", _OURS)
     if head.layer:
         return dense(head.layer, _OURS)
     hidden, classifier = _OF_TEXTS[family.root][head.column]
@@ -79,7 +81,7 @@ def names(family: Family, kind: str) -> tuple[Name, ...]:
 
 
 def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> str:
-    """Return the name of the activation and dropout (`models.heads.STYLES`) for a new task head for whole texts.
+    """Return the key of `models.heads.STYLES` for a new task head.
 
     It is that of the imported model's family, or of the most similar family if the model was not imported.
 
@@ -87,7 +89,7 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
     model_type: family of the imported model, empty if the model was not imported. Translation models have no such head.
     """
     if model_type == MODERNBERT.model_type or config.positions == "rotary":
-        return "deberta"  # the most similar one: with GELU, and dropout before the classifier only
+        return "modernbert"
     if model_type not in ("", marian.MODEL_TYPE):
         return catalogue.named(model_type).root
     if config.relative.terms:
@@ -97,31 +99,45 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
     return "bert" if "next_head" in heads else "roberta"
 
 
-def misfits(family: Family, kind: str, style: str) -> list[str]:
+def misfits(family: Family, exported: Head) -> list[str]:
     """Return the reasons why a task head cannot be exported as a transformers model of `family` (such as BERT); empty
     if the head can be exported.
     """
-    head = HEADS[kind]
-    if family is MODERNBERT:
-        return ["its heads of tasks have a LayerNorm, which those of ag_jax have not"]
+    head, style = HEADS[exported.kind], exported.style
     if not head.ending:
         return ["transformers has no class that ranks phrases for a pronoun"]
+    if family is MODERNBERT:
+        return (
+            [] if STYLES[style].normalizes else [f"its heads of tasks have a LayerNorm, that of style {style} has not"]
+        )
+    if STYLES[style].normalizes:
+        return [f"its heads of tasks have no LayerNorm, that of style {style} has one"]
     if head.ending == _CHOICE and family.model_type == "deberta":
         return ["transformers has no DebertaForMultipleChoice"]
-    if not head.layer and STYLES[family.root][0] is not STYLES[style][0]:
+    if not head.layer and exported.pooling != "first":
+        return [f"its heads for texts read the first token, not the {exported.pooling} over all tokens"]
+    if not head.layer and STYLES[family.root].activation is not STYLES[style].activation:
         return [f"its heads for texts have another activation than that of style {style}"]
     return []
 
 
-def settings(head: Head) -> dict[str, Any]:
-    """Return the keys and values of config.json that describe a task head; empty for a head without
-    named classes, such as that for spans.
+def settings(family: Family, head: Head, dropout: float) -> dict[str, Any]:
+    """Return the keys and values of config.json that describe a task head; for families other than ModernBERT they are
+    empty if the head has no named classes, such as that for spans.
+
+    dropout: dropout rate of the encoder.
     """
     exported = HEADS[head.kind]
+    common = {}
+    if family is MODERNBERT:
+        common = write_task_heads(head.pooling, dropout if head.dropout is None else head.dropout)
     if not exported.has_labels:
-        return {}
+        return common
     labels = head.labels or ("LABEL_0",)
-    written = {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
+    written = common | {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
     return written | ({"problem_type": exported.problem_type} if exported.problem_type else {})
 
 
@@ -130,8 +146,6 @@ def kind_of(family: Family, architectures: Collection[str]) -> str | None:
 
     architectures: names of classes of `transformers`, as in config.json.
     """
-    if family is MODERNBERT:  # whose heads of tasks are not supported: the error names their tensors
-        return None
     endings = {name.removeprefix(family.classes) for name in architectures}
     return next((kind for kind, head in HEADS.items() if head.ending and head.ending in endings), None)
 
@@ -147,7 +161,7 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
     problems = [
         f"{key}={values[key]!r} is not supported, only {wanted!r}"
         for key, wanted in _ONLY.items()
-        if not HEADS[kind].layer and values.get(key, wanted) != wanted
+        if not HEADS[kind].layer and family is not MODERNBERT and values.get(key, wanted) != wanted
     ]
     if values.get("problem_type") == "multi_label_classification":
         problems.append("problem_type='multi_label_classification' is not supported: a text has one label here")
@@ -160,6 +174,9 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
             + "\n".join(f"  {problem}" for problem in problems)
         )
     shown = labels if kind in ("classification", "tagging") else ()
+    if family is MODERNBERT:
+        pooling, dropout = of_task_heads(values)
+        return Head("", kind, shown, "modernbert", max_length=max_length, dropout=dropout, pooling=pooling)
     return Head("", kind, shown, family.root, max_length=max_length)
 
 

@@ -23,13 +23,30 @@ NEVER = -1e9  # the logit of what must not be chosen; finite, so that gradients 
 
 PHRASE = 16  # the most tokens of a phrase that a `PhraseHead` scores
 
-# Style of a text head: its activation, and whether dropout is also applied before the dense layer.
-STYLES: dict[str, tuple[Callable[[Array], Array], bool]] = {
-    "roberta": (nn.tanh, True),
-    "bert": (nn.tanh, False),
-    "electra": (layers.gelu, True),
-    "deberta": (layers.gelu, False),
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """Definition of a family's task heads.
+
+    activation: of the dense layer in front of the classifier.
+    drops_first: whether dropout is also applied before the dense layer.
+    normalizes: whether the activation is followed by LayerNorm, and heads for tags and spans also have the dense layer,
+        LayerNorm and dropout. The dense layer has a bias if those of the feed-forward part have one.
+    """
+
+    activation: Callable[[Array], Array]
+    drops_first: bool = False
+    normalizes: bool = False
+
+
+STYLES = {
+    "roberta": Style(nn.tanh, drops_first=True),
+    "bert": Style(nn.tanh),
+    "electra": Style(layers.gelu, drops_first=True),
+    "deberta": Style(layers.gelu),
+    "modernbert": Style(layers.gelu, normalizes=True),
 }
+POOLINGS = ("first", "mean")  # what a head for texts reads
 
 
 def task_encoder(config: EncoderConfig) -> EncoderConfig:
@@ -51,13 +68,28 @@ def example(kind: str) -> Batch:
     return fields | {"word_ids": tokens, "word_weights": weights}
 
 
-class TextHead(nn.Module):
-    """Text head: W2 dropout(activation(W1 h + b1)) + b2, where h is the first token's hidden state.
+def _transform(config: EncoderConfig, style: Style, hidden: Array) -> Array:
+    """Return activation(W h + b), or with the style `modernbert` LayerNorm(activation(W h)), for vectors h."""
+    biases = config.feedforward_biases if style.normalizes else True
+    dense = layers.dense(config, config.width, ("embed", "embed_out"), "dense", biases, is_last=style.normalizes)
+    hidden = style.activation(dense(hidden))
+    return layers.normalization(config, "norm")(hidden) if style.normalizes else hidden
 
-    BERT calls the first half the pooler (Devlin et al. 2019), DeBERTa the context pooler.
+
+def _classifier(config: EncoderConfig, style: Style, classes: int) -> nn.Dense:
+    if style.normalizes:  # initial weights as those of ModernBERT
+        config = dataclasses.replace(config, initializer_range=config.width**-0.5)
+    return layers.dense(config, classes, ("embed", "classes"), "classifier")
+
+
+class TextHead(nn.Module):
+    """Text head: W2 dropout(activation(W1 h + b1)) + b2, where h is the vector of the text.
+
+    BERT calls the first half the pooler (Devlin et al. 2019), DeBERTa the context pooler. ModernBERT has LayerNorm
+    after the activation.
 
     classes: number of logits.
-    style: key of `STYLES`: the activation, and whether dropout is also applied to h.
+    style: key of `STYLES`.
     """
 
     config: EncoderConfig
@@ -65,44 +97,52 @@ class TextHead(nn.Module):
     style: str
 
     @nn.compact
-    def __call__(self, first_BD: Array, *, deterministic: bool) -> Array:
-        """Return the logits `BC` of C classes, float32, from the vector of the first token."""
-        config, (activation, drops_first) = self.config, STYLES[self.style]
-        if drops_first:
-            first_BD = Dropout(config.dropout, name="dropout_first")(first_BD, deterministic=deterministic)
-        pooled_BD = activation(layers.dense(config, config.width, ("embed", "embed_out"), "dense")(first_BD))
+    def __call__(self, text_BD: Array, *, deterministic: bool) -> Array:
+        """Return the logits `BC` of C classes, float32, from the vector of each text."""
+        config, style = self.config, STYLES[self.style]
+        if style.drops_first:
+            text_BD = Dropout(config.dropout, name="dropout_first")(text_BD, deterministic=deterministic)
+        pooled_BD = _transform(config, style, text_BD)
         pooled_BD = Dropout(config.dropout, name="dropout")(pooled_BD, deterministic=deterministic)
-        return layers.dense(config, self.classes, ("embed", "classes"), "classifier")(pooled_BD).astype(jnp.float32)
+        return _classifier(config, style, self.classes)(pooled_BD).astype(jnp.float32)
 
 
 class TokenHead(nn.Module):
-    """Token head: W h + b for the hidden state h of each token.
+    """Token head: W h + b for the hidden state h of each token, or with the style `modernbert` for
+    LayerNorm(gelu(W1 h)).
 
     classes: number of logits.
-    drops: whether dropout is applied to h, as in the taggers of all families.
+    style: key of `STYLES`.
+    drops: whether dropout is applied before the classifier, as in the taggers of all families.
     """
 
     config: EncoderConfig
     classes: int
+    style: str
     drops: bool
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, *, deterministic: bool) -> Array:
         """Return the logits `BLC` of C classes for each token, float32."""
+        config, style = self.config, STYLES[self.style]
+        if style.normalizes:
+            hidden_BLD = _transform(config, style, hidden_BLD)
         if self.drops:
-            hidden_BLD = Dropout(self.config.dropout, name="dropout")(hidden_BLD, deterministic=deterministic)
-        return layers.dense(self.config, self.classes, ("embed", "classes"), "classifier")(hidden_BLD).astype(
-            jnp.float32
-        )
+            hidden_BLD = Dropout(config.dropout, name="dropout")(hidden_BLD, deterministic=deterministic)
+        return _classifier(config, style, self.classes)(hidden_BLD).astype(jnp.float32)
 
 
 class AnswerHead(nn.Module):
     """Head for answers to questions that may have none (Liu et al. 2019, section 5.2).
 
-    W h + b for each token, as a `TokenHead`, and the classifier's w h_0 + c for the first token.
+    W h + b for each token, as a `TokenHead`, and the classifier's w h_0 + c for the first token. With the style
+    `modernbert`, both read dropout(LayerNorm(gelu(W1 h))) instead of h.
+
+    style: key of `STYLES`.
     """
 
     config: EncoderConfig
+    style: str
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, *, deterministic: bool) -> Array:
@@ -111,9 +151,12 @@ class AnswerHead(nn.Module):
         The third column holds the logit of "no answer" at the first token, 0 for "an answer" at the second one, and
         `NEVER` at the others, so that it is a distribution over the same axis as the first two.
         """
-        del deterministic  # as a head for spans, this one has no dropout
-        ends_BL2 = layers.dense(self.config, 2, ("embed", "classes"), "classifier")(hidden_BLD)
-        none_B1 = layers.dense(self.config, 1, ("embed", "classes"), "refusal")(hidden_BLD[:, 0])
+        config, style = self.config, STYLES[self.style]
+        if style.normalizes:  # otherwise this head has no dropout, as those for spans
+            hidden_BLD = _transform(config, style, hidden_BLD)
+            hidden_BLD = Dropout(config.dropout, name="dropout")(hidden_BLD, deterministic=deterministic)
+        ends_BL2 = _classifier(config, style, 2)(hidden_BLD)
+        none_B1 = layers.dense(config, 1, ("embed", "classes"), "refusal")(hidden_BLD[:, 0])
         classes_B2 = jnp.concatenate([none_B1, jnp.zeros_like(none_B1)], axis=1).astype(jnp.float32)
         column_BL = jnp.pad(classes_B2, ((0, 0), (0, hidden_BLD.shape[1] - 2)), constant_values=NEVER)
         return jnp.concatenate([ends_BL2.astype(jnp.float32), column_BL[:, :, None]], axis=2)
@@ -178,15 +221,16 @@ class HeadKind:
 
     build: (config, number of classes, style) -> module.
     logits: (output of the module, batch) -> logits.
-    reads_first: whether the module gets only the first token's hidden state; otherwise it gets those of all tokens.
+    reads_text: whether the module gets one vector for each text (`TaskModel.pooling`); otherwise it gets the hidden
+        states of all tokens.
     has_candidates: whether an example consists of several texts, of which one is right.
     reads_words: whether the module is a `PhraseHead`, which gets the word embeddings and the batch, too.
-    has_dropout: whether the module applies dropout.
+    has_dropout: whether the module applies dropout in styles other than `modernbert` (`has_dropout`).
     """
 
     build: Callable[[EncoderConfig, int, str], nn.Module]
     logits: Callable[[Array, Batch], Array]
-    reads_first: bool = True
+    reads_text: bool = True
     has_candidates: bool = False
     reads_words: bool = False
     has_dropout: bool = True
@@ -202,18 +246,17 @@ def _score_head(config: EncoderConfig, classes: int, style: str) -> TextHead:
 
 
 def _tag_head(config: EncoderConfig, classes: int, style: str) -> TokenHead:
-    del style
-    return TokenHead(config, classes, drops=True)
+    return TokenHead(config, classes, style, drops=True)
 
 
 def _span_head(config: EncoderConfig, classes: int, style: str) -> TokenHead:
-    del classes, style
-    return TokenHead(config, 2, drops=False)
+    del classes
+    return TokenHead(config, 2, style, drops=STYLES[style].normalizes)
 
 
 def _answer_head(config: EncoderConfig, classes: int, style: str) -> AnswerHead:
-    del classes, style
-    return AnswerHead(config)
+    del classes
+    return AnswerHead(config, style)
 
 
 def _phrase_head(config: EncoderConfig, classes: int, style: str) -> PhraseHead:
@@ -226,11 +269,11 @@ HEADS = {
     "regression": HeadKind(_score_head, _numbers),
     "choice": HeadKind(_score_head, _candidates, has_candidates=True),
     "ranking": HeadKind(_score_head, _candidates, has_candidates=True),
-    "tagging": HeadKind(_tag_head, _classes, reads_first=False),
-    "span": HeadKind(_span_head, _ends, reads_first=False, has_dropout=False),
-    "span_or_none": HeadKind(_answer_head, _ends_or_none, reads_first=False, has_dropout=False),
+    "tagging": HeadKind(_tag_head, _classes, reads_text=False),
+    "span": HeadKind(_span_head, _ends, reads_text=False, has_dropout=False),
+    "span_or_none": HeadKind(_answer_head, _ends_or_none, reads_text=False, has_dropout=False),
     "referent": HeadKind(
-        _phrase_head, _candidates, reads_first=False, has_candidates=True, reads_words=True, has_dropout=False
+        _phrase_head, _candidates, reads_text=False, has_candidates=True, reads_words=True, has_dropout=False
     ),
 }
 KINDS = tuple(HEADS)
@@ -243,6 +286,24 @@ def head_of(kind: str) -> HeadKind:
     return HEADS[kind]
 
 
+def has_dropout(kind: str, style: str) -> bool:
+    """Return whether the head of a kind of task applies dropout."""
+    head = head_of(kind)
+    return head.has_dropout or (STYLES[style].normalizes and not head.reads_words)
+
+
+def pooled(hidden_BLD: Array, segment_ids_BL: Array, pooling: str) -> Array:
+    """Return a vector for each text, `BD`: the hidden state of the first token, or the mean over all tokens.
+
+    pooling: one of `POOLINGS`. The mean leaves out padding, and is 0 for a row without tokens.
+    """
+    if pooling == "first":
+        return hidden_BLD[:, 0]
+    is_token_BL = (segment_ids_BL > 0).astype(jnp.float32)
+    total_BD = jnp.einsum("bld,bl->bd", hidden_BLD.astype(jnp.float32), is_token_BL)
+    return (total_BD / jnp.maximum(is_token_BL.sum(1, keepdims=True), 1)).astype(hidden_BLD.dtype)
+
+
 class TaskModel(nn.Module):
     """Encoder with the head of one kind of task.
 
@@ -250,8 +311,9 @@ class TaskModel(nn.Module):
 
     kind: one of `KINDS`.
     classes: number of classes of `classification` and `tagging`; other kinds ignore it.
-    style: key of `STYLES`, for text heads.
+    style: key of `STYLES`.
     head_dropout: dropout rate of the head, if it has dropout; None takes that of the encoder.
+    pooling: what a head for texts reads, one of `POOLINGS`.
     """
 
     config: EncoderConfig
@@ -260,10 +322,13 @@ class TaskModel(nn.Module):
     style: str = "roberta"
     attend: Attend = reference.attend
     head_dropout: float | None = None
+    pooling: str = "first"
 
     def setup(self):
         if self.style not in STYLES:
             raise ValueError(f"the style of a head must be one of {', '.join(STYLES)}, got {self.style!r}")
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"the pooling of a head must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
         self.encoder = encoder.Encoder(self.config, self.attend)
         rate = self.config.dropout if self.head_dropout is None else self.head_dropout
         of_head = dataclasses.replace(self.config, dropout=rate)
@@ -279,9 +344,10 @@ class TaskModel(nn.Module):
         `span_weights` of the batch are 0, because these must not be chosen.
         """
         head = HEADS[self.kind]
-        hidden_BLD = self.encoder(encoder.rows(batch), ports=ports, deterministic=deterministic)
+        rows = encoder.rows(batch)
+        hidden_BLD = self.encoder(rows, ports=ports, deterministic=deterministic)
         if head.reads_words:
             embedding_VD = self.encoder.embeddings.word.embedding
             return head.logits(self.task_head(hidden_BLD, embedding_VD, batch, deterministic=deterministic), batch)
-        read = hidden_BLD[:, 0] if head.reads_first else hidden_BLD
+        read = pooled(hidden_BLD, rows["segment_ids"], self.pooling) if head.reads_text else hidden_BLD
         return head.logits(self.task_head(read, deterministic=deterministic), batch)

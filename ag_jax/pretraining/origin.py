@@ -7,6 +7,7 @@ pooler.safetensors   BERT's pooler, if the weights came with one that this run's
 import dataclasses
 import json
 import sys
+from typing import Annotated, Literal
 
 import numpy as np
 import safetensors.numpy
@@ -33,6 +34,8 @@ class Origin:
     citation: the citation in its model card.
     new: names of the parts of the parameters that were randomly initialised at step 0, such as `word_head`.
     left_out: names of its tensors that have no counterpart in this program's models.
+    pooling: what a head for texts reads, as its config.json says: the `first` token, or the `mean` over all tokens.
+    head_dropout: dropout rate that its config.json says of the heads of tasks; None for that of the encoder.
     """
 
     model_type: str = ""
@@ -43,6 +46,8 @@ class Origin:
     citation: str = ""
     new: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    pooling: Literal["first", "mean"] = "first"
+    head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
 
     def untrained(self, step: int) -> tuple[str, ...]:
         """Return the names of the parts of the parameters, such as `word_head`, that were randomly initialised and that

@@ -157,7 +157,9 @@ def test_what_stood_for_none_in_earlier_suites_is_none():
     for kind, off in ((FinetuningConfig, OFF), (Recipe, OFF_OF_TASK)):
         hints = typing.get_type_hints(kind)
         optional = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
-        assert optional - {"step_timeout", "wandb", "warmup_steps", "head_dropout"} == off.keys()  # these are newer
+        assert (
+            optional - {"step_timeout", "wandb", "warmup_steps", "head_dropout", "pooling"} == off.keys()
+        )  # these are newer
 
 
 def test_a_suite_made_in_python_is_checked_before_anything_is_read(tmp_path):

@@ -536,6 +536,12 @@ def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, da
             ValueError,
             "tasks.wnli.head_dropout must be none, got 0.1",
         ),
+        (
+            ("squad1",),
+            {"tasks.squad1.pooling": "mean"},
+            ValueError,
+            "tasks.squad1.pooling must be none, got mean: the head of this task reads every token",
+        ),
     ],
 )
 def test_what_is_wrong_is_found_before_anything_is_trained(tmp_path, data, calls, tasks, settings, error, message):

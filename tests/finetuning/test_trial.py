@@ -16,12 +16,14 @@ from ag_jax.finetuning import attack, encoded, job, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import run_trial
 from ag_jax.finetuning.trial import RESULT, Trial
-from ag_jax.interop import finetuned
+from ag_jax.interop import exporting, finetuned, importing, task_heads
 from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.pretraining.origin import Origin
 from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
 from ag_jax.training.wandb_run import Labels
+from tests import tiny
 from tests.finetuning import tasks
 
 RECIPE = Recipe(epochs=3, max_length=24)
@@ -63,6 +65,47 @@ def test_dropout_of_the_head_is_stored_and_left_out_of_attacks(tmp_path, one_dev
     assert (tuned.head.dropout, tuned.model.head_dropout) == (0.3, 0.3)
     attacked = attack.attacked_model(tuned, AdversarialConfig("freelb"), GuidanceConfig())
     assert (attacked.model.config.dropout, attacked.model.head_dropout) == (0.0, None)
+
+
+def modernbert(origin):
+    """An encoder with the layers of ModernBERT, which was imported from a model of such an origin, or trained here."""
+    opened = tasks.pretrained()
+    sizes = {"vocabulary_size": opened.config.vocabulary_size, "max_length": 24, "position_offset": 0, "layers": 3}
+    config = tiny.config(**tiny.MODERNBERT | sizes)
+    style = task_heads.style_of(config, ("word_head",), origin.model_type)
+    return dataclasses.replace(opened, config=config, params={}, style=style, origin=origin)
+
+
+@pytest.mark.parametrize(
+    ("kind", "origin", "recipe", "expected", "ending"),
+    [
+        ("classification", Origin(), {}, ("first", None), "SequenceClassification"),
+        ("tagging", Origin(), {"head_dropout": 0.2}, ("first", 0.2), "TokenClassification"),
+        ("span", Origin("modernbert", head_dropout=0.1), {}, ("first", 0.1), "QuestionAnswering"),
+        ("choice", Origin("modernbert", pooling="mean"), {}, ("mean", None), "MultipleChoice"),
+        ("regression", Origin("modernbert", pooling="mean"), {"pooling": "first"}, ("first", None), None),
+    ],
+)
+def test_a_fine_tuned_modernbert_is_exported_as_one(kind, origin, recipe, expected, ending, tmp_path, one_device):
+    """Without a setting, its head is as in transformers; it reads what config.json says, or the recipe."""
+    setting(kind, keep=True, opened=modernbert(origin), epochs=1, **recipe)(tmp_path / "trial")
+    tuned = finetuned.load(tmp_path / "trial")
+    assert (tuned.head.style, tuned.head.pooling, tuned.head.dropout) == ("modernbert", *expected)
+    if ending:
+        found = exporting.convert(epath.Path(tmp_path / "trial"), None, str(tmp_path / "out"))
+        assert found.architecture == f"ModernBertFor{ending}" and not found.not_carried
+        again, _ = importing.open_finetuned(str(tmp_path / "out"))
+        dropout = tuned.config.dropout if tuned.head.dropout is None else tuned.head.dropout
+        assert (again.head.kind, again.head.pooling, again.head.dropout) == (kind, expected[0], dropout)
+        jax.tree.map(np.testing.assert_array_equal, again.params, without_unused(tuned.params))
+
+
+def without_unused(params):
+    """The parameters with 1 as the scale of the first layer's LayerNorm before attention, which has no use."""
+    scale = np.array(params["encoder"]["layers"]["attention_norm"]["scale"])
+    scale[0] = 1
+    layers = params["encoder"]["layers"] | {"attention_norm": {"scale": scale}}
+    return params | {"encoder": params["encoder"] | {"layers": layers}}
 
 
 @pytest.mark.parametrize("kind", tasks.KINDS)

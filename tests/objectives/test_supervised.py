@@ -12,7 +12,7 @@ from scipy import special as functions
 
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Ports
-from ag_jax.models.heads import HEADS, KINDS, NEVER, STYLES, TaskModel, task_encoder
+from ag_jax.models.heads import HEADS, KINDS, NEVER, STYLES, TaskModel, has_dropout, task_encoder
 from ag_jax.training.step import loss_and_gradient
 from tests import reference, tiny
 
@@ -25,9 +25,9 @@ def kind(request):
 
 
 @functools.cache
-def case(kind, style="roberta"):
+def case(kind, style="roberta", pooling="first"):
     """Model, batch, parameters."""
-    model, batch = tiny.task_model(kind, style), tiny.task_batch(kind)
+    model, batch = tiny.task_model(kind, style).clone(pooling=pooling), tiny.task_batch(kind)
     return model, batch, tiny.params(model, batch)
 
 
@@ -35,7 +35,16 @@ def flat_rows(batch):
     return {name: batch[name].reshape(-1, tiny.LENGTH) for name in ("tokens", "segment_ids", "token_type_ids")}
 
 
-def numpy_logits(kind, style, params, batch, keep=None):
+def pooled(hidden, batch, pooling):
+    if pooling == "first":
+        return hidden[:, 0]
+    lengths = (flat_rows(batch)["segment_ids"] > 0).sum(-1)
+    return np.array(
+        [sum(row[:length]) / max(length, 1) + 0 * row[0] for row, length in zip(hidden, lengths, strict=True)]
+    )
+
+
+def numpy_logits(kind, style, params, batch, keep=None, pooling="first"):
     """Logits of a head, from the numpy encoder; `keep` is its argument of that name."""
     params = tiny.float64(params)
     hidden, _ = reference.encode(params["encoder"], flat_rows(batch), tiny.CONFIG, keep=keep)
@@ -50,14 +59,20 @@ def numpy_logits(kind, style, params, batch, keep=None):
         ids, masks = (batch[name].reshape(hidden.shape[:2]) for name in ("word_ids", "word_weights"))
         of_rows = [log[np.arange(len(log)), of] for log, of in zip(logs, ids, strict=True)]
         return np.array([np.mean(of[mask > 0]) if mask.any() else 0 for of, mask in zip(of_rows, masks, strict=True)])
-    if not HEADS[kind].reads_first:
+    vectors = pooled(hidden, batch, pooling) if HEADS[kind].reads_text else hidden
+    if style == "modernbert":
+        gelu = reference.gelu(reference.linear(vectors, head["dense"]))
+        hidden = vectors = reference.layer_norm(gelu, head["norm"], tiny.CONFIG.layer_norm_epsilon)
+        if HEADS[kind].reads_text:
+            return reference.linear(vectors, head["classifier"])
+    if not HEADS[kind].reads_text:
         logits = reference.linear(hidden, head["classifier"])
         if kind != "span_or_none":
             return logits
         none = reference.linear(hidden[:, :1], head["refusal"])  # of the first token alone
         return np.concatenate([logits, np.broadcast_to(none, (*logits.shape[:2], 1))], axis=2)
     activation = np.tanh if style in ("bert", "roberta") else reference.gelu
-    return reference.linear(activation(reference.linear(hidden[:, 0], head["dense"])), head["classifier"])
+    return reference.linear(activation(reference.linear(vectors, head["dense"])), head["classifier"])
 
 
 def numpy_loss(kind, logits, batch):
@@ -104,14 +119,17 @@ def numpy_loss(kind, logits, batch):
     return total, weight, right
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_equals_numpy(kind, style):
-    if kind not in ("classification", "choice") and style != "roberta":
+@pytest.mark.parametrize(
+    ("style", "pooling"), [*((style, "first") for style in STYLES), ("modernbert", "mean"), ("bert", "mean")]
+)
+def test_equals_numpy(kind, style, pooling):
+    others = ("roberta", "modernbert") if kind in ("tagging", "span", "span_or_none") else ("roberta",)
+    if kind not in ("classification", "choice") and (style not in others or pooling != "first"):
         pytest.skip("the other kinds have the same head, or one without a style")
-    model, batch, params = case(kind, style)
+    model, batch, params = case(kind, style, pooling)
     objective = tiny.supervised(model)
     outcome = jax.jit(lambda params: tiny.evaluate(objective, params, batch, None, STEP))(params)
-    logits = numpy_logits(kind, style, params, batch)
+    logits = numpy_logits(kind, style, params, batch, pooling=pooling)
     total, weight, right = numpy_loss(kind, logits, batch)
     assert weight == (batch["label_weights"][:-1].sum() if kind == "tagging" else 6 if kind.startswith("span") else 7)
     np.testing.assert_allclose(outcome.totals["task"], total, rtol=2e-5)
@@ -237,11 +255,11 @@ def test_the_ports_reach_the_encoder(kind):
 
 
 def test_dropout_is_where_the_families_have_it():
-    """RoBERTa's head drops twice, BERT's once, a tagger's once, and that of spans never."""
+    """RoBERTa's head drops twice, BERT's once, a tagger's once, and that of spans never; ModernBERT's all drop once."""
 
     def drops(kind, style):
         model = TaskModel(tiny.config(dropout=0.5), kind, classes=3, style=style)
-        _, batch, params = case(kind)
+        _, batch, params = case(kind, style)
         seen = []
 
         def note(next_call, args, kwargs, context):
@@ -255,7 +273,9 @@ def test_dropout_is_where_the_families_have_it():
 
     assert [drops("classification", style) for style in ("roberta", "bert", "electra", "deberta")] == [2, 1, 2, 1]
     assert drops("tagging", "roberta") == 1 and drops("span", "roberta") == 0
-    assert {kind: drops(kind, "bert") > 0 for kind in HEADS} == {kind: head.has_dropout for kind, head in HEADS.items()}
+    for style in ("bert", "modernbert"):
+        assert {kind: drops(kind, style) > 0 for kind in HEADS} == {kind: has_dropout(kind, style) for kind in HEADS}
+    assert drops("classification", "modernbert") == drops("span_or_none", "modernbert") == 1
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(None, 0.5), (0.25, 0.25), (0.0, 0.0)])
@@ -279,10 +299,27 @@ def test_wrong_names_are_refused():
     for settings, message in (
         ({"kind": "haiku"}, "kind of a task must be one of"),
         ({"style": "xlnet"}, "style of a head"),
+        ({"pooling": "max"}, "pooling of a head must be one of first, mean, got 'max'"),
     ):
         model = TaskModel(tiny.CONFIG, **{"kind": "classification", "classes": 3, **settings})
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(lambda model=model: model.init(jax.random.key(0), batch, deterministic=True))
+
+
+def test_the_head_of_modernbert_has_the_biases_and_the_initial_weights_of_its_encoder():
+    """No biases in dense layer and LayerNorm; standard deviations 0.02 / sqrt(2 layers) and width^-0.5, cut at two."""
+    head = {"width": 64, "heads": 2, "layers": 2, "initializer_range": 0.02}
+    model = tiny.task_model("classification", "modernbert", **tiny.MODERNBERT | head)
+    batch = tiny.task_batch("classification")
+    made = nn.unbox(model.init(jax.random.key(0), batch, deterministic=True)["params"]["task_head"])
+    assert {name: set(layer) for name, layer in made.items()} == {
+        "dense": {"kernel"},
+        "norm": {"scale"},
+        "classifier": {"kernel", "bias"},
+    }
+    for name, deviation in {"dense": 0.01, "classifier": 1 / 8}.items():
+        kernel = np.asarray(made[name]["kernel"])
+        assert kernel.std() == pytest.approx(0.88 * deviation, rel=0.1) and np.abs(kernel).max() <= 2 * deviation
 
 
 def test_the_mask_decoder_of_deberta_is_left_out():

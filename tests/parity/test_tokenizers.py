@@ -3,19 +3,25 @@
 import io
 import json
 
+import numpy as np
 import pytest
 
+torch = pytest.importorskip("torch", reason="needs the extra: pip install 'ag_jax[parity]'")
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'ag_jax[parity]'")
 
 import itertools
 
 import sentencepiece
 import tokenizers as huggingface
+from etils import epath
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.interop import catalogue, tokenizer_files
+from ag_jax.interop import catalogue, exporting, importing, tokenizer_files
 from ag_jax.models.config import EncoderConfig
+from ag_jax.pretraining import run
+from tests.interop import modernbert_tokenizers
+from tests.parity import examples
 
 TEXTS = [
     "The state of our union is strong. We will rebuild our roads, and we will do it together.",
@@ -148,3 +154,49 @@ def test_theirs_read_as_ours(model_type, make, tmp_path):
     for role, name in roles.items():
         assert getattr(ours.specials, role) == getattr(theirs, f"{name}_token_id"), role
     assert ours.vocabulary_size == len(theirs)
+
+
+ROLES = {
+    "modernbert": {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"},
+    "mmbert": {"unk": "<unk>", "cls": "<bos>", "sep": "<eos>", "pad": "<pad>", "mask": "<mask>"},
+}
+ROLES["mmbert"] |= {"bos": "<bos>", "eos": "<eos>"}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_modernbert_with_its_own_tokenizer_there_and_back(name, tmp_path):
+    """Saved by transformers as the published models are, with more rows than tokens: ids and logits."""
+    library = modernbert_tokenizers.MAKE[name]()
+    roles = {f"{role}_token": token for role, token in ROLES[name].items()}
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=library, clean_up_tokenization_spaces=False, **roles)
+    model = examples.FAMILIES["modernbert"].make(384, theirs.pad_token_id, 2, hidden_size=30, num_attention_heads=3)
+    for part in (theirs, model):
+        part.save_pretrained(tmp_path / "theirs")
+    found = importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "run"))
+    assert (found.family, found.new, found.left_out) == ("modernbert", (), ())
+    exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "ours"))
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    ours = run.open_run(tmp_path / "run").tokenizer
+    for text in modernbert_tokenizers.PROBES[:-1]:  # the last one has special tokens in its text
+        ids = theirs(text)["input_ids"]
+        assert exported(text)["input_ids"] == ids == [ours.specials.begin, *ours.encode(text), ours.specials.end], text
+        assert exported.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+    pair = theirs("our", "roads <b>")["input_ids"]
+    assert exported("our", "roads <b>")["input_ids"] == pair
+    for role, token in ROLES[name].items():
+        assert getattr(exported, f"{role}_token") == token and getattr(exported, f"{role}_token_id") < len(theirs)
+    assert "token_type_ids" not in exported("our", "roads")
+
+    text = f"We will {theirs.mask_token} our roads."
+    inputs = theirs(text, return_tensors="pt")
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    with torch.no_grad():
+        wanted, again = (one(input_ids=inputs["input_ids"]).logits.numpy() for one in (model, loaded))
+    np.testing.assert_allclose(again, wanted, atol=1e-5 * np.abs(wanted).max())
+    opened = run.open_run(tmp_path / "run")
+    tokens = inputs["input_ids"].numpy().astype(np.int32)
+    batch = {"tokens": tokens, "segment_ids": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+    batch["masked_positions"] = np.arange(tokens.shape[1], dtype=np.int32)[None]
+    said = opened.model.apply({"params": opened.params}, batch, deterministic=True).words_BMV
+    assert said.shape == wanted.shape == (1, tokens.shape[1], 384)
+    np.testing.assert_allclose(np.asarray(said), wanted, atol=1e-5 * np.abs(wanted).max())
