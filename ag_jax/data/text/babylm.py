@@ -38,6 +38,12 @@ def folder(part: str) -> tuple[pathlib.Path, str]:
     return pathlib.Path(path).expanduser(), split
 
 
+def has_split(path: str, split: str) -> bool:
+    """Return whether a folder has a file of one of the six sources for a split, "train" or "dev"."""
+    place = pathlib.Path(path).expanduser()
+    return any((place / f"{name}.{split}{ending}").is_file() for name in SOURCES for ending in ("", ".txt"))
+
+
 def absolute(part: str) -> str:
     """Return the name of a part of a source with the absolute path of its folder, which names it anywhere."""
     place, split = folder(part)
