@@ -1,9 +1,7 @@
 """Settings of the BabyLM challenge: its tracks, its milestones in words, and encoders of a size for them.
 
-Sources: the tracks, the limit of ten epochs and the milestones are those of the challenge (Charpentier et al. 2025,
-BabyLM Turns 3). Width, layers and vocabulary are those of the challenge's GPT-BERT baselines (Charpentier & Samuel
-2024), as far as a sequence of plain attention and feed-forward layers has them. Everything else is our choice and was
-not tuned.
+The tracks, the limit of ten epochs and the milestones are those of the challenge (Charpentier et al. 2025, BabyLM Turns
+3: Call for papers for the 2025 BabyLM workshop). Sizes and hyperparameters are our choice and were not tuned.
 """
 
 from typing import Any

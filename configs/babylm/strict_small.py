@@ -21,11 +21,11 @@ hours for all arms on 2 CPU cores (a forecast).
 
 Expected: nothing is recorded yet. scale=paper has not been run with this program yet.
 
-Deviations: no data of the challenge could be had, so the loader is tested on small files in its layout. Layers, width
-and vocabulary are those of the challenge's GPT-BERT baseline (small: 12 layers of width 384, 8,192 words), without its
-gated feed-forward layers and its attention; rows have 512 tokens from the beginning; AdamW instead of LAMB, and 15 % of
-the tokens are masked. Learning rates are our choice, equal in all arms, and not tuned. The mask decoder of DeBERTa is
-left out, because transformers does not have it. With scale=small nothing can be said about the challenge.
+Deviations: no data of the challenge could be had, so the loader is tested on small files in its layout. The size, 12
+layers of width 384 and 8,192 tokens, and all other settings are our choice, equal in all arms, and not tuned: AdamW,
+rows of 512 tokens from the beginning, because texts of the evaluation may be as long, and 15 % of the tokens masked.
+The mask decoder of DeBERTa is left out, because transformers does not have it. With scale=small nothing can be said
+about the challenge.
 """
 
 from ag_jax import config_reader
