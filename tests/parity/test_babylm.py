@@ -112,7 +112,7 @@ def test_the_milestones_of_a_run(tmp_path):
     assert scores[0] != scores[1] != scores[2]
 
 
-@pytest.mark.parametrize("arm", babylm.ARMS)
+@pytest.mark.parametrize("arm", [arm for arm in babylm.ARMS if arm != "guided"])  # the model of `mlm`
 def test_every_arm_is_taken(arm, tmp_path, one_device):
     """With random parameters: of `electra`, whose model has no word head, the generator."""
     tokenizer = tokenizers.train(TokenizerConfig(vocabulary_size=300), [TEXT] * 3)
