@@ -17,11 +17,11 @@ from ag_jax import config_reader, interruption
 from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, storage
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.interop import exporting, hub, importing
+from ag_jax.interop import exporting, hub, importing, milestones
 from ag_jax.interop.front_matter import Statements
 from ag_jax.planning import plan, text, topology
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run, scores, translate, workloads
+from ag_jax.pretraining import run, scores, translate, words, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search import points
 from ag_jax.probing.config import ProbingConfig
@@ -48,6 +48,7 @@ class Request:
     path: the Hugging Face model of `convert`.
     expect, dtype, license, language, datasets: see `ag-jax help import` and `ag-jax help export`.
     push, private: the repository on the Hugging Face hub that `ag-jax export` pushes to.
+    milestones: whether `ag-jax export` writes every milestone in words.
     part: `K/N` of `ag-jax search` and `ag-jax prepare`, or the encoder that `ag-jax export` writes.
     retry: whether `ag-jax search` trains runs again that failed.
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
@@ -81,6 +82,7 @@ class Request:
     datasets: Sequence[str] = ()
     push: str | None = None
     private: bool = False
+    milestones: bool = False
     part: str | None = None
     retry: bool = False
     translation: str | None = None
@@ -331,9 +333,12 @@ def _tokenizer(request: Request) -> None:
 
 
 def _prepare(request: Request) -> None:
-    corpus = pretraining_corpus.prepare_ahead(request.experiment().data, request.part)
+    config = request.experiment()
+    corpus = pretraining_corpus.prepare_ahead(config.data, request.part)
     if corpus is not None:
-        print(json.dumps(corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}), indent=2))
+        in_words = {"in words": words.of_corpus(config, corpus).to_json()} if words.is_needed(config) else {}
+        found = corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}) | in_words
+        print(json.dumps(found, indent=2))
 
 
 def _plan(request: Request) -> None:
@@ -379,12 +384,44 @@ def _export(request: Request) -> None:
     if repository is not None:
         stated = dataclasses.replace(stated, repository=repository.name)
     options = (request.dtype, stated, request.part or "model")
+    if request.milestones:
+        _export_milestones(request, repository, options)
+        return
     written = exporting.convert(request.directory(), request.checkpoint(), request.target, *options)
     print(f"{written.parameters:,} parameters as {written.architecture}, in {request.target}")
     for item in written.not_carried:
         print(f"not carried: {item}")
     if repository is not None:
         print(f"pushed to {repository.push(pathlib.Path(request.target).expanduser())}")
+
+
+def _export_milestones(
+    request: Request, repository: hub.Repository | None, options: tuple[str, Statements, str]
+) -> None:
+    """Export the milestones of a run, and push them as revisions of one repository."""
+    if request.step is not None:
+        raise ValueError(f"--step={request.step} is one checkpoint, and --milestones exports several: leave out one")
+    target = pathlib.Path(request.target or "").expanduser()
+    found = milestones.convert(request.directory(), str(target), *options)
+    last = found[hub.MAIN]
+    print(f"{last.parameters:,} parameters as {last.architecture}, in each of {', '.join(found)} in {target}")
+    for item in last.not_carried:
+        print(f"not carried: {item}")
+    if not last.predicts_words:
+        print(
+            f"note: {last.architecture} has no word head, so transformers opens it as AutoModelForMaskedLM with a "
+            "randomly initialised one, and scores of sentences say nothing; fine-tuning is not affected"
+        )
+    if repository is None:
+        return
+    names = [hub.MAIN, *(name for name in found if name != hub.MAIN)]
+    for number, name in enumerate(names):
+        try:
+            address = repository.push(target / name, name)
+        except ValueError as error:
+            left = names[number + 1 :]
+            raise ValueError(f"{error}" + (f"; then so for {', '.join(left)}" if left else "")) from error
+        print(f"pushed {name} to {address}")
 
 
 VERBS = {

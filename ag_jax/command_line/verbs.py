@@ -78,6 +78,12 @@ FLAGS = {
     ),
     "push": Flag("name", "push the export to the Hugging Face hub, too, as NAME or OWNER/NAME; needs huggingface_hub"),
     "private": Flag("switch", "only you can see what --push creates on the hub", False),
+    "milestones": Flag(
+        "switch",
+        "export the checkpoints of all training.milestone_words, to chck_1M and so on below --to, and the last to "
+        "main; --push makes them revisions of one repository",
+        False,
+    ),
     "part": Flag(
         "text",
         "of a search: K/N trains every N-th point from the K-th on, for N machines with one --workdir; of the "
@@ -219,13 +225,14 @@ VERBS = {
     ),
     "export": Verb(
         "write a run's checkpoint as a model that transformers opens; push it to the Hugging Face hub",
-        "--workdir=RUN --to=DIR [--step=N] [--language=en] [--license=apache-2.0] [--push=NAME]",
+        "--workdir=RUN --to=DIR [--step=N | --milestones] [--language=en] [--license=apache-2.0] [--push=NAME]",
         (
             "ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart",
             "ag-jax export --workdir=runs/quickstart/ag-seed0 --to=models/quickstart --language=en "
             "--license=apache-2.0 --push=quickstart-ag --private",
+            "ag-jax export --workdir=runs/babylm/guided-seed0 --to=models/babylm-guided --milestones --language=en",
         ),
-        ("workdir", "to", "step", "dtype", "license", "language", "datasets", "push", "private", "part"),
+        ("workdir", "to", "step", "milestones", "dtype", "license", "language", "datasets", "push", "private", "part"),
     ),
     "prepare": Verb(
         "tokenise the text of a config once, before training; several processes and machines share the work",

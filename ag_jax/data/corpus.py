@@ -75,6 +75,14 @@ class Corpus(Generic[RowsOfSplit]):
         """The number of tokens of the training text of all `sources`, without special tokens."""
         return sum(source["train"]["tokens"] for source in self.sources)
 
+    @property
+    def words(self) -> dict[str, int]:
+        """The number of words of each split, separated by white space; empty for pairs, for text with weights, and for
+        text that an earlier version of ag_jax prepared.
+        """
+        only = self.sources if len(self.sources) == 1 else []
+        return {split: source[split]["words"] for source in only for split in SPLITS if "words" in source[split]}
+
     def facts(self) -> dict[str, int | str]:
         """Return a summary of the corpus by which two corpora can be compared: equal for the same text and settings."""
         facts: dict[str, int | str] = {"tokenizer": self.tokenizer.fingerprint()}

@@ -46,6 +46,12 @@ class Exported:
     parameters: int
     not_carried: tuple[str, ...]
 
+    @property
+    def predicts_words(self) -> bool:
+        """Whether `AutoModelForMaskedLM` of transformers opens the directory with a trained word head."""
+        # The pre-training class of BERT has a word head, that of ELECTRA has none.
+        return self.architecture.endswith("ForMaskedLM") or self.architecture == "BertForPreTraining"
+
 
 def convert(
     workdir: epath.PathLike,

@@ -7,6 +7,8 @@ from typing import Any
 
 from ag_jax.interop.front_matter import REPOSITORY
 
+MAIN = "main"  # the revision that is opened if none is named
+
 
 @dataclasses.dataclass(frozen=True)
 class Repository:
@@ -21,29 +23,40 @@ class Repository:
     api: Any
     private: bool
 
-    def push(self, directory: pathlib.Path) -> str:
+    def push(self, directory: pathlib.Path, revision: str = MAIN) -> str:
         """Create the repository if it does not exist, upload a directory to it, and return its address.
+
+        revision: the branch to upload to, which is created if it does not exist.
 
         Raises ValueError, in one line, if the hub does not accept it; the directory stays as it is.
         """
+        of_revision = "" if revision == MAIN else f" --revision={revision}"
         try:
             address = self.api.create_repo(self.name, private=self.private or None, exist_ok=True)
             # `exist_ok` leaves an existing repository as visible as it is.
             is_public = self.private and not self.api.model_info(self.name).private
             if not is_public:
+                branch = {}
+                if revision != MAIN:
+                    self.api.create_branch(self.name, branch=revision, exist_ok=True)
+                    branch = {"revision": revision}
                 self.api.upload_folder(
-                    repo_id=self.name, folder_path=directory, commit_message="Upload a model exported by ag_jax"
+                    repo_id=self.name,
+                    folder_path=directory,
+                    commit_message="Upload a model exported by ag_jax",
+                    **branch,
                 )
         except Exception as error:  # exceptions of huggingface_hub, and of libraries below it
             raise ValueError(
                 f"the model is saved in {directory}, but the Hugging Face hub did not take it as {self.name} "
                 f"({reason(error)}). Check the network and that your token may write there, then run: "
-                f"hf upload {self.name} {directory}{' --private' if self.private else ''}"
+                f"hf upload {self.name} {directory}{of_revision}{' --private' if self.private else ''}"
             ) from error
         if is_public:
             raise ValueError(
                 f"the model is saved in {directory}, but nothing was pushed: --private was given, and {self.name} "
                 f"exists and is public. Make it private on the hub, then run: hf upload {self.name} {directory}"
+                f"{of_revision}"
             )
         return str(address)
 

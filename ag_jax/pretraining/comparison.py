@@ -16,7 +16,7 @@ from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
 from ag_jax.distributed import hosts, lock, storage
-from ag_jax.pretraining import arms, build, last_layer, report, run, scores, translation_report, workloads
+from ag_jax.pretraining import arms, build, last_layer, report, run, scores, translation_report, words, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -81,6 +81,7 @@ def _compare(
 ) -> epath.Path:
     compared = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
+    configs = {key: words.resolve(config, directories[key])[0] for key, config in configs.items()}
     for key, config in configs.items():  # before the first is trained, so that a conflict shows now and not hours later
         run.claim_workdir(config, directories[key])
         hosts.from_first(

@@ -104,6 +104,12 @@ class ExperimentConfig:
                 f"optimizer.warmup_steps={self.optimizer.warmup_steps} and optimizer.decay_steps={falls} are more than "
                 f"training.steps={self.training.steps} together: lower one of them"
             )
+        limit, words, text = self.training.max_epochs, self.training.words, self.data.max_words
+        if limit is not None and words is not None and text is not None and words > limit * text:
+            raise ValueError(
+                f"training.words={words:,} is more than training.max_epochs={limit:g} times data.max_words={text:,}, "
+                f"which is {int(limit * text):,}: lower training.words"
+            )
         if self.model.heads % self.mesh.tensor:
             raise ValueError(f"mesh.tensor={self.mesh.tensor} must divide model.heads={self.model.heads}")
         rows = self.training.batch_size // self.training.microbatches

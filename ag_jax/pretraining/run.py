@@ -1,8 +1,9 @@
 """Pre-training runs and their directories: train, evaluate and open a run.
 
 A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`figures/` and, when the run is done, `summary.json`; `hosts.json` if several hosts share it, `lock.json` while it is
-trained, `profile/` with `training.profile`, and `origin.json` if it did not start from randomly initialised weights.
+`figures/` and, when the run is done, `summary.json`; `words.json` if settings are in words; `hosts.json` if several
+hosts share it, `lock.json` while it is trained, `profile/` with `training.profile`, and `origin.json` if it did not
+start from randomly initialised weights.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ from ag_jax.models import flops
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.pretraining import alpha, build, extension, mask_trace, workloads
+from ag_jax.pretraining import alpha, build, extension, mask_trace, words, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
@@ -88,11 +89,13 @@ def make_job(
     corpus: Corpus,
     labels: Labels = Labels(),
     pause_at: int | None = None,
+    saved_steps: tuple[int, ...] = (),
 ) -> Job:
     """Return the job that trains `config` in the run directory `workdir`; `labels` group the run at Weights & Biases.
 
     corpus: the tokenizer and the rows.
     pause_at: step after which the training pauses (`Job.pause_at`).
+    saved_steps: further steps whose checkpoints are saved, and kept.
     """
     program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
     # Every host makes only the rows of a batch that its own devices hold.
@@ -170,6 +173,7 @@ def make_job(
         best=kept_step,
         remedy=_remedy,
         wandb=lambda: _wandb_run(config, workdir, labels),
+        saved_steps=saved_steps,
         # From host 0, so that all hosts keep the same checkpoints.
         kept_steps=tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir))),
         pause_at=pause_at,
@@ -339,7 +343,7 @@ def _remove_attempt(workdir: epath.Path) -> None:
     """Delete the files of a run that stopped before anything was worth keeping, so that the next run in `workdir`
     does not go on with them.
     """
-    for name in (pretraining_corpus.SUMMARY, alpha.ALPHA, "metrics.jsonl"):
+    for name in (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
         (workdir / "checkpoints").rmtree()
@@ -369,13 +373,17 @@ def train(
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_at: int | None) -> dict[str, Any]:
+    config, in_words = words.resolve(config, workdir)
     claim_workdir(config, workdir)
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and is_complete(done, config):
         return done
     corpus = pretraining_corpus.prepare(config, workdir)
-    job = make_job(config, workdir, corpus, labels, pause_at)
+    saved_steps = tuple(in_words.milestones.values()) if in_words else ()
+    job = make_job(config, workdir, corpus, labels, pause_at, saved_steps)
     pretraining_corpus.record(config, workdir, corpus)
+    if in_words is not None:
+        words.record(in_words, workdir)
     if hosts.is_first():
         chosen = build.choose_attention(config, job.program.mesh)
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)

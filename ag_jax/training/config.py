@@ -9,6 +9,10 @@ class TrainingConfig:
     """Length of a training run, its batches, and when it logs, evaluates and saves.
 
     steps: number of optimizer updates.
+    words: most words of the training text that the run sees, each repetition counted; when the run begins, `steps` is
+        set to the number of updates that see no more. None trains the given `steps`.
+    max_epochs: a run is rejected with an error if it would see more words than this many times `data.max_words`, or
+        without it, than this many times the training text. None sets no limit.
     time_limit: seconds of training over all restarts, with compilation and without evaluations, after which the run
         ends before its last step; its schedules stay those of all steps. None trains all steps.
     batch_size: number of sequences in an update.
@@ -28,6 +32,8 @@ class TrainingConfig:
         and nll, higher for others. None takes the loss by which the run is summarised.
     keep_every: checkpoints at multiples of this many steps are kept, too; None keeps no others.
     milestones: fractions of the run at which checkpoints are saved and kept, too.
+    milestone_words: numbers of words seen, ascending and each repetition counted, at which checkpoints are saved and
+        kept, too: after the last update that sees no more words. `ag-jax export --milestones` writes them all.
     step_timeout: seconds without progress after which the program reports where it hangs and ends; None waits forever.
     initial_weights: directory of a run whose newest parameters this run starts from; None starts from randomly
         initialised parameters.
@@ -38,6 +44,8 @@ class TrainingConfig:
     """
 
     steps: Annotated[int, ">= 1"] = 100_000
+    words: Annotated[int, ">= 1"] | None = None
+    max_epochs: Annotated[float, "> 0"] | None = None
     time_limit: Annotated[int, ">= 1"] | None = None
     batch_size: Annotated[int, ">= 1"] = 84
     earlier_batch_sizes: tuple[Annotated[int, ">= 1"], ...] = ()
@@ -52,6 +60,7 @@ class TrainingConfig:
     best_metric: str | None = None
     keep_every: Annotated[int, ">= 1"] | None = None
     milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.1, 1.0)
+    milestone_words: tuple[Annotated[int, ">= 1"], ...] = ()
     step_timeout: Annotated[int, ">= 1"] | None = 1800
     initial_weights: str | None = None
     profile: tuple[Annotated[int, ">= 1"], ...] = ()
@@ -73,6 +82,7 @@ class TrainingConfig:
             )
         self._check_batch_sizes()
         self._check_best()
+        self._check_words()
         if self.profile and not (len(self.profile) == 2 and self.profile[0] <= self.profile[1] <= self.steps):
             raise ValueError(
                 f"training.profile={','.join(map(str, self.profile))} must be the first and the last step of a trace, "
@@ -105,6 +115,19 @@ class TrainingConfig:
             raise ValueError(
                 f"training.keep_best=True needs a checkpoint at each evaluation, so training.checkpoint_every="
                 f"{self.checkpoint_every} must divide training.evaluate_every={self.evaluate_every}: change one of them"
+            )
+
+    def _check_words(self) -> None:
+        """Raise ValueError for milestones in words that are not ascending, or that the run does not reach."""
+        given = self.milestone_words
+        if tuple(sorted(set(given))) != given:
+            raise ValueError(
+                f"training.milestone_words={','.join(map(str, given))} must be ascending and without repetition"
+            )
+        if self.words is not None and given and given[-1] > self.words:
+            raise ValueError(
+                f"training.milestone_words has {given[-1]:,}, but the run ends at training.words={self.words:,}: leave "
+                "it out, or raise training.words"
             )
 
     def evaluations_from(self, step: int) -> int:

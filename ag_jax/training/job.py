@@ -123,6 +123,7 @@ class Job:
     read_progress: JSON values of a checkpoint -> `Progress`.
     remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
     wandb: () -> run at Weights & Biases that gets the metrics, or None.
+    saved_steps: steps whose checkpoints are saved and never deleted, besides those that `config` names.
     kept_steps: steps whose checkpoints are never deleted, besides those that `config` names.
     utilisation: (first step, last step + 1, seconds of these steps) -> share of the devices' peak FLOP/s that the model
         uses (MFU), for `metrics.jsonl`; None if the peak or the FLOPs of a step are unknown.
@@ -150,6 +151,7 @@ class Job:
     read_progress: Callable[[dict[str, Any]], Progress] = Progress.from_json
     remedy: Callable[[str], str] = lambda path: f"The last good checkpoint: {path}"
     wandb: Callable[[], WandbRun | None] = lambda: None
+    saved_steps: tuple[int, ...] = ()
     kept_steps: tuple[int, ...] = ()
     utilisation: Callable[[int, int, float], float | None] | None = None
     evaluation_batches: int | None = None

@@ -41,7 +41,7 @@ class Loop:
             job.workdir / "checkpoints",
             keep_last=config.keep_last,
             keep_every=config.keep_every,
-            milestones=config.milestone_steps() + job.kept_steps,
+            milestones=config.milestone_steps() + job.saved_steps + job.kept_steps,
         )
         self.pending: list[tuple[int, Any]] = []  # metrics of steps, still on the device
         self.saved_step = -1
@@ -115,7 +115,8 @@ class Loop:
 
     def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
         """Train from step `start` to the last step; return the final state, which is saved and evaluated."""
-        job, config, milestones = self.job, self.job.config, self.job.config.milestone_steps()
+        job, config = self.job, self.job.config
+        milestones = config.milestone_steps() + job.saved_steps
         self.mark = time.perf_counter()
         self.speed = Speedometer(start, self.progress.tokens)
         self.has_logged = self.has_evaluated = False

@@ -245,6 +245,7 @@ ALWAYS_NONE = {
     "model.rotary_base_local",
     "model.window",
     "data.expected_tokens",
+    "data.max_words",
     "data.target",
     "data.validation_target",
     "data.max_words_ratio",
@@ -258,6 +259,8 @@ ALWAYS_NONE = {
     "search.steps",
     "search.stop_after",
     "training.time_limit",
+    "training.words",
+    "training.max_epochs",
     "training.patience",
     "training.best_metric",
 }

@@ -17,7 +17,7 @@ from ag_jax.data.progress import Progress
 from ag_jax.data.text import holdout
 from ag_jax.data.text.store import TextStore, TextStoreWriter
 
-FACTS = "text.json"  # numbers of documents and tokens of each split, and what `data.skip_words` left out
+FACTS = "text.json"  # numbers of documents, tokens and words of each split, and what `data.skip_words` left out
 UNDECIDED = -1  # in `held_out.bin`: the number of the document decides whether it is held out
 
 
@@ -36,6 +36,12 @@ class _Part:
     def store(self) -> TextStore:
         """The tokens; opened anew each time, because an open store has an open file."""
         return TextStore(self.path)
+
+    @property
+    def words(self) -> np.ndarray | None:
+        """The number of words of each document; None if an earlier version made the part."""
+        path = self.path / "words.bin"
+        return np.fromfile(path, np.int64) if path.exists() else None
 
     def held_out(self, fraction: float) -> tuple[np.ndarray, bool]:
         """Return whether each document is held out, and whether the numbers of the documents decided it."""
@@ -59,6 +65,7 @@ def put_together(
     share = _held_out_share(config, parts)
     writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
     progress = Progress("putting the parts together", total / 1e6, "million tokens", say)
+    words: dict[str, int] | None = dict.fromkeys(SPLITS, 0)
     before = documents = 0  # documents held out by `validation_fraction` in earlier parts, and those that are kept
     for part in parts:
         (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
@@ -66,6 +73,11 @@ def put_together(
         if by_number and share < 1:
             held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
         before, documents = before + count, documents + int(held_out.sum())
+        counted = part.words
+        if words is None or counted is None:
+            words = None
+        else:
+            words = {split: words[split] + int(counted[held_out == (split == "validation")].sum()) for split in SPLITS}
         for first, last in _runs(held_out):
             writers[SPLITS[int(held_out[first])]].copy(store, first, last)
             progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
@@ -75,6 +87,7 @@ def put_together(
     described = {
         "documents": {name: len(TextStore(directory / name)) for name in SPLITS},
         "tokens": {name: writer.tokens for name, writer in writers.items()},
+        **({"words": words} if words else {}),
         "left_out": {name: sum(fact["left_out"][name] for fact in facts) for name in names},
     }
     (directory / FACTS).write_text(json.dumps(described))

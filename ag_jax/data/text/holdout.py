@@ -43,7 +43,7 @@ def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[
     """
 
     def texts(left_out: Counter[str] | None = None) -> Iterator[str]:
-        return sources.documents(config.source, config.text_field, config.skip_words, left_out)
+        return sources.documents(config.source, config.text_field, config.skip_words, left_out, config.max_words)
 
     if config.validation_source:
         trained = ((text, False) for text in texts(left_out))
@@ -66,7 +66,7 @@ def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[
 
 def holds_out_documents(config: DataConfig) -> bool:
     """Return whether whole documents are held out from `data.source`, as `is_held_out` says; reads the first ones."""
-    texts = sources.documents(config.source, config.text_field, config.skip_words)
+    texts = sources.documents(config.source, config.text_field, config.skip_words, max_words=config.max_words)
     return not config.validation_source and _count(texts) == MANY_DOCUMENTS
 
 

