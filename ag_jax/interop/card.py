@@ -27,7 +27,13 @@ _LEFT_OUT: tuple[str, ...] = (
     *("data.cache_dir", "data.tokenizer.path", "data.verify_cache", "data.accept_changed_text"),
     *("data.validation_rows", "data.expected_tokens", "adversarial.masking.trace"),
     *("training.log_every", "training.evaluate_every", "training.checkpoint_every", "training.keep_"),
-    *("training.milestones", "training.step_timeout", "training.initial_weights", "training.tensorboard"),
+    *(
+        "training.milestones",
+        "training.step_timeout",
+        "training.initial_weights",
+        "training.branch_from",
+        "training.tensorboard",
+    ),
     "training.wandb",
 )
 _SOURCES = ("data.source", "data.target", "data.validation_source", "data.validation_target")

@@ -300,6 +300,28 @@ def parse(config: config_reader.ConfigDict | dict[str, Any]) -> ExperimentConfig
     return config_reader.parse(ExperimentConfig, config)
 
 
+def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return {setting: value} of stored settings and of a config.
+
+    A setting that did not exist yet when that run began counts as its default, except for `EARLIER_DEFAULTS`.
+    """
+    there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
+    return there, config_reader.flat(config_reader.to_dict(config))
+
+
+def different_settings(stored: dict[str, Any], config: ExperimentConfig, may_differ: tuple[str, ...]) -> list[str]:
+    """Return a line of text for each setting in which stored settings and a config differ.
+
+    may_differ: beginnings of the names of settings that are left out.
+    """
+    there, here = both_settings(stored, config)
+    return [
+        f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
+        for key in sorted(there | here)
+        if there.get(key) != here.get(key) and not key.startswith(may_differ)
+    ]
+
+
 def read_settings(path: epath.PathLike) -> dict[str, Any]:
     """Read the settings in a run's `config.json` without checking their values.
 

@@ -32,7 +32,7 @@ from ag_jax.models import flops
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
-from ag_jax.pretraining import alpha, build, extension, mask_trace, words, workloads
+from ag_jax.pretraining import alpha, branch, build, extension, mask_trace, words, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import origin as origins
@@ -43,7 +43,7 @@ from ag_jax.training import chips, loop, sharding, summary
 from ag_jax.training.best import Best
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator
+from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator, no_checkpoint
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.program import Program
@@ -164,6 +164,7 @@ def make_job(
         hyperparameters=hyperparameters,
         key=dropout_key,
         create=create,
+        first=functools.partial(branch.checkpoint, config) if config.training.branch_from else no_checkpoint,
         learning_rate=learning_rate_schedule(config.optimizer, config.training.steps),
         batches=functools.partial(batches.iterate, rows=host_rows),
         evaluators=(evaluator,),
@@ -308,9 +309,7 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
 
     Raises ValueError, with the settings that differ, if `config` is for another run.
     """
-    # A setting that did not exist yet when that run began counts as its default, except for `EARLIER_DEFAULTS`.
-    there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
-    here = config_reader.flat(config_reader.to_dict(config))
+    there, here = pretraining_config.both_settings(stored, config)
     steps = there["training.steps"]
     extends = config.training.steps > steps and extension.is_finished(steps, workdir)
     may_differ = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
@@ -318,12 +317,7 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
     recorded = pretraining_corpus.read_summary(workdir) if limits[0] != limits[1] else None
     if recorded and len({once_count(recorded["validation rows"], most) for most in limits}) == 1:
         may_differ = (*may_differ, "data.validation_rows")  # with both limits, all held-out rows are read
-    different = [
-        f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
-        for key in sorted(there | here)
-        if there.get(key) != here.get(key) and not key.startswith(may_differ)
-    ]
-    if different:
+    if different := pretraining_config.different_settings(stored, config, may_differ):
         raise ValueError(
             f"--workdir={workdir} holds a run of another config, by its config.json:\n" + "\n".join(different) + "\n"
             "Use that config, or choose another directory. Only a finished run may be extended, by raising "
@@ -337,6 +331,10 @@ def is_begun(workdir: epath.Path) -> bool:
     if (workdir / SUMMARY).exists() or any(steps_in(workdir / name) for name in ("checkpoints", ASIDE)):
         return True
     return (workdir / "metrics.jsonl").exists() and bool(read_metrics(workdir))
+
+
+def _is_saved(workdir: epath.Path) -> bool:
+    return bool(steps_in(workdir / "checkpoints"))
 
 
 def _remove_attempt(workdir: epath.Path) -> None:
@@ -365,6 +363,8 @@ def train(
     workdir = storage.directory(workdir)
     if config.training.initial_weights and not is_begun(workdir):
         check_initial_weights(config)
+    if config.training.branch_from and not is_begun(workdir):
+        branch.check(config, MAY_DIFFER)
     # Only for their errors: a directory should not be claimed by a config that cannot be trained.
     mask_trace.read(config.adversarial, config.model.layers)
     check_tests(config, workdir)
@@ -378,6 +378,9 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and is_complete(done, config):
         return done
+    begins_branch = config.training.branch_from and not hosts.from_first("the checkpoints", lambda: _is_saved(workdir))
+    if begins_branch:
+        hosts.from_first("the branch", lambda: branch.begin(config, workdir))
     corpus = pretraining_corpus.prepare(config, workdir)
     saved_steps = tuple(in_words.milestones.values()) if in_words else ()
     job = make_job(config, workdir, corpus, labels, pause_at, saved_steps)

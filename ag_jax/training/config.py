@@ -37,6 +37,9 @@ class TrainingConfig:
     step_timeout: seconds without progress after which the program reports where it hangs and ends; None waits forever.
     initial_weights: directory of a run whose newest parameters this run starts from; None starts from randomly
         initialised parameters.
+    branch_from: directory of a run and the step of one of its checkpoints, as in runs/stable:50000, from which this run
+        goes on with everything: optimizer, steps and text so far. Only length and schedule of the learning rate
+        (`optimizer.decay`, `decay_steps`, `final_share`) may be others than there. None starts a run of its own.
     profile: first and last of the steps that the profiler traces, such as 20,24, into the run directory; empty for no
         trace.
     tensorboard: whether metrics are also written as TensorBoard events.
@@ -63,6 +66,7 @@ class TrainingConfig:
     milestone_words: tuple[Annotated[int, ">= 1"], ...] = ()
     step_timeout: Annotated[int, ">= 1"] | None = 1800
     initial_weights: str | None = None
+    branch_from: str | None = None
     profile: tuple[Annotated[int, ">= 1"], ...] = ()
     tensorboard: bool = True
     wandb: str | None = None

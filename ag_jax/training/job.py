@@ -11,6 +11,7 @@ from etils import epath
 from ag_jax.objectives.base import Objective
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
+from ag_jax.training.checkpoint import Checkpoint
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.metrics import Sums
@@ -92,6 +93,12 @@ def never(history: list[Evaluation]) -> bool:
     return False
 
 
+def no_checkpoint(like: TrainState) -> Checkpoint | None:
+    """Return None: the value of `Job.first` in jobs that begin at step 0."""
+    del like
+    return None
+
+
 def keep_nothing(state: TrainState, history: list[Evaluation]) -> bool:
     """Save nothing and return False: the value of `Job.keep` in jobs that do not save the best model."""
     del state, history
@@ -110,7 +117,9 @@ class Job:
     program: the compiled steps.
     hyperparameters: the settings of this job that are arguments of these steps.
     key: random key of dropout; each step folds its number into it.
-    create: () -> state at step 0; called if there is no checkpoint.
+    create: () -> state at step 0; called if there is no checkpoint, and `first` returns None.
+    first: (shapes, types and shardings of a state) -> the checkpoint of another run that this one goes on from, or None
+        if it begins at step 0; called if there is no checkpoint.
     learning_rate: step -> learning rate, for `metrics.jsonl`.
     batches: (start, stop) -> batches of these steps; of each batch, only the rows that this host feeds.
     evaluators: functions that measure the model every `config.evaluate_every` steps and after the last step.
@@ -145,6 +154,7 @@ class Job:
     evaluators: tuple[Evaluator, ...]
     describe: Callable[[Evaluation], str]
     finish: Callable[[TrainState, Progress, Beat], dict[str, Any]]
+    first: Callable[[TrainState], Checkpoint | None] = no_checkpoint
     stop: Callable[[list[Evaluation]], bool] = never
     keep: Callable[[TrainState, list[Evaluation]], bool] = keep_nothing
     best: Callable[[list[Evaluation]], int | None] = lambda history: None

@@ -90,11 +90,14 @@ class Loop:
         job, config = self.job, self.job.config
         with self.watchdog.patience("the newest checkpoint, or new parameters"):
             found = self.checkpoints.restore_latest(job.program.abstract)
+            is_own = found is not None
+            if found is None:
+                found = job.first(job.program.abstract)
             state = found.state if found else job.create()
             self.progress = job.read_progress(found.progress if found else {})
             self.checkpoints.keep_best(job.best(self.progress.history))
             start = int(state.step)
-            self.saved_step = start if found else -1
+            self.saved_step = start if is_own else -1
         self.mark = time.perf_counter()
         self.is_over = config.time_limit is not None and hosts.from_first("the time limit", self._time_is_up)
         self.is_over = self.is_over or job.stop(self.progress.history)
@@ -109,7 +112,7 @@ class Loop:
                 wandb=job.wandb(),
             )
             self.line = ProgressLine(job.name, start, config.steps, self.metric)
-            if found:
+            if is_own:
                 self.line.say(f"resumed from the checkpoint of step {start}")
         return state, start
 

@@ -258,6 +258,7 @@ ALWAYS_NONE = {
     "guidance.cross_heads",
     "search.steps",
     "search.stop_after",
+    "training.branch_from",
     "training.time_limit",
     "training.words",
     "training.max_epochs",

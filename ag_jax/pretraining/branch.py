@@ -1,0 +1,122 @@
+"""Branches: runs that go on from a checkpoint of another run, such as to let its learning rate fall from there.
+
+A branch begins with the parameters, the optimizer's state, the metrics and the evaluations of the other run at a step,
+and goes on with the rows of text that follow. Of the settings, only the length of the run and the schedule of the
+learning rate may be others. Nothing of the other run is needed any more once the branch has a checkpoint of its own.
+"""
+
+import json
+import sys
+
+import jax.numpy as jnp
+from etils import epath
+
+from ag_jax.attention import guidance
+from ag_jax.data import tokenizers
+from ag_jax.distributed import storage
+from ag_jax.pretraining import alpha, origin
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.training.checkpoint import Checkpoint, Checkpoints, steps_in
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.optimizer import learning_rate_schedule
+from ag_jax.training.state import TrainState
+
+# Settings in which a branch may differ from its origin, besides those in which any resumed run may differ.
+MAY_DIFFER = (
+    "optimizer.decay",
+    "optimizer.final_share",
+    "training.branch_from",
+    "training.max_epochs",
+    "training.milestone_words",
+    "training.steps",
+    "training.words",
+)
+_COPIED = (pretraining_corpus.SUMMARY, alpha.ALPHA, origin.FILE, origin.POOLER)
+
+
+def source(config: ExperimentConfig) -> tuple[epath.Path, int]:
+    """Return the directory and the step that `training.branch_from`, as DIRECTORY:STEP, names.
+
+    Raises ValueError for another form.
+    """
+    given = config.training.branch_from or ""
+    name, colon, step = given.rpartition(":")
+    if not (name and colon and step.isdecimal()):
+        raise ValueError(
+            f"training.branch_from={given} must be the directory of a run and the step of one of its checkpoints, as "
+            "in runs/stable:50000"
+        )
+    return storage.directory(name), int(step)
+
+
+def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
+    """Raise ValueError or FileNotFoundError if a run cannot begin as the branch that its settings name.
+
+    may_differ: beginnings of the names of settings in which any resumed run may differ.
+    """
+    directory, step = source(config)
+    named = f"training.branch_from={directory}:{step}"
+    path = directory / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{named}: {path} does not exist: give the directory of a run")
+    if step not in (saved := steps_in(directory / "checkpoints")):
+        raise ValueError(
+            f"{named}: that run has no checkpoint of step {step}; it has {', '.join(map(str, saved)) or 'none'}. "
+            "training.keep_every or training.milestones keep more"
+        )
+    if step >= config.training.steps:
+        raise ValueError(f"{named} is not before the last step, training.steps={config.training.steps}: raise it")
+    different = pretraining_config.different_settings(
+        pretraining_config.read_settings(path), config, (*may_differ, *MAY_DIFFER)
+    )
+    if different:
+        raise ValueError(
+            f"{named} is a run of another config:\n" + "\n".join(different) + "\n"
+            "A branch may have another training.steps, optimizer.decay, decay_steps and final_share: set the others as "
+            "there"
+        )
+
+
+def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Copy the tokenizer, rows of metrics and descriptions of the run that a branch goes on from into its directory.
+
+    Prints where the branch begins, and learning rate and coefficient of guidance of both runs there if they differ.
+    """
+    directory, step = source(config)
+    theirs = pretraining_config.read(directory / "config.json")
+    for name in _COPIED:
+        if (directory / name).exists():
+            storage.write_whole(workdir / name, (directory / name).read_bytes())
+    tokenizers.load(directory / "tokenizer").save(workdir / "tokenizer")
+    rows = [row for row in read_metrics(directory) if row["step"] <= step]
+    storage.write_whole(workdir / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    there, here = (_scheduled(run, step) for run in (theirs, config))
+    jumps = "".join(
+        f"; {name} is {here[name]:.3g} there, {there[name]:.3g} in that run"
+        for name in here
+        if here[name] != there[name]
+    )
+    print(f"going on from step {step} of {directory}{jumps}", file=sys.stderr, flush=True)
+
+
+def _scheduled(config: ExperimentConfig, step: int) -> dict[str, float]:
+    """Return what the schedules of a run, which depend on its number of steps, give for a step."""
+    steps = config.training.steps
+    found = {"the learning rate": learning_rate_schedule(config.optimizer, steps)(step)}
+    if config.guidance.mode != "none":
+        found["the coefficient of guidance"] = guidance.coefficient_schedule(config.guidance, steps)(jnp.int32(step))
+    return {name: float(value) for name, value in found.items()}
+
+
+def checkpoint(config: ExperimentConfig, like: TrainState) -> Checkpoint:
+    """Return the checkpoint that a branch begins with, with the shapes and shardings of `like`, on every host.
+
+    Raises ValueError, CorruptCheckpointError or OSError if it cannot be read.
+    """
+    directory, step = source(config)
+    checkpoints = Checkpoints(directory / "checkpoints", read_only=True)
+    found = checkpoints.restore(step, like)
+    checkpoints.close()
+    return found

@@ -1,0 +1,104 @@
+"""Runs that go on from a checkpoint of another run with another schedule of the learning rate."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from ag_jax.pretraining import run
+from ag_jax.training.checkpoint import steps_in
+from tests.pretraining.test_extended_runs import params, rows, settings, text  # noqa: F401
+
+SETTINGS = {
+    "training.keep_every": 2,
+    "guidance.mode": "loss",
+    "guidance.heads": "next:1",
+    "guidance.alpha_rule": "auto",
+    "guidance.schedule": "constant",
+    "optimizer.decay": "one_minus_sqrt",
+    "optimizer.decay_steps": 4,
+    "optimizer.final_share": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def stable(text, tmp_path_factory):  # noqa: F811
+    patch, device = pytest.MonkeyPatch(), jax.devices()[0]
+    patch.setattr(jax, "devices", lambda: [device])
+    workdir = epath.Path(tmp_path_factory.mktemp("stable") / "run")
+    run.train(settings(text, 12, **SETTINGS), workdir, pause_at=6)  # its learning rate falls from step 8 on
+    patch.undo()
+    return workdir
+
+
+def branch(text, origin, **changed):  # noqa: F811
+    return settings(text, 8, **{**SETTINGS, "training.branch_from": f"{origin}:4", **changed})
+
+
+def test_a_branch_ends_as_a_run_with_that_schedule_from_the_beginning(stable, text, tmp_path, one_device, capsys):  # noqa: F811
+    """With all rows of metrics; also if it was stopped, and when the other run is gone.
+
+    Not to the bit, because the numbers of steps are constants of the compiled programs, which round differently.
+    """
+    whole, branched = epath.Path(tmp_path / "whole"), epath.Path(tmp_path / "branched")
+    expected = run.train(settings(text, 8, **SETTINGS), whole)
+    origin = epath.Path(tmp_path / "origin")
+    shutil.copytree(stable, origin)
+    config = branch(text, origin)
+    run.train(config, branched, pause_at=5)
+    assert f"going on from step 4 of {origin}\n" in capsys.readouterr().err
+    assert min(steps_in(branched / "checkpoints")) > 4
+    shutil.rmtree(origin)
+    found = run.train(config, branched)
+    assert len(rows(whole)) > 5
+    for one, other in zip(rows(branched), rows(whole), strict=True):
+        assert one.keys() == other.keys() and one.pop("split") == other.pop("split")
+        for name, value in one.items():
+            np.testing.assert_allclose(value, other[name], rtol=1e-4, err_msg=name)
+    for one, other in zip(jax.tree.leaves(params(branched, 8)), jax.tree.leaves(params(whole, 8)), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)  # of updates of 1e-4
+    assert found["steps"] == expected["steps"] == 8
+    assert found["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-5)
+
+
+def test_a_branch_that_died_before_its_first_checkpoint_begins_again(stable, text, tmp_path, one_device, capsys):  # noqa: F811
+    """A learning rate that differs at the first step is said."""
+    workdir = epath.Path(tmp_path / "run")
+    config = branch(text, stable, **{"optimizer.decay_steps": None, "optimizer.decay": "linear"})
+    run.train(config, workdir, pause_at=5)
+    expected = rows(workdir)
+    shutil.rmtree(workdir / "checkpoints")
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 5, "split": "train", "loss": 1e9}) + "\n")
+    run.train(config, workdir, pause_at=5)
+    assert rows(workdir) == expected
+    assert capsys.readouterr().err.count("; the learning rate is 5.5e-05 there, 0.0001 in that run\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"training.branch_from": "runs/stable"},
+            "branch_from=runs/stable must be the directory of a run and the step",
+        ),
+        (
+            {"training.branch_from": "{}:3"},
+            "that run has no checkpoint of step 3; it has 0, 2, 4, 6. training.keep_every",
+        ),
+        ({"training.branch_from": "{}:6", "training.steps": 6}, "is not before the last step, training.steps=6"),
+        ({"training.branch_from": "{}x:4"}, "config.json does not exist: give the directory of a run"),
+        (
+            {"training.batch_size": 2, "seed": 1},
+            "another config:\n  seed: there 0, now 1\n  training.batch_size: there 4",
+        ),
+    ],
+)
+def test_branches_that_cannot_begin(stable, text, tmp_path, changed, message):  # noqa: F811
+    changed = {key: value.format(stable) if isinstance(value, str) else value for key, value in changed.items()}
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run.train(branch(text, stable, **changed), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
