@@ -9,6 +9,7 @@ Deshpande & Narasimhan 2020, section 5.6).
     ag-jax evaluate --config=probe:checkpoint=CHECKPOINT,coreference=FOLDER,dependencies=FOLDER,gap=FOLDER --workdir=DIR
     ag-jax compare --config=probe:checkpoint=CHECKPOINT,OTHER,coreference=FOLDER --workdir=DIR
     ag-jax compare --config=probe:checkpoint=CHECKPOINT,OTHER,ablation=held_out --workdir=DIR
+    ag-jax compare --config=probe:checkpoint=CHECKPOINT,OTHER,reflexives=none,minimal_pairs=FOLDER --workdir=DIR
 
 The first command needs no data: its sentences are generated. A model with the same architecture and tokenizer but
 random weights is probed, too. With several directories, `ag-jax compare` compares the models with the first one.
@@ -19,6 +20,9 @@ random weights is probed, too. With several directories, `ag-jax compare` compar
 A probe shows what a head attends to. `ablation=held_out`, or `ablation=FILE` with a text on each line, measures what
 each head does: how much the loss of masked words, or that of the task of a fine-tuned model, rises when the output of
 the head is zeroed (Michel et al. 2019, section 3.2). Models with random weights have no trained loss, and are left out.
+
+`minimal_pairs=FOLDER`, with the data of BLiMP or custom pairs, measures how often a model finds the grammatical one of
+two sentences more probable (Warstadt et al. 2020). `--config.minimal_pairs.milestones=True` does so at all checkpoints.
 
 `ag-jax help probes` explains the settings of a probe, such as --config.probes.coreference.window=256.
 
@@ -50,6 +54,7 @@ def get_config(argument: str = ""):
     seeds: number of seeds, from 0, of the models whose directory has `{seed}`, which need it; others have one.
     ablation: texts on which the loss is measured without each head: `held_out` for the held-out text of a run or the
         development examples of a trial, a file with a text on each line, or `none`.
+    minimal_pairs: file or folder of pairs of sentences, such as BLiMP's folder `data`, or `none`.
     """
     chosen = config_reader.arguments(
         argument,
@@ -62,6 +67,7 @@ def get_config(argument: str = ""):
         custom="",
         seeds=0,
         ablation=config_reader.NONE,
+        minimal_pairs=config_reader.NONE,
     )
     directories = chosen.checkpoint.split(",")
     models = {_name(directory)[-1]: directory for directory in directories}
@@ -104,6 +110,8 @@ def get_config(argument: str = ""):
         add(name, kind="custom", function=chosen.custom)
     if chosen.ablation != config_reader.NONE:
         config.ablation.data = chosen.ablation
+    if chosen.minimal_pairs != config_reader.NONE:
+        config.minimal_pairs.data = chosen.minimal_pairs
     return config
 
 

@@ -100,7 +100,6 @@ TINY = {
     "training.milestone_words": (),
     "training.words": None,
     "data.max_words": None,
-    "data.validation_source": None,
     "optimizer.warmup_steps": 0,
 }
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. " * 6

@@ -10,7 +10,9 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.analysis.changes import without_dropout
 from ag_jax.analysis.figures import canvas, heads
+from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import hosts, lock, storage
+from ag_jax.interop import opening
 from ag_jax.pretraining import arms, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
@@ -20,12 +22,16 @@ from ag_jax.probing.ablation import results as ablation_results
 from ag_jax.probing.ablation import summary as ablation_summary
 from ag_jax.probing.ablation.summary import Summary
 from ag_jax.probing.config import ProbingConfig
+from ag_jax.probing.minimal_pairs import report as pair_report
+from ag_jax.probing.minimal_pairs import results as pair_results
+from ag_jax.probing.minimal_pairs.results import Judged
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.results import ProbeResult
 
 ALONE = "model"  # the name of a model without arms
 RANDOM = "random"  # the name of the models with random weights
 SCORES, FIGURES, HEADS = "scores.csv", "figures", "heads_"  # files beside the report: `figures/heads_PROBE_MODE.png`
+JudgedModels = dict[str, list[list[Judged]]]  # for each arm and model, its checkpoints
 Results = dict[str, dict[str, list[ProbeResult]]]  # for each arm and probe, those of its models
 
 
@@ -44,7 +50,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConf
     if reserved := [arm for arm in configs if arm.startswith(RANDOM)]:
         raise ValueError(f"{source} has an arm called {reserved[0]}, a name of the random models: choose another name")
     for arm, of_arm in configs.items():
-        for setting in ("probes", "ablation", "resamples", "random_seeds"):
+        for setting in ("probes", "ablation", "minimal_pairs", "resamples", "random_seeds"):
             if getattr(of_arm, setting) != getattr(config, setting):
                 raise ValueError(
                     f"the arms of {source} must have the same {setting}, to be compared, but those of {arm} differ: "
@@ -76,8 +82,8 @@ def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> 
     """Probe the models of every arm and write the report; return the path of `report.md`.
 
     Models are in `workdir/ARM-seedN`, if they are trained first, the results of probes in
-    `workdir/probes/ARM-seedN/PROBE`, and those of head ablation in `workdir/ablation/ARM-seedN`. What is trained or
-    measured already is not done again.
+    `workdir/probes/ARM-seedN/PROBE`, those of head ablation in `workdir/ablation/ARM-seedN`, and those of minimal pairs
+    in `workdir/minimal_pairs/ARM-seedN`. What is trained or measured already is not done again.
 
     overrides: settings that replace those of every arm of the config file `source`.
     """
@@ -111,6 +117,9 @@ def _run(
             ]
             ablation_results.check(first.ablation, given)
             ablation_results.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
+        pairs = pair_results.read_pairs(first.minimal_pairs) if first.minimal_pairs.data else []
+        if pairs:
+            _check_word_heads(configs, trained)
         for folders in trained.values():
             for folder, experiment in folders.items():
                 run.claim_workdir(experiment, folder)  # so that a conflict shows now and not hours later
@@ -140,8 +149,38 @@ def _run(
             ]
             for arm, of_arm in prepared.items()
         }
+        judged = _judge(configs, pairs, workdir)
         descriptions = {arm: [of.description for of in of_arm.values()] for arm, of_arm in compared.items()}
-        return _write_report(verb, source, overrides, configs, descriptions, found, ablated, workdir, overridden)
+        return _write_report(
+            verb, source, overrides, configs, descriptions, found, ablated, (pairs, judged), workdir, overridden
+        )
+
+
+def _check_word_heads(
+    configs: Mapping[str, ProbingConfig], trained: Mapping[str, Mapping[epath.Path, ExperimentConfig]]
+) -> None:
+    """Raise ValueError for a model without a head for masked words, and one that will be trained without it."""
+    for config in configs.values():
+        for seed in config.seeds:
+            if (place := config.checkpoint_of(seed)) is not None:
+                opening.open_masked_lm(place, config.step)
+                pair_results.steps_of(place, config.step, config.minimal_pairs)
+    ablation_results.check_training(
+        {arm: list(folders.values()) for arm, folders in trained.items()}, "minimal pairs need"
+    )
+
+
+def _judge(configs: Mapping[str, ProbingConfig], pairs: Sequence[Pair], workdir: epath.Path) -> JudgedModels:
+    """Return for each arm and model the checkpoints that scored the pairs; {} without pairs."""
+    found: JudgedModels = {}
+    for arm, config in configs.items() if pairs else ():
+        found[arm] = []
+        for seed in config.seeds:
+            place = _checkpoint(arm, seed, config, workdir)
+            steps = pair_results.steps_of(place, config.step, config.minimal_pairs)
+            name = f"{arm}-seed{seed}"
+            found[arm].append([pair_results.obtain(place, step, pairs, workdir, name) for step in steps])
+    return found
 
 
 def _checkpoint(arm: str, seed: int, config: ProbingConfig, workdir: epath.Path) -> str:
@@ -204,6 +243,7 @@ def _write_report(
     descriptions: Mapping[str, Sequence[str]],
     found: Results,
     ablated: Mapping[str, Sequence[Summary]],
+    scored: tuple[Sequence[Pair], JudgedModels],
     workdir: epath.Path,
     overridden: Sequence[str],
 ) -> epath.Path:
@@ -238,11 +278,18 @@ def _write_report(
             figures[name, mode] = path
     if ablated:
         content["ablation"] = _write_ablation(ablated, content["probes"], workdir)
+    pairs, judged = scored
+    if pairs:
+        content["minimal_pairs"] = pair_report.numbers(pairs, judged)
+        if first.minimal_pairs.milestones:
+            figure = pair_report.draw(content["minimal_pairs"], f"{workdir.name}: minimal pairs")
+            canvas.save(figure, workdir / pair_report.FIGURE)
     flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
     if first.probes:
         storage.write_whole(workdir / SCORES, report.csv_text(found))
     written = {*figures.values(), *([SCORES] if first.probes else [])}
     written |= {ablation_report.FIGURE, ablation_report.CSV} if ablated else set()
+    written |= {pair_report.FIGURE} if first.minimal_pairs.milestones else set()
     _remove_others(workdir, written)
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
     storage.write_whole(workdir / "report.md", report.markdown(content, flat, figures) + "\n")
@@ -251,7 +298,7 @@ def _write_report(
 
 def _remove_others(workdir: epath.Path, written: set[str]) -> None:
     """Remove what an earlier command with other probes has written beside its report, and the present one has not."""
-    for name in (SCORES, ablation_report.CSV, ablation_report.FIGURE):
+    for name in (SCORES, ablation_report.CSV, ablation_report.FIGURE, pair_report.FIGURE):
         if name not in written:
             (workdir / name).unlink(missing_ok=True)
     if (workdir / FIGURES).exists():

@@ -116,6 +116,27 @@ class AblationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MinimalPairsConfig:
+    """Settings of minimal pairs: how often a model finds the grammatical one of two sentences more probable.
+
+    data: file or folder of pairs: BLiMP's `data`, or custom ones (.jsonl, .tsv, .csv) with the fields `sentence_good`
+        and `sentence_bad`. None asks nothing.
+    most: number of pairs of each paradigm, always the same ones; None takes all.
+    milestones: whether all checkpoints of the runs are scored, not only the last.
+    """
+
+    data: str | None = None
+    most: Annotated[int, ">= 1"] | None = None
+    milestones: bool = False
+
+    def __post_init__(self):
+        if self.data == "":
+            raise ValueError("minimal_pairs.data must be the path of a file or folder, or none, got an empty text")
+        if not self.data and (self.most is not None or self.milestones):
+            raise ValueError("minimal_pairs.most and milestones have no effect without minimal_pairs.data: set it")
+
+
+@dataclasses.dataclass(frozen=True)
 class ProbingConfig:
     """Settings of a comparison of models by probes.
 
@@ -127,6 +148,7 @@ class ProbingConfig:
         either `train` or `checkpoint`.
     probes: settings of each probe, such as probes.coreference.window.
     ablation: whether, and on which texts, the loss is measured without each head.
+    minimal_pairs: whether, and which, pairs of sentences are scored.
     seeds: seeds of the runs that `train` trains, or what stands for `{seed}` in `checkpoint`; a checkpoint without
         `{seed}` is one model, and has one seed.
     random_seeds: seeds of models with random weights, which show what heads find without training: for each different
@@ -142,16 +164,20 @@ class ProbingConfig:
     train: str | None = None
     probes: dict[str, ProbeConfig] = dataclasses.field(default_factory=dict)
     ablation: AblationConfig = AblationConfig()
+    minimal_pairs: MinimalPairsConfig = MinimalPairsConfig()
     seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
     random_seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
     arms: str | None = None
     resamples: Annotated[int, ">= 100"] = 1_000
 
     def __post_init__(self):
-        if not self.probes and not self.ablation.data:
+        if not self.probes and not self.ablation.data and not self.minimal_pairs.data:
             raise ValueError(
-                "probes must name at least one probe, such as probes.coreference, unless ablation.data has texts"
+                "probes must name at least one probe, such as probes.coreference, unless ablation.data has texts or "
+                "minimal_pairs.data has pairs"
             )
+        if self.minimal_pairs.milestones and self.step is not None:
+            raise ValueError(f"minimal_pairs.milestones=True scores all checkpoints, but step={self.step} chooses one")
         if bool(self.checkpoint) == bool(self.train):
             raise ValueError(
                 "give either checkpoint, the directory of a model, or train, the config file of a run to be trained "

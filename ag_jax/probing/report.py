@@ -11,6 +11,7 @@ from ag_jax.pretraining.report import DIFFERENCE_EXPLAINED, DIFFERENCE_HEADER, d
 from ag_jax.pretraining.report import settings_table as settings_that_differ
 from ag_jax.probing import summary
 from ag_jax.probing.ablation import report as ablation_report
+from ag_jax.probing.minimal_pairs import report as pair_report
 from ag_jax.probing.results import ProbeResult
 
 MODES = {
@@ -62,6 +63,8 @@ def markdown(
                 lines += [f"![Scores of all heads: {probe}, {mode}]({figures[probe, mode]})", ""]
     if "ablation" in content:
         lines += ablation_report.markdown(content["ablation"], content["baseline"])
+    if "minimal_pairs" in content:
+        lines += pair_report.markdown(content["minimal_pairs"])
     lines += ["## What differs between the arms", "", *settings_that_differ(settings)]
     return "\n".join(lines)
 

@@ -64,18 +64,19 @@ def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]])
             opened.texts(given, 1 if given is None else config.most)  # raises if they do not go together
 
 
-def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]]) -> None:
+def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]], needs: str = "head ablation needs") -> None:
     """Raise ValueError if a run that will be trained will have no loss of masked words.
 
     experiments: for each arm the configs of the runs that will be trained.
+    needs: what needs the loss, and the verb, for the error message.
     """
     for arm, of_arm in experiments.items():
         for experiment in of_arm:
             metric = workloads.workload_of(experiment).primary_metric
             if metric is not MLM:
                 raise ValueError(
-                    f"the arm {arm} trains a model whose loss is {metric.label}, but head ablation needs the loss of "
-                    "masked words: train a model that predicts them, or set ablation.data to none"
+                    f"the arm {arm} trains a model whose loss is {metric.label}, but {needs} the loss of masked words: "
+                    "train a model that predicts them, or set the data to none"
                 )
 
 

@@ -1,0 +1,130 @@
+"""Read minimal pairs: two sentences that differ in little, of which only the first one is grammatical.
+
+BLiMP (Warstadt et al. 2020) has 67 files, *paradigms*, of 1,000 pairs each, as JSON lines with these fields:
+
+    sentence_good, sentence_bad    the two sentences
+    UID                            the paradigm
+    linguistics_term, field        the phenomenon, and the part of the grammar that it belongs to
+
+Custom pairs are files of JSON lines (.jsonl) or tables with a header (.tsv, .csv) with fields or columns of the same
+names; only the sentences are needed.
+"""
+
+import collections
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from ag_jax.data.probes import files
+
+ENDINGS = (".jsonl", ".tsv", ".csv")
+GOOD, BAD, PARADIGM, TERM, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"
+BLIMP_PARADIGMS, BLIMP_PAIRS = 67, 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two sentences of which a model should find the first one more probable.
+
+    good, bad: the sentences.
+    paradigm: the kind of pair; accuracies are means over kinds.
+    term: the phenomenon that the paradigm is about; empty if unknown.
+    field: the part of the grammar that the phenomenon belongs to; empty if unknown.
+    """
+
+    good: str
+    bad: str
+    paradigm: str
+    term: str = ""
+    field: str = ""
+
+
+def read(path: str, most: int | None = None) -> list[Pair]:
+    """Return the pairs of a file, or of all files below a folder, which may be compressed.
+
+    most: number of pairs to take of each paradigm, chosen by a hash of their sentences, so that they are the same for
+        all models and orders of files; None takes all.
+
+    A paradigm without a name has that of its file. Prints what is missing if a folder looks like BLiMP but is not
+    complete, and how many pairs are two equal sentences, of which no model can get any right.
+
+    Raises FileNotFoundError for a path without files, ValueError, with the place, for a record without two sentences,
+    and for the same pair twice in a paradigm.
+    """
+    found: dict[str, list[Pair]] = collections.defaultdict(list)
+    places: dict[tuple[str, str, str], str] = {}
+    for place, text in files.texts(path, ENDINGS):
+        for where, record in _records(place, text):
+            pair = _pair(record, where, place)
+            known = places.setdefault((pair.paradigm, pair.good, pair.bad), where)
+            if known != where:
+                raise ValueError(f"{where} has the same pair as {known}: leave one of them out")
+            found[pair.paradigm].append(pair)
+    if not found:
+        raise ValueError(f"{path} has no pairs: expected records with the fields {GOOD} and {BAD}")
+    _report(path, found)
+    return [pair for name in sorted(found) for pair in _chosen(found[name], most)]
+
+
+def _chosen(pairs: Sequence[Pair], most: int | None) -> Sequence[Pair]:
+    if most is None or most >= len(pairs):
+        return pairs
+    return sorted(pairs, key=lambda pair: hashlib.sha256(f"{pair.good}\n{pair.bad}".encode()).digest())[:most]
+
+
+def _records(place: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield (place, record) for each record of a file."""
+    name = place.removesuffix(".gz").removesuffix(".xz").removesuffix(".bz2")
+    if not name.endswith((".tsv", ".csv")):
+        for number, line in files.numbered_lines(text):
+            if line.strip():
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{place}, line {number}: expected a JSON object, got {line[:60]!r}") from error
+                if not isinstance(record, dict):
+                    raise ValueError(f"{place}, line {number}: expected a JSON object, got {line[:60]!r}")
+                yield f"{place}, line {number}", record
+        return
+    lines = io.StringIO(text, newline="")
+    if name.endswith(".tsv"):
+        reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.DictReader(lines)
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(f"{place}, line {reader.line_num}: expected as many values as the header has names")
+        yield f"{place}, line {reader.line_num}", row
+
+
+def _pair(record: Mapping[str, object], where: str, place: str) -> Pair:
+    for name in (GOOD, BAD):
+        if name not in record:
+            raise ValueError(f"{where} lacks {name}: expected the fields {GOOD} and {BAD}, got {', '.join(record)}")
+        if not isinstance(record[name], str) or not str(record[name]).strip():
+            raise ValueError(f"{where}: {name} must be a sentence, got {record[name]!r}")
+    good, bad = (" ".join(str(record[name]).split()) for name in (GOOD, BAD))
+    paradigm = str(record.get(PARADIGM) or pathlib.PurePath(place).name.split(".")[0])
+    # One file of BLiMP writes the field of 13 others in another way.
+    field = str(record.get(FIELD) or "").replace("syntax/semantics", "syntax_semantics")
+    return Pair(good, bad, paradigm, str(record.get(TERM) or ""), field)
+
+
+def _report(path: str, found: Mapping[str, Sequence[Pair]]) -> None:
+    """Print what is missing in a folder of BLiMP, and how many pairs have two equal sentences."""
+    if equal := sum(pair.good == pair.bad for pairs in found.values() for pair in pairs):
+        print(f"{path}: {equal:,} pairs have two equal sentences, and count as wrong", file=sys.stderr)
+    fields = {pair.field for pairs in found.values() for pair in pairs}
+    if fields <= {"morphology", "syntax", "semantics", "syntax_semantics"} and len(found) > 1:
+        short = [f"{name} ({len(pairs):,})" for name, pairs in found.items() if len(pairs) < BLIMP_PAIRS]
+        if len(found) < BLIMP_PARADIGMS or short:
+            print(
+                f"{path}: {len(found)} of the {BLIMP_PARADIGMS} paradigms of BLiMP"
+                + (f"; with fewer than {BLIMP_PAIRS:,} pairs: {', '.join(sorted(short))}" if short else ""),
+                file=sys.stderr,
+            )

@@ -1,0 +1,229 @@
+"""Accuracies on minimal pairs: numbers for report.json, tables as Markdown, and a figure over the steps of a run.
+
+A pair is right if the good sentence has the higher score; equal scores are wrong. The accuracy of a term, a field or
+all pairs is the mean over paradigms, as BLiMP's is.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ag_jax.analysis.figures import canvas
+from ag_jax.analysis.markdown import table
+from ag_jax.data.probes.minimal_pairs import Pair
+from ag_jax.probing.minimal_pairs.results import Judged
+from ag_jax.probing.minimal_pairs.scoring import SCORES
+
+FIGURE = "figures/minimal_pairs.png"
+ALL = "all"
+# Overall accuracies of Warstadt et al. 2020, table 3, on all 67,000 pairs, by the likelihood of whole sentences.
+PUBLISHED = {"n-gram": 0.612, "LSTM": 0.698, "Transformer-XL": 0.696, "GPT-2": 0.830}
+
+
+def numbers(pairs: Sequence[Pair], judged: Mapping[str, Sequence[Sequence[Judged]]]) -> dict[str, Any]:
+    """Return the part of report.json on minimal pairs.
+
+    judged: for each arm and each of its models, the checkpoints that were scored, in the order of their steps.
+    """
+    return {
+        "pairs": len(pairs),
+        "paradigms": len({pair.paradigm for pair in pairs}),
+        "models": {
+            arm: [[_of_model(pairs, of) for of in checkpoints] for checkpoints in of_arm]
+            for arm, of_arm in judged.items()
+        },
+        "differences": _differences(pairs, judged),
+    }
+
+
+def groups_of(pairs: Sequence[Pair]) -> dict[str, dict[str, list[str]]]:
+    """Return {kind of group: {name: its paradigms}} for all pairs, fields, terms and paradigms, without empty names."""
+    found: dict[str, dict[str, list[str]]] = {ALL: {ALL: []}, "field": {}, "term": {}, "paradigm": {}}
+    for pair in pairs:
+        for kind, name in ((ALL, ALL), ("field", pair.field), ("term", pair.term), ("paradigm", pair.paradigm)):
+            if name and pair.paradigm not in found[kind].setdefault(name, []):
+                found[kind][name].append(pair.paradigm)
+    return found
+
+
+def accuracy(right_P: np.ndarray, paradigm_P: np.ndarray, paradigms: Sequence[str]) -> tuple[float, float] | None:
+    """Return the mean over paradigms of the mean of their pairs, and half of its 95 % interval, a normal one for
+    independent pairs; None if no pair was scored.
+
+    right_P: 1 where a pair is right, or any number that is averaged in its place; NaN where a pair was left out.
+    """
+    means, variances = [], []
+    for name in paradigms:
+        values = right_P[paradigm_P == name]
+        values = values[~np.isnan(values)]
+        if len(values):
+            means.append(values.mean())
+            variances.append(values.var() / len(values))
+    if not means:
+        return None
+    return float(np.mean(means)), 1.96 * math.sqrt(sum(variances)) / len(means)
+
+
+def right(scores_P2: np.ndarray) -> np.ndarray:
+    """Return 1 for each pair whose good sentence has the higher score, 0 for the others, NaN for pairs left out."""
+    found = (scores_P2[:, 0] > scores_P2[:, 1]).astype(np.float64)
+    return np.where(np.isnan(scores_P2).any(1), np.nan, found)
+
+
+def _of_model(pairs: Sequence[Pair], judged: Judged) -> dict[str, Any]:
+    paradigm_P = np.array([pair.paradigm for pair in pairs])
+    found: dict[str, Any] = {
+        "description": judged.description,
+        "step": judged.step,
+        "tokens": judged.tokens,
+        "default": judged.default,
+        "words without a token": judged.unknown,
+        "pairs too long": judged.too_long,
+    }
+    for score in SCORES:
+        right_P = right(judged.scores[score])
+        found[score] = {
+            kind: {
+                name: None if value is None else {"accuracy": value[0], "half_interval": value[1]}
+                for name, value in ((name, accuracy(right_P, paradigm_P, of)) for name, of in groups.items())
+            }
+            for kind, groups in groups_of(pairs).items()
+        }
+        found[score]["ties"] = int((judged.scores[score][:, 0] == judged.scores[score][:, 1]).sum())
+    return found
+
+
+def _differences(
+    pairs: Sequence[Pair], judged: Mapping[str, Sequence[Sequence[Judged]]]
+) -> dict[str, list[dict[str, float] | None]]:
+    """Return for each arm but the first, and each of its models, the difference of the last checkpoint's accuracy from
+    that of the first arm's model of the same number, or its only one, on the same pairs, by the first arm's score.
+    """
+    paradigm_P = np.array([pair.paradigm for pair in pairs])
+    names = sorted(set(paradigm_P.tolist()))
+    (_, baseline), *others = judged.items()
+    found: dict[str, list[dict[str, float] | None]] = {}
+    for arm, models in others:
+        found[arm] = []
+        for number, checkpoints in enumerate(models):
+            base = baseline[number if len(baseline) > 1 and number < len(baseline) else 0][-1]
+            change_P = right(checkpoints[-1].scores[base.default]) - right(base.scores[base.default])
+            value = accuracy(change_P, paradigm_P, names)
+            found[arm].append(None if value is None else {"difference": value[0], "half_interval": value[1]})
+    return found
+
+
+def markdown(content: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the report on minimal pairs, whose part of report.json is `content`."""
+    models = {
+        (arm, number): checkpoints
+        for arm, of_arm in content["models"].items()
+        for number, checkpoints in enumerate(of_arm)
+    }
+    several = {arm: len(of_arm) > 1 for arm, of_arm in content["models"].items()}
+
+    def name(arm: str, number: int) -> str:
+        return f"{arm}, model {number}" if several[arm] else arm
+
+    lines = [
+        "## Minimal pairs",
+        "",
+        f"{content['pairs']:,} pairs of {content['paradigms']:,} paradigms. A number is the share of pairs, in "
+        "percent, of which a model gives the grammatical sentence the higher pseudo-log-likelihood. Equal scores are "
+        "wrong, and guessing is right in half of the pairs. `token` masks one token at a time (Salazar et al. 2020), "
+        "`word_l2r` the later tokens of its word, too (Kauf & Ivanova 2023). Numbers of several paradigms are means "
+        "over paradigms, with 95 % intervals over pairs, as if these were independent.",
+        "",
+    ]
+    groups = next(iter(models.values()))[-1]["token"]
+    columns = [ALL, *groups["field"]]
+    rows = []
+    for (arm, number), checkpoints in models.items():
+        last = checkpoints[-1]
+        for score in sorted(SCORES, key=lambda score: score != last["default"]):
+            cells = [_cell(last[score][ALL][ALL]), *(_cell(last[score]["field"][field]) for field in columns[1:])]
+            rows.append([name(arm, number), score, *cells, str(last[score]["ties"])])
+    lines += [*table(["model", "score", *columns, "ties"], rows), ""]
+    lines += [_published(content), ""]
+    for arm, of_arm in content["differences"].items():
+        for number, found in enumerate(of_arm):
+            if found is not None:
+                lines.append(
+                    f"* {name(arm, number)}: {100 * found['difference']:+.1f} ± {100 * found['half_interval']:.1f} "
+                    "points from the first model, on the same pairs."
+                )
+    notes = _notes(models, name)
+    lines += [*notes, *([""] if notes or content["differences"] else [])]
+    if any(len(checkpoints) > 1 for checkpoints in models.values()):
+        lines += _milestones(models, name)
+    lines += _terms(models, name, groups)
+    return lines
+
+
+def _published(content: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in PUBLISHED.items())
+    return (
+        f"For comparison, on all 67,000 pairs of BLiMP, by the likelihood of whole sentences (Warstadt et al. 2020): "
+        f"{listed}."
+    )
+
+
+def _notes(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any) -> list[str]:
+    lines = []
+    for (arm, number), checkpoints in models.items():
+        last = checkpoints[-1]
+        for key in ("words without a token", "pairs too long"):
+            if last[key]:
+                lines.append(f"* {name(arm, number)}: {key}: {last[key]:,}.")
+    return lines
+
+
+def _milestones(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any) -> list[str]:
+    rows = []
+    for (arm, number), checkpoints in models.items():
+        for of in checkpoints:
+            tokens = "–" if of["tokens"] is None else f"{of['tokens']:,}"
+            rows.append([name(arm, number), f"{of['step']:,}", tokens, _cell(of[of["default"]][ALL][ALL])])
+    lines = ["At the checkpoints of the runs:", "", *table(["model", "step", "tokens seen", ALL], rows), ""]
+    return [*lines, f"![Accuracy on minimal pairs over the steps]({FIGURE})", ""]
+
+
+def _terms(
+    models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any, groups: Mapping[str, Any]
+) -> list[str]:
+    """Return a table of the terms, or of the paradigms if terms are unknown, of the last checkpoint of each model."""
+    kind = "term" if groups["term"] else "paradigm"
+    rows = [
+        [group, *(_cell(checkpoints[-1][checkpoints[-1]["default"]][kind][group]) for checkpoints in models.values())]
+        for group in sorted(groups[kind])
+    ]
+    return [*table([kind, *(name(*key) for key in models)], rows), ""]
+
+
+def _cell(found: Mapping[str, float] | None) -> str:
+    return "–" if found is None else f"{100 * found['accuracy']:.1f} ± {100 * found['half_interval']:.1f}"
+
+
+def draw(content: Mapping[str, Any], caption: str) -> Figure:
+    """Draw the accuracy on all pairs over the steps of each run, with a line for guessing."""
+    figure = Figure(figsize=(canvas.WIDTH, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    colours = canvas.colours(content["models"])
+    for arm, of_arm in content["models"].items():
+        for number, checkpoints in enumerate(of_arm):
+            values = [of[of["default"]][ALL][ALL] for of in checkpoints]
+            shown = [(of["step"], value) for of, value in zip(checkpoints, values, strict=True) if value is not None]
+            steps, means = [step for step, _ in shown], [100 * value["accuracy"] for _, value in shown]
+            halves = [100 * value["half_interval"] for _, value in shown]
+            label = canvas.label(arm) if number == 0 else None
+            axes.errorbar(steps, means, halves, color=colours[arm], label=label, marker="o", markersize=3, capsize=2)
+    axes.axhline(50, color="0.6", linewidth=0.8)
+    axes.set_xlabel("step")
+    axes.set_ylabel("pairs that are right (%)")
+    axes.legend(frameon=False)
+    canvas.tidy(axes)
+    canvas.caption(figure, caption)
+    return figure

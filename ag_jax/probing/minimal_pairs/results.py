@@ -1,0 +1,123 @@
+"""Minimal pairs scored by the models of a comparison, and at the checkpoints of their runs; results are stored.
+
+Stored scores are used again if model and pairs are those they were computed with.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from ag_jax.data.probes import minimal_pairs
+from ag_jax.data.probes.minimal_pairs import Pair
+from ag_jax.distributed import storage
+from ag_jax.interop import opening
+from ag_jax.pretraining import run
+from ag_jax.probing import models, storing
+from ag_jax.probing.config import MinimalPairsConfig
+from ag_jax.probing.minimal_pairs import scoring
+from ag_jax.training.metrics import read_metrics
+
+VERSION = 1  # of the computation; a new one makes stored results of the earlier ones invalid
+FOLDER = "minimal_pairs"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Judged:
+    """The pairs as one model, at one checkpoint, judges them.
+
+    description: where the model comes from, for people.
+    step: step of a run's checkpoint, None for other models.
+    tokens: number of tokens that the model had seen, None if it is unknown.
+    default: the kind of score by which the model is judged.
+    scores: {kind of score: float64 `(P, 2)`}, of the good and the bad sentence of each pair; NaN where left out.
+    unknown: number of words without a token.
+    too_long: number of pairs that are too long for the model.
+    """
+
+    description: str
+    step: int | None
+    tokens: int | None
+    default: str
+    scores: dict[str, np.ndarray]
+    unknown: int
+    too_long: int
+
+
+def read_pairs(config: MinimalPairsConfig) -> list[Pair]:
+    """Return the pairs of a config. Raises FileNotFoundError or ValueError for files that cannot be used."""
+    return minimal_pairs.read(str(config.data), config.most)
+
+
+def steps_of(checkpoint: str, step: int | None, config: MinimalPairsConfig) -> list[int | None]:
+    """Return the steps of the checkpoints to score: all of a run with `minimal_pairs.milestones`, otherwise one.
+
+    Raises ValueError for milestones of a model that is no run.
+    """
+    if not config.milestones:
+        return [step]
+    place = storage.directory(checkpoint)
+    if opening.is_huggingface(place) or not (place / "checkpoints").exists():
+        raise ValueError(
+            f"minimal_pairs.milestones=True needs the checkpoints of a run, but {checkpoint} is none: give a run, or "
+            "set it to False"
+        )
+    return list(run.open_run(place).steps)
+
+
+def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: epath.Path, name: str) -> Judged:
+    """Return the scores of all pairs by a model: read from `workdir` if they are stored there, otherwise computed.
+
+    checkpoint, step: directory of the model, and the step of a run's checkpoint, or None.
+    name: name of the model, for its folder and for progress.
+
+    Raises NoWordHeadError for a model that does not predict masked words.
+    """
+    opened = opening.open_masked_lm(checkpoint, step)
+    of_run = opened.run
+    digest = models.digest(opened.model.config, opened.params, opened.tokenizer)
+    texts = hashlib.sha256(json.dumps([dataclasses.astuple(pair) for pair in pairs]).encode()).hexdigest()
+    fingerprint = hashlib.sha256(json.dumps([VERSION, digest, texts]).encode()).hexdigest()
+    at = None if of_run is None else of_run.step
+    folder = workdir / FOLDER / (name if at is None else f"{name}-step{at}")
+    description = str(checkpoint) if at is None else f"{checkpoint}, step {at:,}"
+    about: dict[str, Any] = {
+        "description": description,
+        "step": at,
+        "tokens": None if of_run is None else _tokens(of_run.workdir, of_run.step),
+        "default": scoring.default_score(opened.tokenizer),
+    }
+
+    def load(record: dict[str, Any]) -> Judged:
+        scores = storing.read_arrays(folder / "scores.npz", record["sha256"])
+        return Judged(**about, scores=scores, unknown=record["unknown"], too_long=record["too_long"])
+
+    found = storing.read(folder, fingerprint, load)
+    if found is not None:
+        return found
+    label = name if at is None else f"{name}, step {at:,}"
+    scored = scoring.score(opened, pairs, scoring.show_progress(f"{label}, minimal pairs"))
+    storing.begin(folder)
+    record = {
+        "model": description,
+        storing.FINGERPRINT: fingerprint,
+        "sha256": storing.write_arrays(folder / "scores.npz", scored.scores),
+        "unknown": scored.unknown,
+        "too_long": scored.too_long,
+    }
+    storing.finish(folder, record)
+    return Judged(**about, **scored._asdict())
+
+
+def _tokens(workdir: epath.Path, step: int) -> int | None:
+    """Return the number of tokens that a run had seen after a step; None if its metrics do not say."""
+    if step == 0:
+        return 0
+    if not (workdir / "metrics.jsonl").exists():
+        return None
+    seen = [row["tokens_seen"] for row in read_metrics(workdir) if row["step"] == step and "tokens_seen" in row]
+    return seen[-1] if seen else None

@@ -1,0 +1,246 @@
+"""Minimal pairs: scores against a loop over tokens, models whose scores are known by hand, and the command."""
+
+import dataclasses
+import gzip
+import json
+import math
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special as functions
+
+from ag_jax.data.probes import minimal_pairs
+from ag_jax.data.probes.minimal_pairs import Pair
+from ag_jax.probing import comparison
+from ag_jax.probing.minimal_pairs import report, results, scoring
+from tests.conftest import REPOSITORY
+from tests.finetuning import tasks
+from tests.probing import trained_models
+from tests.probing.trained_models import TOKENIZER
+
+PROBE = REPOSITORY / "configs" / "probe.py"
+TRIAL = "suite/sst2/lr1e-05-bs8-seed0"
+RNG = np.random.default_rng(8)
+
+
+def sentence(words):
+    # The last word has several tokens.
+    return " ".join([*RNG.choice(tasks.WORDS, words), "good-bad"])
+
+
+PAIRS = [Pair(sentence(3), sentence(4), "long" if index % 3 else "short", "one", "syntax") for index in range(12)]
+PAIRS += [Pair("good bad", "good bad", "same", "two", "semantics")]
+PAIRS += [Pair("good bad bad", "good good bad", "near", "two", "semantics")]
+
+
+@pytest.fixture(scope="module")
+def scored():
+    return scoring.score(trained_models.word_model(), PAIRS)
+
+
+def plain_scores(opened, text):
+    """Both scores of a sentence, one row and one token after the other."""
+    words = [TOKENIZER.encode(f" {word}") for word in text.split()]
+    ids = [token for word in words for token in word]
+    owner = [number for number, word in enumerate(words) for _ in word]
+    sums = {"token": 0.0, "word_l2r": 0.0}
+    for position, token in enumerate(ids):
+        for name in sums:
+            hidden = [
+                other == position or (name == "word_l2r" and other > position and owner[other] == owner[position])
+                for other in range(len(ids))
+            ]
+            row = [TOKENIZER.specials.mask if gone else id for gone, id in zip(hidden, ids, strict=True)]
+            row = np.array([[TOKENIZER.specials.begin, *row, TOKENIZER.specials.end]], np.int32)
+            batch = {"tokens": row, "original": row, "segment_ids": np.ones_like(row), "token_type_ids": 0 * row}
+            batch["masked_positions"] = np.array([[position + 1]], np.int32)
+            words_V = opened.model.apply({"params": opened.params}, batch, deterministic=True).words_BMV[0, 0]
+            sums[name] += functions.log_softmax(np.asarray(words_V, np.float64))[token]
+    return sums
+
+
+def test_scores_equal_a_loop_over_tokens(scored):
+    opened = trained_models.word_model()
+    assert len(TOKENIZER.encode(" good-bad")) > 1
+    for number in (0, 7, 13):
+        for side, text in enumerate((PAIRS[number].good, PAIRS[number].bad)):
+            for name, expected in plain_scores(opened, text).items():
+                assert scored.scores[name][number, side] == pytest.approx(expected, abs=2e-4)
+    assert (np.abs(scored.scores["token"] - scored.scores["word_l2r"])[:12] > 1e-3).all()  # words of several tokens
+    for name in scoring.SCORES:  # a pair with itself is not right, whatever the rounding
+        assert report.right(scored.scores[name])[12] == 0
+
+
+def test_words_of_one_token_have_the_same_score_under_both_and_share_rows(scored, monkeypatch):
+    np.testing.assert_array_equal(scored.scores["token"][12:], scored.scores["word_l2r"][12:])
+    rows, original = [], scoring._predicted
+
+    def spy(targets, *arguments):
+        rows.append({key: list(of) for key, of in targets.items()})
+        return original(targets, *arguments)
+
+    monkeypatch.setattr(scoring, "_predicted", spy)
+    scoring.score(trained_models.word_model(), [PAIRS[13]])
+    # Of 3 + 3 masked rows, the two that mask the only token that differs are one, with two targets.
+    assert sorted(map(len, rows[0].values())) == [1, 1, 1, 1, 2]
+
+
+class Unigrams:
+    """A model whose scores of a token do not depend on the others."""
+
+    def __init__(self, config, logits_V):
+        self.config, self.logits_V = dataclasses.replace(config, max_length=16), logits_V
+
+    def apply(self, params, batch, deterministic):
+        assert deterministic
+        rows = batch["tokens"].shape[0]
+        return types.SimpleNamespace(words_BMV=jnp.tile(self.logits_V, (rows, 1, 1)))
+
+
+def test_a_model_of_single_words_is_scored_by_hand():
+    frequency = RNG.uniform(1, 9, TOKENIZER.vocabulary_size)
+    real = trained_models.word_model()
+    opened = dataclasses.replace(real, model=Unigrams(real.model.config, np.log(frequency)), params={})
+    found = scoring.score(opened, PAIRS)
+    for number, pair in enumerate(PAIRS):
+        for side, text in enumerate((pair.good, pair.bad)):
+            ids = [token for word in text.split() for token in TOKENIZER.encode(f" {word}")]
+            expected = sum(math.log(frequency[token] / frequency.sum()) for token in ids)
+            for name in scoring.SCORES:
+                assert found.scores[name][number, side] == pytest.approx(expected, abs=1e-4)
+
+
+def test_pairs_that_are_too_long_are_left_out_and_counted():
+    opened = trained_models.word_model()
+    long = Pair(" ".join(tasks.WORDS[:1] * 20), "good film", "long")
+    found = scoring.score(opened, [long, PAIRS[13]])
+    assert found.too_long == 1 and np.isnan(found.scores["token"][0]).all()
+    assert not np.isnan(found.scores["token"][1]).any()
+    assert np.isnan(report.right(found.scores["token"])[0])
+
+
+def test_accuracies_are_means_over_paradigms_and_ties_are_wrong():
+    pairs = [Pair(f"a{index}", "b", name, term, "f") for index, (name, term) in enumerate(
+        [("p", "t"), ("p", "t"), ("p", "t"), ("p", "t"), ("q", "t"), ("q", "t"), ("r", "u")]
+    )]  # fmt: skip
+    scores = np.array([[2, 1], [1, 1], [1, 2], [3, 1], [5, 1], [4, 1], [np.nan, 1]], float)
+    judged = results.Judged("m", 3, 100, "token", dict.fromkeys(scoring.SCORES, scores), 0, 1)
+    other = dataclasses.replace(judged, scores=dict.fromkeys(scoring.SCORES, scores[:, ::-1]))
+    content = report.numbers(pairs, {"first": [[judged]], "second": [[other]]})
+    of = content["models"]["first"][0][0]["token"]
+    assert of["paradigm"]["p"]["accuracy"] == 0.5 and of["paradigm"]["q"]["accuracy"] == 1.0
+    assert of["paradigm"]["r"] is None and of["ties"] == 1
+    assert of["all"]["all"]["accuracy"] == of["term"]["t"]["accuracy"] == pytest.approx(0.75)
+    # Only p varies: of the mean of two paradigms, half the deviation of a mean of 4 pairs of which 2 are right.
+    assert of["all"]["all"]["half_interval"] == pytest.approx(1.96 * math.sqrt(0.25 / 4) / 2)
+    changes = [-1, 0, 1, -1, -1, -1]  # p: -1/4, q: -1
+    assert content["differences"]["second"][0]["difference"] == pytest.approx((np.mean(changes[:4]) - 1) / 2)
+    text = "\n".join(report.markdown(content))
+    assert "| first | token | 75.0 ± 24.5 |" in text and "GPT-2 83.0" in text and "pairs too long: 1" in text
+
+
+def write(folder, name, pairs, **more):
+    folder.mkdir(exist_ok=True)
+    lines = [
+        json.dumps(
+            {"sentence_good": pair.good, "sentence_bad": pair.bad, "UID": pair.paradigm}
+            | {"linguistics_term": pair.term, "field": pair.field, "pairID": str(number)}
+            | more
+        )
+        for number, pair in enumerate(pairs)
+    ]
+    content = "\n".join(lines).encode()
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+
+
+def test_files_of_blimp_and_custom_tables(tmp_path, capsys):
+    unique = dict.fromkeys(PAIRS)
+    for name in ("short", "long"):
+        write(tmp_path / "blimp", f"{name}.jsonl.gz", [pair for pair in unique if pair.paradigm == name])
+    write(tmp_path / "blimp", "near.jsonl", PAIRS[13:], field="syntax/semantics")
+    found = minimal_pairs.read(str(tmp_path / "blimp"))
+    assert {pair.paradigm for pair in found} == {"short", "long", "near"} and len(found) == 13
+    assert {pair.field for pair in found} == {"syntax", "syntax_semantics"}
+    assert "3 of the 67 paradigms of BLiMP; with fewer than 1,000 pairs: long (8), near (1), short (4)" in (
+        capsys.readouterr().err
+    )
+    some = minimal_pairs.read(str(tmp_path / "blimp"), 2)
+    assert [pair.paradigm for pair in some] == ["long", "long", "near", "short", "short"] and set(some) < set(found)
+    write(tmp_path / "blimp", "short.jsonl.gz", [pair for pair in [*unique][::-1] if pair.paradigm == "short"])
+    assert minimal_pairs.read(str(tmp_path / "blimp"), 2) == some  # whatever the order of the file
+    (tmp_path / "mine.tsv").write_text('sentence_good\tsentence_bad\nThe "dogs" run\tThe  dogs runs\n')
+    (tmp_path / "mine.csv").write_text('sentence_good,sentence_bad,UID\n"Yes, he is",Yes he are,be\n')
+    assert minimal_pairs.read(str(tmp_path / "mine.tsv")) == [Pair('The "dogs" run', "The dogs runs", "mine")]
+    assert minimal_pairs.read(str(tmp_path / "mine.csv")) == [Pair("Yes, he is", "Yes he are", "be")]
+    write(tmp_path / "equal", "x.jsonl", [PAIRS[12]])
+    minimal_pairs.read(str(tmp_path / "equal"))
+    assert "1 pairs have two equal sentences, and count as wrong" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"sentence_good": "a"}', "line 1 lacks sentence_bad: expected the fields sentence_good and"),
+        ("a.jsonl", '{"sentence_good": "a", "sentence_bad": " "}', "sentence_bad must be a sentence, got ' '"),
+        ("a.jsonl", "[1]", "line 1: expected a JSON object, got '\\[1\\]'"),
+        ("a.jsonl", "{", "line 1: expected a JSON object, got '{'"),
+        ("a.jsonl", '{"sentence_good": "a", "sentence_bad": "b"}\n' * 2, "line 2 has the same pair as .*line 1"),
+        ("a.jsonl", "", "has no pairs"),
+        ("a.tsv", "sentence_good\tsentence_bad\na\n", "line 2: expected as many values as the header has names"),
+        ("a.csv", "good,bad\na,b\n", "lacks sentence_good: expected the fields .* got good, bad"),
+        ("a.jsonl.gz", "no gzip", "a.jsonl.gz"),
+    ],
+)
+def test_damaged_and_foreign_files(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        minimal_pairs.read(str(tmp_path / name))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs") / "blimp"
+    write(folder, "all.jsonl", PAIRS)
+    return folder
+
+
+def test_the_command_scores_the_milestones_of_runs_once(places, data, tmp_path, monkeypatch, scored):
+    source = f"{PROBE}:checkpoint={places / 'run'},reflexives=none,minimal_pairs={data}"
+    flags = {"minimal_pairs.milestones": True}
+    path = comparison.evaluate(source, flags, tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "report.json").read_text())["minimal_pairs"]
+    (checkpoints,) = content["models"]["model"]
+    assert [(of["step"], of["tokens"], of["default"]) for of in checkpoints] == [(0, 0, "word_l2r")]
+    order = sorted(range(len(PAIRS)), key=lambda number: PAIRS[number].paradigm)
+    right = report.right(scored.scores["word_l2r"][order])
+    expected = report.accuracy(
+        right, np.array([PAIRS[number].paradigm for number in order]), ["long", "short", "same", "near"]
+    )
+    assert checkpoints[0]["word_l2r"]["all"]["all"]["accuracy"] == pytest.approx(expected[0])
+    assert "## Minimal pairs" in path.read_text() and (tmp_path / "out" / report.FIGURE).exists()
+    monkeypatch.setattr(scoring, "score", lambda *arguments: pytest.fail("scored again"))
+    assert comparison.evaluate(source, flags, tmp_path / "out").read_text() == path.read_text()
+    comparison.evaluate(source, {}, tmp_path / "out")
+    assert not (tmp_path / "out" / report.FIGURE).exists()
+    stored = tmp_path / "out" / "minimal_pairs" / "model-seed0-step0" / "scores.npz"
+    stored.write_bytes(stored.read_bytes()[:-1])
+    with pytest.raises(pytest.fail.Exception, match="scored again"):
+        comparison.evaluate(source, {}, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("place", "flags", "message"),
+    [
+        ("encoder", {}, "encoder has no head for masked words: its classes are RobertaModel"),
+        (TRIAL, {}, "is fine-tuned and has no head for masked words: give the run that it started from"),
+        ("run", {"minimal_pairs.data": "no/where"}, "where does not exist: expected a file or a folder"),
+        ("run", {"minimal_pairs.data": None, "minimal_pairs.most": 3}, "have no effect without minimal_pairs.data"),
+        ("run", {"minimal_pairs.milestones": True, "step": 0}, "scores all checkpoints, but step=0 chooses one"),
+    ],
+)
+def test_what_is_rejected_before_anything_is_scored(places, data, tmp_path, place, flags, message):
+    source = f"{PROBE}:checkpoint={places / place},reflexives=none,minimal_pairs={data}"
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        comparison.evaluate(source, flags, tmp_path / "wrong")
