@@ -679,6 +679,16 @@ def _differences(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, .
     ]
 
 
+def tokens_seen(workdir: epath.Path, step: int) -> int | None:
+    """Return the number of tokens that a run had seen after a step; None if its `metrics.jsonl` does not say."""
+    if step == 0:
+        return 0
+    if not (workdir / "metrics.jsonl").exists():
+        return None
+    seen = [row["tokens_seen"] for row in read_metrics(workdir) if row["step"] == step and "tokens_seen" in row]
+    return seen[-1] if seen else None
+
+
 def best_step(workdir: epath.PathLike) -> int:
     """Return the step of the best checkpoint of a run: of those that were evaluated, by `training.best_metric`.
 

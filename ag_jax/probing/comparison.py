@@ -9,7 +9,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.analysis.changes import without_dropout
-from ag_jax.analysis.figures import canvas, heads
+from ag_jax.analysis.figures import accuracies, canvas, heads
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.interop import opening
@@ -282,8 +282,8 @@ def _write_report(
     if pairs:
         content["minimal_pairs"] = pair_report.numbers(pairs, judged)
         if first.minimal_pairs.milestones:
-            figure = pair_report.draw(content["minimal_pairs"], f"{workdir.name}: minimal pairs")
-            canvas.save(figure, workdir / pair_report.FIGURE)
+            points, caption = pair_report.points(content["minimal_pairs"]), f"{workdir.name}: minimal pairs"
+            canvas.save(accuracies.draw(points, "pairs that are right (%)", caption), workdir / pair_report.FIGURE)
     flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
     if first.probes:
         storage.write_whole(workdir / SCORES, report.csv_text(found))

@@ -1,4 +1,4 @@
-"""Accuracies on minimal pairs: numbers for report.json, tables as Markdown, and a figure over the steps of a run.
+"""Accuracies on minimal pairs: numbers for report.json, and tables as Markdown.
 
 A pair is right if the good sentence has the higher score; equal scores are wrong. The accuracy of a term, a field or
 all pairs is the mean over paradigms, as BLiMP's is.
@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.markdown import table
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.probing.minimal_pairs.results import Judged
@@ -207,23 +205,11 @@ def _cell(found: Mapping[str, float] | None) -> str:
     return "–" if found is None else f"{100 * found['accuracy']:.1f} ± {100 * found['half_interval']:.1f}"
 
 
-def draw(content: Mapping[str, Any], caption: str) -> Figure:
-    """Draw the accuracy on all pairs over the steps of each run, with a line for guessing."""
-    figure = Figure(figsize=(canvas.WIDTH, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    colours = canvas.colours(content["models"])
-    for arm, of_arm in content["models"].items():
-        for number, checkpoints in enumerate(of_arm):
-            values = [of[of["default"]][ALL][ALL] for of in checkpoints]
-            shown = [(of["step"], value) for of, value in zip(checkpoints, values, strict=True) if value is not None]
-            steps, means = [step for step, _ in shown], [100 * value["accuracy"] for _, value in shown]
-            halves = [100 * value["half_interval"] for _, value in shown]
-            label = canvas.label(arm) if number == 0 else None
-            axes.errorbar(steps, means, halves, color=colours[arm], label=label, marker="o", markersize=3, capsize=2)
-    axes.axhline(50, color="0.6", linewidth=0.8)
-    axes.set_xlabel("step")
-    axes.set_ylabel("pairs that are right (%)")
-    axes.legend(frameon=False)
-    canvas.tidy(axes)
-    canvas.caption(figure, caption)
-    return figure
+def points(content: Mapping[str, Any]) -> dict[str, list[list[tuple[int, float, float]]]]:
+    """Return for each arm and model (step, accuracy on all pairs, half of its interval) of each checkpoint."""
+
+    def of_model(checkpoints: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]]:
+        found = [(of["step"], of[of["default"]][ALL][ALL]) for of in checkpoints]
+        return [(step, value["accuracy"], value["half_interval"]) for step, value in found if value is not None]
+
+    return {arm: [of_model(checkpoints) for checkpoints in of_arm] for arm, of_arm in content["models"].items()}

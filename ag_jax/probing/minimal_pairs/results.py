@@ -20,7 +20,6 @@ from ag_jax.pretraining import run
 from ag_jax.probing import models, storing
 from ag_jax.probing.config import MinimalPairsConfig
 from ag_jax.probing.minimal_pairs import scoring
-from ag_jax.training.metrics import read_metrics
 
 VERSION = 1  # of the computation; a new one makes stored results of the earlier ones invalid
 FOLDER = "minimal_pairs"
@@ -88,7 +87,7 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
     about: dict[str, Any] = {
         "description": description,
         "step": at,
-        "tokens": None if of_run is None else _tokens(of_run.workdir, of_run.step),
+        "tokens": None if of_run is None else run.tokens_seen(of_run.workdir, of_run.step),
         "default": scoring.default_score(opened.tokenizer),
     }
 
@@ -111,13 +110,3 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
     }
     storing.finish(folder, record)
     return Judged(**about, **scored._asdict())
-
-
-def _tokens(workdir: epath.Path, step: int) -> int | None:
-    """Return the number of tokens that a run had seen after a step; None if its metrics do not say."""
-    if step == 0:
-        return 0
-    if not (workdir / "metrics.jsonl").exists():
-        return None
-    seen = [row["tokens_seen"] for row in read_metrics(workdir) if row["step"] == step and "tokens_seen" in row]
-    return seen[-1] if seen else None
