@@ -47,7 +47,7 @@ def test_a_suite_survives():
         ("tasks.rte.epsilon", 0.0, "^tasks.rte.epsilon must be above 0"),
         ("tasks.rte.weight_decay", -0.1, "^tasks.rte.weight_decay must be at least 0, got -0.1"),
         ("tasks.rte.dropout", -0.5, "^tasks.rte.dropout must be at least 0 and below 1, or none, got -0.5"),
-        ("tasks.rte.decay", "cosine", "^tasks.rte.decay must be one of linear, constant"),
+        ("tasks.rte.decay", "step", "^tasks.rte.decay must be one of linear, cosine"),
         ("tasks.rte.max_length", rows.SHORTEST - 1, "^tasks.rte.max_length must be at least 12, got 11"),
         ("tasks.rte.folds", 2, "^tasks.rte.folds must be at least 3"),
         (

@@ -100,7 +100,7 @@ def test_a_tokenizer_without_an_end_token(config, corpus, tmp_path):
     (tmp_path / "checksum.json").unlink()
     content = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(content.replace("</s>", "<e>"))
-    with pytest.raises(ValueError, match=r"lacks the end token: expected </s> or \[SEP\] in its vocabulary"):
+    with pytest.raises(ValueError, match=r"lacks the end token: expected <eos> or </s> or \[SEP\] in its vocabulary"):
         pipeline.prepare(dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(tmp_path))))
 
 
