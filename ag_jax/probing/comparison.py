@@ -10,6 +10,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.analysis.changes import without_dropout
 from ag_jax.analysis.figures import accuracies, canvas, heads
+from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.interop import opening
@@ -280,7 +281,9 @@ def _write_report(
         content["ablation"] = _write_ablation(ablated, content["probes"], workdir)
     pairs, judged = scored
     if pairs:
-        content["minimal_pairs"] = pair_report.numbers(pairs, judged)
+        content["minimal_pairs"] = pair_report.numbers(
+            pairs, judged, minimal_pairs.published(str(first.minimal_pairs.data))
+        )
         if first.minimal_pairs.milestones:
             points, caption = pair_report.points(content["minimal_pairs"]), f"{workdir.name}: minimal pairs"
             canvas.save(accuracies.draw(points, "pairs that are right (%)", caption), workdir / pair_report.FIGURE)

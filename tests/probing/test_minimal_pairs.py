@@ -179,6 +179,26 @@ def test_files_of_blimp_and_custom_tables(tmp_path, capsys):
     assert "1 pairs have two equal sentences, and count as wrong" in capsys.readouterr().err
 
 
+def test_the_accuracies_that_blimp_publishes_stand_beside(tmp_path):
+    write(tmp_path / "data", "all.jsonl", PAIRS[:12])
+    records = [("short", 0.5, 0.6), ("long", 0.7, 0.9), ("overall", 0.1, 0.2)]
+    models = [{"UID": uid, "ngram": one, "lstm": other, "txl": 1, "gpt2": 0.0} for uid, one, other in records]
+    summary = tmp_path / "models_summary.jsonl"
+    summary.write_text("\n".join(map(json.dumps, models)))
+    found = minimal_pairs.published(str(tmp_path / "data"))
+    assert found["n-gram"] == {"short": 0.5, "long": 0.7} and list(found) == [*report.PUBLISHED]
+    scores = dict.fromkeys(scoring.SCORES, np.tile([1.0, 0.0], (12, 1)))
+    judged = results.Judged("m", None, None, "token", scores, 0, 0)
+    content = report.numbers(PAIRS[:12], {"first": [[judged]]}, found)
+    assert content["published"]["LSTM"]["all"]["all"] == pytest.approx(0.75)
+    assert "| one | 100.0 ± 0.0 | 60.0 | 75.0 | 100.0 | 0.0 |" in "\n".join(report.markdown(content))
+    assert len(minimal_pairs.read(str(tmp_path))) == 12  # it is no file of pairs
+    assert minimal_pairs.published(str(tmp_path / "data" / "deep" / "er")) == {}
+    summary.write_text(json.dumps(models[0] | {"gpt2": 7}))
+    with pytest.raises(ValueError, match="line 1: expected UID, and gpt2 from 0 to 1"):
+        minimal_pairs.published(str(tmp_path / "data"))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

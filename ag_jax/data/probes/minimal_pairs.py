@@ -25,6 +25,8 @@ from ag_jax.data.probes import files
 ENDINGS = (".jsonl", ".tsv", ".csv")
 GOOD, BAD, PARADIGM, TERM, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"
 BLIMP_PARADIGMS, BLIMP_PAIRS = 67, 1000
+SUMMARY = "models_summary.jsonl"  # BLiMP's file of the accuracies of four models, in its main folder
+SUMMARY_MODELS = {"ngram": "n-gram", "lstm": "LSTM", "txl": "Transformer-XL", "gpt2": "GPT-2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,8 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     found: dict[str, list[Pair]] = collections.defaultdict(list)
     places: dict[tuple[str, str, str], str] = {}
     for place, text in files.texts(path, ENDINGS):
+        if pathlib.PurePath(place).name == SUMMARY:
+            continue
         for where, record in _records(place, text):
             pair = _pair(record, where, place)
             known = places.setdefault((pair.paradigm, pair.good, pair.bad), where)
@@ -69,6 +73,27 @@ def read(path: str, most: int | None = None) -> list[Pair]:
         raise ValueError(f"{path} has no pairs: expected records with the fields {GOOD} and {BAD}")
     _report(path, found)
     return [pair for name in sorted(found) for pair in _chosen(found[name], most)]
+
+
+def published(path: str) -> dict[str, dict[str, float]]:
+    """Return {model: {paradigm: accuracy}} of BLiMP's own file of accuracies (`SUMMARY`), in the folder of the pairs or
+    the folder above it; {} if it is not there.
+
+    They are from likelihoods of whole sentences and all pairs of a paradigm. Raises ValueError for a damaged file.
+    """
+    folder = pathlib.Path(path).expanduser().resolve()
+    places = [place / SUMMARY for place in (folder, *folder.parents[:1]) if (place / SUMMARY).is_file()]
+    if not places:
+        return {}
+    found: dict[str, dict[str, float]] = {name: {} for name in SUMMARY_MODELS.values()}
+    for where, record in _records(str(places[0]), files.decoded(places[0].read_bytes(), str(places[0]))):
+        for key, name in SUMMARY_MODELS.items():
+            value = record.get(key)
+            if not isinstance(value, int | float) or not 0 <= value <= 1 or not isinstance(record.get(PARADIGM), str):
+                raise ValueError(f"{where}: expected {PARADIGM}, and {key} from 0 to 1, got {record!r}; copy it anew")
+            if record[PARADIGM] != "overall":  # lines of means
+                found[name][str(record[PARADIGM])] = float(value)
+    return found
 
 
 def _chosen(pairs: Sequence[Pair], most: int | None) -> Sequence[Pair]:

@@ -21,10 +21,15 @@ ALL = "all"
 PUBLISHED = {"n-gram": 0.612, "LSTM": 0.698, "Transformer-XL": 0.696, "GPT-2": 0.830}
 
 
-def numbers(pairs: Sequence[Pair], judged: Mapping[str, Sequence[Sequence[Judged]]]) -> dict[str, Any]:
+def numbers(
+    pairs: Sequence[Pair],
+    judged: Mapping[str, Sequence[Sequence[Judged]]],
+    published: Mapping[str, Mapping[str, float]] = {},
+) -> dict[str, Any]:
     """Return the part of report.json on minimal pairs.
 
     judged: for each arm and each of its models, the checkpoints that were scored, in the order of their steps.
+    published: {model: {paradigm: accuracy}} of models that others have scored.
     """
     return {
         "pairs": len(pairs),
@@ -34,7 +39,21 @@ def numbers(pairs: Sequence[Pair], judged: Mapping[str, Sequence[Sequence[Judged
             for arm, of_arm in judged.items()
         },
         "differences": _differences(pairs, judged),
+        "published": {
+            name: {
+                kind: {group: _mean(accuracies, paradigms) for group, paradigms in groups.items()}
+                for kind, groups in groups_of(pairs).items()
+            }
+            for name, accuracies in published.items()
+        },
     }
+
+
+def _mean(accuracies: Mapping[str, float], paradigms: Sequence[str]) -> float | None:
+    """Return the mean accuracy of some paradigms; None if one of them is missing."""
+    if any(name not in accuracies for name in paradigms):
+        return None
+    return float(np.mean([accuracies[name] for name in paradigms]))
 
 
 def groups_of(pairs: Sequence[Pair]) -> dict[str, dict[str, list[str]]]:
@@ -157,7 +176,7 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
     lines += [*notes, *([""] if notes or content["differences"] else [])]
     if any(len(checkpoints) > 1 for checkpoints in models.values()):
         lines += _milestones(models, name)
-    lines += _terms(models, name, groups)
+    lines += _terms(models, name, groups, content["published"])
     return lines
 
 
@@ -190,15 +209,24 @@ def _milestones(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], n
 
 
 def _terms(
-    models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any, groups: Mapping[str, Any]
+    models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]],
+    name: Any,
+    groups: Mapping[str, Any],
+    published: Mapping[str, Any],
 ) -> list[str]:
-    """Return a table of the terms, or of the paradigms if terms are unknown, of the last checkpoint of each model."""
+    """Return a table of the terms, or of the paradigms if terms are unknown, of the last checkpoint of each model, and
+    of the published models, whose accuracies are of all pairs.
+    """
     kind = "term" if groups["term"] else "paradigm"
     rows = [
-        [group, *(_cell(checkpoints[-1][checkpoints[-1]["default"]][kind][group]) for checkpoints in models.values())]
+        [
+            group,
+            *(_cell(checkpoints[-1][checkpoints[-1]["default"]][kind][group]) for checkpoints in models.values()),
+            *("–" if (value := of[kind][group]) is None else f"{100 * value:.1f}" for of in published.values()),
+        ]
         for group in sorted(groups[kind])
     ]
-    return [*table([kind, *(name(*key) for key in models)], rows), ""]
+    return [*table([kind, *(name(*key) for key in models), *published], rows), ""]
 
 
 def _cell(found: Mapping[str, float] | None) -> str:
