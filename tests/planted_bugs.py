@@ -480,9 +480,9 @@ BUGS = (
     ),
     Bug(
         "a traced warm-up falls from step 0 on",
-        "ag_jax/training/optimizer.py",
-        "done = (step - warmup) / jnp.maximum(total_steps - warmup, 1)",
-        "done = step / jnp.maximum(total_steps, 1)",
+        "ag_jax/training/schedules.py",
+        "done = jnp.clip((step - start) / jnp.maximum(total_steps - start, 1), 0.0, 1.0)",
+        "done = jnp.clip(step / jnp.maximum(total_steps, 1), 0.0, 1.0)",
         "tests/training/test_hyperparameters.py tests/training/test_optimizer.py",
     ),
     Bug(
