@@ -333,8 +333,9 @@ def is_begun(workdir: epath.Path) -> bool:
     return (workdir / "metrics.jsonl").exists() and bool(read_metrics(workdir))
 
 
-def _is_saved(workdir: epath.Path) -> bool:
-    return bool(steps_in(workdir / "checkpoints"))
+def checkpoint_steps(workdir: epath.Path) -> list[int]:
+    """Return the steps of the checkpoints of a run, ascending, without reading them."""
+    return steps_in(workdir / "checkpoints")
 
 
 def _remove_attempt(workdir: epath.Path) -> None:
@@ -378,7 +379,9 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and is_complete(done, config):
         return done
-    begins_branch = config.training.branch_from and not hosts.from_first("the checkpoints", lambda: _is_saved(workdir))
+    begins_branch = config.training.branch_from and not hosts.from_first(
+        "the checkpoints", lambda: bool(checkpoint_steps(workdir))
+    )
     if begins_branch:
         hosts.from_first("the branch", lambda: branch.begin(config, workdir))
     corpus = pretraining_corpus.prepare(config, workdir)

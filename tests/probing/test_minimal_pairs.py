@@ -204,8 +204,8 @@ def test_the_accuracies_that_blimp_publishes_stand_beside(tmp_path):
     [
         ("a.jsonl", '{"sentence_good": "a"}', "line 1 lacks sentence_bad: expected the fields sentence_good and"),
         ("a.jsonl", '{"sentence_good": "a", "sentence_bad": " "}', "sentence_bad must be a sentence, got ' '"),
-        ("a.jsonl", "[1]", "line 1: expected a JSON object, got '\\[1\\]'"),
-        ("a.jsonl", "{", "line 1: expected a JSON object, got '{'"),
+        ("a.jsonl", "[1]", "line 1: expected a JSON object, got list"),
+        ("a.jsonl", "{", "line 1: expected JSON, got text that cannot be parsed"),
         ("a.jsonl", '{"sentence_good": "a", "sentence_bad": "b"}\n' * 2, "line 2 has the same pair as .*line 1"),
         ("a.jsonl", "", "has no pairs"),
         ("a.tsv", "sentence_good\tsentence_bad\na\n", "line 2: expected as many values as the header has names"),

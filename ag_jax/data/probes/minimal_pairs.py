@@ -15,11 +15,11 @@ import csv
 import dataclasses
 import hashlib
 import io
-import json
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from ag_jax.data.json_files import parse_json
 from ag_jax.data.probes import files
 
 ENDINGS = (".jsonl", ".tsv", ".csv")
@@ -109,12 +109,9 @@ def _records(place: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]
         for number, line in files.numbered_lines(text):
             if line.strip():
                 try:
-                    record = json.loads(line)
+                    yield f"{place}, line {number}", parse_json(line)
                 except ValueError as error:
-                    raise ValueError(f"{place}, line {number}: expected a JSON object, got {line[:60]!r}") from error
-                if not isinstance(record, dict):
-                    raise ValueError(f"{place}, line {number}: expected a JSON object, got {line[:60]!r}")
-                yield f"{place}, line {number}", record
+                    raise ValueError(f"{place}, line {number}: {error}") from error
         return
     lines = io.StringIO(text, newline="")
     if name.endswith(".tsv"):

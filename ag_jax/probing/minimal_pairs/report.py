@@ -164,7 +164,7 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
             cells = [_cell(last[score][ALL][ALL]), *(_cell(last[score]["field"][field]) for field in columns[1:])]
             rows.append([name(arm, number), score, *cells, str(last[score]["ties"])])
     lines += [*table(["model", "score", *columns, "ties"], rows), ""]
-    lines += [_published(content), ""]
+    lines += [_published(), ""]
     for arm, of_arm in content["differences"].items():
         for number, found in enumerate(of_arm):
             if found is not None:
@@ -180,7 +180,7 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _published(content: Mapping[str, Any]) -> str:
+def _published() -> str:
     listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in PUBLISHED.items())
     return (
         f"For comparison, on all 67,000 pairs of BLiMP, by the likelihood of whole sentences (Warstadt et al. 2020): "

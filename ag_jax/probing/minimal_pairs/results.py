@@ -60,12 +60,12 @@ def steps_of(checkpoint: str, step: int | None, config: MinimalPairsConfig) -> l
     if not config.milestones:
         return [step]
     place = storage.directory(checkpoint)
-    if opening.is_huggingface(place) or not (place / "checkpoints").exists():
+    if opening.is_huggingface(place) or not (saved := run.checkpoint_steps(place)):
         raise ValueError(
             f"minimal_pairs.milestones=True needs the checkpoints of a run, but {checkpoint} is none: give a run, or "
             "set it to False"
         )
-    return list(run.open_run(place).steps)
+    return list(saved)
 
 
 def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: epath.Path, name: str) -> Judged:
