@@ -12,14 +12,19 @@ import json
 import os
 import pathlib
 import subprocess
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import record
+from etils import epath
 
 import ag_jax
+from ag_jax.distributed import lock
 
 Line = dict[str, Any]
+Cell = TypeVar("Cell", bound=Hashable)
+LOOK_EVERY = 10.0  # seconds between two looks at cells that other processes work on
 CODE = ("ag_jax", "configs")  # the package; config files are part of it
 PROGRAMS = "benchmarks/*.py"  # which decide what is run
 
@@ -69,6 +74,42 @@ def check_import(root: pathlib.Path) -> None:
     found = pathlib.Path(ag_jax.__file__).resolve()
     if not found.is_relative_to(root.resolve()):
         raise ValueError(f"{found} is not in the clone {root}, whose commit would be recorded: set PYTHONPATH={root}")
+
+
+def share(
+    path: pathlib.Path,
+    root: pathlib.Path,
+    directory: epath.Path,
+    waiting: Callable[[Sequence[Line]], Sequence[Cell]],
+    measure: Callable[[Cell, Sequence[Line]], Line],
+    name: Callable[[Cell], str],
+    may_begin: Callable[[Cell, Sequence[Line]], bool] = lambda cell, lines: True,
+) -> None:
+    """Run the cells that have no line in a file yet, and add the line of each as soon as it is done.
+
+    Several processes may call it at the same time with the same arguments: every cell is run by one of them. The
+    function returns when no cell waits any more.
+
+    path: the file of results.
+    root: the clone whose commit is recorded.
+    directory: folder for the locks by which processes share the cells.
+    waiting: the lines of the file -> the cells that are to be run, in their order.
+    measure: a cell and the lines of the file -> the cell's own line, without its origin (`stamp`).
+    name: a cell -> its name, which may be that of a folder.
+    may_begin: whether the lines of the file have all that a cell needs. A cell that may not begin waits.
+    """
+    origin, claims = stamp(root), lock.Claims()
+    while todo := waiting(read(path)):
+        for cell in todo:
+            with claims(directory / "claims" / name(cell)) as mine:
+                lines = read(path)  # another process may have finished the cell since
+                if not mine or cell not in waiting(lines) or not may_begin(cell, lines):
+                    continue
+                check(path, root)
+                append(path, measure(cell, lines) | origin, root)
+            break  # because what this cell decides may decide which cells wait
+        else:
+            time.sleep(LOOK_EVERY)
 
 
 def append(path: pathlib.Path, line: Line, root: pathlib.Path) -> None:

@@ -31,7 +31,6 @@ import os
 import pathlib
 import statistics
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +44,6 @@ from ag_jax import config_reader
 from ag_jax.analysis import attacks
 from ag_jax.data.tasks import catalogue, readers
 from ag_jax.data.tasks.task import Examples, Task, is_held_out
-from ag_jax.distributed import lock
 from ag_jax.finetuning import splits, suite, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.splits import Splits
@@ -63,7 +61,6 @@ SEEDS, GATE_SEEDS, SELECTION_SEEDS = 5, 2, 2
 LEARNING_RATES, FREELB_STEPS = (2e-5, 5e-5, 1e-4), (0.01, 0.03, 0.1)
 STEP_TASK = "sst2"  # on which FreeLB's step size is chosen
 HELD_OUT = 1_000  # the most held-out examples that the selection predicts
-LOOK_EVERY = 10.0  # seconds between two looks at cells that other processes train
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,58 +328,44 @@ def needed(cell: Cell, chosen: Chosen) -> set[Cell]:
     return gate | ({chosen.cell(cell.task, "asa", cell.seed)} if cell.arm == "scheduled" else set())
 
 
-def run(
-    of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, chosen: Chosen | None, claims: lock.Claims
-) -> None:
+def run(of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, chosen: Chosen | None) -> None:
     """Train the cells that have no line in the file `path`, and add the line of each as soon as it is done.
 
     A cell waits for those that it needs (`needed`), and one that another process trains is left to that process. The
     function returns when every cell has a line or is left out: cells of a task at chance are, but for its gate.
 
-    claims: locks by which processes share the cells.
     chosen: values that the selection chose; None while it chooses, when cells are scored on held-out training examples
         and none is left out.
     """
-    origin = cells.stamp(ROOT)
     # Below the commit, so that trials of another commit are never read or resumed.
-    root = epath.Path(options.workdir) / origin["commit"][:12] / ("arms" if chosen else "selection")
+    root = epath.Path(options.workdir) / cells.commit(ROOT)[:12] / ("arms" if chosen else "selection")
     told: set[str] = set()
-    while waiting := _waiting(of, path, options, chosen, told):
-        trained_one = False
-        for cell in waiting:
-            with claims(root / "claims" / str(of.index(cell))) as mine:
-                # Another process may have finished the cell since the file was read.
-                lines = cells.read(path)
-                found = set(map(Cell.of, lines))
-                if not mine or cell in found or (chosen and needed(cell, chosen) - found):
-                    continue
-                if chosen and needed(cell, chosen) and at_chance(cell.task, lines, options.data):
-                    continue
-                cells.check(path, ROOT)
-                line = trained(cell, options, root, lines, selecting=chosen is None) | origin
-                cells.append(path, line, ROOT)
-            trained_one = True
-            what = line.get("failed") or f"{json.dumps(line['scores'])}, {line['seconds']:.0f} s"
-            print(f"{of.index(cell) + 1} of {len(of)}: {cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
-            break  # because what this cell decides, such as the gate, decides which cells wait
-        if not trained_one:
-            time.sleep(LOOK_EVERY)
 
-
-def _waiting(
-    of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, chosen: Chosen | None, told: set[str]
-) -> list[Cell]:
-    """Return the cells that have no line and whose task is not at chance; print, once, what is at chance."""
-    lines = cells.read(path)
-    found = set(map(Cell.of, lines))
-    reasons = {task: at_chance(task, lines, options.data) if chosen else None for task in {cell.task for cell in of}}
-    for reason in filter(None, reasons.values()):
-        if reason not in told:
+    def waiting(lines: Sequence[Line]) -> list[Cell]:
+        """Return the cells that have no line and whose task is not at chance; print, once, what is at chance."""
+        found = set(map(Cell.of, lines))
+        reasons = {
+            task: at_chance(task, lines, options.data) if chosen else None for task in {cell.task for cell in of}
+        }
+        for reason in set(filter(None, reasons.values())) - told:
             print(reason, flush=True)
             told.add(reason)
-    return [
-        cell for cell in of if cell not in found and (not reasons[cell.task] or (chosen and not needed(cell, chosen)))
-    ]
+        return [
+            cell
+            for cell in of
+            if cell not in found and (not reasons[cell.task] or (chosen and not needed(cell, chosen)))
+        ]
+
+    def may_begin(cell: Cell, lines: Sequence[Line]) -> bool:
+        return chosen is None or needed(cell, chosen) <= set(map(Cell.of, lines))
+
+    def measure(cell: Cell, lines: Sequence[Line]) -> Line:
+        line = trained(cell, options, root, lines, selecting=chosen is None)
+        what = line.get("failed") or f"{json.dumps(line['scores'])}, {line['seconds']:.0f} s"
+        print(f"{of.index(cell) + 1} of {len(of)}: {cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
+        return line
+
+    cells.share(path, ROOT, root, waiting, measure, lambda cell: str(of.index(cell)), may_begin)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -401,14 +384,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
     folder = pathlib.Path(options.results).expanduser()
     selection, path = folder / f"{NAME}_selection.jsonl", folder / f"{NAME}.jsonl"
-    claims = lock.Claims()
     if options.select:
-        run(rate_cells(), selection, options, None, claims)
-        run(step_cells(rates(cells.read(selection))[STEP_TASK]), selection, options, None, claims)
+        run(rate_cells(), selection, options, None)
+        run(step_cells(rates(cells.read(selection))[STEP_TASK]), selection, options, None)
         print(choose(cells.read(selection)))
         return
     chosen = choose(cells.read(selection))
-    run(planned(chosen), path, options, chosen, claims)
+    run(planned(chosen), path, options, chosen)
     scores = collections.defaultdict(list)
     for line in cells.read(path):
         if "failed" not in line:

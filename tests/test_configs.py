@@ -73,6 +73,13 @@ ARGUMENTS = {
         "arm": ("deberta", "no_emd", "no_c2p", "no_p2c", "no_emd_c2p", "no_emd_p2c", "roberta"),
         "scale": ("paper", "small"),
     },
+    "modern/guidance.py": {
+        "positions": ("learned", "rotary"),
+        "norm": ("post", "pre"),
+        "optimizer": ("adamw", "muon"),
+        "arm": ("none", "all", "next", "prev", "first"),
+        "scale": ("paper", "small"),
+    },
     "babylm/strict_small.py": {"arm": babylm.ARMS, "scale": ("paper", "small")},
     "babylm/strict.py": {"arm": babylm.ARMS, "scale": ("paper", "small")},
     "roberta/table1_masking.py": {"arm": ("static", "dynamic"), "scale": ("paper", "small")},

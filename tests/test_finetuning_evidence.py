@@ -224,7 +224,7 @@ def test_what_has_a_line_is_skipped(options, pretended, tmp_path, capsys):
 def test_two_processes_share_the_cells(options, pretended, tmp_path, monkeypatch):
     """Each cell is trained once, none before what it needs, and none of a task that the other found at chance."""
     pretended.scores["cola"] = 0.0
-    monkeypatch.setattr(evidence, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(cells, "LOOK_EVERY", 0.01)
     trained, by_thread = evidence.trained, collections.Counter()
     path = tmp_path / "results" / "asa_real_weights.jsonl"
 

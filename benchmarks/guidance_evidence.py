@@ -1,0 +1,233 @@
+"""Pre-train modern encoders with and without guidance (configs/modern/guidance.py), and record each run.
+
+    python benchmarks/guidance_evidence.py --workdir=DIR [--blimp=FOLDER]
+
+First, one run for each norm, optimizer and learning rate, with learned positions and without guidance, chooses the
+learning rate of each norm and optimizer, by the validation loss; that of post-norm and AdamW is the quickstart's, whose
+search tried the same ones. Then all combinations of positions, norm, optimizer and guidance are trained with three
+seeds, and each pattern alone with both kinds of positions (post-norm, AdamW). The runs of the selection with the chosen
+rates are among these.
+
+A run is a line of guidance_modern.jsonl in the folder --results: losses, the step at which it left the plateau, and the
+attention that the best head of each layer gives to the next, the previous and the first token (`mass`). Runs that have
+a line are skipped, others are resumed; several processes may share the work, each on cores of its own
+(`taskset --cpu-list 1 python ...`). With --blimp, the folder `data` of BLiMP, a second pass scores pairs of each
+paradigm (`--pairs`) with every recorded run that is still in the folder --workdir; these lines are in
+guidance_modern_blimp.jsonl. A file with lines of another commit, and uncommitted changes, are errors
+(benchmarks/cells.py).
+
+Hardware and time: about four minutes a run and a minute for 50 pairs of each paradigm on 2 CPU cores that nothing else
+uses; 72 runs.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import cells
+import jax
+import numpy as np
+import record
+from cells import Line
+from etils import epath
+
+from ag_jax import config_reader
+from ag_jax.analysis import maps
+from ag_jax.data import pipeline
+from ag_jax.data.probes import minimal_pairs
+from ag_jax.interop import opening
+from ag_jax.models.encoder import Ports
+from ag_jax.pretraining import build, report, run, workloads
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.probing.minimal_pairs import report as pairs_report
+from ag_jax.probing.minimal_pairs import scoring
+from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.metrics import read_metrics
+from ag_jax.training.stopping import Interrupted
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "configs" / "modern" / "guidance.py"
+NAME = "guidance_modern"
+POSITIONS, NORMS, OPTIMIZERS = ("learned", "rotary"), ("post", "pre"), ("adamw", "muon")
+ARMS, ALONE = ("none", "all"), ("next", "prev", "first")
+LEARNING_RATES, SEEDS = (1e-3, 2e-3, 4e-3), (0, 1, 2)
+KNOWN = {("post", "adamw"): 2e-3}  # benchmarks/results/quickstart_search.json
+PATTERNS = ("next", "prev", "first")
+MASS_ROWS = 64  # rows of the held-out text on which attention is measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A run that is recorded as one line."""
+
+    positions: str
+    norm: str
+    optimizer: str
+    arm: str
+    learning_rate: float
+    seed: int
+
+    @classmethod
+    def of(cls, line: Line) -> "Cell":
+        """Return the cell that a line records."""
+        return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
+
+    @property
+    def name(self) -> str:
+        """The name of the run's directory."""
+        return "-".join(map(str, dataclasses.astuple(self)))
+
+
+def selection() -> list[Cell]:
+    """Return the cells by which learning rates are chosen."""
+    return [
+        Cell("learned", norm, optimizer, "none", rate, 0)
+        for norm, optimizer, rate in itertools.product(NORMS, OPTIMIZERS, LEARNING_RATES)
+        if (norm, optimizer) not in KNOWN
+    ]
+
+
+def choose(lines: Iterable[Line]) -> dict[tuple[str, str], float] | None:
+    """Return the learning rate of each norm and optimizer with the lowest validation loss; None if runs are missing.
+
+    A run that failed is not chosen.
+    """
+    by_cell = {Cell.of(line): line.get("validation_loss", float("inf")) for line in lines}
+    if not set(selection()) <= by_cell.keys():
+        return None
+    best: dict[tuple[str, str], Cell] = {}
+    for cell in selection():
+        key = cell.norm, cell.optimizer
+        if key not in best or by_cell[cell] < by_cell[best[key]]:
+            best[key] = cell
+    return KNOWN | {key: cell.learning_rate for key, cell in best.items()}
+
+
+def planned(rates: dict[tuple[str, str], float]) -> list[Cell]:
+    """Return the cells of the experiment, seed by seed, with the chosen learning rates."""
+    every = [*itertools.product(POSITIONS, NORMS, OPTIMIZERS, ARMS)]
+    every += [(positions, "post", "adamw", arm) for positions in POSITIONS for arm in ALONE]
+    return [
+        Cell(positions, norm, optimizer, arm, rates[norm, optimizer], seed)
+        for seed in SEEDS
+        for positions, norm, optimizer, arm in every
+    ]
+
+
+def waiting(lines: Sequence[Line]) -> list[Cell]:
+    """Return the cells that have no line: those of the selection, and when these are done, the others."""
+    found, rates = set(map(Cell.of, lines)), choose(lines)
+    return [cell for cell in (selection() if rates is None else planned(rates)) if cell not in found]
+
+
+def config_of(cell: Cell) -> ExperimentConfig:
+    """Return the config of a run."""
+    chosen = ",".join(f"{name}={getattr(cell, name)}" for name in ("positions", "norm", "optimizer", "arm"))
+    overrides = {"optimizer.learning_rate": cell.learning_rate, "seed": cell.seed, "training.tensorboard": False}
+    return config_reader.parse(ExperimentConfig, config_reader.load(f"{CONFIG}:{chosen},scale=small", overrides))
+
+
+def trained(cell: Cell, lines: Sequence[Line], root: epath.Path) -> Line:
+    """Train the run of a cell below `root`, resume it, or read it if it is done; return the results for its line."""
+    config, directory, begun, start = config_of(cell), root / cell.name, os.getloadavg()[0], time.monotonic()
+    line = dataclasses.asdict(cell) | {"steps": config.training.steps}
+    try:
+        summary = run.train(config, directory)
+    except NonFiniteError as error:
+        return line | {"failed": str(error)}
+    corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory))
+    workload = workloads.workload_of(config)
+    headline, plateau = workload.primary_metric, workload.plateau_loss(config, corpus)
+    left = report.first_step_below(read_metrics(directory), plateau - headline.margin, headline.metric)
+    keys = ("train_loss", "validation_loss", "average_train_loss")
+    line |= {key: summary[key] for key in keys}
+    line |= {"plateau_loss": plateau, "left_plateau_at_step": left, **masses(directory)}
+    took = time.monotonic() - start
+    print(f"{cell.name}: {line['validation_loss']:.3f}, left at {left}, {took:.0f} s", flush=True)
+    return line | {"seconds": took, "load_average": [begun, os.getloadavg()[0]]}
+
+
+def masses(directory: epath.Path) -> Line:
+    """Return the attention of a run's last checkpoint to the targets of `PATTERNS`, on the first rows for validation.
+
+    mass: for each pattern and layer, the share of attention that the best head gives to the target.
+    chance: for each pattern, that of a head which attends uniformly.
+    """
+    opened = run.open_run(directory)
+    corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(opened.config.data, directory))
+    batch = next(iter(pipeline.validation_batches(corpus, opened.config.data, MASS_ROWS)))
+    weights_NBHQK = np.asarray(maps.attention_weights(opened.model, opened.params, batch, Ports()))
+    special = build.special_tokens(opened.tokenizer)
+    found = [
+        maps.measured(maps.AttentionMaps((), ids_L, weights_NBHQK[:, row]), special, ())
+        for row, ids_L in enumerate(np.asarray(batch["tokens"]))
+    ]
+    best = {name: np.mean([of[name].mass_NH for of in found], axis=0).max(-1) for name in PATTERNS}
+    chance = {name: float(np.mean([of[name].chance for of in found])) for name in PATTERNS}
+    return {"mass": {name: best_N.round(4).tolist() for name, best_N in best.items()}, "chance": chance}
+
+
+def judged(cell: Cell, lines: Sequence[Line], root: epath.Path, pairs: Sequence[minimal_pairs.Pair]) -> Line:
+    """Score minimal pairs by the run of a cell; return the accuracies for its line."""
+    start, opened = time.monotonic(), opening.open_masked_lm(str(root / cell.name))
+    scored = scoring.score(opened, pairs)
+    paradigm_P = np.array([pair.paradigm for pair in pairs])
+    groups = pairs_report.groups_of(pairs)
+    line: dict[str, Any] = dataclasses.asdict(cell) | {"pairs": len(pairs)}
+    for score in scoring.SCORES:
+        right_P = pairs_report.right(scored.scores[score])
+        line[score] = {
+            kind: {name: pairs_report.accuracy(right_P, paradigm_P, of) for name, of in groups[kind].items()}
+            for kind in ("all", "field", "paradigm")
+        }
+    shown = ", ".join(f"{score} {line[score]['all']['all'][0]:.3f}" for score in scoring.SCORES)
+    print(f"{cell.name}: {shown}, {time.monotonic() - start:.0f} s", flush=True)
+    return line
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, or with --blimp score, all cells that have no line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", required=True, help="directory of the runs")
+    parser.add_argument("--results", default=record.RESULTS, help="folder of the files of results")
+    parser.add_argument("--blimp", help="folder of BLiMP's pairs, to score the recorded runs")
+    parser.add_argument("--pairs", type=int, default=50, help="pairs of each paradigm")
+    parser.add_argument("--compilation-cache", help="directory in which JAX keeps compiled programs between processes")
+    options = parser.parse_args(arguments)
+    if options.compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
+    folder = pathlib.Path(options.results).expanduser()
+    path = folder / f"{NAME}.jsonl"
+    # Below the commit, so that runs of another commit are never read or resumed.
+    root = epath.Path(options.workdir).expanduser().resolve() / cells.commit(ROOT)[:12]
+    if not options.blimp:
+        measure = functools.partial(trained, root=root)
+        cells.share(path, ROOT, root, waiting, measure, lambda cell: cell.name)
+        return
+    pairs = minimal_pairs.read(options.blimp, options.pairs)
+    rates = choose(cells.read(path))
+    if rates is None:
+        sys.exit(f"{path} lacks runs of the selection: run this command without --blimp first")
+
+    def unscored(lines: Sequence[Line]) -> list[Cell]:
+        done = {Cell.of(line) for line in cells.read(path) if "failed" not in line}
+        return [cell for cell in planned(rates) if cell in done and cell not in set(map(Cell.of, lines))]
+
+    measure = functools.partial(judged, root=root, pairs=pairs)
+    cells.share(folder / f"{NAME}_blimp.jsonl", ROOT, root / "blimp", unscored, measure, lambda cell: cell.name)
+
+
+if __name__ == "__main__":
+    try:
+        cells.check_import(ROOT)
+        main()
+    except Interrupted as stopped:
+        sys.exit(f"{stopped}. Run the same command again to resume")
