@@ -2,26 +2,24 @@
 
 Does guidance (Deshpande & Narasimhan 2020) still help with the positions, norms and optimizers of today? Rotary
 positions (Su et al. 2021) make neighbours easy to find, LayerNorm before attention and feed-forward (`pre`, Xiong et
-al. 2020) and Muon (Jordan et al. 2024) make deep models easier to train. Each can be chosen by itself, and a comparison
-trains the encoder without guidance and with it.
+al. 2020) and Muon (Jordan et al. 2024) make deep models easier to train. Each can be chosen by itself. The arms are the
+encoder without guidance (none), with half the heads of each layer guided by Next, Prev and First (all), and with one
+head of each layer guided by one of them alone (next, prev, first).
 
     ag-jax compare --config=modern/guidance:positions=rotary,scale=small --workdir=DIR
-    ag-jax compare --config=modern/guidance:positions=rotary,norm=pre,optimizer=muon,scale=small --workdir=DIR
-    ag-jax compare --config=modern/guidance:positions=rotary,scale=small --config.comparison.arms=none,next,prev,first \
---workdir=DIR
+    ag-jax compare --config=modern/guidance:positions=rotary,norm=pre,optimizer=muon,scale=small \
+--config.comparison.arms=none,all --workdir=DIR
 
-The arm `all` guides half the heads of each layer by Next, Prev and First; `next`, `prev` and `first` guide one head of
-each layer by this pattern alone. `python benchmarks/guidance_evidence.py` trains all combinations with three seeds and
-records them.
+`python benchmarks/guidance_evidence.py` trains all combinations with three seeds and records them.
 
-Hardware and time: scale=small takes 8 to 15 minutes for two arms on 2 CPU cores. scale=paper has the text and the steps
-of ag/table3_language_modeling (4 days on 8 P40 GPUs for both arms in the paper).
+Hardware and time: scale=small takes 4 to 8 minutes for each arm on 2 CPU cores. scale=paper has the text and the steps
+of ag/table3_language_modeling (4 days on 8 P40 GPUs for two arms in the paper).
 
 Expected: see docs/reproduction.md. scale=paper has not been run with this program yet.
 
 Deviations: no paper has this experiment. scale=small is the quickstart: its text, model, steps and warm-up. The
 learning rates were chosen among 1e-3, 2e-3 and 4e-3 for each norm and optimizer, with learned positions and without
-guidance, seed 0; both arms have the same one. scale=paper is the RoBERTa-12 of Deshpande & Narasimhan 2020, both arms
+guidance, seed 0; all arms have the same one. scale=paper is the RoBERTa-12 of Deshpande & Narasimhan 2020, all arms
 with the learning rate of their guided arm and the warm-up of the other. Rotary positions are the only ones of their
 encoder. Pre-norm has one more LayerNorm, after the last layer. Everything else is equal.
 """
@@ -43,7 +41,7 @@ def get_config(argument: str = ""):
     positions: `learned` position embeddings or `rotary` positions.
     norm: LayerNorm after each residual sum (`post`) or before attention and feed-forward (`pre`).
     optimizer: `adamw` or `muon`.
-    arm: heads that are guided; `ag-jax compare` trains `none` and `all`.
+    arm: patterns that heads are guided by; `ag-jax compare` trains all arms.
     scale: `paper` for the size of Deshpande & Narasimhan 2020, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
@@ -66,5 +64,5 @@ def get_config(argument: str = ""):
     if chosen.arm != "none":
         heads = None if chosen.arm == "all" else f"{chosen.arm}:1"
         config.guidance.update(mode="loss", fraction=0.5, alpha=alpha, heads=heads)
-    config.comparison.arms = "none,all"
+    config.comparison.arms = ",".join(ARMS)
     return config
