@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import cells
+import pages
 from cells import Line
 
 from ag_jax.analysis import markdown
@@ -22,9 +23,8 @@ from ag_jax.evaluation import significance
 from ag_jax.evaluation.significance import PairedDifference
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "reproduction.md"
+PAGE = "docs/reproduction.md"
 RECORD = ROOT / "benchmarks" / "results" / "asa_real_weights.jsonl"
-BEGIN, END = "<!-- tables of benchmarks/evidence_tables.py -->\n", "<!-- end of the tables -->\n"
 TITLES = {"sst2": "SST-2 (accuracy)", "cola": "CoLA (Matthews' correlation)", "wnut17": "WNUT-17 (F1 of entities)"}
 TEMPERATURES = {"tau_0.1": "0.1", "asa": "0.3", "tau_0.5": "0.5", "tau_0.8": "0.8"}
 PLAIN = "plain"
@@ -144,13 +144,5 @@ def tables(lines: Sequence[Line]) -> Iterator[str]:
     yield from masked(lines)
 
 
-def with_tables(text: str) -> str:
-    """Return the text of the page with the tables of now. Raises ValueError if their place is not marked."""
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{PAGE.name} must have the lines {BEGIN.strip()!r} and {END.strip()!r}")
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + "\n".join(tables(cells.read(RECORD))) + END + rest.split(END)[1]
-
-
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    pages.write(PAGE, "evidence_tables.py", tables(cells.read(RECORD)))

@@ -16,11 +16,12 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+import pages
+
 from ag_jax.analysis import markdown
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = "benchmarks/results"
-BEGIN, END = "<!-- table of benchmarks/reproductions.py -->\n", "<!-- end of the table -->\n"
 HEADER = ("in the paper", "experiment", "command", "run small", "run at full size")
 PAPERS = {
     "ag": "Attention Guidance (Deshpande & Narasimhan 2020)",
@@ -128,14 +129,5 @@ def shown(names: Sequence[str]) -> str:
     return "; ".join(f"{kind}{'s' * (len(of) > 1)} {', '.join(of)}" for kind, of in numbers.items() if of)
 
 
-def with_table(text: str) -> str:
-    """Return the text of README.md with the table as it is now. Raises ValueError if its place is not marked."""
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"README.md must have the lines {BEGIN.strip()!r} and {END.strip()!r}")
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + table() + END + rest.split(END)[1]
-
-
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(with_table(readme.read_text()))
+    pages.write("README.md", "reproductions.py", [table()])

@@ -80,6 +80,7 @@ ARGUMENTS = {
         "arm": ("none", "all", "next", "prev", "first"),
         "scale": ("paper", "small"),
     },
+    "modern/modernbert.py": {"arm": ("mlm", "ag"), "length": (1024, 8192), "scale": ("paper", "small")},
     "babylm/strict_small.py": {"arm": babylm.ARMS, "scale": ("paper", "small")},
     "babylm/strict.py": {"arm": babylm.ARMS, "scale": ("paper", "small")},
     "roberta/table1_masking.py": {"arm": ("static", "dynamic"), "scale": ("paper", "small")},

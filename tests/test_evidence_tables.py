@@ -1,17 +1,12 @@
 """The tables of attacks on real weights: their numbers are those of the recorded lines, and the page has them."""
 
-import importlib
-import pathlib
-import sys
-
 import numpy as np
 import pytest
 import scipy.stats
 
-BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-tables = importlib.import_module("evidence_tables")
-sys.path.remove(str(BENCHMARKS))
+from tests import scripts
+
+cells, pages, tables = scripts.load("cells", "pages", "evidence_tables")
 
 SCORES = {  # of seeds 0 to 4
     "plain": (0.82, 0.83, 0.81, 0.84, 0.825),
@@ -91,7 +86,19 @@ def test_a_task_with_a_test_set_and_masks():
 
 
 def test_the_page_has_the_tables_of_now():
-    text = tables.PAGE.read_text()
-    assert tables.with_tables(text) == text, "run `python benchmarks/evidence_tables.py`"
-    with pytest.raises(ValueError, match="must have the lines"):
-        tables.with_tables("# A page\n")
+    text = (pages.ROOT / tables.PAGE).read_text()
+    now = list(tables.tables(cells.read(tables.RECORD)))
+    written = pages.with_tables(text, tables.PAGE, "evidence_tables.py", now)
+    assert written == text, "run `python benchmarks/evidence_tables.py`"
+
+
+def test_tables_are_written_between_their_marks(tmp_path, monkeypatch):
+    """Those of the program alone, with its own end."""
+    marks = "<!-- tables of benchmarks/{}.py -->\n{}<!-- end of the tables -->\n"
+    text = "a\n" + marks.format("x", "old\n") + "b\n" + marks.format("y", "kept\n") + "c\n"
+    (tmp_path / "page.md").write_text(text)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    pages.write("page.md", "x.py", ["new", ""])
+    assert (tmp_path / "page.md").read_text() == text.replace("old", "\nnew")
+    with pytest.raises(ValueError, match="page.md must have the lines '<!-- tables of benchmarks/z.py -->' and"):
+        pages.write("page.md", "z.py", ["new"])

@@ -3,10 +3,8 @@
 import argparse
 import collections
 import concurrent.futures
-import importlib
 import json
 import math
-import pathlib
 import subprocess
 import sys
 import threading
@@ -23,12 +21,10 @@ from ag_jax.finetuning import suite
 from ag_jax.finetuning.config import Recipe
 from ag_jax.pretraining import mask_trace
 from ag_jax.training.loop import NonFiniteError
+from tests import scripts
 from tests.finetuning import tiny_tasks
 
-BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))  # where the script finds its neighbours
-cells, evidence, record = (importlib.import_module(name) for name in ("cells", "finetuning_evidence", "record"))
-sys.path.remove(str(BENCHMARKS))
+cells, evidence, record = scripts.load("cells", "finetuning_evidence", "record")
 CHOSEN = evidence.Chosen({"sst2": 5e-5, "cola": 2e-5, "wnut17": 1e-4}, 0.03)
 
 
@@ -82,7 +78,7 @@ def test_nothing_is_recorded_of_code_that_is_not_committed(clone, tmp_path, name
 
 
 def test_the_package_must_be_that_of_the_clone(clone):
-    cells.check_import(BENCHMARKS.parent)
+    cells.check_import(scripts.BENCHMARKS.parent)
     with pytest.raises(ValueError, match=r"ag_jax/__init__.py is not in the clone .*: set PYTHONPATH="):
         cells.check_import(clone)
 

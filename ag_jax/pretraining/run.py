@@ -81,6 +81,8 @@ MAY_DIFFER = (
 )
 # Settings of the encoder that do not change the meaning of its parameters.
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "scan_layers", "attention")
+# Others may be changed on purpose when training goes on: slower rotations for longer sequences.
+MODEL_MAY_CHANGE = ("rotary_base", "rotary_base_local")
 
 
 def make_job(
@@ -443,7 +445,7 @@ def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 def check_initial_weights(config: ExperimentConfig) -> None:
     """Raise ValueError, with the settings that differ, if `training.initial_weights` is a run of another encoder, or
-    both runs translate and have different decoders.
+    both runs translate and have different decoders. Print the bases of rotary positions if they differ.
     """
     source = storage.directory(config.training.initial_weights)
     runs = read_config(source), config
@@ -452,16 +454,19 @@ def check_initial_weights(config: ExperimentConfig) -> None:
     theirs, ours = (config_reader.flat({section: of[section] for section in sections}) for of in settings)
     if None in (theirs["model.vocabulary_size"], ours["model.vocabulary_size"]):  # that of a tokenizer not loaded yet
         theirs["model.vocabulary_size"] = ours["model.vocabulary_size"]
-    different = [
-        f"  {key}: there {theirs[key]!r}, here {ours[key]!r}"
+    different = {
+        key: f"  {key}: there {theirs[key]!r}, here {ours[key]!r}"
         for key in ours
         if theirs[key] != ours[key] and key.removeprefix("model.") not in MODEL_MAY_DIFFER
-    ]
+    }
+    changed = [different.pop(key) for name in MODEL_MAY_CHANGE if (key := f"model.{name}") in different]
     if different:
         raise ValueError(
-            f"training.initial_weights={source} is a run of another encoder:\n" + "\n".join(different) + "\n"
+            f"training.initial_weights={source} is a run of another encoder:\n" + "\n".join(different.values()) + "\n"
             f"Set these settings as in that run (configs/continue_pretraining.py:run={source} does this)"
         )
+    if changed:
+        _say_first(f"going on from {source} with other settings of the encoder:\n" + "\n".join(changed))
 
 
 def _initial_params(

@@ -313,3 +313,20 @@ def test_a_run_with_a_custom_pattern_that_is_not_here_is_not_called_damaged(tmp_
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="config.json is damaged, or was written by another version"):
         read(epath.Path(tmp_path / "config.json"))
+
+
+def test_rotations_may_change_when_weights_are_taken_over(tmp_path, capsys):
+    """Not other settings of the encoder; the change is printed."""
+    config = default_config()
+    config.model.update(positions="rotary", rotary_base=10_000.0, window=16, global_every=3)
+    there = config_reader.to_dict(parse(config))
+    (tmp_path / "config.json").write_text(json.dumps(there))
+    config.training.initial_weights = str(tmp_path)
+    run.check_initial_weights(parse(config))
+    assert not capsys.readouterr().err
+    config.model.update(rotary_base=160_000.0, rotary_base_local=10_000.0)
+    run.check_initial_weights(parse(config))
+    assert "  model.rotary_base: there 10000.0, here 160000.0\n  model.rotary_base_local" in capsys.readouterr().err
+    config.model.window = 32
+    with pytest.raises(ValueError, match="is a run of another encoder:\n  model.window: there 16, here 32\nSet these"):
+        run.check_initial_weights(parse(config))
