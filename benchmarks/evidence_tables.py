@@ -96,18 +96,9 @@ def compared(lines: Sequence[Line], task: str, arms: Mapping[str, str], first: s
             deviation = "" if spread is None or spread.deviation is None else f" ± {spread.deviation:.1f}"
             where = {"validation": "", "test": " (test)"}[split]
             shown = [f"{name}{where}", str(len(by_seed)), f"{spread.mean:.1f}{deviation}" if spread else "–"]
-            rows.append([*shown, *_cells(found.get(arm, {}).get(split)), str(low)])
+            rows.append([*shown, *pages.difference_cells(found.get(arm, {}).get(split), 1), str(low)])
     header = (first, "seeds", "score", "difference (95 % interval)", "p", "shows", "seeds at chance")
     return markdown.table(header, rows)
-
-
-def _cells(difference: PairedDifference | None) -> list[str]:
-    if difference is None:
-        return ["–"] * 3
-    low, high = difference.interval
-    corrected = difference.p_corrected
-    p = "< .001" if corrected < 0.001 else f"{corrected:.3f}".lstrip("0") if corrected < 1 else "1"
-    return [f"{difference.mean:+.1f} ({low:+.1f} to {high:+.1f})", p, f"{difference.smallest:.1f}"]
 
 
 def masked(lines: Sequence[Line]) -> list[str]:

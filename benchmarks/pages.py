@@ -1,7 +1,9 @@
-"""Parts of pages that a program writes: what stands between two marked lines."""
+"""Tables that programs write into pages, between two marked lines."""
 
 import pathlib
 from collections.abc import Iterable
+
+from ag_jax.evaluation.significance import PairedDifference
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 END = "<!-- end of the tables -->\n"
@@ -28,3 +30,18 @@ def write(page: str, program: str, lines: Iterable[str]) -> None:
     """Write the tables of a program into a page; see `with_tables`."""
     path = ROOT / page
     path.write_text(with_tables(path.read_text(), page, program, lines))
+
+
+def difference_cells(difference: PairedDifference | None, digits: int) -> list[str]:
+    """Return the cells of a table with a difference and its interval, p after Holm's correction, and the smallest
+    difference that the test shows; dashes for None.
+
+    digits: number of decimals.
+    """
+    if difference is None:
+        return ["–"] * 3
+    low, high = difference.interval
+    corrected = difference.p_corrected
+    p = "< .001" if corrected < 0.001 else f"{corrected:.3f}".lstrip("0") if corrected < 1 else "1"
+    mean = f"{difference.mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+    return [mean, p, f"{difference.smallest:.{digits}f}"]

@@ -1,0 +1,221 @@
+"""Write the tables of guidance in modern encoders into docs/reproduction.md, from the lines of guidance_evidence.py.
+
+    python benchmarks/guidance_tables.py
+
+A *block* is a combination of positions, norm and optimizer. All differences are paired by seed: the effect of a factor
+is the mean difference over all combinations of the others, taken for each seed. A seed is compared only if all runs
+that a row needs are recorded and none failed. p is corrected by Holm's method for all tests of a table.
+"""
+
+import collections
+import itertools
+import pathlib
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import cells
+import numpy as np
+import pages
+import scipy.stats
+from cells import Line
+from guidance_evidence import NORMS, OPTIMIZERS, PATTERNS, POSITIONS
+
+from ag_jax.analysis import markdown
+from ag_jax.evaluation import significance
+from ag_jax.evaluation.significance import PairedDifference
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = "docs/reproduction.md"
+RECORDS = ROOT / "benchmarks" / "results"
+BASE = ("post", "adamw")  # norm and optimizer of the runs with one pattern alone
+LOSS, SCORE = "validation loss", "BLiMP"
+DIFFERENCE = ("difference (95 % interval)", "p", "shows")
+
+# positions, norm, optimizer, arm
+Setting = tuple[str, str, str, str]
+# The number that each run has, by setting and seed.
+Numbers = Mapping[Setting, Mapping[int, float]]
+
+
+def of_runs(lines: Sequence[Line], number: Callable[[Line], float]) -> Numbers:
+    """Return the number of each run that did not fail, with the learning rate of most runs of its norm and optimizer.
+
+    The other learning rates are those of the selection.
+    """
+    rates: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
+    for line in lines:
+        rates[line["norm"], line["optimizer"]].append(line["learning_rate"])
+    chosen = {key: statistics.mode(of) for key, of in rates.items()}
+    found: dict[Setting, dict[int, float]] = collections.defaultdict(dict)
+    for line in lines:
+        if "failed" not in line and line["learning_rate"] == chosen[line["norm"], line["optimizer"]]:
+            setting = (line["positions"], line["norm"], line["optimizer"], line["arm"])
+            found[setting][line["seed"]] = number(line)
+    return dict(found)
+
+
+def contrast(numbers: Numbers, signs: Mapping[Setting, float]) -> dict[int, float]:
+    """Return the weighted sum of the runs' numbers for each seed that has all of them.
+
+    signs: weight of each setting.
+    """
+    if not signs.keys() <= numbers.keys():
+        return {}
+    seeds = set.intersection(*(set(numbers[setting]) for setting in signs))
+    return {seed: sum(weight * numbers[setting][seed] for setting, weight in signs.items()) for seed in sorted(seeds)}
+
+
+def tested(contrasts: Mapping[str, Mapping[int, float]]) -> dict[str, PairedDifference | None]:
+    """Return the mean over seeds of each contrast, with its interval and test; None with fewer than two seeds."""
+    values = {name: list(of.values()) for name, of in contrasts.items() if len(of) > 1}
+    if not values:
+        return dict.fromkeys(contrasts)
+    found = significance.over_seeds(
+        {"zero": {name: [0.0] * len(of) for name, of in values.items()}, "contrast": values}
+    )
+    return {name: found["contrast"].get(name) for name in contrasts}
+
+
+def blocks() -> list[tuple[str, str, str]]:
+    """Return all combinations of positions, norm and optimizer."""
+    return list(itertools.product(POSITIONS, NORMS, OPTIMIZERS))
+
+
+def guided_minus_plain(of: Sequence[tuple[str, str, str]]) -> dict[Setting, float]:
+    """Return the signs of the mean effect of guidance over some blocks."""
+    return {(*block, arm): sign / len(of) for block in of for arm, sign in (("all", 1.0), ("none", -1.0))}
+
+
+def effects() -> dict[str, dict[Setting, float]]:
+    """Return the signs of the effects of the four factors, and of how guidance depends on the three others."""
+    of: dict[str, dict[Setting, float]] = {"guidance": guided_minus_plain(blocks())}
+    names = {"rotary positions": 0, "pre-norm": 1, "Muon": 2}
+    last = (POSITIONS[1], NORMS[1], OPTIMIZERS[1])
+    for name, place in names.items():
+        of[name] = {
+            (*block, arm): (1.0 if block[place] == last[place] else -1.0) / len(blocks())
+            for block in blocks()
+            for arm in ("all", "none")
+        }
+    for name, place in names.items():
+        of[f"guidance with {name}, minus guidance without"] = {
+            setting: 2 * sign * (1.0 if setting[place] == last[place] else -1.0)
+            for setting, sign in guided_minus_plain(blocks()).items()
+        }
+    return of
+
+
+def shown(of: Mapping[int, float], digits: int) -> str:
+    """Return mean ± standard deviation over seeds."""
+    if not of:
+        return "–"
+    spread = significance.spread(list(of.values()))
+    return f"{spread.mean:.{digits}f}" + ("" if spread.deviation is None else f" ± {spread.deviation:.{digits}f}")
+
+
+def by_block(numbers: Numbers, digits: int) -> list[str]:
+    """Return the lines of a table with the mean without and with guidance in each block."""
+    found = tested({str(block): contrast(numbers, guided_minus_plain([block])) for block in blocks()})
+    rows = [
+        [
+            *block,
+            *(shown(numbers.get((*block, arm), {}), digits) for arm in ("none", "all")),
+            *pages.difference_cells(found[str(block)], digits),
+        ]
+        for block in blocks()
+    ]
+    return markdown.table(("positions", "norm", "optimizer", "none", "all", *DIFFERENCE), rows)
+
+
+def of_effects(numbers: Numbers, digits: int) -> list[str]:
+    """Return the lines of a table with the effect of each factor."""
+    found = tested({name: contrast(numbers, signs) for name, signs in effects().items()})
+    rows = [[name, *pages.difference_cells(of, digits)] for name, of in found.items()]
+    return markdown.table(("effect", *DIFFERENCE), rows)
+
+
+def alone(losses: Numbers) -> list[str]:
+    """Return the lines of a table with the runs of one pattern alone, beside those of none and of all."""
+    rows = []
+    settings = [((positions, *BASE), arm) for positions in POSITIONS for arm in (*PATTERNS, "all")]
+    found = tested(
+        {str((block, arm)): contrast(losses, {(*block, arm): 1.0, (*block, "none"): -1.0}) for block, arm in settings}
+    )
+    for positions in POSITIONS:
+        block = (positions, *BASE)
+        rows.append([positions, "none", shown(losses.get((*block, "none"), {}), 3), "–", "–", "–"])
+        for arm in (*PATTERNS, "all"):
+            cells_of = pages.difference_cells(found[str((block, arm))], 3)
+            rows.append([positions, arm, shown(losses.get((*block, arm), {}), 3), *cells_of])
+    return markdown.table(("positions", "guided by", LOSS, *DIFFERENCE), rows)
+
+
+def plateau(lines: Sequence[Line]) -> list[str]:
+    """Return the lines of a table with the steps at which runs left the plateau, and a sign test over all pairs."""
+    steps = of_runs(lines, lambda line: line["left_plateau_at_step"] or np.inf)
+    masses = {name: of_runs(lines, lambda line, name=name: float(np.mean(line["mass"][name]))) for name in PATTERNS}
+
+    def listed(setting: Setting) -> str:
+        of = steps.get(setting, {})
+        return ", ".join("never" if np.isinf(of[seed]) else f"{of[seed]:.0f}" for seed in sorted(of)) or "–"
+
+    def mass(setting: Setting) -> str:
+        of = [masses[name].get(setting, {}) for name in PATTERNS]
+        return " / ".join(f"{100 * np.mean(list(one.values())):.0f}" if one else "–" for one in of)
+
+    rows = [
+        [*block, *(listed((*block, arm)) for arm in ("none", "all")), *(mass((*block, arm)) for arm in ("none", "all"))]
+        for block in blocks()
+    ]
+    header = (
+        "positions",
+        "norm",
+        "optimizer",
+        "left at, none",
+        "left at, all",
+        "% on targets, none",
+        "% on targets, all",
+    )
+    pairs = [
+        (steps[*block, "none"][seed], steps[*block, "all"][seed])
+        for block in blocks()
+        if {(*block, "none"), (*block, "all")} <= steps.keys()
+        for seed in set(steps[*block, "none"]) & set(steps[*block, "all"])
+    ]
+    earlier, later = (sum(sign * plain > sign * guided for plain, guided in pairs) for sign in (1, -1))
+    text = markdown.table(header, rows)
+    if earlier + later:
+        p_value = scipy.stats.binomtest(earlier, earlier + later, 0.5).pvalue
+        text += [
+            f"Of {len(pairs)} pairs of runs with the same settings and seed, the guided run left the plateau earlier "
+            f"in {earlier} and later in {later} (sign test, p = {p_value:.2g}).",
+            "",
+        ]
+    return text
+
+
+def tables(lines: Sequence[Line], scored: Sequence[Line]) -> Iterator[str]:
+    """Yield the lines of all tables, as Markdown.
+
+    lines: of the runs.
+    scored: of the minimal pairs.
+    """
+    losses = of_runs(lines, lambda line: line["validation_loss"])
+    yield from ("**Validation loss** after 1,100 steps:", "", *by_block(losses, 3))
+    yield from ("Effects on the validation loss, as means over all combinations of the other factors:", "")
+    yield from of_effects(losses, 3)
+    yield from ("**Each pattern alone** (post-norm, AdamW):", "", *alone(losses))
+    yield "**Steps to leave the plateau**, one number a seed, and **attention on the targets** of Next / Prev / First:"
+    yield from ("that of the best head of each layer, in percent, as means over layers and seeds:", "")
+    yield from plateau(lines)
+    if scored:
+        for score in ("token", "word_l2r"):
+            accuracies = of_runs(scored, lambda line, score=score: 100 * line[score]["all"]["all"][0])
+            yield from (f"**BLiMP**, percent right by the score `{score}`, {scored[0]['pairs']:,} pairs:", "")
+            yield from by_block(accuracies, 1)
+            yield from ("Effects:", "", *of_effects(accuracies, 1))
+
+
+if __name__ == "__main__":
+    records = [cells.read(RECORDS / f"guidance_modern{part}.jsonl") for part in ("", "_blimp")]
+    pages.write(PAGE, "guidance_tables.py", tables(*records))

@@ -1,0 +1,123 @@
+"""The tables of guidance in modern encoders: their numbers are those of the recorded runs, and the page has them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tests import scripts
+
+cells, pages, tables = scripts.load("cells", "pages", "guidance_tables")
+LEVELS = (("learned", "rotary"), ("post", "pre"), ("adamw", "muon"), ("none", "all"))
+# Losses by positions, norm, optimizer, arm and seed.
+LOSSES = 6 + np.random.default_rng(0).normal(size=(2, 2, 2, 2, 3))
+
+
+def line_of(positions, norm, optimizer, arm, seed, loss, **more):
+    left = None if loss > 7 else round(100 * loss)
+    line = {"positions": positions, "norm": norm, "optimizer": optimizer, "arm": arm, "seed": seed}
+    line |= {"learning_rate": 2e-3, "validation_loss": loss, "left_plateau_at_step": left}
+    line["mass"] = {name: [0.1, 0.3] if arm == "none" else [0.8, 1.0] for name in ("next", "prev", "first")}
+    return line | more
+
+
+def lines_of():
+    return [
+        line_of(*(of[place] for of, place in zip(LEVELS, index, strict=False)), index[-1], float(loss))
+        for index, loss in np.ndenumerate(LOSSES)
+    ]
+
+
+def rows_of(lines):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+def losses(lines):
+    return tables.of_runs(lines, lambda line: line["validation_loss"])
+
+
+def test_effects_are_differences_of_means():
+    """Against means of an array by axis, and a t-test of the seeds' differences."""
+    found = {row[0]: row[1:] for row in rows_of(tables.of_effects(losses(lines_of()), 3))[1:]}
+    by_hand = {"rotary positions": 0, "pre-norm": 1, "Muon": 2, "guidance": 3}
+    guidance = LOSSES[:, :, :, 1] - LOSSES[:, :, :, 0]
+    of_seeds = {name: np.diff(LOSSES, axis=axis).mean((0, 1, 2, 3)) for name, axis in by_hand.items()}
+    of_seeds |= {
+        f"guidance with {name}, minus guidance without": np.diff(guidance, axis=axis).mean((0, 1, 2))
+        for name, axis in by_hand.items()
+        if name != "guidance"
+    }
+    assert found.keys() == of_seeds.keys() and len(found) == 7
+    p_values = sorted(scipy.stats.ttest_1samp(values, 0).pvalue for values in of_seeds.values())
+    for name, values in of_seeds.items():
+        low, high = scipy.stats.t.interval(0.95, 2, values.mean(), scipy.stats.sem(values))
+        assert found[name][0] == f"{values.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+        assert float(found[name][2]) == pytest.approx(3.26 * values.std(ddof=1), rel=0.02)
+        if scipy.stats.ttest_1samp(values, 0).pvalue == p_values[0]:
+            assert float(found[name][1]) == pytest.approx(min(1, 7 * p_values[0]), abs=6e-4)
+
+
+def test_blocks_are_compared_seed_by_seed():
+    found = rows_of(tables.by_block(losses(lines_of()), 3))
+    assert found[0][:5] == ["positions", "norm", "optimizer", "none", "all"] and len(found) == 9
+    plain, guided = LOSSES[1, 0, 1]
+    (row,) = (row for row in found if row[:3] == ["rotary", "post", "muon"])
+    assert row[3:5] == [f"{of.mean():.3f} ± {of.std(ddof=1):.3f}" for of in (plain, guided)]
+    assert row[5].startswith(f"{(guided - plain).mean():+.3f} (")
+
+
+def test_a_seed_without_all_runs_is_left_out():
+    """Also one whose run failed; a block without runs has dashes."""
+    lines = [line for line in lines_of() if line["positions"] == "learned"]
+    failed = next(line for line in lines if line["seed"] == 1 and line["norm"] == "pre")
+    del failed["validation_loss"]
+    failed["failed"] = "the loss is not finite"
+    numbers = losses(lines)
+    assert tables.contrast(numbers, tables.guided_minus_plain([("learned", "pre", "adamw")])).keys() == {0, 2}
+    assert tables.contrast(numbers, tables.effects()["guidance"]) == {}
+    assert rows_of(tables.of_effects(numbers, 3))[1] == ["guidance", "–", "–", "–"]
+    assert rows_of(tables.by_block(numbers, 3))[-1] == ["rotary", "pre", "muon", *["–"] * 5]
+
+
+def test_other_learning_rates_of_the_selection_are_left_out():
+    lines = lines_of()
+    more = [line_of("learned", norm, "muon", "none", 0, 1.0, learning_rate=4e-3) for norm in ("post", "pre")]
+    assert losses(more + lines) == losses(lines)
+
+
+def test_plateaus_that_are_never_left():
+    """A pair of which only one run leaves the plateau counts as earlier or later, and one with none of them not."""
+    lines = lines_of()
+    text = "\n".join(tables.plateau(lines))
+    (row,) = (row for row in rows_of(text.splitlines()) if row[:3] == ["learned", "post", "adamw"])
+    steps = [["never" if loss > 7 else str(round(100 * loss)) for loss in LOSSES[0, 0, 0, arm]] for arm in (0, 1)]
+    assert row[3:5] == [", ".join(of) for of in steps] and row[5:] == ["20 / 20 / 20", "90 / 90 / 90"]
+    steps = np.where(LOSSES > 7, np.inf, np.round(100 * LOSSES))
+    earlier, later = (int((sign * steps[..., 0, :] > sign * steps[..., 1, :]).sum()) for sign in (1, -1))
+    assert 0 < earlier + later <= 24
+    p = scipy.stats.binomtest(earlier, earlier + later).pvalue
+    assert (
+        f"Of 24 pairs of runs with the same settings and seed, the guided run left the plateau earlier in {earlier} "
+        in text
+    )
+    assert f"later in {later} (sign test, p = {p:.2g})" in text
+
+
+def test_patterns_alone():
+    lines = lines_of() + [
+        line_of(positions, "post", "adamw", arm, seed, 5.0 + seed + 0.1 * seed**2)
+        for positions, arm, seed in itertools.product(LEVELS[0], ("next", "prev", "first"), range(3))
+    ]
+    found = rows_of(tables.alone(losses(lines)))
+    assert [row[:2] for row in found[1:6]] == [["learned", arm] for arm in ("none", "next", "prev", "first", "all")]
+    assert found[2][2] == "6.167 ± 1.201"
+    difference = np.mean([5.0, 6.1, 7.4]) - LOSSES[0, 0, 0, 0].mean()
+    assert found[2][3].startswith(f"{difference:+.3f} (")
+
+
+def test_the_page_has_the_tables_of_now():
+    text = (pages.ROOT / tables.PAGE).read_text()
+    records = [cells.read(tables.RECORDS / f"guidance_modern{part}.jsonl") for part in ("", "_blimp")]
+    written = pages.with_tables(text, tables.PAGE, "guidance_tables.py", tables.tables(*records))
+    assert written == text, "run `python benchmarks/guidance_tables.py`"
