@@ -66,6 +66,7 @@ class Request:
     text: str | None
     print_config: bool = False
     topology: str | None = None
+    slices: int = 1
     search_batch: bool = True
     price: float | None = None
     coordinator: str | None = None
@@ -348,7 +349,7 @@ def _plan(request: Request) -> None:
     if request.price is not None and not 0 <= request.price < math.inf:
         raise ValueError(f"--price must be dollars per chip-hour, such as --price=1.20; got {request.price}")
     directory = request.directory() if request.workdir else None
-    found = plan.make_plan(config, topology.parse(request.topology), request.search_batch)
+    found = plan.make_plan(config, topology.parse(request.topology, request.slices), request.search_batch)
     print(text.report(found, request.price))
     if directory:
         directory.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,11 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ag_jax.planning.hlo import Computation, HloArray, HloModule, Instruction
 
+BETWEEN_SLICES = " between slices"  # ends the kind of a collective whose group has a device of each slice
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 # Instructions that move nothing: names for what is there already, or work that another instruction accounts for.
 _FREE = {
@@ -42,7 +43,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 class Collective:
     """How many collective operations of one kind and one group size a program has, and their bytes on one device.
 
-    kind: one of `COLLECTIVES`.
+    kind: one of `COLLECTIVES`, with `BETWEEN_SLICES` after it if the data goes over the network between TPU slices.
     devices: number of devices in a group.
     count: number of operations in one execution of the program.
     bytes: size of the operands of all these operations.
@@ -80,8 +81,13 @@ class Costs:
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends in all collectives."""
-        return sum(collective.sent for collective in self.collectives)
+        """Bytes that each device sends to others of its slice in all collectives."""
+        return sum(one.sent for one in self.collectives if not one.kind.endswith(BETWEEN_SLICES))
+
+    @property
+    def sent_between_slices(self) -> float:
+        """Bytes that each device sends to other slices."""
+        return sum(one.sent for one in self.collectives if one.kind.endswith(BETWEEN_SLICES))
 
 
 def costs(program: HloModule, devices: int) -> Costs:
@@ -188,21 +194,49 @@ class _Counter:
             for inner in called.instructions:
                 self.products_and_collectives(inner, called, times)
         elif kind in COLLECTIVES:
-            self.collective(kind, one, computation, times)
+            self.collective(kind, _group_size(one, self.devices), one, computation, times)
+        elif kind == "send" and (transfer := one.attribute(r'_xla_megascale_transfer_type="(\w+)"')):
+            # The devices of a slice have done their part by an ordinary collective before.
+            kind = transfer.lower().replace("_", "-") + BETWEEN_SLICES
+            self.collective(kind, _slices(one), one, computation, times, operands=one.operands[:1])
         flops = product_flops(one, computation)
         self.flops += times * flops
         self.once_flops += flops
 
-    def collective(self, kind: str, one: Instruction, computation: Computation, times: int) -> None:
-        """Add the number and the bytes of a collective instruction that runs `times` times to the sums."""
-        group = _group_size(one, self.devices)
-        size = sum(array.bytes for name in one.operands for array in computation.arrays(name))
+    def collective(
+        self,
+        kind: str,
+        group: int,
+        one: Instruction,
+        computation: Computation,
+        times: int,
+        operands: Sequence[str] | None = None,
+    ) -> None:
+        """Add the number and the bytes of a collective instruction that runs `times` times to the sums.
+
+        group: number of devices, or of slices, that take part.
+        operands: names of the operands that are sent; None for all.
+        """
+        sent = one.operands if operands is None else operands
+        size = sum(array.bytes for name in sent for array in computation.arrays(name))
         others = (group - 1) / group
         # Bytes that a device sends, as a share of its operand, which for an all-gather is only the device's own part.
-        shares = {"all-reduce": 2 * others, "all-gather": group - 1, "collective-permute": 1.0}
+        shares = {"all-reduce": 2 * others, "all-gather": group - 1, "collective-permute": 1.0, "one-to-one": 1.0}
         row = self.collectives.setdefault((kind, group), [0.0, 0.0, 0.0])
-        for index, value in enumerate((1, size, size * shares.get(kind, others))):
+        for index, value in enumerate((1, size, size * shares.get(kind.removesuffix(BETWEEN_SLICES), others))):
             row[index] += times * value
+
+
+def _slices(one: Instruction) -> int:
+    """Return the number of slices that a message of XLA's runtime between slices goes to, with its own.
+
+    Its target is written as `{SLICES}x{DEVICES}`, each with numbers and ranges, such as {1,2}x{0:3}.
+    """
+    target = one.attribute(r'_xla_megascale_target="\{([0-9,:]+)\}x')
+    if target is None:
+        raise ValueError(f"the message {one.name} names no slices: this version of libtpu writes another format")
+    ends = [[int(number) for number in part.split(":")] for part in target.split(",")]
+    return sum(end[-1] - end[0] + 1 for end in ends)
 
 
 def _group_size(one: Instruction, devices: int) -> int:

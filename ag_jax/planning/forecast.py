@@ -13,17 +13,19 @@ class Forecast:
 
     operations: the compiler's estimate for all operations but kernels and collectives, which includes HBM traffic.
     kernels: instruction schedules of the kernels, without waiting for memory.
-    messages: communication between chips at full bandwidth.
+    messages: communication between the chips of a slice at full bandwidth.
+    network: communication between slices at full bandwidth.
     """
 
     operations: float
     kernels: float
     messages: float
+    network: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The sum of the parts, which may be less than a lower bound; `plan.estimates` then takes the bound."""
-        return self.operations + self.kernels + self.messages
+        return self.operations + self.kernels + self.messages + self.network
 
 
 def forecast(step: Compiled, device: Chip, limits: Roofline) -> Forecast | str:
@@ -44,4 +46,5 @@ def forecast(step: Compiled, device: Chip, limits: Roofline) -> Forecast | str:
     unknown = (*step.costs.unknown_loops, *(f"in the kernel {name}" for name in step.kernels.with_unknown_loops))
     if unknown:
         return f"the number of iterations of loops is unknown: {', '.join(unknown)}"
-    return Forecast(step.costs.estimated_cycles / device.clock, step.kernels.total / device.clock, limits.messages)
+    operations, kernels = (cycles / device.clock for cycles in (step.costs.estimated_cycles, step.kernels.total))
+    return Forecast(operations, kernels, limits.messages, limits.network)

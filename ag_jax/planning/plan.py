@@ -154,7 +154,13 @@ def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> E
     device = topology.chip.per_device()
     # Kernels without a declared cost are missing from the program's own count, so the model's count is a minimum.
     products = max(step.costs.flops, computed.total / topology.devices)
-    limits = roofline(device, flops=products, hbm_bytes=step.costs.hbm_bytes, sent_bytes=step.costs.sent)
+    limits = roofline(
+        device,
+        flops=products,
+        hbm_bytes=step.costs.hbm_bytes,
+        sent_bytes=step.costs.sent,
+        network_bytes=step.costs.sent_between_slices,
+    )
     parts = forecast(step, device, limits)
 
     def speed(seconds: float) -> Speed:

@@ -11,32 +11,44 @@ class Roofline:
 
     products: matrix products at the chip's peak.
     memory: HBM traffic at full bandwidth.
-    messages: communication between chips at full bandwidth.
+    messages: communication between the chips of a slice at full bandwidth.
+    network: communication between slices at full bandwidth.
     """
 
     products: float
     memory: float
     messages: float
+    network: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The lower bound of the step's time: the largest bound, because computation, memory traffic and communication
         may overlap.
         """
-        return max(self.products, self.memory, self.messages)
+        return max(self.products, self.memory, self.messages, self.network)
 
     @property
     def binds(self) -> str:
-        """What limits the step's time: `products` (matrix products), `memory` (HBM traffic) or `messages`
-        (communication between chips).
+        """What limits the step's time: `products` (matrix products), `memory` (HBM traffic), `messages` (communication
+        between chips) or `network` (communication between slices).
         """
-        return max(("products", "memory", "messages"), key=lambda name: getattr(self, name))
+        return max(("products", "memory", "messages", "network"), key=lambda name: getattr(self, name))
 
 
-def roofline(device: Chip, *, flops: float, hbm_bytes: float, sent_bytes: float) -> Roofline:
+def roofline(
+    device: Chip, *, flops: float, hbm_bytes: float, sent_bytes: float, network_bytes: float = 0.0
+) -> Roofline:
     """Return lower bounds of a training step's time on one device.
 
     device: specification of the device, from `Chip.per_device`.
-    flops, hbm_bytes, sent_bytes: FLOPs of the step, bytes of HBM traffic, and bytes sent to other chips, per device.
+    flops, hbm_bytes, sent_bytes, network_bytes: FLOPs of the step, bytes of HBM traffic, and bytes sent to other chips
+        of the slice and to other slices, per device.
     """
-    return Roofline(flops / device.flops, hbm_bytes / device.memory_bandwidth, sent_bytes / device.link_bandwidth)
+    between = device.network_bandwidth
+    assert between or not network_bytes  # `Topology` rejects several slices without it
+    return Roofline(
+        flops / device.flops,
+        hbm_bytes / device.memory_bandwidth,
+        sent_bytes / device.link_bandwidth,
+        network_bytes / between if between else 0.0,
+    )

@@ -5,7 +5,10 @@ from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.planning.compilation import Compiled
+from ag_jax.planning.costs import BETWEEN_SLICES
+from ag_jax.planning.forecast import Forecast
 from ag_jax.planning.plan import Attempt, Estimates, Plan, Speed, estimates
+from ag_jax.planning.roofline import Roofline
 from ag_jax.planning.search import needed
 from ag_jax.planning.topology import Topology
 
@@ -14,6 +17,7 @@ _BINDS = {
     "products": "compute-bound: the matrix products take longest",
     "memory": "memory-bandwidth-bound: HBM traffic takes longest",
     "messages": "communication-bound: messages between chips take longest",
+    "network": "network-bound: messages between slices take longest",
 }
 
 
@@ -36,6 +40,7 @@ def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
         "versions": plan.versions,
         "topology": plan.topology.name,
         "accelerator": plan.topology.accelerator,
+        "slices": plan.topology.slices,
         "chips": plan.topology.chips,
         "devices": plan.topology.devices,
         "hosts": plan.topology.hosts,
@@ -101,8 +106,9 @@ def _heading(plan: Plan) -> str:
     )
     sides = "source and as many target " if config.translates else ""
     batch = f"{training.batch_size:,} rows of {config.data.sequence_length} {sides}tokens a step"
+    several = f"{topology.slices} slices of " if topology.slices > 1 else ""
     return (
-        f"{config.title}, planned for {topology.name} ({topology.accelerator}): {slice_}, mesh {axes}\n"
+        f"{config.title}, planned for {several}{topology.name} ({topology.accelerator}): {slice_}, mesh {axes}\n"
         f"{batch}, {_plural(rows, 'row')} on a device {split}\n"
         f"compiled with {', '.join(f'{name} {version}' for name, version in plan.versions.items())}"
     )
@@ -159,8 +165,9 @@ def _step(attempt: Attempt, topology: Topology, found: Estimates) -> str:
         f"  compiler's own sum    {reported} (it counts the body of a loop once)",
     ]
     for collective in costs.collectives:
+        among = "slices" if collective.kind.endswith(BETWEEN_SLICES) else "devices"
         lines.append(
-            f"  {collective.kind:<21} {collective.count:,.0f} over {collective.devices} devices, "
+            f"  {collective.kind:<21} {collective.count:,.0f} over {collective.devices} {among}, "
             f"{collective.bytes / 1e6:,.4g} MB, of which a device sends {collective.sent / 1e6:,.4g} MB"
         )
     if costs.unknown_loops:
@@ -174,7 +181,7 @@ def _limits(attempt: Attempt, topology: Topology, found: Estimates, price: float
     lines = [
         "Lower bounds of time, for this program on this slice",
         f"  a step                {limits.seconds * 1e3:.4g} ms or more: products {limits.products * 1e3:.4g}, HBM "
-        + f"{limits.memory * 1e3:.4g}, messages {limits.messages * 1e3:.4g}; {_BINDS[limits.binds]}",
+        + f"{limits.memory * 1e3:.4g}, messages {limits.messages * 1e3:.4g}{_network(limits)}; {_BINDS[limits.binds]}",
     ]
     return "\n".join(lines + _speed(found.bound, attempt, topology, price, at_most=" at most", or_more=" or more"))
 
@@ -188,11 +195,16 @@ def _forecast(attempt: Attempt, topology: Topology, found: Estimates, price: flo
     lines = [
         title,
         f"  a step                {seconds * 1e3:.4g} ms: operations {parts.operations * 1e3:.4g}, kernels "
-        f"{parts.kernels * 1e3:.4g}, messages {parts.messages * 1e3:.4g}",
+        f"{parts.kernels * 1e3:.4g}, messages {parts.messages * 1e3:.4g}{_network(parts)}",
     ]
     if seconds > parts.seconds:
         lines.append("                        less than a lower bound, which is taken instead")
     return "\n".join(lines + _speed(found.forecast, attempt, topology, price))
+
+
+def _network(times: Roofline | Forecast) -> str:
+    """Return the part of a sentence about messages between slices, if there are any."""
+    return f", between slices {times.network * 1e3:.4g}" if times.network else ""
 
 
 def _speed(

@@ -26,9 +26,11 @@ SHAPES = {
     "v5e": _FLAT,
     "v5p": _CUBES,
     "v6e": _FLAT,
+    "tpu7x": ("1x1x1", *_CUBES),
 }
-_COUNTED_IN_CORES = ("v2", "v3", "v4", "v5p")  # v4-8 has 8 cores on 4 chips, v5e-8 has 8 chips
+_COUNTED_IN_CORES = ("v2", "v3", "v4", "v5p", "tpu7x")  # v4-8 has 8 cores on 4 chips, v5e-8 has 8 chips
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v6": "v6e", "trillium": "v6e"}
+_ALIASES |= dict.fromkeys(("v7x", "v7", "ironwood"), "tpu7x")
 # Without these variables libtpu asks the metadata server of a TPU VM, and prints errors on any other machine.
 _WITHOUT_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -44,39 +46,51 @@ _DEVICE_FILES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")  # where Linux shows th
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A TPU slice.
+    """A TPU slice, or several slices of one shape that a network connects.
 
     chip: of its generation.
-    shape: chips along each axis, such as 4x4.
+    shape: chips along each axis of a slice, such as 4x4.
+    slices: number of slices.
     """
 
     chip: Chip
     shape: str
+    slices: int = 1
+
+    def __post_init__(self):
+        if self.slices < 1:
+            raise ValueError(f"--slices must be at least 1, got {self.slices}")
+        if self.slices > 1 and self.chip.network_bandwidth is None:
+            known = ", ".join(chip.name for chip in chips.TPUS if chip.network_bandwidth)
+            raise ValueError(
+                f"--slices={self.slices} needs the bandwidth between slices, which is not known here for "
+                f"{self.chip.name}: choose one of {known}"
+            )
 
     @property
     def name(self) -> str:
-        """The name `GENERATION:SHAPE`, such as v5e:4x4."""
+        """The name of a slice, `GENERATION:SHAPE`, such as v5e:4x4."""
         return f"{self.chip.name}:{self.shape}"
 
     @property
     def accelerator(self) -> str:
-        """The accelerator's name on Cloud TPU, such as v5litepod-16."""
+        """The name of a slice on Cloud TPU, such as v5litepod-16."""
         return f"{'v5litepod' if self.chip.name == 'v5e' else self.chip.name}-{_size(self.chip, self.shape)}"
 
     @property
     def chips(self) -> int:
-        """The number of chips in the slice."""
-        return _chips(self.shape)
+        """The number of chips in all slices."""
+        return self.slices * _chips(self.shape)
 
     @property
     def devices(self) -> int:
-        """The number of JAX devices in the slice."""
+        """The number of JAX devices in all slices."""
         return self.chips * self.chip.devices
 
     @property
     def hosts(self) -> int:
         """The number of machines that the chips belong to."""
-        return -(-self.chips // self.chip.chips_per_host)
+        return self.slices * -(-_chips(self.shape) // self.chip.chips_per_host)
 
     def compile_only_devices(self) -> list[jax.Device]:
         """Return devices for which programs can be compiled, but on which none can run.
@@ -93,8 +107,10 @@ class Topology:
         schedules.request()
         # A v4 or v5p chip is one device of two cores on Cloud TPU machines; libtpu's default for v4 is two devices.
         options: dict[str, Any] = {"chip_config_name": "megacore"} if self.chip.cores > self.chip.devices else {}
-        if self.chips == 1:  # libtpu takes a host to have four chips unless told otherwise
+        if _chips(self.shape) == 1:  # libtpu takes a host to have four chips unless told otherwise
             options["chips_per_host_bounds"] = (1, 1, 1)
+        if self.slices > 1:
+            options["num_slices"] = self.slices
         devices = topologies.get_topology_desc(self.name, platform="tpu", **options).devices
         if len(devices) != self.devices:
             raise ValueError(
@@ -136,12 +152,15 @@ def _size(chip: Chip, shape: str) -> int:
     return _chips(shape) * (chip.cores if chip.name in _COUNTED_IN_CORES else 1)
 
 
-def parse(text: str) -> Topology:
+def parse(text: str, slices: int = 1) -> Topology:
     """Parse a slice's name: `GENERATION:SHAPE` such as v5e:4x4, or Cloud TPU's such as v5litepod-16 or v4-8.
 
-    Raises ValueError that lists the slices nearest in size if there is no such slice.
+    slices: number of such slices.
+
+    Raises ValueError that lists the slices nearest in size if there is no such slice, and for an impossible number of
+    slices.
     """
-    match = re.fullmatch(r"(v\d\w*|trillium)[:-](\d+(?:x\d+)*)", text.strip().lower())
+    match = re.fullmatch(r"(v\d\w*|tpu7x|trillium|ironwood)[:-](\d+(?:x\d+)*)", text.strip().lower())
     if not match:
         raise ValueError(
             f"--topology is GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got {text!r}"
@@ -161,4 +180,4 @@ def parse(text: str) -> Topology:
             f"{chip.name}:{shape} ({Topology(chip, shape).accelerator})" for shape in sorted(near, key=_chips)
         )
         raise ValueError(f"there is no {chip.name} slice {asked!r}; the nearest in size are {listed}")
-    return Topology(chip, found[0])
+    return Topology(chip, found[0], slices)

@@ -1,11 +1,11 @@
 """Peak FLOP/s, memory and bandwidths of TPUs and GPUs, from their makers' specifications.
 
 Clocks of TPUs follow from their peak and the number of their matrix units: v5e has four of 128 x 128, v6e four of
-256 x 256, and each core of v4 and v5p four of 128 x 128.
+256 x 256, and each core of v4 and v5p four of 128 x 128; for TPU7x the number is not published.
 
-Sources: TPUs v3 to v6e, the "key specifications" tables of cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e}; TPU v2 and
-the links of v2 and v3, Jouppi et al. 2020, "A domain-specific supercomputer for training deep neural networks"; GPUs,
-NVIDIA's data sheets of the SXM modules, dense figures. `usable_bytes` of a TPU is the figure in errors of libtpu
+Sources: TPUs v3 to TPU7x, the "key specifications" tables of cloud.google.com/tpu/docs/{v3,v4,v5e,v5p,v6e,tpu7x}; TPU
+v2 and the links of v2 and v3, Jouppi et al. 2020, "A domain-specific supercomputer for training deep neural networks";
+GPUs, NVIDIA's data sheets of the SXM modules, dense figures. `usable_bytes` of a TPU is the figure in errors of libtpu
 0.0.51's compiler ("exceeds available HBM (15.75G)"); the rest of its memory belongs to the system.
 """
 
@@ -25,8 +25,10 @@ class Chip:
     memory_bandwidth: of HBM, bytes/s.
     link_bandwidth: bytes/s that a chip can send over all its links to other chips, which is half of a bandwidth that is
         given as bidirectional.
-    devices: number of JAX devices on a chip: on v2 and v3 each of the two cores is one.
-    clock: cycles of a TPU core a second; None for GPUs.
+    devices: number of JAX devices on a chip: on v2, v3 and TPU7x each of the two cores is one.
+    clock: cycles of a TPU core a second; None for GPUs, and where it is not known.
+    network_bandwidth: bytes/s that a chip can send over the network of the data center, to chips of other slices; None
+        if it is not known.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Chip:
     cores: int = 1
     devices: int = 1
     clock: float | None = None
+    network_bandwidth: float | None = None
 
     def per_device(self) -> "Chip":
         """Return the specification of one JAX device: its share of the chip."""
@@ -48,12 +51,22 @@ class Chip:
             self,
             cores=self.cores // self.devices,
             devices=1,
+            network_bandwidth=self.network_bandwidth and self.network_bandwidth / self.devices,
             **{name: getattr(self, name) / self.devices for name in names},
         )
 
 
 def _tpu(
-    name: str, kinds: tuple[str, ...], teraflops, gibibytes, usable, gigabytes_s, link_gigabytes_s, megahertz, **more
+    name: str,
+    kinds: tuple[str, ...],
+    teraflops,
+    gibibytes,
+    usable,
+    gigabytes_s,
+    link_gigabytes_s,
+    megahertz,
+    network_gigabits_s=None,
+    **more,
 ) -> Chip:
     return Chip(
         name,
@@ -63,7 +76,8 @@ def _tpu(
         usable * GIB,
         gigabytes_s * 1e9,
         link_gigabytes_s * 1e9,
-        clock=megahertz * 1e6,
+        clock=megahertz and megahertz * 1e6,
+        network_bandwidth=network_gigabits_s and network_gigabits_s / 8 * 1e9,
         **more,
     )
 
@@ -74,9 +88,11 @@ TPUS = (
     _tpu("v3", ("TPU v3",), 123, 32, 30.96, 900, 328, 940, chips_per_host=4, cores=2, devices=2),
     # Both cores of a v4 or v5p chip are one device ("megacore"), the way Cloud TPU machines run them.
     _tpu("v4", ("TPU v4",), 275, 32, 30.75, 1200, 300, 1050, chips_per_host=4, cores=2),
-    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 197, 16, 15.75, 819, 200, 1500, chips_per_host=8),
-    _tpu("v5p", ("TPU v5", "TPU v5p"), 459, 95.74, 95.73, 2765, 600, 1750, chips_per_host=4, cores=2),
-    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918, 32, 31.24, 1638, 400, 1750, chips_per_host=8),
+    # Between slices: 6.4 Tbit/s of 256 v5e chips; the others are given for each chip.
+    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 197, 16, 15.75, 819, 200, 1500, 25, chips_per_host=8),
+    _tpu("v5p", ("TPU v5", "TPU v5p"), 459, 95.74, 95.73, 2765, 600, 1750, 50, chips_per_host=4, cores=2),
+    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 918, 32, 31.24, 1638, 400, 1750, 100, chips_per_host=8),
+    _tpu("tpu7x", ("TPU7x",), 2307, 192, 189.5, 7380, 600, None, 100, chips_per_host=4, cores=2, devices=2),
 )
 
 

@@ -1,7 +1,8 @@
 """Sharding of parameters and batches: the mesh of devices, and the mesh axis over which each array axis is split.
 
 The mesh has three axes. `data` and `fsdp` both split the batch; `fsdp` also splits the parameters along the model's
-width, `tensor` along heads, feed-forward features and vocabulary.
+width, `tensor` along heads, feed-forward features and vocabulary. Where there are several TPU slices, `data` crosses
+them, because it needs the fewest messages: one sum of the gradients in a step.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 RULES = {
@@ -19,6 +21,7 @@ RULES = {
     "feedforward": "tensor",
     "embed": "fsdp",
 }
+AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")  # axes that the batch is split over
 BATCH = PartitionSpec(ROWS)
 
@@ -41,9 +44,10 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Return a mesh over `devices` (default: all).
+    """Return a mesh over `devices` (default: all). Of several TPU slices, each has a part of the axis `data`.
 
-    Raises ValueError if the product of its axes is not the number of devices.
+    Raises ValueError if the product of the axes is not the number of devices, or if `data` cannot be divided among the
+    slices.
     """
     devices = jax.devices() if devices is None else devices
     data = config.data or max(len(devices) // (config.fsdp * config.tensor), 1)
@@ -54,7 +58,19 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
             f"there are {len(devices)}; choose mesh.data, mesh.fsdp and mesh.tensor whose product is {len(devices)}"
         )
     types = (AxisType.Auto,) * 3
-    return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=types, devices=devices)
+    # Devices of a single slice may lack the attribute; on GPUs it has another meaning.
+    is_tpu = devices[0].platform == "tpu"
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
+    if slices == 1:
+        return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+    if data % slices:
+        raise ValueError(
+            f"the mesh data={data} x fsdp={config.fsdp} x tensor={config.tensor} must have a multiple of {slices} "
+            f"along data, because there are {slices} slices, and only data may cross them: the other axes send too "
+            "much; lower mesh.fsdp or mesh.tensor"
+        )
+    within = (data // slices, config.fsdp, config.tensor)
+    return Mesh(mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices), AXES, axis_types=types)
 
 
 def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ag_jax.planning import costs, topology
 from ag_jax.planning.hlo import HloArray, HloModule
+from ag_jax.training.sharding import MeshConfig, make_mesh
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
@@ -72,6 +73,42 @@ def test_by_hand():
     assert of["all-reduce"] == costs.Collective("all-reduce", 4, 5, 5 * 256, 5 * 256 * 2 * 3 / 4)
     assert of["all-gather"] == costs.Collective("all-gather", 4, 1, tile, 3 * tile)
     assert found.sent == 5 * 384 + 3 * tile and not found.unknown_loops
+
+
+BETWEEN = """HloModule slices
+
+ENTRY %main (x: f32[256,1024]) -> f32[256,1024] {
+  %x = f32[256,1024]{1,0:T(8,128)} parameter(0)
+  %after = token[] after-all()
+  %part = f32[64,1024]{1,0:T(8,128)} reduce-scatter(%x), replica_groups={{0,1,2,3}}, dimensions={0}, to_apply=%sum
+  %send = (f32[64,1024]{1,0:T(8,128)}, u32[], token[]) send(%part, %after), channel_id=2, is_host_transfer=true, \
+frontend_attributes={_xla_megascale_target="TARGET",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %sent = token[] send-done(%send), channel_id=2, is_host_transfer=true
+  %receive = (f32[64,1024]{1,0:T(8,128)}, u32[], token[]) recv(%after), channel_id=1, is_host_transfer=true, \
+frontend_attributes={_xla_megascale_target="TARGET",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %received = (f32[64,1024]{1,0:T(8,128)}, token[]) recv-done(%receive), channel_id=1, is_host_transfer=true
+  %summed = f32[64,1024]{1,0:T(8,128)} get-tuple-element(%received), index=0
+  ROOT %whole = f32[256,1024]{1,0:T(8,128)} all-gather(%summed), replica_groups={{0,1,2,3}}, dimensions={0}
+}
+"""
+
+
+@pytest.mark.parametrize(("target", "slices"), [("{1,2}x{0:3}", 2), ("{1:4}x{0:3}", 4), ("{1:2,5}x{0}", 3)])
+def test_messages_between_slices(target, slices):
+    """A quarter of the array leaves the slice, of which a ring sends 2 (n - 1) / n; the others are between chips."""
+    found = costs.costs(HloModule(BETWEEN.replace("TARGET", target)), devices=4 * slices)
+    whole = 256 * 1024 * 4
+    of = {one.kind: one for one in found.collectives}
+    assert of.keys() == {"reduce-scatter", "all-gather", "all-reduce between slices"}
+    sent = 2 * (slices - 1) / slices * whole / 4
+    assert of["all-reduce between slices"] == costs.Collective("all-reduce between slices", slices, 1, whole / 4, sent)
+    assert found.sent_between_slices == sent and found.sent == 3 / 4 * whole + 3 * whole / 4
+
+
+def test_messages_between_unknown_slices():
+    text = BETWEEN.replace("_xla_megascale_target", "_xla_other_target")
+    with pytest.raises(ValueError, match="the message send names no slices: this version of libtpu writes another"):
+        costs.costs(HloModule(text), devices=8)
 
 
 def test_a_fusion_that_hands_an_array_on_reads_it_all():
@@ -221,3 +258,18 @@ def test_messages_between_four_devices():
     (message,) = costs.costs(HloModule(step.lower(*shapes).compile().as_text()), 4).collectives
     assert (message.kind, message.devices, message.bytes) == ("all-reduce", 4, 256 * 512 * 4)
     assert message.sent == 2 * 3 / 4 * message.bytes
+
+
+@needs_libtpu
+@pytest.mark.parametrize("slices", [2, 3])
+def test_messages_of_a_compiled_program_between_slices(slices):
+    """Each device sends its part of the sum over its slice, and no more."""
+    devices = topology.parse("v5e:2x2", slices).compile_only_devices()
+    mesh = make_mesh(MeshConfig(), devices)
+    rows, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    step = jax.jit(lambda x, w: x.T @ (x @ w), in_shardings=(rows, everywhere), out_shardings=everywhere)
+    shapes = jax.ShapeDtypeStruct((96 * 64, 256), jnp.float32), jax.ShapeDtypeStruct((256, 512), jnp.float32)
+    found = costs.costs(HloModule(step.lower(*shapes).compile().as_text()), len(devices))
+    between = [one for one in found.collectives if one.kind == "all-reduce between slices"]
+    assert [(one.devices, one.bytes) for one in between] == [(slices, 256 * 512 * 4 / 4)]
+    assert found.sent_between_slices == 2 * (slices - 1) / slices * 256 * 512

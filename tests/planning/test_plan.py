@@ -95,6 +95,13 @@ def test_roofline_by_hand():
     assert limits.seconds == 0.2 and limits.binds == "memory"
 
 
+def test_roofline_of_slices_by_hand():
+    """A core of TPU7x: half of a chip's 100 Gbit/s between slices."""
+    device = chips.tpu("tpu7x").per_device()
+    limits = roofline(device, flops=1153.5e12, hbm_bytes=0.0, sent_bytes=0.0, network_bytes=12.5e9)
+    assert (limits.products, limits.network, limits.seconds) == (1.0, 2.0, 2.0) and limits.binds == "network"
+
+
 def test_bounds_by_hand():
     """A million FLOPs are nothing here: HBM binds with 819 GB, a second; 16 rows of 128 tokens in it."""
     step = compiled(1.0, flops=1e6, hbm_bytes=819e9, collectives=(Collective("all-reduce", 8, 1, 1e9, 1.75e9),))
@@ -120,6 +127,12 @@ def test_a_forecast_by_hand():
     assert (found.parts.operations, found.parts.kernels, found.parts.messages) == (2.0, 1.0, 1.75e9 / 200e9)
     assert found.forecast.seconds == found.parts.seconds == 3.0 + 1.75e9 / 200e9
     assert found.forecast.mfu == pytest.approx(found.bound.mfu / found.forecast.seconds)
+    between = (*messages, Collective("all-reduce between slices", 2, 1, 1e9, 1e9))
+    step = compiled(1.0, kernels, estimated_cycles=3e9, hbm_bytes=819e9, collectives=between)
+    slices = plan.estimates(config(), topology.parse("v5e-8", 2), step)
+    assert slices.parts.network == slices.roofline.network == 1e9 / (6.4e12 / 256 / 8)
+    assert slices.forecast.seconds == found.forecast.seconds + slices.parts.network
+    assert slices.forecast.chip_hours / slices.forecast.run_seconds == 16 / 3600
     optimistic = compiled(1.0, estimated_cycles=3e3, hbm_bytes=819e9)
     assert plan.estimates(config(), topology.parse("v5e-8"), optimistic).forecast.seconds == 1.0, "the bound"
 
@@ -179,6 +192,7 @@ def request(**flags) -> cli.Request:
     [
         ({}, "this verb needs --topology=SLICE"),
         ({"topology": "v5e:5x5"}, "there is no v5e slice '5x5'; the nearest in size are"),
+        ({"topology": "v5e:2x2", "slices": 0}, "--slices must be at least 1, got 0"),
         ({"topology": "v5e:2x2", "config": None}, "this verb needs --config=CONFIG"),
         (
             {"topology": "v5e:2x2", "price": -1.2},

@@ -28,6 +28,9 @@ needs_libtpu = pytest.mark.skipif(
         ("v3-8", "v3:2x2", "v3-8", 4, 8, 1),
         ("v2-32", "v2:4x4", "v2-32", 16, 32, 4),
         ("v3:32x32", "v3:32x32", "v3-2048", 1024, 2048, 256),
+        ("tpu7x-8", "tpu7x:2x2x1", "tpu7x-8", 4, 8, 1),
+        ("ironwood:4x4x4", "tpu7x:4x4x4", "tpu7x-128", 64, 128, 16),
+        ("v7x-2", "tpu7x:1x1x1", "tpu7x-2", 1, 2, 1),
     ],
 )
 def test_names(text, name, accelerator, chips_, devices, hosts):
@@ -43,7 +46,7 @@ def test_names(text, name, accelerator, chips_, devices, hosts):
         ("v4-12", r"no v4 slice '12'; the nearest in size are .*v4:2x2x1 \(v4-8\), v4:2x2x2 \(v4-16\)"),
         ("v5e-100000", r"the nearest in size are .*v5e:16x16 \(v5litepod-256\)$"),
         ("v5e:0x4", "no v5e slice '0x4'"),
-        ("v9:2x2", "unknown TPU generation 'v9': choose one of v2, v3, v4, v5e, v5p, v6e"),
+        ("v9:2x2", "unknown TPU generation 'v9': choose one of v2, v3, v4, v5e, v5p, v6e, tpu7x"),
         ("two chips", "GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got 'two chips'"),
         ("", "GENERATION:SHAPE"),
     ],
@@ -51,6 +54,19 @@ def test_names(text, name, accelerator, chips_, devices, hosts):
 def test_what_does_not_exist(text, message):
     with pytest.raises(ValueError, match=message):
         topology.parse(text)
+
+
+def test_several_slices():
+    found = topology.parse("v5litepod-16", 4)
+    assert (found.name, found.accelerator, found.slices) == ("v5e:4x4", "v5litepod-16", 4)
+    assert (found.chips, found.devices, found.hosts) == (64, 64, 8)
+    assert topology.parse("tpu7x-8", 2).devices == 16
+    for name, slices, message in [
+        ("v5e:4x4", 0, "--slices must be at least 1, got 0"),
+        ("v4:2x2x1", 2, "--slices=2 needs the bandwidth between slices, .* for v4: choose one of v5e, v5p, v6e, tpu7x"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            topology.parse(name, slices)
 
 
 def test_every_slice_can_be_named_both_ways():
@@ -68,11 +84,21 @@ def test_without_libtpu(monkeypatch):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", ["v2:2x2", "v3:4x4", "v4:2x2x2", "v5e:1x1", "v5e:16x16", "v5p:8x8x16", "v6e:2x4"])
-def test_devices(name):
-    found = topology.parse(name)
+@pytest.mark.parametrize(
+    ("name", "slices"),
+    [
+        *((name, 1) for name in ("v2:2x2", "v3:4x4", "v4:2x2x2", "v5e:1x1", "v5e:16x16", "v5p:8x8x16", "v6e:2x4")),
+        *((name, 1) for name in ("tpu7x:1x1x1", "tpu7x:2x2x4")),
+        ("v5e:4x4", 2),
+        ("v5p:2x2x1", 3),
+        ("tpu7x:2x2x1", 2),
+    ],
+)
+def test_devices(name, slices):
+    found = topology.parse(name, slices)
     devices = found.compile_only_devices()
     assert len(set(devices)) == found.devices
+    assert len({getattr(device, "slice_index", 0) for device in devices}) == slices
     assert chips.of_kind(devices[0].device_kind) == found.chip
 
 

@@ -152,3 +152,27 @@ def test_hosts_feed_their_own_rows_in_the_order_of_the_batch(monkeypatch):
 
     monkeypatch.setattr(sharding, "batch_sharding", lambda mesh: Placed())
     np.testing.assert_array_equal(sharding.process_rows(None, 16), [4, 5, 6, 7, 12, 13, 14, 15])
+
+
+class TpuDevice:
+    """A device of a TPU slice, as far as a mesh asks for it."""
+
+    platform, device_kind = "tpu", "TPU v5 lite"
+
+    def __init__(self, slice_index, number):
+        self.slice_index, self.id, self.process_index = slice_index, 4 * slice_index + number, slice_index
+        self.coords, self.core_on_chip = [number % 2, number // 2, 0], 0
+
+
+def test_data_crosses_slices():
+    """Each slice has consecutive places of `data`, however the devices are ordered, and all of `fsdp` and `tensor`."""
+    devices = [TpuDevice(slice_index, number) for number in range(4) for slice_index in range(3)]
+    mesh = make_mesh(MeshConfig(fsdp=2), devices)
+    assert dict(mesh.shape) == {"data": 6, "fsdp": 2, "tensor": 1}
+    found = [[device.slice_index for device in row.ravel()] for row in mesh.devices]
+    assert found == [[0, 0], [0, 0], [1, 1], [1, 1], [2, 2], [2, 2]]
+    assert len({device.id for device in mesh.devices.ravel()}) == 12
+    with pytest.raises(
+        ValueError, match="data=2 x fsdp=2 x tensor=3 must have a multiple of 3 along data, .* 3 slices"
+    ):
+        make_mesh(MeshConfig(fsdp=2, tensor=3), devices)
