@@ -43,9 +43,12 @@ def roofline(
     device: specification of the device, from `Chip.per_device`.
     flops, hbm_bytes, sent_bytes, network_bytes: FLOPs of the step, bytes of HBM traffic, and bytes sent to other chips
         of the slice and to other slices, per device.
+
+    Raises ValueError for bytes sent to other slices if the bandwidth between these is not known.
     """
     between = device.network_bandwidth
-    assert between or not network_bytes  # `Topology` rejects several slices without it
+    if network_bytes and not between:
+        raise ValueError(f"the bandwidth between slices of {device.name} is not known here")
     return Roofline(
         flops / device.flops,
         hbm_bytes / device.memory_bandwidth,
