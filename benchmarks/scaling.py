@@ -1,0 +1,120 @@
+"""Compile a training step for TPU slices of 1 to 256 chips, and for two slices: how speed and cost scale.
+
+    python benchmarks/scaling.py [--generation=v5e] [--models roberta_12 roberta_large]
+
+The steps are those of RoBERTa with 12 layers and guidance (`ag/table9_tpu_gpu:hardware=tpu,arm=ag`, 256 sequences of
+512 tokens) and of RoBERTa-large (`roberta/table9_pretraining:size=large,arm=mlm`, 8,192 sequences), with their layers
+as a loop. With `strong` scaling the batch is the config's on all slices, in microbatches of at most 32 sequences a chip
+with 12 layers, and 16 with 24. With `weak` scaling, of RoBERTa-12 alone, the batch grows with the slice, 32 sequences a
+chip. No TPU is needed, but libtpu: `pip install '.[tpu]'`.
+
+Adds a line for each step to benchmarks/results/scaling.jsonl, and skips those that the file has.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import cells
+
+from ag_jax import config_reader
+from ag_jax.planning import compilation, plan, topology
+from ag_jax.pretraining.config import ExperimentConfig
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "scaling.jsonl"
+# Config, and sequences of a microbatch on a chip.
+MODELS = {
+    "roberta_12": ("ag/table9_tpu_gpu:hardware=tpu,arm=ag", 32),
+    "roberta_large": ("roberta/table9_pretraining:size=large,arm=mlm", 16),
+}
+SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+SLICES = (("8x8", 2), ("16x16", 2))  # shape and number
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A step that is compiled.
+
+    scaling: `strong` with the batch of the config, `weak` with as many sequences on each chip.
+    """
+
+    model: str
+    scaling: str
+    shape: str
+    slices: int
+
+
+def planned(models: list[str]) -> Iterator[Cell]:
+    """Yield the cells in the order of their chips; a batch must have a sequence for each chip."""
+    for shape, slices in [*((shape, 1) for shape in SHAPES), *SLICES]:
+        for model in models:
+            yield Cell(model, "strong", shape, slices)
+            if model == "roberta_12":
+                yield Cell(model, "weak", shape, slices)
+
+
+def config_of(cell: Cell, chips: int) -> ExperimentConfig | None:
+    """Return the config of a step; None if the batch has fewer sequences than there are chips."""
+    source, rows = MODELS[cell.model]
+    values = config_reader.load(source)
+    values.model.scan_layers = True
+    if cell.scaling == "weak":
+        values.training.update(batch_size=rows * chips, microbatches=1)
+    if values.training.batch_size < chips:
+        return None
+    values.training.microbatches = max(1, values.training.batch_size // (rows * chips))
+    return config_reader.parse(ExperimentConfig, values)
+
+
+def measure(config: ExperimentConfig, of: topology.Topology) -> dict[str, Any]:
+    """Compile one step; return its memory, and bounds and forecast of its time, in bytes and seconds."""
+    step = compilation.compile_step(config, of, of.compile_only_devices())
+    sizes = {"batch_size": config.training.batch_size, "microbatches": config.training.microbatches}
+    if isinstance(step, compilation.TooLarge):
+        return sizes | {"fits": False, "needed_bytes": step.needed, "available_bytes": step.available}
+    found = plan.estimates(config, of, step)
+    if found.forecast is None:
+        raise SystemExit(f"no forecast: {found.parts}")
+    return sizes | {
+        "fits": True,
+        "needed_bytes": step.memory.total,
+        "bounds": dataclasses.asdict(found.roofline),
+        "forecast": dataclasses.asdict(found.parts),
+        "seconds": found.forecast.seconds,
+        "tokens_per_second": found.forecast.tokens_per_second,
+        "mfu": found.forecast.mfu,
+        "run_seconds": found.forecast.run_seconds,
+        "chip_hours": found.forecast.chip_hours,
+        "sent_bytes": step.costs.sent,
+        "sent_between_slices_bytes": step.costs.sent_between_slices,
+        "steps": config.training.steps,
+        "compile_seconds": step.seconds,
+    }
+
+
+def main() -> None:
+    """Compile the steps that the file of results does not have, and print each line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--generation", default="v5e")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    given = parser.parse_args()
+    cells.check_import(ROOT)
+    cells.check(RESULTS, ROOT)
+    topology.silence_libtpu()
+    for cell in planned(given.models):
+        named = {"generation": given.generation, **dataclasses.asdict(cell)}
+        done = [{name: line[name] for name in named} for line in cells.read(RESULTS)]
+        of = topology.parse(f"{given.generation}:{cell.shape}", cell.slices)
+        config = config_of(cell, of.chips)
+        if config is None or named in done:
+            continue
+        line = cells.stamp(ROOT) | {"compiler": topology.versions()} | named | {"chips": of.chips} | measure(config, of)
+        cells.append(RESULTS, line, ROOT)
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
