@@ -2,8 +2,9 @@
 # Functions of tpu_create.sh, tpu_run.sh, tpu_logs.sh and tpu_delete.sh: query the state of a TPU, create it, wait for it,
 # and save how it was created. Source this file; it sources setup.sh.
 #
-# A TPU is a queued resource with one node; both have the name that the user chose. The words of the command that created
-# it are saved in runs/tpu/NAME/create, one word per line, so that a preempted TPU can be recreated with the same settings.
+# A TPU is a queued resource with one node; both have the name that the user chose. Several slices are nodes of one queued
+# resource, called NAME-0, NAME-1 and so on. The words of the command that created it are saved in runs/tpu/NAME/create, one
+# word per line, so that a preempted TPU can be recreated with the same settings.
 #
 # Environment variables, all optional:
 #
@@ -19,7 +20,8 @@ POLL=${AG_JAX_TPU_POLL:-30}
 UNANSWERED=20 # so many looks in a row without the answer that is needed, and we give up
 
 name="" project="" zone="" place=() # what the command line says
-state="" accelerator="" spot="" workers=""     # what is known of the TPU; set by `look` and `recall`
+state="" accelerator="" spot="" workers=""     # what is known of the TPU, `workers` of all slices; set by `look` and `recall`
+slices=1                                       # set by `recall` and tpu_create.sh
 creation=()                                    # how it was made; set by `recall` and tpu_create.sh
 answer="" trouble=""                           # of the last question to gcloud
 
@@ -35,7 +37,7 @@ note() { if [ "$dry_run" = yes ]; then printf '# %s\n' "$*"; fi; }
 refuse_option() {
   case $1 in
     --*=*) fail "unknown option $1; see bash $0 --help" ;;
-    --zone | --project | --accelerator | --runtime_version | --valid_until | --retries | --preemptions | --before | \
+    --zone | --project | --accelerator | --slices | --runtime_version | --valid_until | --retries | --preemptions | --before | \
       --worker | --lines) fail "write $1=VALUE, in one word" ;;
     *) fail "did not expect $1; see bash $0 --help" ;;
   esac
@@ -100,6 +102,7 @@ runtime_version() {
 # The number in an accelerator's name counts TensorCores up to v5p (two a chip) and chips after; in either
 # case the largest slice of a single host is called -8.
 several_hosts() {
+  if [ "$slices" -gt 1 ]; then return; fi
   if [ -n "$workers" ]; then [ "$workers" -gt 1 ]; else [ "${accelerator##*-}" -gt 8 ] 2>/dev/null; fi
 }
 
@@ -116,11 +119,24 @@ ask() {
   return 1
 }
 
+# nodes: the names of the TPU's nodes, one for each slice.
+nodes() {
+  local number=0
+  if [ "$slices" -eq 1 ]; then
+    printf '%s\n' "$name"
+    return
+  fi
+  while [ $number -lt "$slices" ]; do
+    printf '%s-%s\n' "$name" $number
+    number=$((number + 1))
+  done
+}
+
 # look: set `state` to ACTIVE (the TPU can be used), to another state of a queued resource, NONE or UNKNOWN;
 # and, once there is a node, `accelerator`, `spot` and `workers`. The node is asked too, because a queued
 # resource stays ACTIVE for a while after its node has been preempted, and because a TPU may have none.
 look() {
-  local queued node is_spot is_preemptible
+  local queued node total=0
   if ask queued-resources describe "$name" --format='value(state.state)' || [ "$answer" = NONE ]; then
     queued=$answer
   else
@@ -134,9 +150,20 @@ look() {
       return
       ;;
   esac
-  if ! ask tpu-vm describe "$name" --format='csv[no-heading](state,acceleratorType,schedulingConfig.spot,schedulingConfig.preemptible,networkEndpoints.len())'; then
+  for node in $(nodes); do
+    look_at_node "$node"
+    if [ "$state" != ACTIVE ]; then break; fi # the command needs all slices
+    total=$((total + workers))
+  done
+  if [ "$state" = ACTIVE ]; then workers=$total; fi
+  if [ "$queued" = ACTIVE ] && [ "$state" = NONE ]; then state=SUSPENDED; fi
+}
+
+# look_at_node NODE: the part of `look` that concerns one node.
+look_at_node() {
+  local node is_spot is_preemptible
+  if ! ask tpu-vm describe "$1" --format='csv[no-heading](state,acceleratorType,schedulingConfig.spot,schedulingConfig.preemptible,networkEndpoints.len())'; then
     state=$answer
-    if [ "$queued" = ACTIVE ] && [ "$answer" = NONE ]; then state=SUSPENDED; fi
     return
   fi
   IFS=, read -r node accelerator is_spot is_preemptible workers <<<"$answer"
@@ -206,7 +233,7 @@ remember() {
 # recall: read back how $name was made, and with it its place, unless the command line gives another one.
 recall() {
   local word
-  creation=()
+  creation=() slices=1
   [ -n "$name" ] && [ -e "$(record)/create" ] || return 0
   spot=no
   while IFS= read -r word; do
@@ -215,13 +242,14 @@ recall() {
       --zone=*) if [ -z "$zone" ]; then zone=${word#*=}; fi ;;
       --project=*) if [ -z "$project" ]; then project=${word#*=}; fi ;;
       --accelerator-type=*) accelerator=${word#*=} ;;
+      --node-count=*) slices=${word#*=} ;;
       --spot) spot=yes ;;
     esac
   done <"$(record)/create"
   for word in ${zone:+"--zone=$zone"} ${project:+"--project=$project"}; do
     if ! printf '%s\n' "${creation[@]}" | grep -Fx -e "$word" >/dev/null; then # another TPU of the same name
       # shellcheck disable=SC2034 # tpu_run.sh reads spot
-      creation=() accelerator="" spot=""
+      creation=() accelerator="" spot="" slices=1
       return 0
     fi
   done
@@ -236,7 +264,7 @@ create() {
 
 # delete: also where it is half gone already. --force deletes the node with the queued resource.
 delete() {
-  local tries=0
+  local tries=0 node left
   if [ "$dry_run" = yes ]; then
     tpus queued-resources delete "$name" --force
     return
@@ -245,8 +273,13 @@ delete() {
     if ask queued-resources describe "$name" --format='value(state.state)'; then
       tpus queued-resources delete "$name" --force >"$scratch/delete" 2>&1 || trouble=$(tail -n 1 "$scratch/delete")
     elif [ "$answer" = NONE ]; then
-      if ! ask tpu-vm describe "$name" --format='value(state)' && [ "$answer" = NONE ]; then return; fi
-      tpus tpu-vm delete "$name" >"$scratch/delete" 2>&1 || trouble=$(tail -n 1 "$scratch/delete")
+      left=no
+      for node in $(nodes); do
+        if ! ask tpu-vm describe "$node" --format='value(state)' && [ "$answer" = NONE ]; then continue; fi
+        left=yes
+        tpus tpu-vm delete "$node" >"$scratch/delete" 2>&1 || trouble=$(tail -n 1 "$scratch/delete")
+      done
+      if [ $left = no ]; then return; fi
     fi
     if [ "$answer" != UNKNOWN ]; then tries=$((tries + 1)); fi
     if [ $tries -ge $UNANSWERED ]; then fail "cannot delete $name: $trouble"; fi
@@ -258,16 +291,32 @@ delete() {
 
 # ssh options: a dead connection must end, and a new TPU of the old name must not be taken for an attack.
 # shellcheck disable=SC2086 # AG_JAX_TPU_SSH is several words
-on_worker() { # on_worker NUMBER|all COMMAND: run COMMAND, a line of shell, on a worker or on all at once
-  tpus tpu-vm ssh "$name" --worker="$1" --command="$2" --strict-host-key-checking=no \
+on_node() { # on_node NODE NUMBER|all COMMAND: run COMMAND on a worker of a node or on all at once
+  tpus tpu-vm ssh "$1" --worker="$2" --command="$3" --strict-host-key-checking=no \
     --ssh-flag=-oConnectTimeout=20 --ssh-flag=-oServerAliveInterval=15 --ssh-flag=-oServerAliveCountMax=4 \
     ${AG_JAX_TPU_SSH:-}
 }
 
+# on_worker NUMBER|all COMMAND: run COMMAND, a line of shell, on a worker or on all. Of several slices, workers are counted
+# from those of the first slice on, and each slice has as many.
+on_worker() {
+  local each node failed=0
+  if [ "$1" = all ]; then
+    for node in $(nodes); do on_node "$node" all "$2" || failed=$?; done
+    return $failed
+  fi
+  each=$((${workers:-$slices} / slices))
+  on_node "$(nodes | sed -n "$(($1 / each + 1))p")" $(($1 % each)) "$2"
+}
+
 # shellcheck disable=SC2086
 to_workers() { # to_workers FILE: copy it into the home directory of each
-  tpus tpu-vm scp "$1" "$name:" --worker=all --strict-host-key-checking=no --scp-flag=-oConnectTimeout=20 \
-    ${AG_JAX_TPU_SSH:-}
+  local node failed=0
+  for node in $(nodes); do
+    tpus tpu-vm scp "$1" "$node:" --worker=all --strict-host-key-checking=no --scp-flag=-oConnectTimeout=20 \
+      ${AG_JAX_TPU_SSH:-} || failed=$?
+  done
+  return $failed
 }
 
 # on_workers_ag_jax NUMBER|all WORD...: call launch/tpu_worker.sh there.

@@ -8,14 +8,16 @@ usage() {
   cat <<'END_OF_USAGE'
 Usage: bash launch/tpu_create.sh NAME --accelerator=TYPE [OPTIONS] [-- GCLOUD_FLAGS]
 
-Creates a queued resource with one TPU, both called NAME, and waits until it is ACTIVE. If the command is interrupted,
+Creates a queued resource with one TPU, both called NAME, or with several slices, called NAME-0 and so on, and waits until it is ACTIVE. If the command is interrupted,
 the same command continues to wait. The request is saved in runs/tpu/NAME, so the other tpu_*.sh scripts need only
 the name.
 
   bash launch/tpu_create.sh roberta --accelerator=v5litepod-8 --zone=us-west4-a --spot
+  bash launch/tpu_create.sh roberta --accelerator=v5litepod-256 --slices=2 --zone=us-west4-a
   bash launch/tpu_create.sh roberta --accelerator=v4-8 --zone=us-central2-b -- --network=mine --labels=who=me
 
   --accelerator=TYPE         v2-N, v3-N, v4-N, v5litepod-N (v5e), v5p-N or v6e-N
+  --slices=2                 as many TPUs of this type, connected by the network of the data center (default: 1)
   --zone=ZONE                default: gcloud config get-value compute/zone
   --project=PROJECT          default: gcloud config get-value core/project
   --spot                     cheaper, but may be preempted at any time (default: on demand)
@@ -37,6 +39,7 @@ main() {
         return
         ;;
       --accelerator=*) wanted=${1#*=} ;;
+      --slices=*) whole_number --slices "${1#*=}" && slices=${1#*=} ;;
       --zone=*) zone=${1#*=} ;;
       --project=*) project=${1#*=} ;;
       --runtime_version=*) version=${1#*=} ;;
@@ -53,13 +56,19 @@ main() {
     shift
   done
   if [ -z "$wanted" ]; then fail "which accelerator? Give --accelerator=TYPE, such as --accelerator=v5litepod-8"; fi
+  if [ "$slices" -eq 0 ]; then fail "--slices must be at least 1, got 0"; fi
   if [ -z "$version" ]; then version=$(runtime_version "$wanted"); fi
   settle_place
 
   before=$(cat "$(record)/create" 2>/dev/null) || before=""
   accelerator=$wanted
-  creation=(compute tpus queued-resources create "$name" --node-id="$name" ${place[@]+"${place[@]}"}
-    --accelerator-type="$wanted" --runtime-version="$version")
+  creation=(compute tpus queued-resources create "$name")
+  if [ "$slices" -eq 1 ]; then
+    creation+=(--node-id="$name")
+  else
+    creation+=(--node-count="$slices" --node-prefix="$name")
+  fi
+  creation+=(${place[@]+"${place[@]}"} --accelerator-type="$wanted" --runtime-version="$version")
   if [ $is_spot = yes ]; then creation+=(--spot); fi
   if [ -n "$valid_until" ]; then creation+=(--valid-until-duration="$valid_until"); fi
   creation+=("$@" --quiet)
@@ -74,7 +83,7 @@ main() {
 
   first_look
   if [ "$state" = NONE ]; then
-    say "asking for $wanted in $zone ($version)"
+    say "asking for $wanted$([ "$slices" -eq 1 ] || echo " x $slices") in $zone ($version)"
     create || exit 1
     remember
   elif [ "$before" != "$after" ]; then
@@ -86,7 +95,7 @@ main() {
     advise
     exit 1
   fi
-  say "$name is ACTIVE: $accelerator with $workers worker(s). It costs money until bash launch/tpu_delete.sh $name"
+  say "$name is ACTIVE: $accelerator$([ "$slices" -eq 1 ] || echo " x $slices") with $workers worker(s). It costs money until bash launch/tpu_delete.sh $name"
 }
 
 main "$@"

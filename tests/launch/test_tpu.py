@@ -182,6 +182,8 @@ def test_image_goes_with_the_accelerator(cloud, accelerator, version):
         (("one", "--accelerator=v4-8"), "no zone: give --zone=ZONE"),
         (("one", "--accelerator=v4-8", "--zone=z"), "no project: give --project=PROJECT"),
         (("one", "--accelerator=v4-8", "--zone", "z"), "write --zone=VALUE"),
+        (("one", "--accelerator=v4-8", "--slices=0"), "--slices must be at least 1, got 0"),
+        (("one", "--accelerator=v4-8", "--slices=two"), "--slices expects a whole number, got two"),
         (("one", "--accelerator=v4-8", "--sopt"), "did not expect --sopt"),
         (("one", "--accelerator=v4-8", "--colour=red"), "unknown option --colour=red"),
     ],
@@ -274,6 +276,44 @@ def test_several_workers_get_the_same_command(cloud):
     ssh = [words for words in cloud.calls() if words[1] == "ssh"]
     assert [words[3] for words in ssh[:3]] == ["--worker=0", "--worker=1", "--worker=2"]  # keys, one after another
     assert all(word == "--worker=all" for words in ssh[3:] for word in words if word == "--worker=1")
+
+
+SLICES = ("one", "--accelerator=v5litepod-16", "--slices=2", "--zone=us-west4-a", "--project=mine")
+
+
+def test_several_slices_run_one_command(cloud):
+    """Workers are counted over all slices; each node gets the checkout."""
+    cloud.plan(workers=2)
+    result = cloud.run("tpu_create.sh", *SLICES)
+    assert "one is ACTIVE: v5litepod-16 x 2 with 4 worker(s)" in result.stderr
+    created = next(words for words in cloud.calls() if words[1] == "create")
+    assert created[2:5] == ["one", "--node-count=2", "--node-prefix=one"]
+    result = cloud.train()
+    assert result.returncode == 0, result.stderr
+    wanted = ["train --hosts=auto " + " ".join(TRAIN[1:])]
+    assert all(cloud.ran(worker) == wanted for worker in range(4))
+    calls = cloud.calls()
+    keys = [(words[2], words[3]) for words in calls if words[1] == "ssh"][:4]
+    assert keys == [(f"one-{node}", f"--worker={worker}") for node in (0, 1) for worker in (0, 1)]
+    assert [words[3] for words in calls if words[1] == "scp"] == ["one-0:", "one-1:"]
+    logs = cloud.run("tpu_logs.sh", "one", "--worker=3")
+    assert logs.returncode == 0 and "worker 3, call 1" in logs.stdout and logs.stdout.count("ag_jax-worker") == 4
+    assert cloud.run("tpu_delete.sh", "one", "--yes").returncode == 0
+    assert not (cloud.folder / "tpu.json").exists()
+
+
+def test_a_slice_that_is_lost_has_all_made_again(cloud):
+    cloud.plan(queue=[["ACTIVE"], ["WAITING_FOR_RESOURCES", "ACTIVE"]])
+    assert cloud.run("tpu_create.sh", *SLICES, "--spot").returncode == 0
+    cloud.calls()
+    cloud.tpu(lost=["one-1"])
+    result = cloud.train()
+    assert result.returncode == 0, result.stderr
+    assert "making one again (1 of at most 100 times)" in result.stderr
+    assert [words[2:5] for words in cloud.calls() if words[1] == "create"] == [
+        ["one", "--node-count=2", "--node-prefix=one"]
+    ]
+    assert cloud.ran(1) == ["train --hosts=auto " + " ".join(TRAIN[1:])]
 
 
 def test_hosts_are_left_as_given(cloud):
