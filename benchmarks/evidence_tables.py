@@ -10,21 +10,20 @@ errors above that of a model that has learnt nothing; of F1, if no entity is fou
 
 import collections
 import math
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import cells
 import pages
+import record
 from cells import Line
+from finetuning_evidence import ARMS, record_of
 
 from ag_jax.analysis import markdown
 from ag_jax.data.tasks import catalogue
 from ag_jax.evaluation import significance
 from ag_jax.evaluation.significance import PairedDifference
 
-ROOT = pathlib.Path(__file__).parent.parent
 PAGE = "docs/reproduction.md"
-RECORD = ROOT / "benchmarks" / "results" / "asa_real_weights.jsonl"
 TITLES = {"sst2": "SST-2 (accuracy)", "cola": "CoLA (Matthews' correlation)", "wnut17": "WNUT-17 (F1 of entities)"}
 TEMPERATURES = {"tau_0.1": "0.1", "asa": "0.3", "tau_0.5": "0.5", "tau_0.8": "0.8"}
 PLAIN = "plain"
@@ -135,5 +134,10 @@ def tables(lines: Sequence[Line]) -> Iterator[str]:
     yield from masked(lines)
 
 
+def recorded() -> list[Line]:
+    """Return the lines of all tasks."""
+    return [line for task in ARMS for line in cells.read(record_of(record.RESULTS, task))]
+
+
 if __name__ == "__main__":
-    pages.write(PAGE, "evidence_tables.py", tables(cells.read(RECORD)))
+    pages.write(PAGE, "evidence_tables.py", tables(recorded()))

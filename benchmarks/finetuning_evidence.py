@@ -5,20 +5,19 @@
 
 The first command chooses the learning rate of each task (plain training, two seeds) and then FreeLB's step size (on
 SST-2, two seeds) on a tenth of the training examples, held out by a hash of their ids; the development set is not
-predicted. The second command trains with the chosen values. It begins with two seeds of plain training on each task,
-the gate: a task on which their mean is less than three standard errors above chance is not trained further. A trial
-that failed counts as chance.
+predicted. The second command trains with the chosen values, one task of --tasks after another. A task begins with two
+seeds of plain training, the gate: if their mean is less than three standard errors above chance, it is not trained
+further. A trial that failed counts as chance.
 
 Several processes may run the same command at once, each on cores of its own (`taskset --cpu-list 1 python ...`): every
 trial is trained by one of them.
 
-Every finished trial is a line of asa_real_weights.jsonl or asa_real_weights_selection.jsonl in the folder --results,
-with the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that have a line
-are skipped, others are resumed. A file with lines of another commit, and uncommitted changes, are errors
-(benchmarks/cells.py). `seconds` is the time of
-training alone, with compilation in the first trial of an arm; it means little where the load average says that other
-programs ran. To give XLA huge pages on a CPU, as
-`ag-jax` does, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
+Every finished trial is a line of asa_real_weights_TASK.jsonl or asa_real_weights_selection.jsonl in the folder
+--results, with the scores of the last epoch on the whole development set, on which no epoch was chosen. Trials that
+have a line are skipped, others are resumed. A file with lines of another commit, and uncommitted changes, are errors
+(benchmarks/cells.py). `seconds` is the time of training alone, with compilation in the first trial of an arm; it means
+little where the load average says that other programs ran. To give XLA huge pages on a CPU, as `ag-jax` does, set
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1.
 """
 
 import argparse
@@ -56,7 +55,7 @@ CONFIG = ROOT / "configs" / "asa" / "real_weights.py"
 NAME = "asa_real_weights"
 COMMON = ("plain", "asa", "r_drop", "bernoulli", "longer", "freelb")
 ARMS = {"sst2": (*COMMON, "smart", "scheduled", "asa_unclipped", "magnitude"), "cola": COMMON, "wnut17": COMMON}
-TEMPERATURES = ("tau_0.1", "tau_0.5", "tau_0.8")  # on SST-2, where the arm `asa` has 0.3
+TEMPERATURES, TEMPERATURES_TASK = ("tau_0.1", "tau_0.5", "tau_0.8"), "sst2"  # the arm `asa` has 0.3
 SEEDS, GATE_SEEDS, SELECTION_SEEDS = 5, 2, 2
 LEARNING_RATES, FREELB_STEPS = (2e-5, 5e-5, 1e-4), (0.01, 0.03, 0.1)
 STEP_TASK = "sst2"  # on which FreeLB's step size is chosen
@@ -81,6 +80,11 @@ class Cell:
         """Return the cell that a line records."""
         return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
 
+    @property
+    def name(self) -> str:
+        """A name that may be that of a folder."""
+        return "-".join(map(str, dataclasses.astuple(self)))
+
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
@@ -98,13 +102,15 @@ class Chosen:
         return Cell(task, arm, seed, self.learning_rates[task], self.freelb_step if arm == "freelb" else None)
 
 
-def planned(chosen: Chosen) -> list[Cell]:
-    """Return the cells of the experiment in their order: the gate of all tasks, the tasks with their arms, and the
-    temperatures.
-    """
-    gate = [chosen.cell(task, "plain", seed) for task in ARMS for seed in range(GATE_SEEDS)]
-    arms = [(task, arm) for task in ARMS for arm in ARMS[task]] + [("sst2", arm) for arm in TEMPERATURES]
-    return list(dict.fromkeys(gate + [chosen.cell(*pair, seed) for pair in arms for seed in range(SEEDS)]))
+def planned(chosen: Chosen, task: str) -> list[Cell]:
+    """Return the cells of a task in their order: arm by arm, `plain` with the gate first, then the temperatures."""
+    arms = ARMS[task] + (TEMPERATURES if task == TEMPERATURES_TASK else ())
+    return [chosen.cell(task, arm, seed) for arm in arms for seed in range(SEEDS)]
+
+
+def record_of(folder: pathlib.Path, task: str) -> pathlib.Path:
+    """Return the file with the lines of a task: each has its own, because all lines of a file are of one commit."""
+    return folder / f"{NAME}_{task}.jsonl"
 
 
 def rate_cells() -> list[Cell]:
@@ -365,7 +371,7 @@ def run(of: Sequence[Cell], path: pathlib.Path, options: argparse.Namespace, cho
         print(f"{of.index(cell) + 1} of {len(of)}: {cell.task} {cell.arm} seed {cell.seed}: {what}", flush=True)
         return line
 
-    cells.share(path, ROOT, root, waiting, measure, lambda cell: str(of.index(cell)), may_begin)
+    cells.share(path, ROOT, root, waiting, measure, lambda cell: cell.name, may_begin)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -376,6 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workdir", required=True, help="directory of the trials")
     parser.add_argument("--results", default=record.RESULTS, help="folder of the files of results")
     parser.add_argument("--compilation-cache", help="directory in which JAX keeps compiled programs between processes")
+    parser.add_argument("--tasks", nargs="+", choices=ARMS, default=list(ARMS), help="tasks to train on")
     parser.add_argument("--select", action="store_true", help="choose learning rates and FreeLB's step size")
     options = parser.parse_args(arguments)
     for name in ("checkpoint", "data", "workdir"):
@@ -383,20 +390,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(options.compilation_cache).expanduser()))
     folder = pathlib.Path(options.results).expanduser()
-    selection, path = folder / f"{NAME}_selection.jsonl", folder / f"{NAME}.jsonl"
+    selection = folder / f"{NAME}_selection.jsonl"
     if options.select:
         run(rate_cells(), selection, options, None)
         run(step_cells(rates(cells.read(selection))[STEP_TASK]), selection, options, None)
         print(choose(cells.read(selection)))
         return
     chosen = choose(cells.read(selection))
-    run(planned(chosen), path, options, chosen)
-    scores = collections.defaultdict(list)
-    for line in cells.read(path):
-        if "failed" not in line:
-            scores[line["task"], line["arm"]].append(primary(line))
-    for (task, arm), values in scores.items():
-        print(f"{task} {arm}: {100 * statistics.fmean(values):.1f} of {len(values)} seeds")
+    for task in options.tasks:
+        run(planned(chosen, task), record_of(folder, task), options, chosen)
+        scores = collections.defaultdict(list)
+        for line in cells.read(record_of(folder, task)):
+            if "failed" not in line:
+                scores[line["arm"]].append(primary(line))
+        for arm, values in scores.items():
+            print(f"{task} {arm}: {100 * statistics.fmean(values):.1f} of {len(values)} seeds")
 
 
 if __name__ == "__main__":

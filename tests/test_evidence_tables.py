@@ -6,7 +6,7 @@ import scipy.stats
 
 from tests import scripts
 
-cells, pages, tables = scripts.load("cells", "pages", "evidence_tables")
+pages, tables = scripts.load("pages", "evidence_tables")
 
 SCORES = {  # of seeds 0 to 4
     "plain": (0.82, 0.83, 0.81, 0.84, 0.825),
@@ -87,7 +87,7 @@ def test_a_task_with_a_test_set_and_masks():
 
 def test_the_page_has_the_tables_of_now():
     text = (pages.ROOT / tables.PAGE).read_text()
-    now = list(tables.tables(cells.read(tables.RECORD)))
+    now = list(tables.tables(tables.recorded()))
     written = pages.with_tables(text, tables.PAGE, "evidence_tables.py", now)
     assert written == text, "run `python benchmarks/evidence_tables.py`"
 

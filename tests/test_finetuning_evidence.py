@@ -103,19 +103,19 @@ def test_a_command_says_nothing_of_the_machine():
 
 
 def test_the_order_of_the_cells():
-    """Two seeds of each task first; then tasks with their arms, ASA before the arm that follows its trace."""
-    found = evidence.planned(CHOSEN)
-    assert [(cell.task, cell.arm, cell.seed) for cell in found[:7]] == [
-        *[("sst2", "plain", 0), ("sst2", "plain", 1), ("cola", "plain", 0), ("cola", "plain", 1)],
-        *[("wnut17", "plain", 0), ("wnut17", "plain", 1), ("sst2", "plain", 2)],
-    ]
+    """Plain training first, whose first two seeds are the gate, and ASA before the arm that follows its trace."""
+    of_tasks = {task: evidence.planned(CHOSEN, task) for task in evidence.ARMS}
+    found = [cell for of in of_tasks.values() for cell in of]
     assert len(found) == len(set(found)) == 5 * (10 + 6 + 6 + 3)
-    arms = list(dict.fromkeys((cell.task, cell.arm) for cell in found[6:]))
+    assert {cell.name for cell in found} == {"-".join(map(str, vars(cell).values())) for cell in found}
+    arms = {task: list(dict.fromkeys(cell.arm for cell in of)) for task, of in of_tasks.items()}
     first = ["plain", "asa", "r_drop", "bernoulli", "longer", "freelb"]
-    assert [arm for task, arm in arms if task == "cola"] == [arm for task, arm in arms if task == "wnut17"] == first
-    more = ["smart", "scheduled", "asa_unclipped", "magnitude", "tau_0.1", "tau_0.5", "tau_0.8"]
-    assert [arm for task, arm in arms if task == "sst2"] == first + more
-    assert [task for task, _ in dict.fromkeys(arms)][-3:] == ["sst2"] * 3
+    assert arms["cola"] == arms["wnut17"] == first
+    assert arms["sst2"] == [
+        *first,
+        *("smart", "scheduled", "asa_unclipped", "magnitude", "tau_0.1", "tau_0.5", "tau_0.8"),
+    ]
+    assert all([cell.seed for cell in of[:5]] == [0, 1, 2, 3, 4] for of in of_tasks.values())
     assert {(cell.task, cell.learning_rate) for cell in found} == set(CHOSEN.learning_rates.items())
     assert {cell.arm for cell in found if cell.freelb_step} == {"freelb"}
     assert len(evidence.rate_cells()) == 18 and len(evidence.step_cells(5e-5)) == 6
@@ -201,14 +201,16 @@ def test_what_has_a_line_is_skipped(options, pretended, tmp_path, capsys):
     pretended.done.clear()
     evidence.main(options)
     chosen = evidence.Chosen({"sst2": 2e-5, "cola": 1e-4, "wnut17": 2e-5}, 0.01)
-    assert pretended.done == evidence.planned(chosen)
+    assert pretended.done == [cell for task in evidence.ARMS for cell in evidence.planned(chosen, task)]
     assert "cola freelb: 95.0 of 5 seeds" in capsys.readouterr().out
-    path = tmp_path / "results" / "asa_real_weights.jsonl"
+    path = tmp_path / "results" / "asa_real_weights_cola.jsonl"
     lines = cells.read(path)
-    assert {line["command"] for line in lines} == {"python benchmarks/finetuning_evidence.py --workdir=runs"}
+    assert len(lines) == 30 and {line["command"] for line in lines} == {
+        "python benchmarks/finetuning_evidence.py --workdir=runs"
+    }
     assert all({"commit", "package", "device", "processor", "versions"} <= line.keys() for line in lines)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines if line != lines[77]))
-    for expected in ([lines[77]], []):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines if line != lines[17]))
+    for expected in ([lines[17]], []):
         pretended.done.clear()
         evidence.main(options)
         evidence.main([*options, "--select"])
@@ -222,12 +224,13 @@ def test_two_processes_share_the_cells(options, pretended, tmp_path, monkeypatch
     pretended.scores["cola"] = 0.0
     monkeypatch.setattr(cells, "LOOK_EVERY", 0.01)
     trained, by_thread = evidence.trained, collections.Counter()
-    path = tmp_path / "results" / "asa_real_weights.jsonl"
+    results = tmp_path / "results"
 
     def slow(cell, *given, selecting):
         if not selecting:
-            chosen = evidence.choose(cells.read(path.with_stem("asa_real_weights_selection")))
-            assert evidence.needed(cell, chosen) <= set(map(evidence.Cell.of, cells.read(path)))
+            chosen = evidence.choose(cells.read(results / "asa_real_weights_selection.jsonl"))
+            done = cells.read(evidence.record_of(results, cell.task))
+            assert evidence.needed(cell, chosen) <= set(map(evidence.Cell.of, done))
         by_thread[threading.get_ident()] += 1
         time.sleep(0.01)
         return trained(cell, *given, selecting=selecting)
@@ -242,7 +245,8 @@ def test_two_processes_share_the_cells(options, pretended, tmp_path, monkeypatch
         expected = 24 if "--select" in arguments else 125 - 28
         assert len(pretended.done) == len(set(pretended.done)) == expected == by_thread.total()
         assert len(by_thread) == 2 and min(by_thread.values()) > 5
-    assert sum(cell.task == "cola" for cell in pretended.done) == 2 and len(cells.read(path)) == 125 - 28
+    counts = {task: len(cells.read(evidence.record_of(results, task))) for task in evidence.ARMS}
+    assert counts == {"sst2": 65, "cola": 2, "wnut17": 30}
 
 
 def test_what_a_cell_needs():
