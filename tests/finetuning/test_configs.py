@@ -430,7 +430,7 @@ def test_the_arms_on_real_weights():
         assert found == {
             "sst2": (3200, 2 * twice, None, "last"),
             "cola": (3500, 3 * twice, None, "last"),
-            "wnut17": (1000, 5 * twice, None, "last"),
+            "wnut17": (1000, 10 * twice, None, "last"),
         }
         of = {(*recipe.learning_rates, recipe.clip_norm, recipe.subset_seed) for recipe in config.tasks.values()}
         assert of == {(2e-5, None, 0)}
