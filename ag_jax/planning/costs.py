@@ -44,7 +44,7 @@ class Collective:
     """How many collective operations of one kind and one group size a program has, and their bytes on one device.
 
     kind: one of `COLLECTIVES`, with `BETWEEN_SLICES` after it if the data goes over the network between TPU slices.
-    devices: number of devices in a group.
+    devices: number of devices in a group; between slices, the number of slices.
     count: number of operations in one execution of the program.
     bytes: size of the operands of all these operations.
     sent: bytes that leave each device in the best algorithm (rings).
