@@ -15,12 +15,17 @@ workdir_of() {
   printf '%s\n' "$found"
 }
 
-# check_verb_of_hosts WHY: fail unless the verb runs on several hosts.
-check_verb_of_hosts() {
+# Does the verb run on several hosts, and take the flag --hosts?
+takes_hosts() {
   case ${command[0]} in
     train | compare | evaluate) ;;
-    *) fail "ag-jax ${command[0]} runs on one machine, and $1: run it where you are, on the same --workdir" ;;
+    *) return 1 ;;
   esac
+}
+
+# check_verb_of_hosts WHY: fail unless the verb runs on several hosts.
+check_verb_of_hosts() {
+  takes_hosts || fail "ag-jax ${command[0]} runs on one machine, and $1: run it where you are, on the same --workdir"
 }
 
 # places_hosts WORD...: do the words say which hosts there are?

@@ -258,13 +258,14 @@ yaml() { printf '"%s"' "$(printf '%s\n' "$1" | sed -e 's/\\/\\\\/g' -e 's/"/\\"/
 # literal TEXT: what Kubernetes, which replaces $(NAME) in a container's arguments, turns into TEXT.
 literal() { printf '%s\n' "$1" | sed -e 's/\$/$$/g'; }
 
-# On several hosts, set `host_flags`.
+# Set `host_flags`.
 find_hosts() {
-  if [ $((slices * hosts)) -eq 1 ]; then return; fi
-  check_verb_of_hosts "$name has several hosts"
-  if places_hosts "${command[@]}"; then return; fi
-  if [ -n "$gpus" ]; then
-    # Flags, because JAX's own detection would need the package kubernetes and rights in the cluster.
+  if [ $((slices * hosts)) -gt 1 ]; then check_verb_of_hosts "$name has several hosts"; fi
+  if ! takes_hosts || places_hosts "${command[@]}"; then return; fi
+  if [ $((slices * hosts)) -eq 1 ]; then
+    host_flags=(--hosts=1) # so that nothing is asked for other hosts
+  elif [ -n "$gpus" ]; then
+    # JAX's own detection would need the package kubernetes, and rights in the cluster.
     host_flags=("--coordinator=$name-$JOB-0-0.$name:$PORT" "--hosts=$hosts" "--host=\$(JOB_COMPLETION_INDEX)")
   else
     # JAX reads the variables that GKE sets in pods with TPUs: TPU_WORKER_ID, TPU_WORKER_HOSTNAMES, MEGASCALE_*.
