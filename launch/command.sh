@@ -18,7 +18,7 @@ workdir_of() {
 # Does the verb run on several hosts, and take the flag --hosts?
 takes_hosts() {
   case ${command[0]} in
-    train | compare | evaluate) ;;
+    train | finetune | compare | search | evaluate) ;;
     *) return 1 ;;
   esac
 }

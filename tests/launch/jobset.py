@@ -10,8 +10,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-KUBERNETES = ("1.31", "1.37")  # versions whose schemas manifests must meet: from the first with all fields, to the newest
-ACTIONS = {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts", "RestartJob", "RestartJobAndIgnoreMaxRestarts"}
+KUBERNETES = (
+    "1.31",
+    "1.37",
+)  # versions whose schemas manifests must meet: from the first with all fields, to the newest
+ACTIONS = {
+    "FailJobSet",
+    "RestartJobSet",
+    "RestartJobSetAndIgnoreMaxRestarts",
+    "RestartJob",
+    "RestartJobAndIgnoreMaxRestarts",
+}
 STRATEGIES = {"Recreate", "BlockingRecreate", "InPlaceRestart"}
 REASONS = {"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"}
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
@@ -156,7 +165,10 @@ def _job_failure(job: dict, pods: Sequence[Pod]) -> str | None:
     """Return the reason for which a job fails; None for a job whose pods have all succeeded."""
     assert len(pods) == job["completions"]
     failed = [pod for pod in pods if pod.status != 0]
-    actions = [next((rule["action"] for rule in job["podFailurePolicy"]["rules"] if _matches(rule, pod)), "Count") for pod in failed]
+    actions = [
+        next((rule["action"] for rule in job["podFailurePolicy"]["rules"] if _matches(rule, pod)), "Count")
+        for pod in failed
+    ]
     if "FailJob" in actions:
         return "PodFailurePolicy"
     return "BackoffLimitExceeded" if actions.count("Count") > job["backoffLimit"] else None

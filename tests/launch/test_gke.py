@@ -20,7 +20,7 @@ from ag_jax.distributed import hosts
 from ag_jax.distributed.rollcall import HostPosition
 from ag_jax.planning import topology
 from ag_jax.training.metrics import read_metrics
-from tests.launch import jobset
+from tests.launch import jobset, kubernetes_api
 from tests.launch.jobset import Pod
 from tests.multihost import launch
 
@@ -42,10 +42,10 @@ class Cluster:
         (self.bin / "kubectl").symlink_to(STAND_INS / "kubectl")
         self.path = f"{self.bin}:/usr/bin:/bin"
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess:
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             ["bash", str(self.repository / "launch/gke.sh"), *arguments],
-            env={"PATH": self.path, "CLUSTER": str(self.folder), "HOME": str(self.folder)},
+            env={"PATH": self.path, "CLUSTER": str(self.folder), "HOME": str(self.folder)} | environment,
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -157,7 +157,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_manifests_meet_the_published_schemas(cluster, kind):
     validate = pytest.importorskip(
-        "kubernetes_validate", reason="kubernetes-validate, which has the schemas, is not installed: pip install -e '.[test]'"
+        "kubernetes_validate",
+        reason="kubernetes-validate is not installed: pip install -e '.[test]'",
     )
     command = (*TRAIN[:2], "--workdir=/runs/one") if "--volume=runs:/runs" in KINDS[kind] else TRAIN
     (job,) = jobset.jobs(cluster.manifest(*KINDS[kind], command=command))
@@ -230,7 +231,13 @@ def test_spot_volume_and_account(cluster):
 
 
 def test_words_reach_ag_jax_as_they_are(cluster):
-    command = ("train", "--config=a b.py:x=\"y\"", "--config.a='#: {}'", r"--config.b=\n$(HOME) $$ \$x", "--workdir=gs://b/ü [1]")
+    command = (
+        "train",
+        '--config=a b.py:x="y"',
+        "--config.a='#: {}'",
+        r"--config.b=\n$(HOME) $$ \$x",
+        "--workdir=gs://b/ü [1]",
+    )
     container = container_of(cluster.manifest(*TPU, command=command))
     assert jobset.arguments_in_pod(container, {"HOME": "/root"}) == [command[0], "--hosts=auto", *command[1:]]
 
@@ -274,6 +281,18 @@ def test_one_host_looks_for_no_others(cluster, options):
     assert container_of(cluster.manifest(*options))["args"] == ["train", "--hosts=1", *TRAIN[1:]]
     inspect = ("inspect", TRAIN[2])
     assert container_of(cluster.manifest(*options, command=inspect))["args"] == list(inspect)
+
+
+def test_the_scripts_know_which_verbs_run_on_several_hosts():
+    script = (
+        f'source "{REPOSITORY}/launch/command.sh"\nfor verb; do command=("$verb"); takes_hosts && echo "$verb"; done\n'
+    )
+    result = subprocess.run(["bash", "-c", script, "bash", *verbs.VERBS], capture_output=True, text=True)
+    assert (
+        set(result.stdout.split())
+        == set(cli.ON_MANY_HOSTS)
+        == {name for name, verb in verbs.VERBS.items() if "hosts" in verb.flags}
+    )
 
 
 def test_hosts_are_left_as_given(cluster):
@@ -391,27 +410,41 @@ def test_an_image_without_ag_jax(tmp_path):
     assert bare.returncode == 127
 
 
-def test_a_real_run_is_interrupted_and_resumed(tmp_path):
-    """`ag-jax train` itself: status 75 and a checkpoint after SIGTERM, and 0 at its end."""
-    ag_jax = f'#!/bin/bash\nexec "{sys.executable}" -m ag_jax.main "$@"\n'
-    environment = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+@pytest.fixture
+def real_run(tmp_path):
+    """Return a function that starts `ag-jax train` itself in a container, always the same run."""
     (tmp_path / "text.txt").write_text("The house of our union is strong. We will build roads.\n" * 60)
-    workdir = tmp_path / "run"
-    words = launch.command(tmp_path / "text.txt", workdir, "--config.training.steps=300", "--hosts=1")
-    words += [f"--config.data.cache_dir={tmp_path / 'cache'}"]
-    container = Container(tmp_path, ag_jax, *map(str, words), **environment)
-    deadline = time.monotonic() + 120
-    while not (workdir / "metrics.jsonl").exists() or len(read_metrics(workdir)) < 3:
-        assert container.process.poll() is None and time.monotonic() < deadline, container.output.read_text()
-        time.sleep(0.02)
+    settings = [f"--config.training.{name}=100" for name in ("checkpoint_every", "evaluate_every")]
+    words = launch.command(
+        tmp_path / "text.txt", tmp_path / "run", "--config.training.steps=200", *settings, "--hosts=1"
+    )
+    words.append(f"--config.data.cache_dir={tmp_path / 'cache'}")
+    environment = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    ag_jax = f'#!/bin/bash\nexec "{sys.executable}" -m ag_jax.main "$@"\n'
+    return lambda: Container(tmp_path, ag_jax, *map(str, words), **environment)
+
+
+def test_a_real_run_is_interrupted_at_its_start(real_run):
+    container = real_run()
+    container.says("\n")
     container.process.terminate()
     code, output = container.end()
     assert code == 75 and "To go on, run the same command again" in output and "exit status 75" in output
-    stopped_at = max(row["step"] for row in read_metrics(workdir))
-    assert stopped_at < 300
-    code, output = Container(tmp_path, ag_jax, *map(str, words), **environment).end()
+
+
+@pytest.mark.exhaustive
+def test_a_real_run_is_interrupted_in_training_and_resumed(real_run, tmp_path):
+    container = real_run()
+    container.says("run: step 3/200")
+    container.process.terminate()
+    code, output = container.end()
+    assert code == 75 and "To go on, run the same command again" in output and "exit status 75" in output
+    stopped_at = max(row["step"] for row in read_metrics(tmp_path / "run"))
+    assert stopped_at < 200
+    code, output = real_run().end()
     assert code == 0, output
-    assert max(row["step"] for row in read_metrics(workdir)) == 300
+    assert max(row["step"] for row in read_metrics(tmp_path / "run")) == 200
+    assert f"step {stopped_at + 1}/200" in output and "step 1/200" not in output
 
 
 # --- kubectl ---
@@ -475,7 +508,10 @@ def test_stop(cluster):
     ("says", "message"),
     [
         ('error: the server doesn\'t have a resource type "jobsets"', "the cluster has no JobSet controller"),
-        ("x\nThe connection to the server localhost:8080 was refused", "kubectl does not reach the cluster: The connec"),
+        (
+            "x\nThe connection to the server localhost:8080 was refused",
+            "kubectl does not reach the cluster: The",
+        ),
     ],
 )
 def test_a_cluster_that_does_not_answer(cluster, says, message):
@@ -495,6 +531,48 @@ def test_without_kubectl(cluster):
     cluster.manifest(*TPU)  # a dry run does not need it
 
 
+@pytest.fixture
+def real_kubectl(cluster):
+    """Let the cluster's scripts find the kubectl of this machine."""
+    found = shutil.which("kubectl")
+    if found is None:
+        pytest.skip("kubectl is not installed")
+    (cluster.bin / "kubectl").unlink()
+    (cluster.bin / "kubectl").symlink_to(found)
+
+
+def test_the_real_kubectl_creates_finds_and_deletes(cluster, real_kubectl):
+    command = (*TRAIN, "--config.a='#: {}'", r"--config.b=\n$(HOME) $$ ü")
+    server = kubernetes_api.Server()
+    with server.serving(cluster.folder) as config:
+        at = {"KUBECONFIG": str(config)}
+        result = cluster.run("one", *GPU, "--", *command, **at)
+        assert result.returncode == 0, result.stderr
+        sent = server.stored["one"]
+        assert sent["metadata"].pop("namespace") == "default"
+        assert sent == cluster.manifest(*GPU, command=command)  # Go and Python read the same
+        assert cluster.run("one", *GPU, "--", *command, **at).returncode == 1
+        server.stored["one"]["status"] = {"terminalState": "Failed"}
+        again = cluster.run("one", *TPU, "--", *command, **at)
+        assert again.returncode == 0 and "an earlier one has ended (Failed)" in again.stderr, again.stderr
+        assert "status" not in server.stored["one"]
+        assert cluster.run("one", "--stop", **at).returncode == 0
+        assert "there is no JobSet one" in cluster.run("one", "--stop", **at).stderr
+    place = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
+    requests = [re.sub(r"\?\S*(fieldValidation=\w+)\S*", r" \1", request) for request in server.requests]
+    create, delete = f"POST {place} fieldValidation=Strict", f"DELETE {place}/one Foreground"
+    assert requests == [create, delete, create, delete]
+
+
+def test_the_real_kubectl_without_controller_or_server(cluster, real_kubectl):
+    server = kubernetes_api.Server(has_jobsets=False)
+    with server.serving(cluster.folder) as config:
+        result = cluster.run("one", *TPU, "--", *TRAIN, KUBECONFIG=str(config))
+    assert result.returncode == 1 and "the cluster has no JobSet controller" in result.stderr and not server.requests
+    result = cluster.run("one", "--stop", KUBECONFIG=str(config))
+    assert result.returncode == 1 and "kubectl does not reach the cluster: The connection" in result.stderr
+
+
 # --- Bad input ---
 
 
@@ -503,7 +581,10 @@ def test_without_kubectl(cluster):
     [
         (("one", TPU[0], "--accelerator=v5litepod-17"), "nearest in size: v5litepod-16 (4x4) and v5litepod-32 (4x8)"),
         (("one", TPU[0], "--accelerator=v5litepod-512"), "nearest in size: v5litepod-256 (16x16)"),
-        (("one", TPU[0], "--accelerator=v4-2"), "nearest in size: v4-8 (2x2x1); for another one that GKE has, give --top"),
+        (
+            ("one", TPU[0], "--accelerator=v4-2"),
+            "nearest in size: v4-8 (2x2x1); for another one that GKE has, give",
+        ),
         (("one", TPU[0], "--accelerator=v5e-16"), "Google's name for v5e-16 is v5litepod-16"),
         (("one", TPU[0], "--accelerator=v3-8"), "launch/tpu_create.sh also rents v2 and v3"),
         (("one", TPU[0], "--accelerator=h100-8"), "unknown accelerator h100-8: expected v4-N"),
@@ -588,7 +669,9 @@ def test_the_image_has_the_pinned_packages_and_the_jax_of_its_chip(tmp_path, acc
     result = subprocess.run(["sh", "-c", first], env=environment, capture_output=True, text=True, check=True)
     jax = "" if accelerator == "cpu" else f"jax[{accelerator}] "
     assert result.stdout == f"install -r requirements.txt {jax}gcsfs\n"
-    wrong = subprocess.run(["sh", "-c", first], env=environment | {"ACCELERATOR": "gpu"}, capture_output=True, text=True)
+    wrong = subprocess.run(
+        ["sh", "-c", first], env=environment | {"ACCELERATOR": "gpu"}, capture_output=True, text=True
+    )
     assert wrong.returncode == 1 and "expected cpu, cuda12, cuda13 or tpu" in wrong.stderr
 
 
