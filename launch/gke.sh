@@ -84,16 +84,18 @@ number_from() {
   fail "$2 expects a whole number from $1 on, got $3"
 }
 
-# is_label TEXT: a name of Kubernetes: small letters, digits and -.
-is_label() {
+# is_name TEXT: can a resource of Kubernetes have this name?
+is_name() {
   case $1 in
-    '' | *[!a-z0-9-]* | [!a-z]* | *-) return 1 ;;
+    '' | *[!a-z0-9.-]* | [.-]* | *[.-]) return 1 ;;
   esac
 }
 
 take_name() {
   if [ -n "$name" ]; then fail "expected one name, got $name and $1"; fi
-  if ! is_label "$1"; then fail "a JobSet's name has small letters, digits and -, begins with a letter and does not end with -: got $1"; fi
+  case $1 in
+    '' | *[!a-z0-9-]* | [!a-z]* | *-) fail "a JobSet's name has small letters, digits and -, begins with a letter and does not end with -: got $1" ;;
+  esac
   name=$1
 }
 
@@ -109,14 +111,16 @@ check_workdir() {
   local workdir path=${volume#*:}
   workdir=$(workdir_of "${command[@]}")
   case $workdir in
+    gs:///*) fail "--workdir=$workdir names no bucket: expected one such as gs://BUCKET/runs/first" ;;
     gs://*/?*) return ;;
     gs://*) fail "--workdir=$workdir names a bucket: expected a folder in it, such as gs://BUCKET/runs/first" ;;
   esac
   if [ -n "$volume" ]; then
     case $workdir in
+      */../* | */..) ;;
       "$path"/?*) return ;;
-      *) fail "--workdir=${workdir:-} must be in a bucket, such as gs://BUCKET/runs/first, or on the volume, such as $path/first" ;;
     esac
+    fail "--workdir=$workdir must be in a bucket, such as gs://BUCKET/runs/first, or on the volume, such as $path/first"
   fi
   if [ -z "$workdir" ]; then fail "ag-jax ${command[0]} needs --workdir=..., here one like gs://BUCKET/runs/first"; fi
   fail "--workdir=$workdir would be on the pod's own disk, which is gone with the pod: expected a bucket, such as" \
@@ -130,7 +134,7 @@ check_volume() {
     *:/?*) ;;
     *) fail "--volume is CLAIM:PATH, such as runs:/runs, got $volume" ;;
   esac
-  if ! is_label "${volume%%:*}"; then fail "--volume=$volume: ${volume%%:*} is no name of a persistent volume claim"; fi
+  if ! is_name "${volume%%:*}"; then fail "--volume=$volume: ${volume%%:*} is no name of a persistent volume claim"; fi
   case $path in
     *: | */ | *:* | */../* | */..) fail "--volume=$volume: expected a path such as /runs after the claim, got $path" ;;
   esac
@@ -540,7 +544,7 @@ main() {
   command=("$@")
   if [ -z "$name" ]; then fail "which run? Give a name; see bash $0 --help"; fi
   for word in ${namespace:+"--namespace=$namespace"} ${service_account:+"--service_account=$service_account"}; do
-    if ! is_label "${word#*=}"; then fail "$word: expected small letters, digits and -"; fi
+    if ! is_name "${word#*=}"; then fail "$word: expected small letters, digits, - and ."; fi
   done
   if [ $stop = yes ]; then
     stop_run
@@ -553,7 +557,7 @@ main() {
   if [ -n "$accelerator" ] && [ -n "$nodes$gpu_type" ]; then
     fail "--nodes and --gpu_type are for GPUs; with --accelerator, the slice has as many nodes as it needs"
   fi
-  if [ -z "$image" ]; then fail "which image? Give --image=IMAGE, such as --image=us-docker.pkg.dev/PROJECT/ag-jax/ag_jax:tpu; docs/kubernetes.md says how to build it"; fi
+  if [ -z "$image" ]; then fail "which image? Give --image=IMAGE, such as --image=us-docker.pkg.dev/PROJECT/images/ag_jax:tpu; docs/kubernetes.md says how to build it"; fi
   if [ ${#command[@]} -eq 0 ]; then fail "what shall run? Give it after --, such as: -- train --config=FILE --workdir=gs://BUCKET/runs/first"; fi
   case ${command[0]} in
     -*) fail "expected a verb such as train after --, got ${command[0]}" ;;
