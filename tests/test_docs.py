@@ -146,21 +146,27 @@ FILLED_IN = {
     "--step=N": "--step=1",
 }
 MULTI30K = ("train", "val", "test_2016_flickr", "test_2017_flickr")
-SCRIPTS = {"launch/local.sh": 1, "launch/gpu.sh": 2}  # number of the word from the script on at which the verb stands
+# Number of the word from the script on at which the verb stands.
+SCRIPTS = {"launch/local.sh": 1, "launch/gpu.sh": 2, "/opt/ag_jax/launch/gke_worker.sh": 1}
+AFTER_DASHES = {"launch/tpu_run.sh", "launch/gke.sh"}  # the verb follows --
 
 
 def commands(text):
     """Yield the words after `ag-jax` of each command in the fenced bash blocks of a page."""
     for block in BASH.findall(text):
         for line in block.replace("\\\n", "").splitlines():
-            if ("ag-jax" not in line and "launch/" not in line) or line.lstrip().startswith("#"):
+            in_container = line.startswith("docker run ")
+            if not (in_container or "ag-jax" in line or "launch/" in line) or line.lstrip().startswith("#"):
                 continue
-            if "--command" in line:  # on another machine
-                line = line.partition('--command "')[2].rstrip('"')
+            if elsewhere := re.search(r'--command[= ]"([^"]*)"', line):
+                line = elsewhere[1]
             words = shlex.split(line.replace("[", "").replace("]", ""), comments=True)
             script = next((word for word in words if word in SCRIPTS), None)
-            if "launch/tpu_run.sh" in words:
+            if AFTER_DASHES & set(words):
                 found = words[words.index("--") + 1 :] if "--" in words else []
+            elif in_container:
+                image = next(at for at, word in enumerate(words) if word.startswith("ag_jax:"))
+                found = words[image + 1 :]
             elif script:
                 found = words[words.index(script) + SCRIPTS[script] :]
             elif "ag-jax" in words:
