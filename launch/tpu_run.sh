@@ -3,6 +3,8 @@
 set -euo pipefail
 # shellcheck source=launch/tpu_watch.sh
 source "$(dirname "${BASH_SOURCE[0]}")/tpu_watch.sh"
+# shellcheck source=launch/command.sh
+source "$(dirname "${BASH_SOURCE[0]}")/command.sh"
 
 usage() {
   cat <<'END_OF_USAGE'
@@ -44,21 +46,9 @@ prepared=no                    # whether this TPU has checkout and packages, as 
 
 # --- What may be asked for -----------------------------------------------------------------------------
 
-# The value of the last --workdir among the words.
-workdir_of() {
-  local word found=""
-  for word in "$@"; do
-    case $word in
-      --workdir=*) found=${word#*=} ;;
-      --workdir) fail "write --workdir=DIR, in one word" ;;
-    esac
-  done
-  printf '%s\n' "$found"
-}
-
 check_workdir() {
   local workdir why=""
-  workdir=$(workdir_of "${command[@]}")
+  workdir=$(flag_of workdir)
   case $workdir in
     gs://*/*) return ;;
     gs://*) fail "--workdir=$workdir names a bucket: expected a folder in it, such as gs://BUCKET/runs/first" ;;
@@ -71,32 +61,6 @@ check_workdir() {
   fi
   if [ -n "$why" ]; then fail "--workdir=$workdir must be in a bucket, such as gs://BUCKET/runs/first: $why"; fi
   say "warning: --workdir=$workdir is on the TPU VM's own disk, and will be gone with it; gs://BUCKET/... stays"
-}
-
-# check_command: has the ag-jax of this machine, if there is one, reject a wrong verb, flag or setting while that costs nothing yet.
-check_command() {
-  local status=0 config why="" environment=${AG_JAX_VENV:-.venv}
-  case $environment in
-    /*) ;;
-    *) environment=$REPOSITORY/$environment ;;
-  esac
-  if [ -x "$environment/bin/ag-jax" ]; then
-    (cd "$REPOSITORY" && JAX_PLATFORMS=cpu "$environment/bin/ag-jax" "${command[@]}" --print_config) >/dev/null 2>"$scratch/check" || status=$?
-    config=$(printf '%s\n' "${command[@]}" | grep -m 1 -e '^--config$' -e '^--config=') || true
-    case $status-${command[0]}-$config in
-      # Without --config these read the run's own, which may be in a bucket: only a wrong flag (2) shows here.
-      0-* | 1-evaluate- | 1-inspect- | 1-import- | 1-export- | 1-convert-) return ;;
-    esac
-    tail -n 15 "$scratch/check" >&2
-    case $config in
-      *gs://*) why="its config, which reads from a bucket, could not be loaded here (see above)" ;;
-      *) if ! grep '^ag-jax' "$scratch/check" >/dev/null; then why="ag-jax does not run in $environment (see above)"; fi ;;
-    esac
-    if [ -z "$why" ]; then fail "ag-jax rejects this command (see above); nothing was started"; fi
-  else
-    why="there is no environment in $environment; \`bash launch/local.sh --help\` says how to make one"
-  fi
-  say "warning: the command is not checked before it runs on the TPU: $why"
 }
 
 # --- Getting a TPU ready ---------------------------------------------------------------------------------
@@ -343,7 +307,7 @@ main() {
     -*) fail "expected a verb such as train after --, got ${command[0]}" ;;
   esac
   add_hosts
-  check_command
+  check_command "on the TPU"
   if [ "$dry_run" = yes ]; then
     print_plan
     return

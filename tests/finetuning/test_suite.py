@@ -289,7 +289,7 @@ def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, cal
 
     def run_trial(one, *rest):
         if one.learning_rate == 9.0 and one.seed == 1:
-            rest[-3].mkdir(parents=True)
+            rest[-3].mkdir(parents=True, exist_ok=True)
             raise NonFiniteError("task_loss of sst2 is not finite at step 3")
         return honest(one, *rest)
 

@@ -1,0 +1,43 @@
+# shellcheck shell=bash disable=SC2154
+# Checks of a command `ag-jax VERB FLAGS` before it is started elsewhere, for tpu_run.sh and slurm.sh. Source it after
+# setup.sh. The words of the command are in the array `command`, and `scratch` is a folder for temporary files.
+
+# flag_of NAME: the value of the last flag --NAME=VALUE of the command; empty without it.
+flag_of() {
+  local word found=""
+  for word in "${command[@]}"; do
+    case $word in
+      --"$1"=*) found=${word#*=} ;;
+      --"$1") fail "write --$1=VALUE, in one word" ;;
+    esac
+  done
+  printf '%s\n' "$found"
+}
+
+# check_command WHERE [FLAG]...: has the ag-jax of this machine, if there is one, reject a wrong verb, flag or setting while that
+# costs nothing yet. FLAGs are added to the command. WHERE says where it will run.
+check_command() {
+  local status=0 config why="" environment=${AG_JAX_VENV:-.venv} where=$1
+  shift
+  case $environment in
+    /*) ;;
+    *) environment=$REPOSITORY/$environment ;;
+  esac
+  if [ -x "$environment/bin/ag-jax" ]; then
+    (cd "$REPOSITORY" && JAX_PLATFORMS=cpu "$environment/bin/ag-jax" "${command[@]}" "$@" --print_config) >/dev/null 2>"$scratch/check" || status=$?
+    config=$(printf '%s\n' "${command[@]}" | grep -m 1 -e '^--config$' -e '^--config=') || true
+    case $status-${command[0]}-$config in
+      # Without --config these read the run's own, which may be in a bucket: only a wrong flag (2) shows here.
+      0-* | 1-evaluate- | 1-inspect- | 1-import- | 1-export- | 1-convert-) return ;;
+    esac
+    tail -n 15 "$scratch/check" >&2
+    case $config in
+      *gs://*) why="its config, which reads from a bucket, could not be loaded here (see above)" ;;
+      *) if ! grep '^ag-jax' "$scratch/check" >/dev/null; then why="ag-jax does not run in $environment (see above)"; fi ;;
+    esac
+    if [ -z "$why" ]; then fail "ag-jax rejects this command (see above); nothing was started"; fi
+  else
+    why="there is no environment in $environment; \`bash launch/local.sh --help\` says how to make one"
+  fi
+  say "warning: the command is not checked before it runs $where: $why"
+}

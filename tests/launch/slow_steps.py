@@ -1,0 +1,22 @@
+"""`ag-jax` with steps that take at least $SECONDS_A_STEP seconds, so that tests can interrupt tiny runs on any machine."""
+
+import os
+import time
+
+from ag_jax import main
+from ag_jax.training.stopping import StopSignal
+
+
+def slow_down() -> None:
+    reached = StopSignal.reached
+
+    def slowly(self):
+        time.sleep(float(os.environ["SECONDS_A_STEP"]))
+        return reached(self)
+
+    StopSignal.reached = slowly
+
+
+if __name__ == "__main__":
+    slow_down()
+    main.console()

@@ -1,0 +1,185 @@
+"""launch/slurm.sh on a real SLURM of two nodes, which the tests start: jobs run the real command with tiny models."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from ag_jax.training.metrics import read_metrics
+from tests import commands
+from tests.launch import slurm_cluster
+from tests.launch.slurm_cluster import NODES, Cluster, wait_for
+from tests.multihost.launch import SETTINGS
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
+STEPS = 60
+LACKING = slurm_cluster.lacking()
+pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(LACKING is not None, reason=str(LACKING))]
+
+# A Python that makes an environment at once, in which `ag-jax` is that of this checkout, slowed down.
+PYTHON = r"""#!/bin/bash
+case "$1 $2" in
+  "-m venv")
+    mkdir -p "$3/bin"
+    touch "$3/pyvenv.cfg"
+    cp "$0" "$3/bin/python"
+    printf '#!/bin/bash\nexec %q -m tests.launch.slow_steps "$@"\n' {python!r} >"$3/bin/ag-jax"
+    chmod +x "$3/bin/ag-jax"
+    ;;
+  "-m pip") ;;
+  *) exec {python!r} "$@" ;;
+esac
+"""
+
+
+class Site:
+    """A cluster, and a checkout with the launch files on its shared disk."""
+
+    def __init__(self, cluster: Cluster, folder: pathlib.Path):
+        self.cluster, self.folder = cluster, folder
+        self.repository = folder / "a clone"
+        self.repository.mkdir()
+        shutil.copytree(REPOSITORY / "launch", self.repository / "launch")
+        for path in REPOSITORY.glob("requirements*.txt"):
+            shutil.copy(path, self.repository)
+        shutil.copy(REPOSITORY / "pyproject.toml", self.repository)
+        python = folder / "python"
+        python.write_text(PYTHON.format(python=sys.executable))
+        python.chmod(0o755)
+        self.text = folder / "text"
+        self.text.mkdir()
+        for number in range(12):
+            (self.text / f"{number}.txt").write_text(TEXT * 4 + f"It is number {number}.")
+        self.environment = cluster.environment | {
+            "PYTHON": str(python),
+            "PYTHONPATH": str(REPOSITORY),
+            "AG_JAX_CACHE": str(folder / "cache"),
+            "JAX_NUM_CPU_DEVICES": "1",
+        }
+
+    def command(self, verb: str, workdir: str, **settings) -> list[str]:
+        """Return the words of a command with a tiny config; the run is in the folder `workdir` of the shared disk."""
+        every = SETTINGS | {"data.source": self.text, "training.steps": STEPS} | settings
+        flags = [f"--config.{key}={value}" for key, value in every.items()]
+        return [
+            verb,
+            f"--config={REPOSITORY / 'configs' / 'quickstart.py'}",
+            *flags,
+            f"--workdir={self.folder / workdir}",
+        ]
+
+    def submit(self, *options: str, command: list[str], seconds_a_step: float = 0.0, patience: int = 90) -> "Job":
+        """Submit a command by launch/slurm.sh.
+
+        seconds_a_step: how long each step takes at least.
+        patience: seconds in which a file must show on every node.
+        """
+        script = self.repository / "launch" / "slurm.sh"
+        text = (REPOSITORY / "launch" / "slurm.sh").read_text()
+        script.write_text(text.replace("patience=90", f"patience={patience}"))
+        environment = self.environment | {"SECONDS_A_STEP": str(seconds_a_step)}
+        words = ["bash", str(script), *options, "--", *command]
+        done = subprocess.run(words, env=environment, cwd=self.folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return Job(self, re.search(r"submitted job (\d+); its output: (.*)", done.stderr))
+
+    def undisturbed(self, workdir: str, **settings) -> pathlib.Path:
+        """Train in this machine, without SLURM; return the run directory."""
+        environment = {"JAX_NUM_CPU_DEVICES": "1", "AG_JAX_CACHE": str(self.folder / "cache")}
+        done = commands.run(self.command("train", workdir, **settings), environment=environment)
+        assert done.returncode == 0, done.stderr
+        return self.folder / workdir
+
+
+class Job:
+    """A submitted job; `output` is what it has printed so far."""
+
+    def __init__(self, site: Site, said: re.Match):
+        self.cluster, self.number, self._output = site.cluster, said[1], said[2]
+
+    @property
+    def output(self) -> str:
+        found = sorted(pathlib.Path(self._output).parent.glob(pathlib.Path(self._output).name.replace("_K", "_*")))
+        return "".join(path.read_text() for path in found)
+
+    def wait_for(self, text: str, seconds: float = 120) -> None:
+        wait_for(lambda: text in self.output or self._is_over(), seconds, f"{text!r} in:\n{self.output}")
+        assert text in self.output
+
+    def _is_over(self) -> bool:
+        return all(job["JobState"] in ("COMPLETED", "FAILED", "CANCELLED") for job in self.cluster.jobs(self.number))
+
+    def ends(self, state: str = "COMPLETED", seconds: float = 300) -> str:
+        """Wait until the job, or every task of the array, has ended in a state; return its output."""
+        try:
+            found = self.cluster.wait(self.number, seconds, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.cluster.run('squeue')}\n{self.output}") from error
+        assert {job["JobState"] for job in found} == {state}, self.output
+        self.transcript()
+        return self.output
+
+    def transcript(self) -> None:
+        """Print what happened to the job, for a reader of the test's output."""
+        print(self.cluster.run("squeue", "--format=%i %j %T %r %N %L"))
+        for job in self.cluster.jobs(self.number):
+            names = ("JobId", "ArrayTaskId", "JobName", "JobState", "Restarts", "ExitCode", "RunTime", "TimeLimit")
+            print(" ".join(f"{name}={job[name]}" for name in (*names, "NodeList") if name in job))
+        print(self.output)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    with Cluster() as cluster:
+        yield Site(cluster, tmp_path_factory.mktemp("shared disk"))
+
+
+@pytest.fixture(scope="module")
+def expected(site):
+    return site.undisturbed("undisturbed")
+
+
+def rows(directory: pathlib.Path) -> list[dict]:
+    """Return the rows of metrics.jsonl without the times."""
+    timed = ("seconds", "per_second", "utilisation", "wait")
+    return [
+        {key: value for key, value in row.items() if not any(word in key for word in timed)}
+        for row in read_metrics(directory)
+    ]
+
+
+def assert_same_end(found: pathlib.Path, expected: pathlib.Path, relative: float = 0) -> None:
+    """Assert that two runs have the same rows, and the same losses in their summaries."""
+    ours, theirs = rows(found), rows(expected)
+    assert [(row["split"], row["step"]) for row in ours] == [(row["split"], row["step"]) for row in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            if isinstance(value, (int, float)):
+                np.testing.assert_allclose(value, other[key], rtol=relative, err_msg=f"{key} of step {one['step']}")
+    summaries = [json.loads((directory / "summary.json").read_text()) for directory in (found, expected)]
+    assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], rel=max(relative, 1e-12))
+
+
+def test_two_nodes_train_one_model(site, expected):
+    job = site.submit("--nodes=2", "--time=10", command=site.command("train", "two"))
+    output = job.ends()
+    assert "2 of 2 hosts joined" in output and "on n[1-2], start 1" in output and "done" in output.splitlines()[-1]
+    assert_same_end(site.folder / "two", expected, relative=1e-5)
+
+
+def test_a_requeued_job_resumes(site, expected):
+    job = site.submit("--time=10", command=site.command("train", "requeued"), seconds_a_step=0.5)
+    job.wait_for("step 21")
+    site.cluster.run("scontrol", "requeue", job.number)
+    output = job.ends()
+    assert "start 1," in output and "start 2," in output and "start 3," not in output
+    assert_same_end(site.folder / "requeued", expected)
