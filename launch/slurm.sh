@@ -67,7 +67,7 @@ seconds_of() {
   elif [[ $1 =~ ^([0-9]{1,4})-([0-9]{1,2})(:([0-9]{1,2})(:([0-9]{1,2}))?)?$ ]]; then
     d=${BASH_REMATCH[1]} h=${BASH_REMATCH[2]} m=${BASH_REMATCH[4]:-0} s=${BASH_REMATCH[6]:-0}
   else
-    return
+    return 0
   fi
   echo $((10#$d * 86400 + 10#$h * 3600 + 10#$m * 60 + 10#$s))
 }

@@ -409,8 +409,10 @@ def _can_begin(suite: Suite, one: Trial, recording: Set[epath.Path]) -> bool:
     recording: directories of the unfinished trials that record what share of attention is masked.
     """
     first, adversarial = one.recipe.initial_task, traces.resolved(one, suite.workdir).recipe.adversarial
-    if first and not all(is_done(directory_of(suite.workdir, other)) for other in suite.planned[first]):
-        return False
+    if first:
+        needed = [other for other in suite.planned[first] if other.seed == one.seed]
+        if not all(is_done(directory_of(suite.workdir, other)) for other in needed):
+            return False
     return adversarial.method != "scheduled" or mask_trace.directory_of(adversarial) not in recording
 
 
@@ -472,13 +474,15 @@ def _told(result: Result, metric: str) -> str:
 
 
 def _ended(
-    config: FinetuningConfig, workdir: epath.Path, name: str, metric: str
+    config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int | None = None
 ) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
     """Return the results of a task's successful trials, each with its directory, and the results of the failed trials.
 
+    seed: seed of the trials; None for all.
+
     Raises ValueError, with the name of the file, if a result lacks the metric of its task.
     """
-    directories = [directory_of(workdir, one) for one in trials(config, name)]
+    directories = [directory_of(workdir, one) for one in trials(config, name) if seed in (None, one.seed)]
     found = [(trial.read_result(directory), directory) for directory in directories]
     for result, directory in found:
         if "failed" not in result and metric not in result["metrics"]:
@@ -539,7 +543,7 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
 
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
     """Return the directory of the best trial of task `name` with this seed, by the development `metric`."""
-    done, _ = _ended(config, workdir, name, metric)
+    done, _ = _ended(config, workdir, name, metric, seed)
     best = choosing.best_of_seed(choosing.points([result for result, _ in done]), metric, seed)
     return next(directory for result, directory in done if result is best)
 

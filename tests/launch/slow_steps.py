@@ -1,4 +1,4 @@
-"""`ag-jax` with steps that take at least $SECONDS_A_STEP seconds, so that tests can interrupt tiny runs on any machine."""
+"""`ag-jax` with steps that take at least $SECONDS_A_STEP seconds, so that tests can interrupt tiny runs."""
 
 import os
 import time

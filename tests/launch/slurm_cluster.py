@@ -1,8 +1,8 @@
 """A SLURM cluster of two nodes on this machine, for the time of a test: munged, slurmctld and two slurmd.
 
 Everything is in one temporary folder, and all ports are free ones. The daemons run in mount namespaces of their own, in
-which /etc/hosts has the names of the nodes. Jobs, which the daemons start, see the same. Needs Linux, root, and Debian's
-packages `slurm-wlm` and `munge`.
+which /etc/hosts has the names of the nodes. Jobs, which the daemons start, see the same. Needs Linux, root, and the
+packages `slurm-wlm` and `munge` of Debian.
 """
 
 import contextlib

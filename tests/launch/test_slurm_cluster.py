@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -67,7 +66,7 @@ class Site:
 
     def command(self, verb: str, workdir: str, **settings) -> list[str]:
         """Return the words of a command with a tiny config; the run is in the folder `workdir` of the shared disk."""
-        every = SETTINGS | {"data.source": self.text, "training.steps": STEPS} | settings
+        every = SETTINGS | {"data.source": self.text, "training.steps": STEPS, "training.log_every": 5} | settings
         flags = [f"--config.{key}={value}" for key, value in every.items()]
         return [
             verb,
@@ -178,8 +177,122 @@ def test_two_nodes_train_one_model(site, expected):
 
 def test_a_requeued_job_resumes(site, expected):
     job = site.submit("--time=10", command=site.command("train", "requeued"), seconds_a_step=0.5)
-    job.wait_for("step 21")
+    job.wait_for("step 20/")
     site.cluster.run("scontrol", "requeue", job.number)
     output = job.ends()
     assert "start 1," in output and "start 2," in output and "start 3," not in output
     assert_same_end(site.folder / "requeued", expected)
+
+
+def test_a_job_saves_before_its_time_limit_and_is_requeued(site, expected):
+    # SLURM looks at time limits every 30 seconds, so the signal comes 45 to 75 seconds after the start.
+    command = site.command("train", "limited")
+    output = site.submit("--time=2", "--signal=45", command=command, seconds_a_step=1.3).ends(seconds=500)
+    assert "the time limit is near: telling the command to save and stop" in output
+    assert "the time limit is near: requeueing the job, which resumes from its last checkpoint" in output
+    assert "start 2," in output and "limited: resumed from the checkpoint of step" in output
+    assert "SIGTERM: stopped at step" in output and "DUE TO TIME LIMIT" not in output
+    assert_same_end(site.folder / "limited", expected)
+
+
+def test_a_job_is_not_requeued_for_ever(site):
+    command = site.command("train", "ever")
+    job = site.submit("--time=2", "--signal=60", "--requeues=0", command=command, seconds_a_step=2.0)
+    output = job.ends("FAILED")
+    assert "the time limit is near, and --requeues=0 is reached; submitted again, the same command resumes" in output
+    assert "start 2," not in output and any((site.folder / "ever" / "checkpoints").iterdir())
+
+
+def test_a_cancelled_job_stays_cancelled(site):
+    job = site.submit("--time=10", command=site.command("train", "cancelled"), seconds_a_step=1.0)
+    job.wait_for("step 5/")
+    site.cluster.run("scancel", job.number)
+    job.ends("CANCELLED")
+    wait_for(lambda: not site.cluster.run("squeue", "--noheader"), 60, "the end of the job")
+    assert any((site.folder / "cancelled" / "checkpoints").iterdir()) and "start 2," not in job.output
+
+
+def test_an_array_of_four_shares_a_comparison(site):
+    settings = {"comparison.seeds": "0,1", "training.milestones": "1.0", "training.steps": 20}
+    alone = commands.run(
+        site.command("compare", "alone", **settings),
+        environment={"JAX_NUM_CPU_DEVICES": "1", "AG_JAX_CACHE": str(site.folder / "cache")},
+    )
+    assert alone.returncode == 0, alone.stderr
+    job = site.submit("--array=4", "--time=10", command=site.command("compare", "shared", **settings))
+    output = job.ends()
+    assert output.count("the report is ") >= 1
+    assert output.count("the report is ") + output.count("runs are left to other parts") == 4
+    for number, run in enumerate(("mlm-seed0", "ag-seed0", "mlm-seed1", "ag-seed1"), 1):
+        (log,) = pathlib.Path(job._output).parent.glob(f"*-{job.number}_{number}.out")
+        trained = set(re.findall(r"^(\S+): step 20/20", log.read_text(), re.MULTILINE))
+        assert trained == {run}, f"job {number} trains one run"
+        assert_same_end(site.folder / "shared" / run, site.folder / "alone" / run)
+    reports = [(site.folder / name / "report.json").read_text() for name in ("shared", "alone")]
+    assert without_times(reports[0]) == without_times(reports[1])
+
+
+def without_times(report: str) -> dict:
+    """Return the numbers of a report of pre-training that do not depend on the speed of the machine."""
+    arms = json.loads(report)["arms"]
+    return {arm: {key: value for key, value in of.items() if "loss" in key} for arm, of in arms.items()}
+
+
+def test_an_array_that_is_larger_than_the_work_is_not_submitted(site):
+    with pytest.raises(AssertionError, match="there are only 2 runs, so that 2 of the parts would have nothing to do"):
+        site.submit("--array=4", command=site.command("compare", "large", **{"training.milestones": "1.0"}))
+    assert not (site.folder / "large").exists()
+
+
+def test_a_node_that_dies(site, expected):
+    """The job's own node, and then one of two nodes; SLURM starts the job again, and it resumes."""
+    job = site.submit("--time=10", command=site.command("train", "moved"), seconds_a_step=1.0)
+    job.wait_for("step 20/")
+    (first,) = {one["NodeList"] for one in site.cluster.jobs(job.number)}
+    site.cluster.kill_node(first)
+    wait_for(lambda: site.cluster.states()[first].startswith("down"), 90, "the node to be noticed as down")
+    output = job.ends(seconds=400)
+    (second,) = set(NODES) - {first}
+    assert f"on {first}, start 1," in output and f"on {second}, start 2," in output
+    assert "moved: resumed from the checkpoint of step" in output
+    assert_same_end(site.folder / "moved", expected)
+
+    site.cluster.start_node(first)
+    wait_for(lambda: set(site.cluster.states().values()) == {"idle"}, 60, "the node to return")
+    job = site.submit("--nodes=2", "--time=10", command=site.command("train", "lost"), seconds_a_step=1.0)
+    job.wait_for("step 20/")
+    site.cluster.kill_node("n2")
+    wait_for(lambda: site.cluster.states()["n2"].startswith("down"), 90, "the node to be noticed as down")
+    site.cluster.start_node("n2")
+    output = job.ends(seconds=400)
+    assert "lost: resumed from the checkpoint of step" in output and "on n[1-2], start 2," in output
+    assert_same_end(site.folder / "lost", expected, relative=1e-5)
+
+
+def test_nodes_without_a_shared_disk(site):
+    (site.folder / "local").mkdir()
+    site.cluster.kill_node("n2")
+    site.cluster.start_node("n2", private=[site.folder / "local"])
+    try:
+        wait_for(lambda: set(site.cluster.states().values()) == {"idle"}, 60, "the node to return")
+        command = site.command("train", "local/run")
+        output = site.submit("--nodes=2", "--time=10", command=command, patience=2).ends("FAILED")
+        lines = [line for line in output.splitlines() if "does not see" in line]
+        assert len(lines) == 1 and "ag_jax: node n2 does not see" in lines[0], output
+        assert f"{site.folder}/local/run/slurm.txt, which is there on" in lines[0]
+        assert "hosts joined" not in output and os.listdir(site.folder / "local" / "run") == ["slurm.txt"]
+    finally:
+        site.cluster.kill_node("n2")
+        site.cluster.start_node("n2")
+        wait_for(lambda: set(site.cluster.states().values()) == {"idle"}, 60, "the node to return")
+
+
+def test_a_preempted_job_resumes(site, expected):
+    job = site.submit("--time=10", "--nodes=2", command=site.command("train", "preempted"), seconds_a_step=1.0)
+    job.wait_for("step 20/")
+    urgent = site.cluster.run("sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--wrap=sleep 5").strip()
+    output = job.ends(seconds=400)
+    assert site.cluster.jobs(urgent)[0]["JobState"] == "COMPLETED"
+    assert "the job is preempted: requeueing the job" in output
+    assert "preempted: resumed from the checkpoint of step" in output
+    assert_same_end(site.folder / "preempted", expected, relative=1e-5)
