@@ -159,7 +159,7 @@ def commands(text):
                 line = line.partition('--command "')[2].rstrip('"')
             words = shlex.split(line.replace("[", "").replace("]", ""), comments=True)
             script = next((word for word in words if word in SCRIPTS), None)
-            if "launch/tpu_run.sh" in words:
+            if {"launch/tpu_run.sh", "launch/slurm.sh"} & {*words}:
                 found = words[words.index("--") + 1 :] if "--" in words else []
             elif script:
                 found = words[words.index(script) + SCRIPTS[script] :]

@@ -154,7 +154,7 @@ def test_parts_are_one_comparison(source, tmp_path, calls, capsys):
     found = shares(source, workdir, 5)
     assert found == [None] * 4 + [workdir / "report.md"]
     assert calls == [name for number in range(5) for name in whole[number::5]], "every fifth trial, over both arms"
-    assert "part 2/5 is done; 7 trials are left to other parts, the last of which reports" in capsys.readouterr().err
+    assert "part 2/5 is done; 6 trials are left to other parts, the last of which reports" in capsys.readouterr().err
     for name in ("report.md", "report.json"):
         assert (workdir / name).read_text() == (tmp_path / "whole" / name).read_text()
     before = len(calls)
