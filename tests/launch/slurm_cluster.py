@@ -74,7 +74,7 @@ class Cluster:
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm-"))  # short: it holds a socket
         self.environment = os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf")}
-        self._daemons: dict[str, subprocess.Popen] = {}
+        self._daemons: dict[str, tuple[subprocess.Popen, str]] = {}
 
     def __enter__(self) -> "Cluster":
         try:
@@ -111,11 +111,16 @@ class Cluster:
         self._start(node, ["slurmd", "-D", "-N", node], private)
 
     def _start(self, name: str, command: Sequence[str], private: Sequence[pathlib.Path] = ()) -> None:
+        """Start a daemon in a mount namespace; `name` is that of the node, or of the program.
+
+        What the daemon starts is in the same namespace, by which it is found, because steps of jobs clear their
+        environment and become sessions of their own.
+        """
         mounts = [f"mount --bind {self.folder}/hosts /etc/hosts", *(f"mount -t tmpfs none '{at}'" for at in private)]
         script = " && ".join([*mounts, 'exec "$@"'])
         found = [_find(command[0]), *command[1:]]
         with (self.folder / f"{name}.out").open("ab") as output:
-            self._daemons[name] = subprocess.Popen(
+            daemon = subprocess.Popen(
                 [_find("unshare"), "--mount", "bash", "-c", script, "bash", *found],
                 env=self.environment,
                 stdout=output,
@@ -123,17 +128,14 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        wait_for(lambda: _namespace(daemon.pid) not in ("", _namespace(os.getpid())), 10, name)
+        self._daemons[name] = daemon, _namespace(daemon.pid)
 
     def kill_node(self, node: str) -> None:
-        """Let a node die: kill its daemon with all that it started, and let nothing answer for it."""
-        marks = (f"SLURMD_NODENAME={node}".encode(), str(self.folder).encode())
-        daemon = self._daemons.pop(node)
-        daemon.kill()
+        """Let a node die: everything on it ends at the same moment, and nothing is left to tell SLURM."""
+        daemon, namespace = self._daemons.pop(node)
+        _kill_all({namespace})
         daemon.wait()
-        while processes := [pid for pid in _all_pids() if all(mark in _environment(pid) for mark in marks)]:
-            for pid in processes:
-                _kill(pid)
-            time.sleep(0.1)
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command of SLURM and return what it prints."""
@@ -163,19 +165,14 @@ class Cluster:
         return self.jobs(number)
 
     def __exit__(self, *error) -> None:
-        mark = str(self.folder).encode()
-        for daemon in reversed(self._daemons.values()):  # munged last, because the others need it to end
+        for daemon, _ in reversed(self._daemons.values()):  # munged last, because the others need it to end
             daemon.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 daemon.wait(5)
-        for pid in _all_pids():  # daemons that did not end, and steps of jobs, which outlive them
-            if mark in _environment(pid):
-                _kill(pid)
-        for daemon in self._daemons.values():
-            daemon.kill()
+        _kill_all({namespace for _, namespace in self._daemons.values()})  # steps of jobs outlive the daemons
+        for daemon, _ in self._daemons.values():
             daemon.wait()
-        if not os.environ.get("KEEP"):
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
@@ -200,21 +197,27 @@ def _ports() -> list[int]:
             return [probe.getsockname()[1], after - 1, after]
 
 
-def _all_pids() -> list[int]:
-    return [int(path.name) for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _environment(pid: int) -> bytes:
-    """Return the environment of a process, with its command line; empty if it has ended."""
-    if pid == os.getpid():
-        return b""
+def _namespace(pid: int) -> str:
+    """Return the mount namespace of a process; empty if it has ended."""
     try:
-        folder = pathlib.Path(f"/proc/{pid}")
-        return (folder / "environ").read_bytes() + (folder / "cmdline").read_bytes()
+        return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError:
-        return b""
+        return ""
 
 
-def _kill(pid: int) -> None:
+def _kill_all(namespaces: set[str]) -> None:
+    """Kill all processes in mount namespaces that a cluster made."""
+    stopped: set[int] = set()
+    pids = [int(path.name) for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]
+    while found := {pid for pid in pids if _namespace(pid) in namespaces} - stopped:
+        for pid in found:  # stopped first, because who survives another process reports its end
+            _send(pid, signal.SIGSTOP)
+        stopped |= found
+        pids = [int(path.name) for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]
+    for pid in stopped:
+        _send(pid, signal.SIGKILL)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)

@@ -19,7 +19,7 @@ from tests.multihost.launch import SETTINGS
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
-STEPS = 60
+STEPS = 40
 LACKING = slurm_cluster.lacking()
 pytestmark = [pytest.mark.exhaustive, pytest.mark.skipif(LACKING is not None, reason=str(LACKING))]
 
@@ -141,6 +141,14 @@ def site(tmp_path_factory):
         yield Site(cluster, tmp_path_factory.mktemp("shared disk"))
 
 
+@pytest.fixture(autouse=True)
+def no_jobs_left(site):
+    """End the jobs of a test that fails, so that the next one finds idle nodes."""
+    yield
+    site.cluster.run("scancel", "--user=root")
+    wait_for(lambda: not site.cluster.run("squeue", "--noheader"), 60, "the end of all jobs")
+
+
 @pytest.fixture(scope="module")
 def expected(site):
     return site.undisturbed("undisturbed")
@@ -184,10 +192,19 @@ def test_a_requeued_job_resumes(site, expected):
     assert_same_end(site.folder / "requeued", expected)
 
 
+def near_its_limit(site, name, *options):
+    """Submit a job, and once it has trained 10 steps, set a time limit that is one to two minutes away."""
+    options = ("--time=60", "--signal=50", *options)
+    job = site.submit(*options, command=site.command("train", name), seconds_a_step=3.0)
+    job.wait_for("step 10/")
+    hours, minutes, _ = site.cluster.jobs(job.number)[0]["RunTime"].split(":")
+    limit = 60 * int(hours) + int(minutes) + 2
+    site.cluster.run("scontrol", "update", f"JobId={job.number}", f"TimeLimit={limit}")
+    return job
+
+
 def test_a_job_saves_before_its_time_limit_and_is_requeued(site, expected):
-    # SLURM looks at time limits every 30 seconds, so the signal comes 45 to 75 seconds after the start.
-    command = site.command("train", "limited")
-    output = site.submit("--time=2", "--signal=45", command=command, seconds_a_step=1.3).ends(seconds=500)
+    output = near_its_limit(site, "limited").ends(seconds=600)
     assert "the time limit is near: telling the command to save and stop" in output
     assert "the time limit is near: requeueing the job, which resumes from its last checkpoint" in output
     assert "start 2," in output and "limited: resumed from the checkpoint of step" in output
@@ -196,9 +213,7 @@ def test_a_job_saves_before_its_time_limit_and_is_requeued(site, expected):
 
 
 def test_a_job_is_not_requeued_for_ever(site):
-    command = site.command("train", "ever")
-    job = site.submit("--time=2", "--signal=60", "--requeues=0", command=command, seconds_a_step=2.0)
-    output = job.ends("FAILED")
+    output = near_its_limit(site, "ever", "--requeues=0").ends("FAILED")
     assert "the time limit is near, and --requeues=0 is reached; submitted again, the same command resumes" in output
     assert "start 2," not in output and any((site.folder / "ever" / "checkpoints").iterdir())
 
@@ -213,7 +228,7 @@ def test_a_cancelled_job_stays_cancelled(site):
 
 
 def test_an_array_of_four_shares_a_comparison(site):
-    settings = {"comparison.seeds": "0,1", "training.milestones": "1.0", "training.steps": 20}
+    settings = {"comparison.seeds": "0,1", "training.milestones": "1.0", "training.steps": 10}
     alone = commands.run(
         site.command("compare", "alone", **settings),
         environment={"JAX_NUM_CPU_DEVICES": "1", "AG_JAX_CACHE": str(site.folder / "cache")},
@@ -225,7 +240,7 @@ def test_an_array_of_four_shares_a_comparison(site):
     assert output.count("the report is ") + output.count("runs are left to other parts") == 4
     for number, run in enumerate(("mlm-seed0", "ag-seed0", "mlm-seed1", "ag-seed1"), 1):
         (log,) = pathlib.Path(job._output).parent.glob(f"*-{job.number}_{number}.out")
-        trained = set(re.findall(r"^(\S+): step 20/20", log.read_text(), re.MULTILINE))
+        trained = set(re.findall(r"^(\S+): step 10/10", log.read_text(), re.MULTILINE))
         assert trained == {run}, f"job {number} trains one run"
         assert_same_end(site.folder / "shared" / run, site.folder / "alone" / run)
     reports = [(site.folder / name / "report.json").read_text() for name in ("shared", "alone")]
