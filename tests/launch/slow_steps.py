@@ -1,4 +1,7 @@
-"""`ag-jax` with steps that take at least $SECONDS_A_STEP seconds, so that tests can interrupt tiny runs."""
+"""`ag-jax` with steps that take at least $SECONDS_A_STEP seconds, so that tests can interrupt tiny runs.
+
+With $SHOWN, names of environment variables, it prints these in place of running the command.
+"""
 
 import os
 import time
@@ -18,5 +21,8 @@ def slow_down() -> None:
 
 
 if __name__ == "__main__":
-    slow_down()
-    main.console()
+    if shown := os.environ.get("SHOWN"):
+        print(" ".join(f"{name}={os.environ.get(name)}" for name in shown.split(",")), flush=True)
+    else:
+        slow_down()
+        main.console()

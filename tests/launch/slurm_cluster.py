@@ -30,6 +30,7 @@ AuthInfo=socket={folder}/munge.socket,cred_expire=5
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
+GresTypes=gpu
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -48,7 +49,7 @@ SlurmctldTimeout=10
 KillWait=20
 MessageTimeout=5
 ReturnToService=2
-NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 RealMemory=1000
+NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 RealMemory=1000 Gres=gpu:2
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 OverSubscribe=NO
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 OverSubscribe=NO GraceTime=30
 """
@@ -93,6 +94,7 @@ class Cluster:
         ports = _ports()
         text = CONFIG.format(hostname=socket.gethostname().split(".")[0], folder=self.folder, ports=ports)
         (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "gres.conf").write_text("Name=gpu File=/dev/null,/dev/zero\n")  # two GPUs that nothing can use
         files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
         options = [f"--{option}={self.folder}/munge.{file}" for option, file in files.items()]
         self._start("munged", ["munged", "--foreground", "--force", *options])
