@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import shlex
 import sys
@@ -29,6 +30,7 @@ from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
 ON_MANY_HOSTS = ("train", "finetune", "compare", "search", "evaluate")
+STOPPED = "AG_JAX_STOPPED"  # environment variable with the file to write if a signal stops the command before its end
 _LONGEST_LINE = 2000  # characters of an error message that are printed
 AnyConfig = ExperimentConfig | FinetuningConfig | ProbingConfig
 KINDS = (ExperimentConfig, FinetuningConfig, ProbingConfig)  # what --config may be
@@ -512,7 +514,8 @@ def _flags(request: Request) -> list[str]:
 def run_safely(verb: str, request: Request) -> int:
     """Run a verb, print any error as one message, and return the exit status of the program.
 
-    0: done, or stopped by a signal with everything saved; 1: an error; hosts.AGAIN: another host was lost, start again.
+    0: done, or stopped by a signal with everything saved (the file named by $AG_JAX_STOPPED is then written); 1: an
+    error; hosts.AGAIN: another host was lost, start again.
     """
     try:
         verb, request = _renamed(verb, request)
@@ -520,6 +523,8 @@ def run_safely(verb: str, request: Request) -> int:
     except Interrupted as stop:
         if hosts.is_first():
             print(f"{stop}. To go on, run the same command again", file=sys.stderr)
+            if noted := os.environ.get(STOPPED):
+                pathlib.Path(noted).write_text(f"{stop}\n")
         return 0
     except (ValueError, OSError, NonFiniteError, CorruptCheckpointError) as error:
         return _failed(1, f"ag-jax {verb}: {error}")

@@ -23,13 +23,11 @@ step() {
   status=$?
 }
 
-job_has() { scontrol --oneliner show job "$SLURM_JOB_ID" | grep -E "(^| )$1" >/dev/null; }
-
 # requeue REASON: SLURM ends this shell and starts the job again. A job that somebody has cancelled stays so.
 requeue() {
   say "$1: requeueing the job, which resumes from its last checkpoint"
   trap - USR1
-  if ! job_has 'JobState=RUNNING( |$)'; then
+  if ! scontrol --oneliner show job "$SLURM_JOB_ID" | grep -E ' JobState=RUNNING( |$)' >/dev/null; then
     say "the job was cancelled or requeued by somebody else"
   elif scontrol requeue "$SLURM_JOB_ID"; then
     sleep 60
@@ -73,6 +71,8 @@ if [ $status -eq 3 ]; then exit 1; fi # no start would help
 if [ $status -ne 0 ]; then failed "the nodes could not be checked (status $status)"; fi
 
 cd "$repository" || exit 1
+export AG_JAX_STOPPED="$logs/$SLURM_JOB_ID.stopped" # the command writes it if a signal stops it before its end
+rm -f "$AG_JAX_STOPPED"
 if [ -z "$stopped" ]; then
   PATH=$environment/bin:$PATH step --kill-on-bad-exit=1 "$environment/bin/ag-jax" "${command[@]}"
 fi
@@ -83,7 +83,8 @@ case $status in
     ;;
 esac
 # During a preemption with a grace time, SLURM sends SIGTERM to the command but nothing to this shell.
-if [ -z "$stopped" ] && job_has 'PreemptTime=[0-9]'; then stopped="the job is preempted"; fi
+if [ -z "$stopped" ] && [ -e "$AG_JAX_STOPPED" ]; then stopped="a signal stopped the command"; fi
+rm -f "$AG_JAX_STOPPED"
 if [ -n "$stopped" ]; then
   if [ "${SLURM_RESTART_COUNT:-0}" -lt "$requeues" ]; then requeue "$stopped"; fi
   say "$stopped, and --requeues=$requeues is reached; submitted again, the same command resumes"

@@ -48,11 +48,12 @@ case $(cat "$CLUSTER/fate") in
     echo $$ >"$CLUSTER/pid"
     while :; do sleep 0.02; done
     ;;
+  stopped) echo "SIGTERM: stopped" >"$AG_JAX_STOPPED" ;;
   *) exit "$(cat "$CLUSTER/fate")" ;;
 esac
 """
 JOB = {"SLURM_JOB_ID": "4712", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
-RUNNING = "JobId=4712 JobState=RUNNING Requeue=1 PreemptEligibleTime=2026-11-26T02:00:00 PreemptTime=None\n"
+RUNNING = "JobId=4712 JobState=RUNNING Requeue=1\n"
 
 
 class Slurm(Machine):
@@ -361,12 +362,16 @@ def test_a_cancelled_job_is_not_requeued(slurm):
     assert not any("requeue" in call for call in slurm.calls())
 
 
-def test_a_preempted_job_is_requeued_although_the_command_ended_well(slurm):
+def test_a_job_is_requeued_if_anybody_stopped_the_command_although_its_status_is_0(slurm):
+    """As in a preemption with a grace time."""
     slurm.submit("--", *slurm.train)
-    (slurm.folder / "job").write_text(RUNNING.replace("PreemptTime=None", "PreemptTime=2026-11-26T03:00:00"))
+    slurm.fate("stopped")
     status, output = slurm.run_job()
-    assert status == -signal.SIGKILL and "the job is preempted: requeueing the job" in output
+    assert status == -signal.SIGKILL and "a signal stopped the command: requeueing the job" in output
     assert slurm.calls()[-1] == "scontrol requeue 4712"
+    assert [path.name for path in (slurm.repository / "runs/slurm").iterdir()] == [], "the next start begins anew"
+    slurm.fate("0")
+    assert slurm.run_job()[0] == 0
 
 
 def test_a_node_that_sees_other_files(slurm):
