@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import shlex
 import sys
@@ -15,7 +16,7 @@ from etils import epath
 
 from ag_jax import config_reader, interruption
 from ag_jax.data import pipeline
-from ag_jax.distributed import hosts, storage
+from ag_jax.distributed import hosts, parts, storage
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import exporting, hub, importing, milestones
 from ag_jax.interop.front_matter import Statements
@@ -29,6 +30,7 @@ from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
 ON_MANY_HOSTS = ("train", "finetune", "compare", "search", "evaluate")
+STOPPED = "AG_JAX_STOPPED"  # environment variable with the file to write if a signal stops the command before its end
 _LONGEST_LINE = 2000  # characters of an error message that are printed
 AnyConfig = ExperimentConfig | FinetuningConfig | ProbingConfig
 KINDS = (ExperimentConfig, FinetuningConfig, ProbingConfig)  # what --config may be
@@ -49,7 +51,7 @@ class Request:
     expect, dtype, license, language, datasets: see `ag-jax help import` and `ag-jax help export`.
     push, private: the repository on the Hugging Face hub that `ag-jax export` pushes to.
     milestones: whether `ag-jax export` writes every milestone in words.
-    part: `K/N` of `ag-jax search` and `ag-jax prepare`, or the encoder that `ag-jax export` writes.
+    part: `K/N` of `ag-jax compare`, `finetune`, `search` and `prepare`, or the encoder that `ag-jax export` writes.
     retry: whether `ag-jax search` trains runs again that failed.
     translation: the translation of `text`, of which `ag-jax inspect --target` draws the attention.
     without: heads whose outputs `ag-jax inspect --without` zeroes.
@@ -204,17 +206,30 @@ def run_verb(verb: str, request: Request) -> None:
 
 def _checked(verb: str, request: Request) -> AnyConfig:
     """Return the config for `--print_config`, after the same checks that the verb makes when it runs."""
+    share = None if request.part is None else parts.parse_part(request.part)
     if verb in ("train", "prepare", "tokenizer", "plan", "search"):
         experiment = request.experiment()
         if verb == "search":
-            points.study(request.config, request.overrides)
+            study = points.study(request.config, request.overrides)
+            parts.numbers_of(share or parts.ALL, len(study.points), "points")
         return experiment
     if verb == "evaluate":
         return request.probes()
     config = request.suite() if verb == "finetune" else request.checked()
+    configs: Any = {"": config}
     if verb == "compare":
-        _comparison(config).arm_configs(request.config, request.overrides)
+        configs = _comparison(config).arm_configs(request.config, request.overrides)
+    if isinstance(config, FinetuningConfig) and share:
+        parts.numbers_of(share, _comparison(config).count_trials(configs.values()), "trials")
+    elif isinstance(config, ProbingConfig) and share:
+        raise _probes_have_no_parts(request.part)
+    elif share:
+        parts.numbers_of(share, len(configs), "runs")
     return config
+
+
+def _probes_have_no_parts(part: str | None) -> ValueError:
+    return ValueError(f"--part={part}: probes are measured by one process, so leave --part out")
 
 
 def _comparison(config: AnyConfig) -> Any:
@@ -250,8 +265,13 @@ def _train(request: Request) -> None:
 
 
 def _compare(request: Request) -> None:
-    report = _comparison(request.checked()).compare(request.config, request.overrides, request.directory())
-    _tell(f"the report is {report}")
+    config = request.checked()
+    share = {"part": request.part} if request.part is not None else {}
+    if share and isinstance(config, ProbingConfig):
+        raise _probes_have_no_parts(request.part)
+    report = _comparison(config).compare(request.config, request.overrides, request.directory(), **share)
+    if report is not None:
+        _tell(f"the report is {report}")
 
 
 def _search(request: Request) -> None:
@@ -267,7 +287,9 @@ def _search(request: Request) -> None:
 def _finetune(request: Request) -> None:
     config = request.suite()
     workdir = request.directory()
-    report = _comparison(config).finetune(request.config, request.overrides, workdir)
+    report = _comparison(config).finetune(request.config, request.overrides, workdir, request.part)
+    if report is None:
+        return
     _tell(f"the report is {report}")
     if config.keep == "best" and hosts.is_first():
         from ag_jax.finetuning import best
@@ -493,7 +515,8 @@ def _flags(request: Request) -> list[str]:
 def run_safely(verb: str, request: Request) -> int:
     """Run a verb, print any error as one message, and return the exit status of the program.
 
-    0: done, or stopped by a signal with everything saved; 1: an error; hosts.AGAIN: another host was lost, start again.
+    0: done, or stopped by a signal with everything saved (the file named by $AG_JAX_STOPPED is then written); 1: an
+    error; hosts.AGAIN: another host was lost, start again.
     """
     try:
         verb, request = _renamed(verb, request)
@@ -501,6 +524,8 @@ def run_safely(verb: str, request: Request) -> int:
     except Interrupted as stop:
         if hosts.is_first():
             print(f"{stop}. To go on, run the same command again", file=sys.stderr)
+            if noted := os.environ.get(STOPPED):
+                pathlib.Path(noted).write_text(f"{stop}\n")
         return 0
     except (ValueError, OSError, NonFiniteError, CorruptCheckpointError) as error:
         return _failed(1, f"ag-jax {verb}: {error}")

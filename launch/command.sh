@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Checks of an ag-jax command before it is sent to other machines. Source this file after setup.sh; it reads the array
-# `command` (the words after ag-jax) and the folder $scratch.
+# Checks of a command `ag-jax VERB FLAGS` before it is started elsewhere, for tpu_run.sh, slurm.sh and gke.sh. Source this
+# file after setup.sh; it reads the array `command` (the words after ag-jax) and the folder $scratch.
 # shellcheck disable=SC2154 # both are the other script's
 
-# The value of the last --workdir among the words.
-workdir_of() {
+# flag_of NAME: the value of the last flag --NAME=VALUE of the command; empty without it.
+flag_of() {
   local word found=""
-  for word in "$@"; do
+  for word in "${command[@]}"; do
     case $word in
-      --workdir=*) found=${word#*=} ;;
-      --workdir) fail "write --workdir=DIR, in one word" ;;
+      --"$1"=*) found=${word#*=} ;;
+      --"$1") fail "write --$1=VALUE, in one word" ;;
     esac
   done
   printf '%s\n' "$found"
@@ -39,16 +39,17 @@ places_hosts() {
   return 1
 }
 
-# check_command PLACE: has the ag-jax of this machine, if there is one, reject a wrong verb, flag or setting while that
-# costs nothing yet. PLACE says where the command will run, such as "on the TPU".
+# check_command WHERE [FLAG]...: has the ag-jax of this machine, if there is one, reject a wrong verb, flag or setting while
+# that costs nothing yet. FLAGs are added to the command. WHERE says where it will run, such as "on the TPU".
 check_command() {
-  local status=0 config why="" environment=${AG_JAX_VENV:-.venv}
+  local status=0 config why="" environment=${AG_JAX_VENV:-.venv} where=$1
+  shift
   case $environment in
     /*) ;;
     *) environment=$REPOSITORY/$environment ;;
   esac
   if [ -x "$environment/bin/ag-jax" ]; then
-    (cd "$REPOSITORY" && JAX_PLATFORMS=cpu "$environment/bin/ag-jax" "${command[@]}" --print_config) >/dev/null 2>"$scratch/check" || status=$?
+    (cd "$REPOSITORY" && JAX_PLATFORMS=cpu "$environment/bin/ag-jax" "${command[@]}" "$@" --print_config) >/dev/null 2>"$scratch/check" || status=$?
     config=$(printf '%s\n' "${command[@]}" | grep -m 1 -e '^--config$' -e '^--config=') || true
     case $status-${command[0]}-$config in
       # Without --config these read the run's own, which may be in a bucket: only a wrong flag (2) shows here.
@@ -63,5 +64,5 @@ check_command() {
   else
     why="there is no environment in $environment; \`bash launch/local.sh --help\` says how to make one"
   fi
-  say "warning: the command is not checked before it runs $1: $why"
+  say "warning: the command is not checked before it runs $where: $why"
 }

@@ -109,7 +109,7 @@ check_length() {
 
 check_workdir() {
   local workdir path=${volume#*:}
-  workdir=$(workdir_of "${command[@]}")
+  workdir=$(flag_of workdir)
   case $workdir in
     gs:///*) fail "--workdir=$workdir names no bucket: expected one such as gs://BUCKET/runs/first" ;;
     gs://*/?*) return ;;

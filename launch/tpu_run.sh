@@ -48,7 +48,7 @@ prepared=no                    # whether this TPU has checkout and packages, as 
 
 check_workdir() {
   local workdir why=""
-  workdir=$(workdir_of "${command[@]}")
+  workdir=$(flag_of workdir)
   case $workdir in
     gs://*/*) return ;;
     gs://*) fail "--workdir=$workdir names a bucket: expected a folder in it, such as gs://BUCKET/runs/first" ;;

@@ -624,6 +624,20 @@ BUGS = (
         "device_flops = chip.flops",
         "tests/pretraining/test_utilisation.py",
     ),
+    Bug(
+        "a cancelled SLURM job is requeued",
+        "launch/slurm_job.sh",
+        "grep -E ' JobState=RUNNING( |$)' >/dev/null",
+        "grep JobState >/dev/null",
+        "tests/launch/test_slurm.py",
+    ),
+    Bug(
+        "a part of a suite trains a trial before the trials that it starts from are done",
+        "ag_jax/finetuning/suite.py",
+        "if not all(is_done(directory_of(suite.workdir, other)) for other in needed):",
+        "if not any(is_done(directory_of(suite.workdir, other)) for other in needed):",
+        "tests/finetuning/test_suite.py",
+    ),
 )
 
 

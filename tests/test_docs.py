@@ -148,7 +148,7 @@ FILLED_IN = {
 MULTI30K = ("train", "val", "test_2016_flickr", "test_2017_flickr")
 # Number of the word from the script on at which the verb stands.
 SCRIPTS = {"launch/local.sh": 1, "launch/gpu.sh": 2, "/opt/ag_jax/launch/gke_worker.sh": 1}
-AFTER_DASHES = {"launch/tpu_run.sh", "launch/gke.sh"}  # the verb follows --
+AFTER_DASHES = {"launch/tpu_run.sh", "launch/slurm.sh", "launch/gke.sh"}  # the verb follows --
 
 
 def commands(text):

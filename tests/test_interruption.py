@@ -10,6 +10,7 @@ import pytest
 from ag_jax import cli, interruption
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
+from ag_jax.training.stopping import Interrupted
 from tests import commands, endless
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
@@ -85,6 +86,20 @@ def test_in_a_notebook_an_interrupt_is_as_python_has_it():
         signal.raise_signal(TERM)  # schedulers send it more than once
         signal.raise_signal(INT)
     assert interruption.requested() is None
+
+
+def test_a_script_can_tell_a_command_that_was_stopped_from_one_that_is_done(monkeypatch, tmp_path):
+    request, ends = cli.Request(None, {}, None, None, None), iter([None, Interrupted("SIGTERM: stopped at step 3")])
+
+    def run_verb(verb, request):
+        if (stop := next(ends)) is not None:
+            raise stop
+
+    monkeypatch.setattr(cli, "run_verb", run_verb)
+    monkeypatch.setenv("AG_JAX_STOPPED", str(tmp_path / "stopped"))
+    assert cli.run_safely("train", request) == 0 and not (tmp_path / "stopped").exists()
+    assert cli.run_safely("train", request) == 0
+    assert (tmp_path / "stopped").read_text() == "SIGTERM: stopped at step 3\n"
 
 
 def test_waiting_for_a_library_hands_on_its_result_and_its_errors():

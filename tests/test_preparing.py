@@ -124,6 +124,13 @@ def test_shares_of_an_array_of_jobs(folder, whole, tmp_path):
         )
 
 
+def test_an_array_that_is_larger_than_the_text(folder, tmp_path):
+    done = start(folder, tmp_path, "--part=2/99").wait()
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "--part=2/99 is one of 99 parts, but data.source=" in done.stderr and " has only 1" in done.stderr
+    assert not [path for path in (tmp_path / "cache").glob("*") if path.name != "lock.json"], "no tokenizer is trained"
+
+
 def test_a_signal_ends_a_process_and_the_next_one_goes_on(folder, whole, tmp_path):
     running = start(folder, tmp_path, slow=0.2)
     while not (tmp_path / "log").exists() or len(log(tmp_path)) < 4:

@@ -87,9 +87,10 @@ FLAGS = {
     ),
     "part": Flag(
         "text",
-        "of a search: K/N trains every N-th point from the K-th on, for N machines with one --workdir; of the "
-        "preparation of a text: K/N tokenises every N-th part from the K-th on, for N processes with one cache; of an "
-        "export: model or generator, the encoder of a run that detects replaced tokens",
+        "of a comparison, a suite or a search: K/N trains every N-th run, trial or point from the K-th on, for N "
+        "processes with one --workdir, the last of which reports; of the preparation of a text: K/N tokenises every "
+        "N-th part from the K-th on, for N processes with one cache; of an export: model or generator, the encoder of "
+        "a run that detects replaced tokens",
     ),
     "retry": Flag("switch", "train the runs again that failed before", False),
     "input": Flag("file", "text to translate, a sentence in each line; - reads standard input"),
@@ -150,24 +151,25 @@ VERBS = {
     ),
     "finetune": Verb(
         "fine-tune a checkpoint on tasks, over seeds and sweeps, and write a report",
-        _CONFIG_AND_WORKDIR,
+        _CONFIG_AND_WORKDIR + " [--part=K/N]",
         (
             "ag-jax finetune --config=finetune/glue:checkpoint=runs/quickstart/ag-seed0,tasks=sst2,rte,scale=small "
             "--workdir=runs/glue",
             "ag-jax finetune --config=finetune/own:checkpoint=runs/quickstart/ag-seed0,train=a.csv,text=review,"
             "label=stars,scale=small --workdir=runs/reviews",
         ),
-        ("workdir", "print_config", *HOSTS),
+        ("workdir", "part", "print_config", *HOSTS),
         True,
     ),
     "compare": Verb(
         "train or probe every arm of a config for pre-training, translation, fine-tuning or probes; write a report",
-        _CONFIG_AND_WORKDIR,
+        _CONFIG_AND_WORKDIR + " [--part=K/N]",
         (
             "ag-jax compare --config=quickstart --workdir=runs/quickstart",
             "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds",
+            "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds --part=2/6",
         ),
-        ("workdir", "print_config", *HOSTS),
+        ("workdir", "part", "print_config", *HOSTS),
         True,
     ),
     "search": Verb(

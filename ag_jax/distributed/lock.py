@@ -12,6 +12,7 @@ leaves the file behind. How such a stale lock is recognised depends on where the
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import pathlib
@@ -50,6 +51,42 @@ def hold(directory: epath.Path) -> Iterator[None]:
     finally:
         if hosts.is_first():
             lock.release()
+
+
+@contextlib.contextmanager
+def hold_in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a directory within a `with` statement, once no other process holds it (`in_turn`).
+
+    Every host must call it; host 0 takes the lock.
+    """
+    with contextlib.ExitStack() as held:
+
+        def take() -> None:
+            held.enter_context(in_turn(directory, say))
+
+        hosts.from_first(f"the lock of {directory}", take)
+        yield
+
+
+@contextlib.contextmanager
+def in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of a directory within a `with` statement, once no other process holds it. Not collective.
+
+    A lock left behind by a process that ended is replaced, as `Claims` does.
+
+    say: prints a line if another process holds the lock.
+
+    Raises OSError if the directory cannot be written.
+    """
+    claims = Claims()
+    for attempt in itertools.count():
+        with claims(directory) as mine:
+            if mine:
+                yield
+                return
+        if not attempt:
+            say(f"waiting for another process, which holds the lock of {directory}")
+        time.sleep(LOOK_EVERY)
 
 
 class Claims:

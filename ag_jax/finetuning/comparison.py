@@ -4,19 +4,20 @@ The report is `report.md` and `report.json`, with the files of predictions for b
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.distributed import hosts, lock, storage
+from ag_jax.distributed import hosts, lock, parts, storage
 from ag_jax.evaluation.significance import over_seeds
 from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.suite import Suite
-from ag_jax.pretraining import arms
+from ag_jax.pretraining import arms, run
 from ag_jax.pretraining.report import differences_json
 from ag_jax.training.wandb_run import Labels
 
@@ -73,42 +74,91 @@ def _check_same(source: str, what: str, values: Mapping[str, Any]) -> None:
         )
 
 
-def finetune(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+def count_trials(configs: Iterable[FinetuningConfig]) -> int:
+    """Return the number of trials of all tasks of some suites."""
+    return sum(len(list(suite.trials(config, task))) for config in configs for task in config.tasks)
+
+
+def finetune(
+    source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
+) -> epath.Path | None:
     """Fine-tune one checkpoint on all tasks of a config and write the report; return the path of `report.md`.
 
     source: the config file.
     overrides: settings that replace those of the config file.
+    part: see `compare`.
     """
     config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     workdir = storage.directory(workdir)
-    with lock.hold(workdir):
-        prepared = suite.prepare(config, workdir, labels=Labels(workdir.name))
-        done = {ALONE: Arm(prepared, suite.run(prepared))}
-        path = hosts.from_first("the report", lambda: str(_write_report("finetune", source, overrides, done, workdir)))
-    return epath.Path(path)
+
+    def prepare() -> dict[str, Suite]:
+        return {ALONE: suite.prepare(config, workdir, labels=Labels(workdir.name))}
+
+    return _run("finetune", source, overrides, prepare, workdir, part)
 
 
-def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+def compare(
+    source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
+) -> epath.Path | None:
     """Fine-tune the suite of every arm in `workdir/ARM` and write the report; returns the path of `report.md`.
 
     overrides: settings that replace those of every arm of the config file `source`.
+    part: `K/N` trains every N-th trial from the K-th on, and the part that finds all trials done writes the report; if
+        trials are left to other parts, or wait for them, the result is None. None trains all.
     """
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, configs, overrides)
     arms.announce(overridden)
-    with lock.hold(workdir):
+
+    def prepare() -> dict[str, Suite]:
         # All are prepared before the first is trained, so that an error in the second shows now and not hours later.
         suites: dict[str, Suite] = {}
         for arm, config in configs.items():
             labels = Labels(workdir.name, (arm,))
             suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()), labels)
-        done = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in suites.items()}
+        return suites
+
+    return _run("compare", source, overrides, prepare, workdir, part, overridden)
+
+
+def _run(
+    verb: str,
+    source: str,
+    overrides: dict[str, Any],
+    prepare: Callable[[], dict[str, Suite]],
+    workdir: epath.Path,
+    part: str | None,
+    overridden: Sequence[str] = (),
+) -> epath.Path | None:
+    """Train all trials, or a part of them, and write the report once all are done; see `compare`."""
+
+    def finish() -> epath.Path:
+        done = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in prepare().items()}
 
         def write() -> str:
-            return str(_write_report("compare", source, overrides, done, workdir, overridden))
+            return str(_write_report(verb, source, overrides, done, workdir, overridden))
 
-        path = hosts.from_first("the report", write)
-    return epath.Path(path)
+        return epath.Path(hosts.from_first("the report", write))
+
+    if part is None:
+        with lock.hold(workdir):
+            run.check_shared(workdir)
+            return finish()
+    share = parts.parse_part(part)
+    run.check_shared(workdir)
+    waiting, left = suite.train_share(list(prepare().values()), share)
+    if waiting:
+        _tell(f"part {part}: {waiting} trials wait for trials of other parts; run it again when those are done")
+    if left:
+        _tell(f"part {part} is done; {left} trials are left to other parts, the last of which reports")
+        return None
+    with lock.hold_in_turn(workdir, _tell):
+        return finish()
+
+
+def _tell(message: str) -> None:
+    if hosts.is_first():
+        print(message, file=sys.stderr, flush=True)
 
 
 def _write_report(

@@ -18,7 +18,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue
-from ag_jax.distributed import hosts, shared_files, storage
+from ag_jax.distributed import hosts, lock, parts, shared_files, storage
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import choosing, encoded, job, report, results, traces, trial
 from ag_jax.finetuning import splits as task_splits
@@ -31,6 +31,7 @@ from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.heads import head_of
+from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining import run as pretraining
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.loop import NonFiniteError
@@ -369,6 +370,52 @@ def _recording(suite: Suite) -> Iterator[epath.Path]:
             yield directory
 
 
+def train_share(suites: Sequence[Suite], share: parts.Share) -> tuple[int, int]:
+    """Train the unfinished trials of a share of all trials of some suites, which are numbered in the order of training.
+
+    Returns the number of trials of the share that wait for trials of other shares, because they start from their
+    weights or mask what they masked; and the number of all trials that are not done.
+
+    suites: the suites, in the order of training.
+    """
+    every = [(of_arm, one) for of_arm in suites for of_task in of_arm.planned.values() for one in of_task]
+    own = parts.numbers_of(share, len(every), "trials")
+    for of_arm in suites:
+        if of_arm.opened is not None:
+            hosts.from_first("the directory of the suite", functools.partial(claim, of_arm.config, of_arm.workdir))
+
+    def undone() -> list[int]:
+        return [at for at, (of_arm, one) in enumerate(every) if not is_done(directory_of(of_arm.workdir, one))]
+
+    def ready() -> list[int]:
+        recording = {directory for of_arm in suites for directory in _recording(of_arm)}
+        return [at for at in undone() if at in own and _can_begin(*every[at], recording)]
+
+    data: dict[tuple[epath.Path, str, int | None], TaskData] = {}
+    while numbers := hosts.from_first("the trials that can begin", ready):
+        for at in numbers:
+            of_arm, one = every[at]
+            key = of_arm.workdir, one.task, one.fold
+            if key not in data:
+                data = {key: _encoded(of_arm, one)}  # of one task at a time, because examples may be large
+            _train_trial(of_arm, one, data[key])
+    left = hosts.from_first("the trials that are left", undone)
+    return sum(at in own for at in left), len(left)
+
+
+def _can_begin(suite: Suite, one: Trial, recording: Set[epath.Path]) -> bool:
+    """Return whether all trials that a trial needs are done.
+
+    recording: directories of the unfinished trials that record what share of attention is masked.
+    """
+    first, adversarial = one.recipe.initial_task, traces.resolved(one, suite.workdir).recipe.adversarial
+    if first:
+        needed = [other for other in suite.planned[first] if other.seed == one.seed]
+        if not all(is_done(directory_of(suite.workdir, other)) for other in needed):
+            return False
+    return adversarial.method != "scheduled" or mask_trace.directory_of(adversarial) not in recording
+
+
 def _run_task(suite: Suite, name: str) -> None:
     config, workdir, metric = suite.config, suite.workdir, suite.material[name].task.metric
     data: dict[int | None, TaskData] = {}  # by fold
@@ -377,25 +424,37 @@ def _run_task(suite: Suite, name: str) -> None:
         if hosts.from_first("a trial", functools.partial(_is_done_and_tidy, directory, config.keeps_weights(name))):
             continue
         if one.fold not in data:
-            examples, opened = _of_trial(suite, one), suite.opened
-            data[one.fold] = encoded.encode(examples, opened.tokenizer, opened.config, one.recipe)
-        start = _initial(suite, one)
-        try:
-            attacked = traces.resolved(one, workdir)
-            keep = config.keeps_weights(name)
-            result = job.run_trial(attacked, config, start, data[one.fold], directory, keep, suite.labels)
-        except NonFiniteError as error:
-            if hosts.is_first():
-                trial.write_failure(one, directory, str(error))
-            _tell(f"{name} {one.name} failed: {error}")
-        else:
-            _tell(f"{name} {one.name}: {_told(result, metric)}")
+            data[one.fold] = _encoded(suite, one)
+        _train_trial(suite, one, data[one.fold])
     hosts.from_first("the best trials", lambda: _keep_best(config, workdir, name, metric))
 
 
+def _encoded(suite: Suite, one: Trial) -> TaskData:
+    examples, opened = _of_trial(suite, one), suite.opened
+    return encoded.encode(examples, opened.tokenizer, opened.config, one.recipe)
+
+
+def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
+    """Train or resume a trial under the lock of its directory; if it diverges, its result says so."""
+    config, workdir, metric = suite.config, suite.workdir, suite.material[one.task].task.metric
+    directory, start = directory_of(workdir, one), _initial(suite, one)
+    with lock.hold(directory):
+        try:
+            attacked = traces.resolved(one, workdir)
+            keep = config.keeps_weights(one.task)
+            result = job.run_trial(attacked, config, start, data, directory, keep, suite.labels)
+        except NonFiniteError as error:
+            if hosts.is_first():
+                trial.write_failure(one, directory, str(error))
+            _tell(f"{one.task} {one.name} failed: {error}")
+        else:
+            _tell(f"{one.task} {one.name}: {_told(result, metric)}")
+
+
 def _is_done_and_tidy(directory: epath.Path, keep: bool) -> bool:
-    if done := is_done(directory):
-        trial.tidy(directory, keep)
+    if (done := is_done(directory)) and (directory / trial.CHECKPOINTS).exists():
+        with lock.in_turn(directory, _tell):  # the process that trained it may still be deleting the checkpoints
+            trial.tidy(directory, keep)
     return done
 
 
@@ -415,13 +474,15 @@ def _told(result: Result, metric: str) -> str:
 
 
 def _ended(
-    config: FinetuningConfig, workdir: epath.Path, name: str, metric: str
+    config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int | None = None
 ) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
     """Return the results of a task's successful trials, each with its directory, and the results of the failed trials.
 
+    seed: seed of the trials; None for all.
+
     Raises ValueError, with the name of the file, if a result lacks the metric of its task.
     """
-    directories = [directory_of(workdir, one) for one in trials(config, name)]
+    directories = [directory_of(workdir, one) for one in trials(config, name) if seed in (None, one.seed)]
     found = [(trial.read_result(directory), directory) for directory in directories]
     for result, directory in found:
         if "failed" not in result and metric not in result["metrics"]:
@@ -482,7 +543,7 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
 
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
     """Return the directory of the best trial of task `name` with this seed, by the development `metric`."""
-    done, _ = _ended(config, workdir, name, metric)
+    done, _ = _ended(config, workdir, name, metric, seed)
     best = choosing.best_of_seed(choosing.points([result for result, _ in done]), metric, seed)
     return next(directory for result, directory in done if result is best)
 

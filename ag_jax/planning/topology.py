@@ -18,6 +18,7 @@ from ag_jax.training.chips import Chip
 
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
+_PER_HOST = 4  # chips of a host in a slice of several hosts
 # Chips along each axis of the slices that Cloud TPU rents.
 SHAPES = {
     "v2": ("2x2", "4x4", "8x8", "8x16", "16x16"),
@@ -90,7 +91,8 @@ class Topology:
     @property
     def hosts(self) -> int:
         """The number of machines that the chips belong to."""
-        return self.slices * -(-_chips(self.shape) // self.chip.chips_per_host)
+        chips_of_slice = _chips(self.shape)
+        return self.slices * (1 if chips_of_slice <= self.chip.chips_per_host else -(-chips_of_slice // _PER_HOST))
 
     def compile_only_devices(self) -> list[jax.Device]:
         """Return devices for which programs can be compiled, but on which none can run.

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ag_jax.analysis.figures.curves import Plateau
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
-from ag_jax.distributed import hosts, lock, storage
+from ag_jax.distributed import hosts, lock, parts, storage
 from ag_jax.pretraining import arms, build, last_layer, report, run, scores, translation_report, words, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
@@ -57,19 +58,80 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     return configs
 
 
-def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+def compare(
+    source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
+) -> epath.Path | None:
     """Train or resume every run of a comparison, and write its report; returns the path of `report.md`.
 
     overrides: settings that replace those of every arm of the config file `source`.
     workdir: the directory of `report.md`, `report.json`, `figures/` and the runs, `ARM-seedN`.
+    part: `K/N` trains every N-th run from the K-th on, and the part that finds all runs finished writes the report; if
+        runs of other parts are left, the result is None. None trains all.
 
     Finished runs are not trained again. On several hosts, host 0 writes the report.
     """
+    share = None if part is None else parts.parse_part(part)
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, list(dict.fromkeys(arm for arm, _ in configs)), overrides)
     arms.announce(overridden)
-    with lock.hold(workdir):
+    if share is None:
+        with lock.hold(workdir):
+            return _compare(source, overrides, configs, workdir, overridden)
+    if left := _train_share(configs, workdir, share):
+        _tell(f"part {part} is done; {left} of {len(configs)} runs are left to other parts, the last of which reports")
+        return None
+    with lock.hold_in_turn(workdir, _tell):
         return _compare(source, overrides, configs, workdir, overridden)
+
+
+def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epath.Path, share: parts.Share) -> int:
+    """Train or resume the runs of a share; return the number of runs of other shares that are not finished."""
+    own = parts.numbers_of(share, len(configs), "runs")
+    directories = {key: _directory(workdir, *key) for key in configs}
+    configs = {key: words.resolve(config, directories[key])[0] for key, config in configs.items()}
+
+    def check() -> None:
+        # Nothing is written, because other processes may be at work in these directories.
+        for key, config in configs.items():
+            run.check_workdir(config, directories[key])
+            if run.is_begun(directories[key]):
+                pretraining_corpus.check_files(config, directories[key])
+
+    hosts.from_first("the run directories", check)
+    for key, config in configs.items():
+        run.check_tests(config, directories[key])
+    for number, (key, config) in enumerate(configs.items()):
+        if number in own:
+            _train(config, directories[key], Labels(group=workdir.name, tags=(key[0],)))
+
+    def left() -> int:
+        return sum(_finished(config, directories[key]) is None for key, config in configs.items())
+
+    return hosts.from_first("the runs that are left", left)
+
+
+def _train(config: ExperimentConfig, directory: epath.Path, labels: Labels) -> dict[str, Any]:
+    """Train or resume a run, and return its summary.
+
+    A finished run is only read, because the process that trained it may still hold the run's lock.
+    """
+    done = hosts.from_first("the summary", functools.partial(_finished, config, directory))
+    return done or run.train(config, directory, labels)
+
+
+def _finished(config: ExperimentConfig, directory: epath.Path) -> dict[str, Any] | None:
+    """Return the summary of a run that has nothing left to train; None for any other."""
+    summary = run.read_summary(directory)
+    return summary if summary is not None and run.is_complete(summary, config) else None
+
+
+def _directory(workdir: epath.Path, arm: str, seed: int) -> epath.Path:
+    return workdir / f"{arm}-seed{seed}"
+
+
+def _tell(message: str) -> None:
+    if hosts.is_first():
+        print(message, file=sys.stderr, flush=True)
 
 
 def _compare(
@@ -80,7 +142,7 @@ def _compare(
     overridden: Sequence[str],
 ) -> epath.Path:
     compared = list(dict.fromkeys(arm for arm, _ in configs))
-    directories = {(arm, seed): workdir / f"{arm}-seed{seed}" for arm, seed in configs}
+    directories = {key: _directory(workdir, *key) for key in configs}
     configs = {key: words.resolve(config, directories[key])[0] for key, config in configs.items()}
     for key, config in configs.items():  # before the first is trained, so that a conflict shows now and not hours later
         run.claim_workdir(config, directories[key])
@@ -89,7 +151,7 @@ def _compare(
         )
         run.check_tests(config, directories[key])
     summaries = {
-        (arm, seed): run.train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
+        (arm, seed): _train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
         for (arm, seed), config in configs.items()
     }
 

@@ -256,6 +256,11 @@ def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     settings = config_reader.flat(config_reader.to_dict(config))
     hosts.agree("their settings", {key: value for key, value in settings.items() if key != "data.cache_dir"})
     hosts.from_first("the run directory", lambda: _claim(config, workdir))
+    check_shared(workdir)
+
+
+def check_shared(workdir: epath.Path) -> None:
+    """Raise ValueError, on every host, if the hosts do not share a directory, which host 0 creates if it is missing."""
     if hosts.count() == 1:
         return
     mark = workdir / "hosts.json"
@@ -269,6 +274,7 @@ def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def _mark(mark: epath.Path) -> None:
+    mark.parent.mkdir(parents=True, exist_ok=True)
     storage.write_whole(mark, json.dumps({"hosts": hosts.count(), "started": time.time()}) + "\n")
 
 

@@ -25,6 +25,7 @@ class Chip:
     memory_bandwidth: of HBM, bytes/s.
     link_bandwidth: bytes/s that a chip can send over all its links to other chips, which is half of a bandwidth that is
         given as bidirectional.
+    chips_per_host: largest number of chips of a slice with a single host.
     devices: number of JAX devices on a chip: on v2, v3 and TPU7x each of the two cores is one.
     clock: cycles of a TPU core a second; None for GPUs, and where it is not known.
     network_bandwidth: bytes/s that a chip can send over the network of the data center, to chips of other slices; None

@@ -62,6 +62,37 @@ def test_it_is_held_and_then_gone(directory):
     assert names(directory) == []
 
 
+def test_in_turn_waits_for_the_other(directory):
+    """The lines that were printed; the second holder begins when the first has ended."""
+    order, said, first = [], [], threading.Event()
+
+    def second():
+        first.wait()
+        with lock.hold_in_turn(directory, said.append):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with lock.hold_in_turn(directory, said.append):
+        assert not said
+        first.set()
+        while not said:
+            time.sleep(0.01)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"] and names(directory) == []
+    assert said == [f"waiting for another process, which holds the lock of {directory}"]
+    with pytest.raises(RuntimeError), lock.hold_in_turn(directory, said.append):
+        raise RuntimeError
+    assert names(directory) == []
+
+
+def test_in_turn_replaces_what_a_dead_process_left(directory, sleeper):
+    write(directory, pid=sleeper.pid, process_started="1")
+    with lock.hold_in_turn(directory, lambda line: None):
+        assert json.loads((directory / lock.FILE).read_text())["pid"] == os.getpid()
+
+
 def test_a_killed_process_leaves_nothing_to_wait_for(directory, sleeper):
     write(directory, pid=sleeper.pid, process_started=lock._started(sleeper.pid))
     with pytest.raises(ValueError, match=f"in use by process {sleeper.pid} on "), lock.hold(directory):

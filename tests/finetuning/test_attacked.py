@@ -95,6 +95,20 @@ def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, t
     assert len(trained) == 6, "the trials of the third seed, whose traces are not there yet either"
 
 
+def test_a_part_waits_for_the_schedules_that_another_part_records(source, tmp_path, trained):
+    workdir = epath.Path(tmp_path / "w")
+    assert comparison.compare(source, {}, workdir, "2/3") is None
+    assert {name.split("/")[0] for name in trained} == {"plain", "asa"} and len(trained) == 3
+    for part in ("1/3", "3/3", "2/3", "1/3"):
+        found = comparison.compare(source, {}, workdir, part)
+    assert len(trained) == 12 and found == workdir / "report.md"
+    for name, one in trained.items():
+        arm, task, trial = name.split("/")
+        assert one.recipe.adversarial.masking.trace == (
+            str(workdir / "asa" / task / trial) if arm == "scheduled" else None
+        )
+
+
 @pytest.mark.parametrize("arms", ["plain-scheduled-asa", "scheduled"])
 def test_a_schedule_that_nobody_makes_in_time_is_refused_before_anything_is_trained(source, tmp_path, trained, arms):
     with pytest.raises(

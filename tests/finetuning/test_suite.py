@@ -10,6 +10,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.data.tasks.task import Examples, Texts
+from ag_jax.distributed import lock
 from ag_jax.finetuning import comparison, report, results, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
@@ -138,6 +139,88 @@ def test_killed_anywhere_and_run_again_is_the_same_table(source, tmp_path, calls
         assert [name for number, name in enumerate(calls, 1) if number != stop] == whole
         for name in ("report.md", "report.json"):
             assert (workdir / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def shares(source, workdir, count, **settings):
+    """Run every part of a comparison, one after the other; return what each returned."""
+    return [comparison.compare(source, settings, workdir, f"{number}/{count}") for number in range(1, count + 1)]
+
+
+def test_parts_are_one_comparison(source, tmp_path, calls, capsys):
+    comparison.compare(source, {}, epath.Path(tmp_path / "whole"))
+    whole = [*calls]
+    calls.clear()
+    workdir = epath.Path(tmp_path / "shared")
+    found = shares(source, workdir, 5)
+    assert found == [None] * 4 + [workdir / "report.md"]
+    assert calls == [name for number in range(5) for name in whole[number::5]], "every fifth trial, over both arms"
+    assert "part 2/5 is done; 6 trials are left to other parts, the last of which reports" in capsys.readouterr().err
+    for name in ("report.md", "report.json"):
+        assert (workdir / name).read_text() == (tmp_path / "whole" / name).read_text()
+    before = len(calls)
+    assert shares(source, workdir, 2) == [workdir / "report.md"] * 2 and len(calls) == before
+    alone = comparison.finetune(source, {}, epath.Path(tmp_path / "alone"))
+    parts = [comparison.finetune(source, {}, epath.Path(tmp_path / "parts"), f"{number}/3") for number in (3, 1, 2)]
+    assert parts[:2] == [None, None] and parts[2].read_text() == alone.read_text()
+
+
+def test_a_part_that_was_killed_is_resumed(source, tmp_path, calls):
+    workdir = epath.Path(tmp_path / "w")
+    calls.stop = 2
+    with pytest.raises(KeyboardInterrupt):
+        comparison.compare(source, {}, workdir, "1/2")
+    assert comparison.compare(source, {}, workdir, "2/2") is None
+    assert comparison.compare(source, {}, workdir, "1/2") == workdir / "report.md"
+    assert len(calls) == 12 + 1 and calls[1] == calls[8]
+
+
+def test_two_processes_never_train_one_trial(source, tmp_path, calls):
+    workdir = epath.Path(tmp_path / "w")
+    with lock.hold(workdir / "mlm" / "sst2" / "lr0.0003-bs32-seed1"):
+        for part in ("2/4", None):
+            with pytest.raises(ValueError, match="mlm/sst2/lr0.0003-bs32-seed1 is in use by process"):
+                comparison.compare(source, {}, workdir, part)
+    assert calls == ["sst2/lr0.0003-bs32-seed0"]
+
+
+def test_more_parts_than_trials(source, tmp_path, calls):
+    with pytest.raises(ValueError, match="--part=1/13 is one of 13 parts, but there are only 12 trials, so that 1 of"):
+        comparison.compare(source, {}, epath.Path(tmp_path / "w"), "1/13")
+    with pytest.raises(ValueError, match="--part must be K/N"):
+        comparison.finetune(source, {}, epath.Path(tmp_path / "w"), "3/2")
+    assert not calls
+
+
+CHAIN = FILE.replace(
+    "    config.arms", "    config.tasks.rte.initial_task = 'sst2'\n    config.keep = 'best'\n    config.arms"
+)
+
+
+def test_a_part_waits_for_the_weights_that_another_part_trains(source, tmp_path, calls, capsys):
+    (tmp_path / "c.py").write_text(CHAIN)
+    source, settings = f"{source},tasks=sst2,rte", {"seeds": (0, 1)}
+    expected = comparison.finetune(source, settings, epath.Path(tmp_path / "whole")).read_text()
+    whole, workdir = [*calls], epath.Path(tmp_path / "w")
+    calls.clear()
+    assert comparison.finetune(source, settings, workdir, "1/3") is None
+    assert calls == [whole[0], whole[3]], "the third trial needs what sst2 learns with its seed at both points"
+    assert "part 1/3: 1 trials wait for trials of other parts; run it again when those" in capsys.readouterr().err
+    assert comparison.finetune(source, settings, workdir, "2/3") is None and calls[2:] == [whole[1], whole[7]]
+    assert comparison.finetune(source, settings, workdir, "3/3") is None and calls[4:] == [whole[2], whole[5]]
+    assert comparison.finetune(source, settings, workdir, "1/3") is None and calls[6:] == [whole[6]]
+    assert comparison.finetune(source, settings, workdir, "2/3").read_text() == expected
+    assert sorted(calls) == sorted(whole)
+    kept = [sorted(path.parts[-3:] for path in (tmp_path / at).glob("*/*/weights")) for at in ("w", "whole")]
+    assert kept[0] == kept[1] and len(kept[0]) == 4
+
+
+def test_a_suite_that_was_killed_before_the_last_seed_of_an_initial_task_is_resumed(source, tmp_path, calls):
+    (tmp_path / "c.py").write_text(CHAIN)
+    arguments = f"{source},tasks=sst2,rte", {"seeds": (0, 1)}, epath.Path(tmp_path / "w")
+    calls.stop = 4
+    with pytest.raises(KeyboardInterrupt):
+        comparison.finetune(*arguments)
+    assert comparison.finetune(*arguments).exists() and len(calls) == 8 + 1
 
 
 def test_what_is_done_needs_no_checkpoint(source, tmp_path, calls):
@@ -289,7 +372,7 @@ def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, cal
 
     def run_trial(one, *rest):
         if one.learning_rate == 9.0 and one.seed == 1:
-            rest[-3].mkdir(parents=True)
+            rest[-3].mkdir(parents=True, exist_ok=True)
             raise NonFiniteError("task_loss of sst2 is not finite at step 3")
         return honest(one, *rest)
 

@@ -64,10 +64,11 @@ RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
     "evaluate": tuple((f"--workdir={name}",) for name in RUNS[:3]),
     "finetune": (
         ("--config=configs/finetuning.py:points=2", "--workdir=suite"),
+        ("--config=configs/finetuning.py:points=2", "--workdir=suite", "--part=2/2"),
         ("--config=configs/finetuning.py:keep=best", "--workdir=trial_kept"),
     ),
     "inspect": tuple((f"--workdir={name}", SENTENCE) for name in RUNS),
-    "prepare": (("--config=configs/pretraining.py",), ("--config=configs/pretraining.py", "--part=1/2")),
+    "prepare": (("--config=configs/pretraining.py",), ("--config=configs/pretraining.py", "--part=1/1")),
     "tokenizer": (("--config=configs/pretraining.py", "--workdir=new", SENTENCE),),
     "plan": (
         ("--config=configs/pretraining.py", "--topology=v5e:2x2"),

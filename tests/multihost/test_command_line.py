@@ -8,6 +8,7 @@ from etils import epath
 
 from ag_jax import cli, config_reader
 from ag_jax.distributed import shared_files
+from ag_jax.finetuning import comparison
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
 from tests.distributed.fake_hosts import FakeHosts
@@ -64,6 +65,18 @@ def test_hosts_that_do_not_share_the_directory_are_refused_even_if_an_old_run_li
     fakes = FakeHosts(monkeypatch, 2)
     errors = fakes.run(lambda host: run.claim_workdir(small(), epath.Path(tmp_path / str(host))))
     assert all("is not the same directory on all hosts: host 1 does not see" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("part", [None, "1/2"])
+def test_hosts_that_do_not_share_the_directory_of_a_suite_are_refused_before_anything_is_read(
+    tmp_path, monkeypatch, part
+):
+    monkeypatch.setattr(shared_files, "WITHIN", 0.0)
+    source = f"{REPOSITORY}/configs/finetune/glue.py:checkpoint=not_there,data=not_there,tasks=rte"
+    errors = FakeHosts(monkeypatch, 2).run(
+        lambda host: comparison.finetune(source, {}, epath.Path(tmp_path / str(host)), part)
+    )
+    assert all("is not the same directory on all hosts: host 1 does not see" in str(error) for error in errors), errors
 
 
 def test_a_directory_of_another_config_is_refused_by_all(tmp_path, monkeypatch):

@@ -19,9 +19,9 @@ needs_libtpu = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("text", "name", "accelerator", "chips_", "devices", "hosts"),
     [
-        ("v5e:4x4", "v5e:4x4", "v5litepod-16", 16, 16, 2),
+        ("v5e:4x4", "v5e:4x4", "v5litepod-16", 16, 16, 4),
         ("v5litepod-8", "v5e:2x4", "v5litepod-8", 8, 8, 1),
-        ("v5e-256", "v5e:16x16", "v5litepod-256", 256, 256, 32),
+        ("v5e-256", "v5e:16x16", "v5litepod-256", 256, 256, 64),
         ("V6E-8", "v6e:2x4", "v6e-8", 8, 8, 1),
         ("v4-8", "v4:2x2x1", "v4-8", 4, 4, 1),
         ("v5p-8", "v5p:2x2x1", "v5p-8", 4, 4, 1),
@@ -59,7 +59,7 @@ def test_what_does_not_exist(text, message):
 def test_several_slices():
     found = topology.parse("v5litepod-16", 4)
     assert (found.name, found.accelerator, found.slices) == ("v5e:4x4", "v5litepod-16", 4)
-    assert (found.chips, found.devices, found.hosts) == (64, 64, 8)
+    assert (found.chips, found.devices, found.hosts) == (64, 64, 16)
     assert topology.parse("tpu7x-8", 2).devices == 16
     for name, slices, message in [
         ("v5e:4x4", 0, "--slices must be at least 1, got 0"),

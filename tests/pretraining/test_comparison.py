@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 from etils import epath
 
+from ag_jax.distributed import lock
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining import comparison, report, run
 from ag_jax.pretraining.report import ArmResults
@@ -210,6 +211,53 @@ def test_arms_that_flags_make_the_same_are_refused():
 def test_a_clash_is_found_before_anything_is_trained(overrides, compared):
     with pytest.raises(ValueError, match="holds a run of another config"):
         comparison.compare(CONFIG, overrides | {"model.layers": 3}, epath.Path(compared.parent))
+
+
+@pytest.fixture
+def interrupted(compared, tmp_path, monkeypatch):
+    """A copy of the comparison in which only the last run is finished; training a run finishes it."""
+    monkeypatch.setattr(run, "check_installed", lambda project: None)
+    workdir = epath.Path(tmp_path / "copy")
+    shutil.copytree(compared.parent, workdir)
+    for name in ("report.md", "report.json"):
+        (workdir / name).unlink()
+    for name in ("mlm-seed3", "ag-seed3", "mlm-seed8"):
+        (workdir / name / "summary.json").rename(workdir / name / "hidden.json")
+
+    def train(config, directory, labels):
+        workdir.trained.append((directory.name, labels.tags))
+        (directory / "hidden.json").rename(directory / "summary.json")
+
+    monkeypatch.setattr(run, "train", train)
+    object.__setattr__(workdir, "trained", [])
+    return workdir
+
+
+def test_parts_are_one_comparison(compared, interrupted, overrides, capsys):
+    assert comparison.compare(CONFIG, overrides, interrupted, "1/3") is None
+    assert interrupted.trained == [("mlm-seed3", ("mlm",))], "the fourth run, which is its own, too, is finished"
+    assert "part 1/3 is done; 2 of 4 runs are left to other parts, the last of which" in capsys.readouterr().err
+    assert comparison.compare(CONFIG, overrides, interrupted, "3/3") is None
+    assert not (interrupted / "report.md").exists()
+    with lock.hold(interrupted / "ag-seed8"):  # by a process that has finished its run, but not yet ended
+        assert comparison.compare(CONFIG, overrides, interrupted, "2/3") == interrupted / "report.md"
+    assert [name for name, _ in interrupted.trained] == ["mlm-seed3", "mlm-seed8", "ag-seed3"]
+    for name in ("report.md", "report.json"):
+        theirs = (compared.parent / name).read_text().replace(compared.parent.name, "copy")
+        assert (interrupted / name).read_text() == theirs
+
+
+def test_parts_that_cannot_be(compared, interrupted, overrides):
+    for part, message in {
+        "1/5": "--part=1/5 is one of 5 parts, but there are only 4 runs, so that 1 of the parts would have nothing to",
+        "5/4": "--part must be K/N",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            comparison.compare(CONFIG, overrides, interrupted, part)
+    before = (interrupted / "ag-seed8" / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="holds a run of another config"):
+        comparison.compare(CONFIG, overrides | {"model.layers": 3}, interrupted, "1/4")
+    assert not interrupted.trained and (interrupted / "ag-seed8" / "config.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("key", ["mlm_loss", "tokens_per_second"])

@@ -3,6 +3,7 @@
 Shape letters: B batch.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -80,9 +81,19 @@ def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, qu
     share: (k, n) for every n-th part from the k-th on, counted from 1.
 
     The other arguments are those of `prepare`. If no part is missing, `prepare` puts them together.
+
+    Raises ValueError if there are more shares than parts, because some would be empty.
     """
     say, entries = announcer(quiet), Entries.of(config, claim)
     each = mixture.components(config, functools.partial(single_source.identity, entries))
+    with contextlib.suppress(FileNotFoundError):  # a machine without the text may copy what others prepared of it
+        count = sum(map(text_parts.count_parts, each))
+        if share[1] > count:
+            raise ValueError(
+                f"--part={share[0]}/{share[1]} is one of {share[1]} parts, but data.source={config.source!r} has only "
+                f"{count}: use at most {count}, or give the text as more files, because a part is "
+                f"{text_parts.PART_SIZE // 2**20} MiB of files, or one larger file"
+            )
     tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
     missing = _untokenised([single_source.of_config(one, tokenizer, entries) for one in each], entries)
     if missing:

@@ -65,19 +65,7 @@ class Source:
     @functools.cached_property
     def parts(self) -> list["Part"]:
         """The parts of the text; reads at most the first 100 documents."""
-        config = self.config
-        units = list(sources.units(config.source, config.skip_words))
-        groups: list[tuple[Sequence[Unit], int | None]] = []
-        if config.max_words is not None:
-            held_out = sources.units(config.validation_source) if config.validation_source else ()
-            groups.append(([*units, *held_out], None))
-        elif config.validation_source:
-            held_out = sources.units(config.validation_source)
-            groups += [(group, 0) for group in _grouped(units)] + [(group, 1) for group in _grouped(held_out)]
-        elif holdout.holds_out_documents(config):
-            groups += [(group, UNDECIDED) for group in _grouped(units)]
-        else:
-            groups.append((units, None))
+        groups = _groups(self.config)
         # Names say which units a part has, so that parts of a version with another `PART_SIZE` are not taken for these.
         ends = list(itertools.accumulate(len(group) for group, _ in groups))
         return [
@@ -105,6 +93,25 @@ class Part:
     def size(self) -> int:
         """Bytes of text, about."""
         return sum(unit.size for unit in self.units)
+
+
+def count_parts(config: DataConfig) -> int:
+    """Return the number of parts of a source; reads at most the first 100 documents."""
+    return len(_groups(config))
+
+
+def _groups(config: DataConfig) -> Sequence[tuple[Sequence[Unit], int | None]]:
+    """Return the files of each part of a source, with `Part.held_out`."""
+    units = list(sources.units(config.source, config.skip_words))
+    if config.max_words is not None:
+        held_out = sources.units(config.validation_source) if config.validation_source else ()
+        return [([*units, *held_out], None)]
+    if config.validation_source:
+        held_out = sources.units(config.validation_source)
+        return [(group, 0) for group in _grouped(units)] + [(group, 1) for group in _grouped(held_out)]
+    if holdout.holds_out_documents(config):
+        return [(group, UNDECIDED) for group in _grouped(units)]
+    return [(units, None)]
 
 
 def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:

@@ -17,7 +17,7 @@ from etils import epath
 from ag_jax.analysis.figures import search as figures
 from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, storage
-from ag_jax.distributed.parts import parse_part
+from ag_jax.distributed.parts import ALL, numbers_of, parse_part
 from ag_jax.pretraining import arms, run, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -47,13 +47,13 @@ def search(
     retry: train the runs again that failed before.
 
     A run that diverges or needs too much memory is noted in its directory, and the search goes on with the next.
-    Raises ValueError if every point failed.
+    Raises ValueError if every point failed, and if there are more parts than points.
     """
-    number, count = parse_part("1/1" if part is None else part)
+    share = ALL if part is None else parse_part(part)
     study, workdir = points.study(source, overrides), storage.directory(workdir)
     arms.announce(study.overridden)
+    own = numbers_of(share, len(study.points), "points")
     hosts.from_first("the run directories", functools.partial(_check, study, workdir))
-    own = {at for at in range(len(study.points)) if at % count == number - 1}
     if retry:
         hosts.from_first("the failures", functools.partial(_forget_failures, study, workdir, own))
     _train(study, workdir, own)

@@ -287,6 +287,12 @@ def test_wrong_parts_are_refused(text, tmp_path):
         search_run.search("never read", {}, epath.Path(tmp_path), part=text)
 
 
+def test_more_parts_than_points(stubbed, tmp_path):
+    source = config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)})
+    with pytest.raises(ValueError, match="--part=2/3 is one of 3 parts, but there are only 2 points"):
+        stubbed(source, part="2/3")
+
+
 def test_the_directory_of_another_run_is_refused_before_anything_runs(stubbed, tmp_path):
     source = config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)})
     last = tmp_path / "made" / "mlm" / "lr0.02-seed0"
