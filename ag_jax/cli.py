@@ -43,6 +43,7 @@ class Request:
     price: dollars per chip-hour.
     coordinator, hosts, host: position of this host among several, see `hosts.find_position`.
     join_timeout: seconds to wait for the other hosts.
+    store_timeout: seconds for which a request to an object store is repeated.
     source: the Hugging Face model to import; "hf" with the earlier verb `convert`.
     target: the directory to export to; "hf" with `convert`.
     path: the Hugging Face model of `convert`.
@@ -72,6 +73,7 @@ class Request:
     hosts: str | None = None
     host: int | None = None
     join_timeout: int = 1800
+    store_timeout: int = round(storage.PATIENCE)
     source: str | None = None
     target: str | None = None
     path: str | None = None
@@ -197,6 +199,7 @@ def run_verb(verb: str, request: Request) -> None:
         print(json.dumps(config_reader.to_dict(_checked(verb, request)), indent=2))
         return
     topology.silence_libtpu()
+    storage.set_patience(request.store_timeout)
     request.join(verb)
     VERBS[verb](request)
 

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from ag_jax.distributed import hosts, storage
 from ag_jax.training import damage
@@ -83,6 +85,8 @@ class Checkpoints:
             kept.append(policy.EveryNSteps(keep_every))
         self._directory, self._read_only = storage.directory(directory), read_only
         _silence_orbax()
+        if storage.is_remote(self._directory):
+            _limit_tries()
         self._policy = policy.AnyPreservationPolicy(kept)
         self._manager = self._open(alone=read_only)
 
@@ -325,6 +329,30 @@ def steps_in(directory: epath.Path) -> list[int]:
     if not directory.exists():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+def _limit_tries() -> None:
+    """Let TensorStore, which reads and writes the arrays, give up on an object store after `storage.patience()` seconds.
+
+    Its own limit is a quarter of an hour for requests that fail, and none for those that are not answered. The wait
+    before a repetition doubles each time, from a second on. A request that is not answered ends after a tenth of the
+    time, so that a silent store is given up after twice the time at most.
+    """
+    patience = storage.patience()
+    longest = max(1.0, patience / 4)
+    waits, retries = 0.0, 0
+    while waits < patience:
+        waits, retries = waits + min(2.0**retries, longest), retries + 1
+    tries = {"max_retries": retries, "initial_delay": "1s", "max_delay": f"{longest:g}s"}
+    # Orbax offers no setting for it. All its reads and writes copy these two tables.
+    for context in (tensorstore_utils._BASE_TS_CONTEXT, tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT):
+        context["gcs_request_retries"] = tries
+    silence = str(max(1, round(patience / 10)))
+    os.environ |= {  # TensorStore reads them once
+        "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": silence,
+        "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": silence,
+        "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+    }
 
 
 def _silence_orbax() -> None:
