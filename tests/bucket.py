@@ -125,7 +125,9 @@ class Server(http.server.ThreadingHTTPServer):
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables that point clients to this server."""
-        return {"STORAGE_EMULATOR_HOST": self.url, "TENSORSTORE_GCS_HTTP_URL": self.url}
+        names = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
+        # TensorStore prints a line where there are no credentials.
+        return dict.fromkeys(names, self.url) | {"GOOGLE_AUTH_TOKEN_FOR_TESTING": "none"}
 
     @property
     def plan(self) -> Plan:

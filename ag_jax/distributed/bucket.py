@@ -2,7 +2,7 @@
 
 * A request that fails for a reason that may pass, such as a lost connection, is repeated for `storage.patience()`
   seconds. gcsfs itself gives up after half a minute, and waits without a limit for a store that does not answer.
-* Every other failure is an OSError whose one line says what failed, where, and what helps. `exists` and `is_dir` raise
+* Every other failure is a `storage.StoreError`, whose one line says what failed, where, and what helps. `exists` and `is_dir` raise
   it, too, in place of the answer False.
 * Listings are not cached, because other processes change the same directories.
 
@@ -28,6 +28,7 @@ from ag_jax.distributed import storage
 
 LONGEST_PAUSE = 32.0  # seconds between two tries of a request
 SAID_AFTER = 10.0  # seconds of failures after which a line says that a request is repeated
+GIVEN_UP = 5.0  # seconds for which requests are repeated after one was given up, until the store answers again
 _ONCE = gcsfs.core.GCSFileSystem._request.__wrapped__  # without the repetitions of gcsfs
 _DONE_BY = {"GET": "read", "DELETE": "deleted"}
 
@@ -35,23 +36,27 @@ _DONE_BY = {"GET": "read", "DELETE": "deleted"}
 class Bucket(gcsfs.core.GCSFileSystem):
     """File system of the objects in all buckets."""
 
+    # Until the store answers again: whether a line says that it fails, and whether a request was given up.
+    _said, _gave_up = False, False
+
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options | {"use_listings_cache": False})
-        self._said = False  # whether a line says that the store fails; until it answers again
 
     async def _request(self, method: str, path: str, *names: str, **options: Any) -> Any:
         """Send a request, again and again if need be, and return the answer: (status, headers, information, content).
 
-        Raises FileNotFoundError, FileExistsError if a condition of the request does not hold, PermissionError, and
-        OSError for all other failures.
+        Raises FileNotFoundError, FileExistsError if a condition of the request does not hold, and `storage.StoreError`
+        for all other failures.
         """
-        began, tries = time.monotonic(), 0
-        deadline = began + storage.patience()
-        address = _address(path, names, options.get("data"))
+        began, tries, patience = time.monotonic(), 0, storage.patience()
+        if Bucket._gave_up:  # a command that ends because of it need not wait again, such as to remove its lock
+            patience = min(patience, GIVEN_UP)
+        deadline = began + patience
+        address = _address(path, names, options)
         while True:
             left = deadline - time.monotonic()
             # A connection can be lost without notice, so another one is tried before the time is over.
-            silence = max(1.0, min(left, storage.patience() / 3))
+            silence = max(1.0, min(left, patience / 3))
             self.requests_timeout = aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
             try:
                 answer = await _ONCE(self, method, path, *names, **options)
@@ -64,22 +69,23 @@ class Bucket(gcsfs.core.GCSFileSystem):
                     raise _lasting(error, method, address) from error
                 pause = min(2.0**tries, LONGEST_PAUSE) * random.uniform(0.5, 1.0)
                 if time.monotonic() + pause > deadline:
-                    raise OSError(
+                    Bucket._gave_up = True
+                    raise storage.StoreError(
                         f"{address} cannot be {_DONE_BY.get(method, 'written')}: the store failed for "
-                        f"{storage.patience():g} seconds ({_reason(error)}). Check the network and run the same "
+                        f"{patience:g} seconds ({_reason(error)}). Check the network and run the same "
                         "command again; --store_timeout=SECONDS sets how long to try"
                     ) from error
-                if time.monotonic() - began > SAID_AFTER and not self._said:
-                    self._said = True
+                if time.monotonic() - began > SAID_AFTER and not Bucket._said:
+                    Bucket._said = True
                     print(
-                        f"{address}: the store fails ({_reason(error)}); trying for {storage.patience():g} seconds",
+                        f"{address}: the store fails ({_reason(error)}); trying for {patience:g} seconds",
                         file=sys.stderr,
                         flush=True,
                     )
                 tries += 1
                 await asyncio.sleep(pause)
             else:
-                self._said = False
+                Bucket._said = Bucket._gave_up = False
                 return answer
 
     async def _isdir(self, path: str) -> bool:
@@ -137,20 +143,20 @@ def _may_pass(error: Exception) -> bool:
     return gcsfs.retry.is_retriable(error) or isinstance(error, TimeoutError | ConnectionError)
 
 
-def _lasting(error: Exception, method: str, address: str) -> OSError:
+def _lasting(error: Exception, method: str, address: str) -> storage.StoreError:
     """Return the exception for a failure that will not pass by itself."""
     done = _DONE_BY.get(method, "written")
     text = _reason(error)
     if text.startswith("Forbidden"):  # with this beginning, gcsfs tries to list an object that it may not read
-        return PermissionError(
+        return storage.StoreError(
             f"Forbidden: {address} cannot be {done} with these credentials: give them the role Storage Object Admin "
             "for the bucket, or use others (gcloud auth application-default login)"
         )
     if isinstance(error, google.auth.exceptions.GoogleAuthError) or getattr(error, "code", None) == 401:
-        return PermissionError(
+        return storage.StoreError(
             f"{address} cannot be {done} without credentials ({text}): gcloud auth application-default login"
         )
-    return OSError(f"{address} cannot be {done}: {text}")
+    return storage.StoreError(f"{address} cannot be {done}: {text}")
 
 
 def _reason(error: Exception) -> str:
@@ -159,14 +165,15 @@ def _reason(error: Exception) -> str:
     return text or {"ServerDisconnectedError": "connection lost"}.get(type(error).__name__, type(error).__name__)
 
 
-def _address(path: str, names: tuple[str, ...], data: Any) -> str:
+def _address(path: str, names: tuple[str, ...], options: dict[str, Any]) -> str:
     """Return the address at `gs://` of the object, directory or bucket that a request is about.
 
     path, names: URL of the request, with `{}` for names, and these names.
-    data: its content; an upload names its object there.
+    options: its parameters and its content; an upload names its object there.
     """
     if names:
-        return "gs://" + "/".join(names[:2])
+        return "gs://" + "/".join([*names, options.get("prefix") or ""][:2]).rstrip("/")
+    data = options.get("data")
     url = urllib.parse.urlsplit(path)
     _, _, name = url.path.partition("/b/")
     bucket, _, key = name.partition("/o")

@@ -144,7 +144,8 @@ class _Lock:
     def take(self) -> None:
         """Create the lock file, and start the thread that rewrites it regularly to show that this process still runs.
 
-        Raises ValueError if another process holds the lock or the directory cannot be written.
+        Raises ValueError if another process holds the lock or the directory cannot be written, and StoreError if an
+        object store fails.
         """
         try:
             self._made = not self._directory.exists()
@@ -152,6 +153,8 @@ class _Lock:
             self._holder = Holder.this_process()
             while not self._create():
                 self._remove_if_stale()
+        except storage.StoreError:
+            raise
         except OSError as error:
             raise ValueError(
                 f"cannot write to --workdir={self._directory}: {error.strerror or error}. "

@@ -31,6 +31,10 @@ for _protocol in ("gs", "gcs"):
 _patience = PATIENCE
 
 
+class StoreError(OSError):
+    """Error of an object store, whose message says in one line what failed, where, and what helps."""
+
+
 def patience() -> float:
     """Return the seconds for which a request to an object store that fails or is not answered is repeated."""
     return _patience

@@ -15,6 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from ag_jax.distributed import hosts, storage
@@ -86,7 +87,7 @@ class Checkpoints:
         self._directory, self._read_only = storage.directory(directory), read_only
         _silence_orbax()
         if storage.is_remote(self._directory):
-            _limit_tries()
+            _adapt_orbax()
         self._policy = policy.AnyPreservationPolicy(kept)
         self._manager = self._open(alone=read_only)
 
@@ -175,10 +176,17 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of writing a checkpoint into an OSError that lists the complete checkpoints and gives advice."""
+        """Turn errors of writing a checkpoint into an OSError that gives advice and, on a disk, lists the complete
+        checkpoints.
+        """
         try:
             yield
         except Exception as error:
+            if storage.is_remote(self._directory):  # which may fail again, so nothing is read there
+                raise storage.StoreError(
+                    f"cannot write a checkpoint to {self._directory}: {damage.store_failure(error)}. Complete "
+                    "checkpoints are not affected: run the same command again, which resumes from the newest"
+                ) from error
             whole = ", ".join(map(str, sorted(self._manager.all_steps(read=True)))) or "none"
             advice = "Free some disk space" if damage.is_full(error) else "Remove the cause"
             raise OSError(
@@ -331,12 +339,16 @@ def steps_in(directory: epath.Path) -> list[int]:
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
 
 
-def _limit_tries() -> None:
-    """Let TensorStore, which reads and writes the arrays, give up on an object store after `storage.patience()` seconds.
+def _adapt_orbax() -> None:
+    """Let Orbax access object stores as everything else does.
 
-    Its own limit is a quarter of an hour for requests that fail, and none for those that are not answered. The wait
-    before a repetition doubles each time, from a second on. A request that is not answered ends after a tenth of the
-    time, so that a silent store is given up after twice the time at most.
+    TensorStore, which reads and writes the arrays, gives up after `storage.patience()` seconds. Its own limit is a
+    quarter of an hour for requests that fail, and none for those that are not answered. The wait before a repetition
+    doubles each time, from a second on. A request that is not answered ends after a tenth of the time, so that a silent
+    store is given up after twice the time at most.
+
+    Orbax does not ask whether a bucket has folders, for which it would need the permission to describe the bucket, in
+    addition to those of the role Storage Object Admin. If it has, empty folders stay behind deleted checkpoints.
     """
     patience = storage.patience()
     longest = max(1.0, patience / 4)
@@ -344,9 +356,10 @@ def _limit_tries() -> None:
     while waits < patience:
         waits, retries = waits + min(2.0**retries, longest), retries + 1
     tries = {"max_retries": retries, "initial_delay": "1s", "max_delay": f"{longest:g}s"}
-    # Orbax offers no setting for it. All its reads and writes copy these two tables.
+    # Orbax offers no settings for these. All its reads and writes copy the two tables.
     for context in (tensorstore_utils._BASE_TS_CONTEXT, tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT):
         context["gcs_request_retries"] = tries
+    gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
     silence = str(max(1, round(patience / 10)))
     os.environ |= {  # TensorStore reads them once
         "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": silence,
