@@ -362,11 +362,6 @@ def _import(request: Request) -> None:
     if not request.source:
         raise ValueError("this verb needs --from=MODEL, a Hugging Face directory or a name on its hub")
     workdir = request.directory()
-    if storage.is_remote(workdir):
-        raise ValueError(
-            f"--workdir={workdir} is in an object store, but import writes to local disks only: give a local directory "
-            "and copy it to the store afterwards"
-        )
     found = importing.convert(request.source, workdir, request.expect)
     print(f"{found.parameters:,} parameters of {found.family}, in {workdir}")
     for head in found.new:

@@ -2,8 +2,8 @@
 
 * A request that fails for a reason that may pass, such as a lost connection, is repeated for `storage.patience()`
   seconds. gcsfs itself gives up after half a minute, and waits without a limit for a store that does not answer.
-* Every other failure is a `storage.StoreError`, whose one line says what failed, where, and what helps. `exists` and `is_dir` raise
-  it, too, in place of the answer False.
+* Every other failure is a `storage.StoreError`, whose one line says what failed, where, and what helps. `exists` and
+  `is_dir` raise it, too, in place of the answer False.
 * Listings are not cached, because other processes change the same directories.
 
 This module needs the package gcsfs, which `pip install 'ag_jax[gcs]'` installs. fsspec imports it when a path at `gs://`

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -154,15 +155,20 @@ class Checkpoints:
         """From now on, also keep the checkpoint of `step`, and no longer that of an earlier call."""
         self._best.step = step
 
-    def save(self, state: TrainState, progress: dict[str, Any]) -> None:
+    def save(self, state: TrainState, progress: dict[str, Any]) -> float:
         """Save a state and its progress (JSON values) in the background; `wait` or the next `save` raises errors.
 
-        Raises OSError with advice if a checkpoint cannot be written.
+        Returns the seconds that it waited for the save before to end. Raises OSError with advice if a checkpoint cannot
+        be written.
         """
+        began = time.perf_counter()
+        self.wait()
+        waited = time.perf_counter() - began
         progress = progress | {FINGERPRINT: fingerprint(state) | {PROGRESS: of_json(progress)}}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
         with self._explained():
             self._manager.save(int(state.step), args=items, force=True)
+        return waited
 
     def wait(self) -> None:
         """Wait until every saved checkpoint is on disk."""

@@ -17,7 +17,9 @@ _SYSTEM_ERROR = re.compile(r"\[os_error_code='(\d+)'")  # TensorStore raises its
 _STATUS = re.compile(
     r"^(PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED)\b"
 )
-_DETAILS = re.compile(r" \[(os_error_code|tensorstore_spec|source_locations|http_response_code|http_response_body|curl_code)=.*")
+_DETAILS = re.compile(
+    r" \[(os_error_code|tensorstore_spec|source_locations|http_response_code|http_response_body|curl_code)=.*"
+)
 _PIECE = 1 << 24  # bytes read at once
 
 
@@ -49,7 +51,7 @@ def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointE
     )
 
 
-def cause_of(error: Exception) -> str:
+def cause_of(error: BaseException) -> str:
     """Return the message of the innermost exception in an error's chain of causes, in one line."""
     *_, first = _chain(error)
     return first_line(first)
@@ -62,7 +64,7 @@ def first_line(error: Any) -> str:
     return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text or type(error).__name__
 
 
-def store_failure(error: Exception) -> str:
+def store_failure(error: BaseException) -> str:
     """Return in one line why an object store could not be read or written, and what helps."""
     found = next((each for each in _chain(error) if isinstance(each, storage.StoreError)), None)
     if found is not None:
