@@ -39,20 +39,20 @@ class Asked:
     """A request, as a plan of failures sees it.
 
     number: count of requests before it.
-    method: GET, POST, PUT or DELETE.
+    kind: `bucket` for the description of a bucket, `list`, `describe` or `read` for an object, or `write`, which are
+        also deletions.
     bucket: name of the bucket.
     name: name of the object; the prefix, of a listing; empty for the bucket itself.
-    is_write: whether it changes an object.
     """
 
     number: int
-    method: str
+    kind: str
     bucket: str
     name: str
 
     @property
     def is_write(self) -> bool:
-        return self.method != "GET"
+        return self.kind == "write"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +107,7 @@ class Server(http.server.ThreadingHTTPServer):
     buckets: {bucket: {name: object}}.
     plan: request -> how it fails: a status, seconds of delay as a float, `CUT`, `LOST` or `FROZEN`; None answers it.
     asked: the requests so far.
+    written: names of the objects that were written so far, in order.
     """
 
     daemon_threads = True
@@ -117,6 +118,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.uploads: dict[str, dict] = {}
         self.lock, self.numbers = threading.RLock(), itertools.count(time.time_ns() // 1000)
         self.asked: list[Asked] = []
+        self.written: list[str] = []
         self.thawed = threading.Event()
         self._plan: Plan = answer_all
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -144,6 +146,7 @@ class Server(http.server.ThreadingHTTPServer):
         with self.lock:
             self.buckets, self.uploads = {name: {} for name in buckets}, {}
             self.asked.clear()
+            self.written.clear()
         self.plan = answer_all
 
     def close(self) -> None:
@@ -169,6 +172,7 @@ class Server(http.server.ThreadingHTTPServer):
                 if resource.get(key, value) != value:
                     raise Refused(400, f"{key} {resource[key]} does not match {value}")
             objects[name] = made
+            self.written.append(name)
             return made.resource(bucket, name)
 
     def objects(self, bucket: str) -> dict[str, Stored]:
@@ -238,8 +242,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         options = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
         parts = [urllib.parse.unquote(part) for part in url.path.split("/") if part]
         bucket, name = _names(parts, options)
+        kind = "write"
+        if self.command == "GET":
+            is_read = parts[0] == "download" or options.get("alt") == "media"
+            kind = "read" if is_read else {4: "bucket", 5: "list"}.get(len(parts), "describe")
         with self.server.lock:
-            asked = Asked(len(self.server.asked), self.command, bucket, name)
+            asked = Asked(len(self.server.asked), kind, bucket, name)
             self.server.asked.append(asked)
             plan, thawed = self.server.plan, self.server.thawed
         fault = plan(asked)

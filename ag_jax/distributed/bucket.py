@@ -11,6 +11,7 @@ is first used, as `storage` registers it.
 """
 
 import asyncio
+import io
 import json
 import random
 import re
@@ -29,6 +30,7 @@ from ag_jax.distributed import storage
 LONGEST_PAUSE = 32.0  # seconds between two tries of a request
 SAID_AFTER = 10.0  # seconds of failures after which a line says that a request is repeated
 GIVEN_UP = 5.0  # seconds for which requests are repeated after one was given up, until the store answers again
+LARGE = 2**20  # bytes; aiohttp warns of longer ones in one piece
 _ONCE = gcsfs.core.GCSFileSystem._request.__wrapped__  # without the repetitions of gcsfs
 _DONE_BY = {"GET": "read", "DELETE": "deleted"}
 
@@ -52,12 +54,14 @@ class Bucket(gcsfs.core.GCSFileSystem):
         if Bucket._gave_up:  # a command that ends because of it need not wait again, such as to remove its lock
             patience = min(patience, GIVEN_UP)
         deadline = began + patience
-        address = _address(path, names, options)
+        address, data = _address(path, names, options), options.get("data")
         while True:
             left = deadline - time.monotonic()
             # A connection can be lost without notice, so another one is tried before the time is over.
             silence = max(1.0, min(left, patience / 3))
             self.requests_timeout = aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
+            if isinstance(data, bytes | bytearray | memoryview) and len(data) > LARGE:
+                options["data"] = io.BytesIO(data)  # sent in pieces, so that other requests are answered meanwhile
             try:
                 answer = await _ONCE(self, method, path, *names, **options)
             except FileNotFoundError:

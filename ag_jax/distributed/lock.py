@@ -269,7 +269,7 @@ class _Lock:
     def _read(self) -> tuple[str, Holder | None] | None:
         """Return the lock file's text and the holder that it names (None if damaged); None if there is no file."""
         try:
-            text = self._path.read_text()
+            text = storage.read_whole(self._path)
         except FileNotFoundError:
             return None
         try:

@@ -88,6 +88,14 @@ def _files(path: epath.Path) -> fsspec.AbstractFileSystem:
     return fsspec.core.url_to_fs(str(path))[0]
 
 
+def read_whole(path: epath.Path) -> str:
+    """Read a text file as it was at one moment, even if another process replaces it meanwhile.
+
+    `read_text` reads a file of an object store in two requests, the first of which is about its length.
+    """
+    return _files(path).cat_file(str(path)).decode() if is_remote(path) else path.read_text()
+
+
 def create(path: epath.Path, text: str) -> bool:
     """Write a file if there is none at this path; return whether it was written.
 
