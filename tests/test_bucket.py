@@ -1,8 +1,8 @@
 """Run directories in a bucket of Google Cloud Storage: all verbs, kills, and a bucket that fails.
 
-The server of `tests/bucket.py` answered the requests of a small client (simple, multipart and resumable uploads, ranges,
-conditions, listings and their pages, copies, deletions) as googleapis/storage-testbench did, but for deletions (204, as
-documented, in place of 200) and wrong checksums (400 in place of 412).
+The server of `tests/bucket.py` answered the requests of a small client as googleapis/storage-testbench did: simple,
+multipart and resumable uploads, ranges, conditions, listings and their pages, copies, deletions. Exceptions are the
+status of deletions (204, as documented, in place of 200) and of wrong checksums (400 in place of 412).
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import pathlib
 import random
 import threading
 import time
-import urllib.parse
 
 import fsspec
 import jax
@@ -28,10 +27,10 @@ from ag_jax.distributed import storage
 from ag_jax.distributed.bucket import Bucket
 from ag_jax.pretraining import run
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.metrics import read_metrics
+from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from ag_jax.training.state import create_state
 from tests import commands, marian_files
-from tests.bucket import CUT, FROZEN, LOST, Server
+from tests.bucket import CUT, FROZEN, LOST
 
 CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
@@ -144,7 +143,7 @@ def test_listings(bucket):
     assert store.find("gs://bucket/a") == ["bucket/a/1", "bucket/a/2/3", "bucket/a/2/4"]
     assert epath.Path("gs://bucket/a").is_dir() and not epath.Path("gs://bucket/a/1").is_dir()
     bucket.write("bucket", "a/5", b"x", {}, {})  # by another process, so the first listing must not be remembered
-    assert [path.name for path in epath.Path("gs://bucket/a").iterdir()] == ["1", "5", "2"] or store.exists("bucket/a/5")
+    assert {path.name for path in epath.Path("gs://bucket/a").iterdir()} == {"1", "2", "5"}
     pages, token = [], ""
     while token is not None:
         page = bucket.listing("bucket", {"prefix": "a", "delimiter": "/", "maxResults": "1", "pageToken": token})
@@ -155,9 +154,9 @@ def test_listings(bucket):
     assert [item["name"] for item in bucket.listing("bucket", within)["items"]] == ["a/2/4", "a/5", "a0"]
 
 
-@pytest.mark.parametrize("fault", [503, CUT, LOST, FROZEN])
+@pytest.mark.parametrize("fault", [503, LOST, pytest.param(CUT, marks=pytest.mark.exhaustive), FROZEN])
 def test_failures_that_pass_are_not_noticed(bucket, monkeypatch, fault):
-    monkeypatch.setattr(storage, "_patience", 6.0)
+    monkeypatch.setattr(storage, "_patience", 3.0)  # a request that is not answered is sent again after a second
     bucket.plan = lambda asked: fault if asked.number % 3 == 0 else None
     path = epath.Path("gs://bucket/run/file")
     path.write_text("content")
@@ -170,7 +169,10 @@ def test_failures_that_pass_are_not_noticed(bucket, monkeypatch, fault):
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (403, "^Forbidden: gs://bucket/run/file cannot be {} with these credentials: give them the role Storage Object"),
+        (
+            403,
+            "^Forbidden: gs://bucket/run/file cannot be {} with these credentials: give them the role Storage Object",
+        ),
         (401, "^gs://bucket/run/file cannot be {} without credentials .*: gcloud auth application-default login$"),
         (503, "^gs://bucket/run/file cannot be {}: the store failed for 1 seconds .*--store_timeout=SECONDS"),
         (CUT, "^gs://bucket/run/file cannot be {}: the store failed for 1 seconds .*--store_timeout=SECONDS"),
@@ -244,8 +246,16 @@ def small_state(step=0):
     return dataclasses.replace(state, step=jnp.int32(step))
 
 
-@pytest.mark.parametrize("part", ["state", "progress", "_CHECKPOINT_METADATA", "commit_success.txt"])
-@pytest.mark.parametrize("fault", [403, CUT, FROZEN])
+# TensorStore reads once how long an array may stay unanswered: a test of commands has that case.
+PARTS = ("state", "progress", "_CHECKPOINT_METADATA", "commit_success.txt")
+FAILURES = [(part, fault) for part in PARTS for fault in (403, CUT, FROZEN) if (part, fault) != ("state", FROZEN)]
+SHORT = [("state", 403), ("state", CUT), ("progress", 403), ("commit_success.txt", CUT)]
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [pytest.param(*case, marks=() if case in SHORT else pytest.mark.exhaustive) for case in FAILURES],
+)
 def test_a_checkpoint_that_cannot_be_saved(bucket, monkeypatch, part, fault):
     """Whichever of its files fails: Orbax writes some with gcsfs, and the arrays with TensorStore."""
     monkeypatch.setattr(storage, "_patience", 2.0)
@@ -253,7 +263,9 @@ def test_a_checkpoint_that_cannot_be_saved(bucket, monkeypatch, part, fault):
     bucket.plan = lambda asked: fault if asked.is_write and part in asked.name else None
     checkpoints = Checkpoints(directory)
     began = time.monotonic()
-    with pytest.raises(storage.StoreError, match="^cannot write a checkpoint to gs://bucket/run/checkpoints: ") as error:
+    with pytest.raises(
+        storage.StoreError, match="^cannot write a checkpoint to gs://bucket/run/checkpoints: "
+    ) as error:
         checkpoints.save(small_state(), {"n": 1})
         checkpoints.wait()
     assert "\n" not in str(error.value) and time.monotonic() - began < 15
@@ -276,3 +288,83 @@ def test_checkpoints_need_no_permission_to_describe_the_bucket(bucket):
         checkpoints.save(small_state(step), {})
     checkpoints.close()
     assert len({name.split("/")[1] for name in bucket.buckets["bucket"]}) == 1, "older ones are deleted"
+
+
+def train(overrides, workdir, server, *more, **options):
+    """Start `ag-jax train` with a bucket."""
+    settings = [f"--config.{key}={value}" for key, value in overrides.items() if not isinstance(value, tuple)]
+    environment = {"JAX_NUM_CPU_DEVICES": "1"} | server.environment
+    arguments = ["train", f"--config={CONFIG}", *settings, "--config.training.tensorboard=False", *more]
+    return commands.Running([*arguments, f"--workdir={workdir}"], environment=environment, **options)
+
+
+def content(workdir, step):
+    """Rows of metrics without their clock, and the parameters of a checkpoint."""
+    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", read_only=True)
+    params = checkpoints.restore_params(step)
+    checkpoints.close()
+    return [{key: row[key] for key in row.keys() - CLOCK_FIELDS} for row in read_metrics(workdir)], params
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.exhaustive)])
+def test_a_run_that_is_killed_ends_with_the_same_numbers(bucket, overrides, tmp_path, kills):
+    """Killed while requests are under way, chosen at random, of which every eighth fails."""
+    steps, chosen = 40, random.Random(kills)
+    overrides |= {"training.steps": steps, "training.checkpoint_every": 3, "training.evaluate_every": 20}
+    assert train(overrides, tmp_path / "run", bucket).wait().returncode == 0
+    faults = {index: chosen.choice((503, CUT, LOST, 0.2)) for index in range(0, 100_000, 8)}
+    bucket.plan = lambda asked: faults.get(asked.number)
+    for number in range(kills):
+        running = train(overrides, "gs://bucket/run", bucket, "--store_timeout=20")
+        running.wait_for(f"step {(number + 1) * (steps - 4) // kills}/{steps}")
+        seen, more = len(bucket.asked), chosen.randrange(12)  # while a checkpoint is saved, or rows are uploaded
+        while running.poll() is None and len(bucket.asked) < seen + more:
+            time.sleep(0.001)
+        running.kill()
+    last = train(overrides, "gs://bucket/run", bucket, "--store_timeout=20").wait()
+    assert last.returncode == 0 and "resumed from the checkpoint of step" in last.stderr, last.stderr
+    rows, params = content("gs://bucket/run", steps)
+    expected_rows, expected_params = content(tmp_path / "run", steps)
+    assert rows == expected_rows
+    for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected_params), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        (403, "checkpoints/6"),
+        pytest.param(CUT, "checkpoints/6", marks=pytest.mark.exhaustive),
+        pytest.param(FROZEN, "checkpoints/6", marks=pytest.mark.exhaustive),
+        pytest.param(FROZEN, "checkpoints/6/state", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_store_that_fails_in_the_middle_of_a_run(bucket, overrides, fault, where):
+    """The command ends with one line, and resumes afterwards."""
+    overrides |= {"training.steps": 12, "training.checkpoint_every": 3}
+    failing = threading.Event()
+
+    def plan(asked):
+        if asked.name.startswith(f"run/{where}"):
+            failing.set()
+        return fault if failing.is_set() else None
+
+    bucket.plan = plan
+    found = train(overrides, "gs://bucket/run", bucket, "--store_timeout=3").wait(120)
+    problems = found.stderr[found.stderr.index("ag-jax train:") :]
+    assert found.returncode == 1 and "Traceback" not in found.stderr and problems.count("\n") == 1, found.stderr
+    assert "gs://bucket/run/" in problems and "Complete checkpoints are not affected" in problems
+    assert ("role Storage Object Admin" if fault == 403 else "--store_timeout=SECONDS") in problems
+    assert "disk" not in problems
+    bucket.plan = lambda asked: None
+    again = train(overrides, "gs://bucket/run", bucket).wait()
+    assert again.returncode == 0 and "resumed from the checkpoint of step 3" in again.stderr, again.stderr
+    rows = read_metrics(epath.Path("gs://bucket/run"))
+    assert [row["step"] for row in rows if row["split"] == "train"] == [*range(1, 13)]
+
+
+def test_saves_that_do_not_fit_between_checkpoints_are_told(bucket, overrides):
+    bucket.plan = lambda asked: 1.5 if asked.is_write and "commit_success" in asked.name else None
+    told = "until that of step 0 was saved; raise training.checkpoint_every"
+    overrides |= {"training.checkpoint_every": 1}
+    assert told in train(overrides, "gs://bucket/slow", bucket).wait().stderr

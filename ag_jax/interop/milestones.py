@@ -4,7 +4,6 @@ The directories are named as the challenge names revisions: chck_1M for the chec
 and main for the last checkpoint.
 """
 
-
 from etils import epath
 
 from ag_jax.distributed import storage

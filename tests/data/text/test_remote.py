@@ -139,7 +139,9 @@ def test_what_is_wrong_is_said(both, bucket):
         DataConfig(source="a.en", target="gs://bucket/a.de", format="parallel")
 
     bucket.plan = lambda asked: 403
-    with pytest.raises(ValueError, match=r"data.source='gs://bucket/books' cannot be reached .*Forbidden: gs://bucket/b"):
+    with pytest.raises(
+        ValueError, match=r"data.source='gs://bucket/books' cannot be reached .*Forbidden: gs://bucket/b"
+    ):
         list(sources.documents("gs://bucket/books"))
 
 
