@@ -21,6 +21,7 @@ import pytest
 from etils import epath
 
 from ag_jax import cli
+from ag_jax.config_reader import shown
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.distributed import storage
@@ -292,7 +293,7 @@ def test_checkpoints_need_no_permission_to_describe_the_bucket(bucket):
 
 def train(overrides, workdir, server, *more, **options):
     """Start `ag-jax train` with a bucket."""
-    settings = [f"--config.{key}={value}" for key, value in overrides.items() if not isinstance(value, tuple)]
+    settings = [f"--config.{key}={shown(value)}" for key, value in overrides.items()]
     environment = {"JAX_NUM_CPU_DEVICES": "1"} | server.environment
     arguments = ["train", f"--config={CONFIG}", *settings, "--config.training.tensorboard=False", *more]
     return commands.Running([*arguments, f"--workdir={workdir}"], environment=environment, **options)
