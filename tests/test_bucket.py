@@ -307,7 +307,7 @@ def content(workdir, step):
     return [{key: row[key] for key in row.keys() - CLOCK_FIELDS} for row in read_metrics(workdir)], params
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_a_run_that_is_killed_ends_with_the_same_numbers(bucket, overrides, tmp_path, kills):
     """Killed while requests are under way, chosen at random, of which every eighth fails."""
     steps, chosen = 40, random.Random(kills)
@@ -364,6 +364,7 @@ def test_a_store_that_fails_in_the_middle_of_a_run(bucket, overrides, fault, whe
     assert [row["step"] for row in rows if row["split"] == "train"] == [*range(1, 13)]
 
 
+@pytest.mark.exhaustive
 def test_saves_that_do_not_fit_between_checkpoints_are_told(bucket, overrides):
     bucket.plan = lambda asked: 1.5 if asked.is_write and "commit_success" in asked.name else None
     told = "until that of step 0 was saved; raise training.checkpoint_every"
