@@ -142,6 +142,7 @@ def test_listings(bucket):
         bucket.write("bucket", name, b"x", {}, {})
     assert store.ls("gs://bucket/a", detail=False) == ["bucket/a/1", "bucket/a/2"]
     assert store.find("gs://bucket/a") == ["bucket/a/1", "bucket/a/2/3", "bucket/a/2/4"]
+    assert {path.name for path in epath.Path("gs://bucket/a").iterdir()} == {"1", "2"}
     assert epath.Path("gs://bucket/a").is_dir() and not epath.Path("gs://bucket/a/1").is_dir()
     bucket.write("bucket", "a/5", b"x", {}, {})  # by another process, so the first listing must not be remembered
     assert {path.name for path in epath.Path("gs://bucket/a").iterdir()} == {"1", "2", "5"}
