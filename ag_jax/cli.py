@@ -45,6 +45,7 @@ class Request:
     price: dollars per chip-hour.
     coordinator, hosts, host: position of this host among several, see `hosts.find_position`.
     join_timeout: seconds to wait for the other hosts.
+    store_timeout: seconds for which a request to an object store is repeated.
     source: the Hugging Face model to import; "hf" with the earlier verb `convert`.
     target: the directory to export to; "hf" with `convert`.
     path: the Hugging Face model of `convert`.
@@ -75,6 +76,7 @@ class Request:
     hosts: str | None = None
     host: int | None = None
     join_timeout: int = 1800
+    store_timeout: int = round(storage.PATIENCE)
     source: str | None = None
     target: str | None = None
     path: str | None = None
@@ -200,6 +202,7 @@ def run_verb(verb: str, request: Request) -> None:
         print(json.dumps(config_reader.to_dict(_checked(verb, request)), indent=2))
         return
     topology.silence_libtpu()
+    storage.set_patience(request.store_timeout)
     request.join(verb)
     VERBS[verb](request)
 
@@ -382,11 +385,6 @@ def _import(request: Request) -> None:
     if not request.source:
         raise ValueError("this verb needs --from=MODEL, a Hugging Face directory or a name on its hub")
     workdir = request.directory()
-    if storage.is_remote(workdir):
-        raise ValueError(
-            f"--workdir={workdir} is in an object store, but import writes to local disks only: give a local directory "
-            "and copy it to the store afterwards"
-        )
     found = importing.convert(request.source, workdir, request.expect)
     print(f"{found.parameters:,} parameters of {found.family}, in {workdir}")
     for head in found.new:

@@ -86,6 +86,31 @@ def one_device(monkeypatch) -> jax.Device:
     return device
 
 
+@pytest.fixture(scope="session")
+def bucket_server():
+    """Server of buckets for all tests of a session, because TensorStore reads its address once."""
+    from tests import bucket
+
+    server = bucket.Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def bucket(bucket_server, monkeypatch):
+    """Point paths at gs:// to an empty bucket, `gs://bucket`; the server (`tests.bucket.Server`)."""
+    from ag_jax.distributed import storage
+    from ag_jax.distributed.bucket import Bucket
+
+    bucket_server.reset("bucket")
+    for name, value in bucket_server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Bucket, "_gave_up", False)
+    monkeypatch.setattr(storage, "_patience", 20.0)
+    yield bucket_server
+    bucket_server.reset()
+
+
 # The slowest files, slowest first: they start first, so that no worker is left with one of them at the end.
 LONG = (
     "tests/multihost/test_many_hosts.py",

@@ -104,11 +104,13 @@ FLAGS = {
     "hosts": Flag("number", "number of hosts; auto on SLURM, Open MPI and Kubernetes"),
     "host": Flag("number", "number of this host, from 0 on"),
     "join_timeout": Flag("seconds", "how long to wait for the other hosts", 1800),
+    "store_timeout": Flag("seconds", "how long to repeat a request to a bucket that fails or does not answer", 300),
 }
 PAGE = "maps.html"  # that `--html` writes without a value
 CONFIG = "config file with its arguments, such as quickstart:arm=mlm; `ag-jax configs` lists them"
 SETTING = "change a setting; `ag-jax help SECTION.KEY` explains it"
 HOSTS = ("coordinator", "hosts", "host", "join_timeout")  # the same command on each of several machines
+STORE = "store_timeout"  # read by all verbs that may use a bucket
 BEST = "best"  # value of --step
 _DEFINED_BY = {
     "switch": flags.DEFINE_bool,
@@ -146,7 +148,7 @@ VERBS = {
             "ag-jax train --config=quickstart:arm=ag --config.training.steps=500 --workdir=runs/first",
             "ag-jax train --config=translate:source=train.en,target=train.de --workdir=runs/mine",
         ),
-        ("workdir", "print_config", *HOSTS),
+        ("workdir", "print_config", *HOSTS, STORE),
         True,
     ),
     "finetune": Verb(
@@ -158,7 +160,7 @@ VERBS = {
             "ag-jax finetune --config=finetune/own:checkpoint=runs/quickstart/ag-seed0,train=a.csv,text=review,"
             "label=stars,scale=small --workdir=runs/reviews",
         ),
-        ("workdir", "part", "print_config", *HOSTS),
+        ("workdir", "part", "print_config", *HOSTS, STORE),
         True,
     ),
     "compare": Verb(
@@ -169,7 +171,7 @@ VERBS = {
             "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds",
             "ag-jax compare --config=quickstart --config.comparison.seeds=0,1,2 --workdir=runs/three_seeds --part=2/6",
         ),
-        ("workdir", "part", "print_config", *HOSTS),
+        ("workdir", "part", "print_config", *HOSTS, STORE),
         True,
     ),
     "search": Verb(
@@ -181,7 +183,7 @@ VERBS = {
             "ag-jax train --config=ag/table3_language_modeling:language=oromo,arm=ag,best=runs/oromo --workdir=runs/ag",
             "ag-jax help search.     # the settings of the section `search`",
         ),
-        ("workdir", "part", "retry", "print_config", *HOSTS),
+        ("workdir", "part", "retry", "print_config", *HOSTS, STORE),
         True,
     ),
     "evaluate": Verb(
@@ -192,7 +194,7 @@ VERBS = {
             "ag-jax evaluate --config=probe:checkpoint=runs/quickstart/ag-seed0 --workdir=runs/probes",
             "ag-jax evaluate --config=probe:checkpoint=runs/quickstart/ag-seed0,ablation=held_out --workdir=runs/heads",
         ),
-        ("workdir", "step", "print_config", *HOSTS),
+        ("workdir", "step", "print_config", *HOSTS, STORE),
         True,
     ),
     "translate": Verb(
@@ -203,7 +205,7 @@ VERBS = {
             'echo "A dog runs." | ag-jax translate --workdir=runs/mine --input=- --output=-',
             "ag-jax translate --workdir=runs/mine --input=new.en --output=new10.de --decoding=beam_size=10",
         ),
-        ("workdir", "input", "output", "decoding", "step"),
+        ("workdir", "input", "output", "decoding", "step", STORE),
     ),
     "inspect": Verb(
         "draw the attention maps of a model for a sentence, or for a sentence and its translation",
@@ -218,13 +220,13 @@ VERBS = {
             "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --against=runs/quickstart/mlm-seed0 --html=maps.html",
             "ag-jax inspect --workdir=runs/quickstart/ag-seed0 --steps=all --html",
         ),
-        ("workdir", "text", "target", "layers", "heads", "without", "html", "against", "steps", "step"),
+        ("workdir", "text", "target", "layers", "heads", "without", "html", "against", "steps", "step", STORE),
     ),
     "import": Verb(
         "turn a Hugging Face model into a run directory",
         "--from=MODEL --workdir=RUN",
         ("ag-jax import --from=FacebookAI/roberta-base --workdir=runs/roberta-base",),
-        ("from", "workdir", "expect"),
+        ("from", "workdir", "expect", STORE),
     ),
     "export": Verb(
         "write a run's checkpoint as a model that transformers opens; push it to the Hugging Face hub",
@@ -235,7 +237,10 @@ VERBS = {
             "--license=apache-2.0 --push=quickstart-ag --private",
             "ag-jax export --workdir=runs/babylm/guided-seed0 --to=models/babylm-guided --milestones --language=en",
         ),
-        ("workdir", "to", "step", "milestones", "dtype", "license", "language", "datasets", "push", "private", "part"),
+        (
+            *("workdir", "to", "step", "milestones", "dtype", "license", "language", "datasets", "push", "private"),
+            *("part", STORE),
+        ),
     ),
     "prepare": Verb(
         "tokenise the text of a config once, before training; several processes and machines share the work",
@@ -245,21 +250,21 @@ VERBS = {
             "ag-jax prepare --config=ag/table9_tpu_gpu --config.data.cache_dir=gs://BUCKET/cache",
             "ag-jax prepare --config=ag/table9_tpu_gpu --config.data.cache_dir=/shared/cache --part=2/16",
         ),
-        ("part", "print_config"),
+        ("part", "print_config", STORE),
         True,
     ),
     "tokenizer": Verb(
         "train the tokenizer of a config, and try it on a text",
         "--config=CONFIG[:ARGUMENTS] --workdir=DIR [--text=TEXT]",
         ("ag-jax tokenizer --config=quickstart --workdir=runs/tokenizer",),
-        ("workdir", "text", "print_config"),
+        ("workdir", "text", "print_config", STORE),
         True,
     ),
     "plan": Verb(
         "estimate memory, time and cost on a TPU slice; no TPU needed",
         "--config=CONFIG[:ARGUMENTS] --topology=SLICE [--price=DOLLARS]",
         ("ag-jax plan --config=ag/table9_tpu_gpu:hardware=tpu --topology=v5e:2x4 --price=1.20",),
-        ("topology", "slices", "search_batch", "price", "workdir", "print_config"),
+        ("topology", "slices", "search_batch", "price", "workdir", "print_config", STORE),
         True,
     ),
     "configs": Verb("list the config files that come with ag-jax", "", ("ag-jax configs",)),

@@ -32,7 +32,6 @@ FILE = "lock.json"
 BEAT_EVERY = 15.0  # seconds between two rewrites of the file by its holder
 STALE_AFTER = 120.0  # seconds without change; network file systems may show changes late
 LOOK_EVERY = 1.0  # seconds between two reads of another holder's file
-SETTLE = 1.0  # seconds in which a competitor's write shows in an object store, which has no exclusive creation
 
 
 @contextlib.contextmanager
@@ -182,7 +181,8 @@ class _Lock:
     def take(self) -> None:
         """Create the lock file, and start the thread that rewrites it regularly to show that this process still runs.
 
-        Raises ValueError if another process holds the lock or the directory cannot be written.
+        Raises ValueError if another process holds the lock or the directory cannot be written, and StoreError if an
+        object store fails.
         """
         try:
             self._made = not self._directory.exists()
@@ -190,6 +190,8 @@ class _Lock:
             self._holder = Holder.this_process()
             while not self._create():
                 self._remove_if_stale()
+        except storage.StoreError:
+            raise
         except OSError as error:
             raise ValueError(
                 f"cannot write to --workdir={self._directory}: {error.strerror or error}. "
@@ -237,25 +239,11 @@ class _Lock:
                 os.rmdir(self._directory)  # fails, without harm, if the directory is not empty
 
     def _create(self) -> bool:
-        """Create the lock file if there is none; return whether this process now holds the lock."""
-        text = self._text(beats=0)
-        if storage.is_remote(self._path):
-            if self._path.exists():
-                return False
-            self._path.write_text(text)
-            time.sleep(SETTLE)
-            return self._is_ours()
-        try:
-            file = open(self._path, "x")  # noqa: SIM115 - closed below, where other errors are handled
-        except FileExistsError:
-            return False
-        try:
-            with file:
-                file.write(text)
-        except OSError:  # such as a full disk
-            self._path.unlink(missing_ok=True)
-            raise
-        return True
+        """Create the lock file if there is none; return whether this process now holds the lock.
+
+        An object store creates the file in one step, too. If its answer is lost, the file has this process's token.
+        """
+        return storage.create(self._path, self._text(beats=0)) or (storage.is_remote(self._path) and self._is_ours())
 
     def _remove_if_stale(self) -> None:
         """Remove the lock file if it is stale. Raises ValueError if the lock's holder still runs."""
@@ -275,10 +263,23 @@ class _Lock:
         self._remove(found)
 
     def _remove(self, found: tuple[str, Holder | None]) -> None:
-        """Remove the lock file if it still has the stale content `found`."""
-        with self._one_at_a_time():
+        """Remove the lock file if it still has the stale content `found`.
+
+        Another process may have found the same file stale. Between the last read of the file and its removal, it could
+        replace the file with its own lock, which would then be removed. So only one process of this machine at a time
+        removes a file, and at `gs://` only one of all.
+        """
+        if storage.is_remote(self._path):
+            storage.remove_if(self._path, found[0])
+            return
+        folder = os.open(self._directory, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems have no flock
+                fcntl.flock(folder, fcntl.LOCK_EX)
             if self._read() == found:
                 self._path.unlink(missing_ok=True)
+        finally:
+            os.close(folder)
 
     def _wait_for_change(self, text: str) -> tuple[bool, Holder | None]:
         """Wait, at most `STALE_AFTER` seconds, until the lock file's content is no longer `text`; return (whether the
@@ -302,28 +303,10 @@ class _Lock:
                 return found is None, found and found[1]
         return True, None
 
-    @contextlib.contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        """Let only one process of this machine at a time remove a stale lock file.
-
-        Another process may have found the same file stale. Between the last read of the file and its removal, it could
-        replace the file with its own lock, which would then be removed.
-        """
-        if storage.is_remote(self._path):
-            yield
-            return
-        folder = os.open(self._directory, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # some network file systems have no flock
-                fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
-
     def _read(self) -> tuple[str, Holder | None] | None:
         """Return the lock file's text and the holder that it names (None if damaged); None if there is no file."""
         try:
-            text = self._path.read_text()
+            text = storage.read_whole(self._path)
         except FileNotFoundError:
             return None
         try:

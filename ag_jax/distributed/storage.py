@@ -2,8 +2,12 @@
 
 An object store can neither append to a file nor rename it atomically, but a file written there appears completely or
 not at all.
+
+Paths are opened by etils, which leaves object stores to packages of fsspec: gcsfs for `gs://`, in the form of
+`bucket.Bucket`, and s3fs for `s3://`.
 """
 
+import os
 import secrets
 import shutil
 import sys
@@ -12,11 +16,36 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import fsspec
 from etils import epath
 
 T = TypeVar("T")
 
+PATIENCE = 300.0  # seconds for which a request to an object store is repeated, by default
+
 UPLOAD_EVERY = 30.0  # seconds between two uploads of a growing file, apart from those of `flush`
+
+os.environ.setdefault("EPATH_USE_TF", "false")  # etils would use TensorFlow where it is installed
+for _protocol in ("gs", "gcs"):
+    fsspec.register_implementation(_protocol, "ag_jax.distributed.bucket.Bucket", clobber=True)
+_patience = PATIENCE
+
+
+class StoreError(OSError):
+    """Error of an object store, whose message says in one line what failed, where, and what helps."""
+
+
+def patience() -> float:
+    """Return the seconds for which a request to an object store that fails or is not answered is repeated."""
+    return _patience
+
+
+def set_patience(seconds: float) -> None:
+    """Set the result of `patience` for this process. Raises ValueError if it is not positive."""
+    global _patience
+    if seconds < 1:
+        raise ValueError(f"--store_timeout must be at least 1 second, got {seconds:g}")
+    _patience = seconds
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -27,24 +56,80 @@ def is_remote(path: epath.PathLike) -> bool:
 def directory(name: epath.PathLike) -> epath.Path:
     """Return the absolute path of a directory that a user names.
 
-    Raises ValueError if its object store needs a package that is missing, or cannot be accessed.
+    Raises ValueError if its object store needs a package that is missing, if its bucket does not exist, or if an object
+    has this name, and OSError if the store cannot be read.
     """
     path = epath.Path(name)
     if not is_remote(path):
         return path.expanduser().resolve()
     try:
-        path.exists()
+        files = _files(path)
+        if hasattr(files, "check_bucket"):
+            files.check_bucket(str(path))
+        else:
+            path.exists()
     except ImportError as error:
         raise ValueError(
             f"{name} needs a package that is not installed ({error}): "
             "pip install 'ag_jax[gcs]' for gs://, s3fs for s3://"
         ) from error
+    except (ValueError, OSError):
+        raise
     except Exception as error:  # stores raise different types
         raise ValueError(
             f"{name} cannot be reached ({type(error).__name__}: {error}): check the name and your credentials "
             "(for gs://: gcloud auth application-default login)"
         ) from error
     return path
+
+
+def _files(path: epath.Path) -> fsspec.AbstractFileSystem:
+    """Return fsspec's file system for a path in an object store."""
+    return fsspec.core.url_to_fs(str(path))[0]
+
+
+def read_whole(path: epath.Path) -> str:
+    """Read a text file as it was at one moment, even if another process replaces it meanwhile.
+
+    `read_text` reads a file of an object store in two requests, the first of which is about its length.
+    """
+    return _files(path).cat_file(str(path)).decode() if is_remote(path) else path.read_text()
+
+
+def create(path: epath.Path, text: str) -> bool:
+    """Write a file if there is none at this path; return whether it was written.
+
+    Of several processes that create the same file, one succeeds. An object store whose answer is lost may have written
+    the file although the result is False.
+    """
+    if is_remote(path):
+        try:
+            _files(path).pipe_file(str(path), text.encode(), mode="create")
+        except FileExistsError:
+            return False
+        return True
+    try:
+        file = open(path, "x")  # noqa: SIM115 - closed below, where other errors are handled
+    except FileExistsError:
+        return False
+    try:
+        with file:
+            file.write(text)
+    except OSError:  # such as a full disk
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def remove_if(path: epath.Path, text: str) -> None:
+    """Remove a file of an object store that has this content; do nothing if it has another one, or does not exist.
+
+    At `gs://`, a file that another process writes meanwhile stays.
+    """
+    if hasattr(files := _files(path), "remove_if"):
+        files.remove_if(str(path), text.encode())
+    elif path.exists() and path.read_text() == text:
+        path.unlink(missing_ok=True)
 
 
 def write_whole(path: epath.Path, content: str | bytes) -> None:

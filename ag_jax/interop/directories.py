@@ -8,12 +8,25 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+from etils import epath
+
+from ag_jax.distributed import storage
 from ag_jax.interop import tensors, tokenizer_files
 
 _WANTED = ("config.json", "generation_config.json", "README.md", "*.safetensors", tensors.INDEX, *tokenizer_files.NAMES)
 
 
-def check_free(target: pathlib.Path) -> None:
+def on_disk(path: str) -> pathlib.Path:
+    """Return the absolute path of a directory to be written. Raises ValueError if it is in an object store."""
+    if storage.is_remote(path):
+        raise ValueError(
+            f"{path} is in an object store, but export writes to disks only: give a local directory, and copy it to "
+            "the store afterwards (gcloud storage cp -r)"
+        )
+    return pathlib.Path(path).expanduser().resolve()
+
+
+def check_free(target: pathlib.Path | epath.Path) -> None:
     """Raise ValueError if `target`, a directory to be created, is a file or a directory that is not empty."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists already and is a file or not empty: give a new or an empty directory")
@@ -44,6 +57,25 @@ def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def whole_anywhere(target: epath.Path) -> Iterator[epath.Path]:
+    """Yield a directory whose files are those of `target` when the body ends without an error: as `whole` on a disk.
+
+    An object store renames no directories, so there it is `target` itself, which is removed after an error.
+    """
+    if not storage.is_remote(target):
+        with whole(pathlib.Path(target)) as partial:
+            yield epath.Path(partial)
+        return
+    check_free(target)
+    try:
+        yield target
+    except BaseException:
+        with contextlib.suppress(OSError):  # the store may be what failed
+            target.rmtree(missing_ok=True)
+        raise
 
 
 def _why_not_written(error: BaseException | None) -> str | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,7 @@ def convert(
     if dtype not in tensors.DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(tensors.DTYPES)}, got {dtype!r}")
     workdir = storage.directory(workdir)
-    directories.check_free(pathlib.Path(path).expanduser().resolve())
+    directories.check_free(directories.on_disk(path))
     if finetuned.locate(workdir) is not None:
         return _convert_finetuned(workdir, step, path, dtype, stated, part)
     opened = run.open_run(workdir, step)
@@ -147,7 +146,7 @@ def _place(path: str, stated: Statements) -> str:
 
     `./` makes sure that a directory which is not there is not looked for on the hub.
     """
-    return stated.repository or f"./{pathlib.Path(path).expanduser().resolve().name}"
+    return stated.repository or f"./{directories.on_disk(path).name}"
 
 
 def _result(workdir: epath.Path) -> dict[str, Any] | None:
@@ -207,7 +206,7 @@ def _convert_translation(
 
     wanted = names.stored_tensors(family.names, {name: leaf.shape for name, leaf in arrays.items()})
     stored = names.store(wanted, arrays, tensors.DTYPES[dtype])
-    with directories.whole(pathlib.Path(path).expanduser().resolve()) as partial:
+    with directories.whole(directories.on_disk(path)) as partial:
         tensors.write(stored | constants, partial / tensors.WHOLE)
         for name, values in (("config.json", settings), (GENERATION, generation)):
             (partial / name).write_text(json.dumps(values, indent=2) + "\n")
@@ -244,7 +243,7 @@ def _write(model: ExportedContent, path: str, dtype: str) -> int:
         config, params = _from_zero(config, params)
     wanted = names.stored_tensors(model.table, {path: leaf.shape for path, leaf in params.items()})
     stored = names.store(wanted, params, tensors.DTYPES[dtype])
-    target = pathlib.Path(path).expanduser().resolve()
+    target = directories.on_disk(path)
     with directories.whole(target) as partial:
         tensors.write(stored, partial / tensors.WHOLE)
         settings = _settings(model.family, config, model.architecture, model.tokenizer.specials, dtype) | model.settings

@@ -78,20 +78,19 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
-    target = pathlib.Path(workdir)
-    directories.check_free(target)
+    directories.check_free(workdir)
     source = sources.read(directories.find(path))
     if _kind(source, expected):
         tuned, left_out = open_finetuned(path, expected)
-        with directories.whole(target) as partial:
-            finetuned.save(tuned, epath.Path(partial))
+        with directories.whole_anywhere(workdir) as place:
+            finetuned.save(tuned, place)
         family = f"{source.family.model_type} for {tuned.head.kind}"
         return Imported(family, _count(tuned.params), (), tuple(left_out))
-    opened = open_model(path, expected, target / "tokenizer")
-    with directories.whole(target) as partial:
-        run.write(opened.config, epath.Path(partial), opened.tokenizer, opened.params)
+    opened = open_model(path, expected, workdir / "tokenizer")
+    with directories.whole_anywhere(workdir) as place:
+        run.write(opened.config, place, opened.tokenizer, opened.params)
         pooler = {} if "next_head" in opened.params else opened.pooler
-        origins.write(epath.Path(partial), origin_of(opened, path), pooler)
+        origins.write(place, origin_of(opened, path), pooler)
     count = _count(opened.params) + _count(pooler)
     return Imported(source.family.model_type, count, opened.new, opened.left_out, opened.notes)
 
@@ -101,7 +100,7 @@ def _count(params: dict[str, Any]) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: pathlib.Path | None = None) -> OpenModel:
+def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: epath.Path | None = None) -> OpenModel:
     """Open the Hugging Face model of a directory or hub name for use as a run, without its task head if it has one.
 
     Nothing is written.

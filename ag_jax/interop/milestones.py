@@ -4,8 +4,6 @@ The directories are named as the challenge names revisions: chck_1M for the chec
 and main for the last checkpoint.
 """
 
-import pathlib
-
 from etils import epath
 
 from ag_jax.distributed import storage
@@ -35,7 +33,7 @@ def convert(
     Raises ValueError if the run has no milestones in words, or a checkpoint of one is missing.
     """
     workdir = storage.directory(workdir)
-    target = pathlib.Path(path).expanduser().resolve()
+    target = directories.on_disk(path)
     directories.check_free(target)
     steps = _steps(workdir)
     found = {}

@@ -5,7 +5,9 @@ import dataclasses
 import inspect
 import json
 import logging
+import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +16,8 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint._src.path import gcs_utils
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from ag_jax.distributed import hosts, storage
 from ag_jax.training import damage
@@ -83,6 +87,8 @@ class Checkpoints:
             kept.append(policy.EveryNSteps(keep_every))
         self._directory, self._read_only = storage.directory(directory), read_only
         _silence_orbax()
+        if storage.is_remote(self._directory):
+            _adapt_orbax()
         self._policy = policy.AnyPreservationPolicy(kept)
         self._manager = self._open(alone=read_only)
 
@@ -149,15 +155,20 @@ class Checkpoints:
         """From now on, also keep the checkpoint of `step`, and no longer that of an earlier call."""
         self._best.step = step
 
-    def save(self, state: TrainState, progress: dict[str, Any]) -> None:
+    def save(self, state: TrainState, progress: dict[str, Any]) -> float:
         """Save a state and its progress (JSON values) in the background; `wait` or the next `save` raises errors.
 
-        Raises OSError with advice if a checkpoint cannot be written.
+        Returns the seconds that it waited for the save before to end. Raises OSError with advice if a checkpoint cannot
+        be written.
         """
+        began = time.perf_counter()
+        self.wait()
+        waited = time.perf_counter() - began
         progress = progress | {FINGERPRINT: fingerprint(state) | {PROGRESS: of_json(progress)}}
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(progress))
         with self._explained():
             self._manager.save(int(state.step), args=items, force=True)
+        return waited
 
     def wait(self) -> None:
         """Wait until every saved checkpoint is on disk."""
@@ -171,10 +182,17 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of writing a checkpoint into an OSError that lists the complete checkpoints and gives advice."""
+        """Turn errors of writing a checkpoint into an OSError that gives advice and, on a disk, lists the complete
+        checkpoints.
+        """
         try:
             yield
         except Exception as error:
+            if storage.is_remote(self._directory):  # which may fail again, so nothing is read there
+                raise storage.StoreError(
+                    f"cannot write a checkpoint to {self._directory}: {damage.store_failure(error)}. Complete "
+                    "checkpoints are not affected: run the same command again, which resumes from the newest"
+                ) from error
             whole = ", ".join(map(str, sorted(self._manager.all_steps(read=True)))) or "none"
             advice = "Free some disk space" if damage.is_full(error) else "Remove the cause"
             raise OSError(
@@ -325,6 +343,35 @@ def steps_in(directory: epath.Path) -> list[int]:
     if not directory.exists():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+def _adapt_orbax() -> None:
+    """Let Orbax access object stores as everything else does.
+
+    TensorStore, which reads and writes the arrays, gives up after `storage.patience()` seconds. Its own limit is a
+    quarter of an hour for requests that fail, and none for those that are not answered. The wait before a repetition
+    doubles each time, from a second on. A request that is not answered ends after a tenth of the time, so that a silent
+    store is given up after twice the time at most.
+
+    Orbax does not ask whether a bucket has folders, for which it would need the permission to describe the bucket, in
+    addition to those of the role Storage Object Admin. If it has, empty folders stay behind deleted checkpoints.
+    """
+    patience = storage.patience()
+    longest = max(1.0, patience / 4)
+    waits, retries = 0.0, 0
+    while waits < patience:
+        waits, retries = waits + min(2.0**retries, longest), retries + 1
+    tries = {"max_retries": retries, "initial_delay": "1s", "max_delay": f"{longest:g}s"}
+    # Orbax offers no settings for these. All its reads and writes copy the two tables.
+    for context in (tensorstore_utils._BASE_TS_CONTEXT, tensorstore_utils._DEFAULT_OCDBT_TS_CONTEXT):
+        context["gcs_request_retries"] = tries
+    gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
+    silence = str(max(1, round(patience / 10)))
+    os.environ |= {  # TensorStore reads them once
+        "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": silence,
+        "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": silence,
+        "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+    }
 
 
 def _silence_orbax() -> None:

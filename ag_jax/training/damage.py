@@ -7,6 +7,8 @@ from typing import Any
 
 from etils import epath
 
+from ag_jax.distributed import storage
+
 # A file that is missing, or is not a regular file, inside a checkpoint is damage. All other errors of the operating
 # system, such as permissions, too many open files or a lost connection, say nothing about the content.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
@@ -15,7 +17,9 @@ _SYSTEM_ERROR = re.compile(r"\[os_error_code='(\d+)'")  # TensorStore raises its
 _STATUS = re.compile(
     r"^(PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED)\b"
 )
-_DETAILS = re.compile(r" \[(os_error_code|tensorstore_spec|source_locations)=.*")
+_DETAILS = re.compile(
+    r" \[(os_error_code|tensorstore_spec|source_locations|http_response_code|http_response_body|curl_code)=.*"
+)
 _PIECE = 1 << 24  # bytes read at once
 
 
@@ -36,6 +40,10 @@ def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointE
     obstacle = next((each for each in _chain(error) if _is_obstacle(each)), None) or _unreadable(folder)
     if obstacle is None:
         return CorruptCheckpointError(step, cause_of(error))
+    if storage.is_remote(folder):
+        return storage.StoreError(
+            f"cannot read the checkpoint of step {step}: {store_failure(obstacle)}. Nothing was changed in {folder}"
+        )
     return OSError(
         f"cannot read the checkpoint of step {step}: {first_line(obstacle)}\n"
         f"This says nothing about the content of {folder}, so nothing was changed. Run the same command again when the "
@@ -43,7 +51,7 @@ def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointE
     )
 
 
-def cause_of(error: Exception) -> str:
+def cause_of(error: BaseException) -> str:
     """Return the message of the innermost exception in an error's chain of causes, in one line."""
     *_, first = _chain(error)
     return first_line(first)
@@ -54,6 +62,19 @@ def first_line(error: Any) -> str:
     text = _DETAILS.sub("", str(error).strip().split("\n")[0])
     text = text if len(text) <= 300 else f"{text[:100]} ... {text[-195:]}"
     return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text or type(error).__name__
+
+
+def store_failure(error: BaseException) -> str:
+    """Return in one line why an object store could not be read or written, and what helps."""
+    found = next((each for each in _chain(error) if isinstance(each, storage.StoreError)), None)
+    if found is not None:
+        return str(found)
+    cause = cause_of(error)
+    if "PERMISSION_DENIED" in cause:
+        return f"{cause}. Give these credentials the role Storage Object Admin for the bucket"
+    if "retry attempts failed" in cause:
+        return f"{cause}. Check the network; --store_timeout=SECONDS sets how long to try"
+    return cause
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -25,6 +25,7 @@ from ag_jax.training.state import TrainState
 from ag_jax.training.stopping import Interrupted, StopSignal
 
 TIME_LIMIT = "training.time_limit"
+TOLD_FROM = 1.0  # seconds that training waits for a save from which on a line says so
 
 
 class NonFiniteError(Exception):
@@ -305,7 +306,12 @@ class Loop:
         if int(state.step) != self.saved_step:
             self.writer.flush()  # rows before a checkpoint must not be lost, because a resumed run does not repeat them
             with self.watchdog.compiling("the first checkpoint"):
-                self.checkpoints.save(state, self.progress.to_json())
+                waited = self.checkpoints.save(state, self.progress.to_json())
+            if waited > TOLD_FROM:
+                self.line.say(
+                    f"checkpoint of step {int(state.step)}: training waited {waited:.0f} seconds until that of step "
+                    f"{self.saved_step} was saved; raise training.checkpoint_every, so that saves fit between them"
+                )
             self.saved_step = int(state.step)
         self.watchdog.beat()
 

@@ -120,6 +120,8 @@ class MetricWriter:
         """Return a context manager that adds advice to an OSError raised while metrics are written."""
         try:
             yield
+        except storage.StoreError as error:
+            raise storage.StoreError(f"cannot write metrics: {error}. Complete checkpoints are not affected") from error
         except OSError as error:
             raise OSError(
                 f"cannot write metrics to {self._workdir}: {error.strerror or error}\n"

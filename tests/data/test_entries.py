@@ -17,14 +17,7 @@ from ag_jax.data.entries import Entries
 from ag_jax.data.text import pipeline, single_source
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.distributed import lock
-from tests import object_store
 from tests.data.conftest import text
-
-
-@pytest.fixture
-def store(monkeypatch):
-    monkeypatch.setattr(lock, "SETTLE", 0.0)
-    return object_store.install(monkeypatch)
 
 
 @pytest.fixture
@@ -56,7 +49,7 @@ def kinds(directory) -> set[str]:
     return {path.name.split("-")[0] for path in directory.iterdir()}
 
 
-def test_what_one_machine_prepares_others_read_without_the_text(config, store, machine, monkeypatch, tmp_path, caplog):
+def test_what_one_machine_prepares_others_read_without_the_text(config, bucket, machine, monkeypatch, tmp_path, caplog):
     first = machine("first")
     on_disk = pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path / "disk")))
     corpus, files = pipeline.prepare(config, claim=lock.Claims()), pipeline.source_files(config)
@@ -68,15 +61,15 @@ def test_what_one_machine_prepares_others_read_without_the_text(config, store, m
         assert (rows / path.parent.name / path.name).read_bytes() == path.read_bytes()
 
     (tmp_path / "text").rename(tmp_path / "gone")
-    second, writes = machine("second"), store.writes
+    second, writes = machine("second"), len(bucket.written)
     monkeypatch.setattr(text_parts, "write_text", None)
     again = pipeline.prepare(config, claim=lock.Claims())
     assert again.facts() == corpus.facts() and again.sources == corpus.sources
-    assert pipeline.source_files(config) == files and store.writes == writes
+    assert pipeline.source_files(config) == files and len(bucket.written) == writes
     assert kinds(second) == {"tokenizer", "rows", "files"}, "the token ids, which only rows are made of, stay there"
     np.testing.assert_array_equal(again.train.tokens[:], on_disk.train.tokens[:])
     assert "is not on this machine: taking what was prepared of it in gs://bucket/cache" in caplog.text
-    assert pipeline.prepare(config).facts() == corpus.facts() and store.writes == writes
+    assert pipeline.prepare(config).facts() == corpus.facts() and len(bucket.written) == writes
     with pytest.raises(FileNotFoundError, match="text' does not exist"):
         pipeline.prepare(dataclasses.replace(config, cache_dir="gs://bucket/another"))
     changed = dataclasses.replace(config, validation_fraction=0.2)
@@ -84,7 +77,7 @@ def test_what_one_machine_prepares_others_read_without_the_text(config, store, m
         pipeline.prepare(changed)
 
 
-def test_texts_of_one_relative_name_are_told_apart(store, machine, tmp_path, monkeypatch):
+def test_texts_of_one_relative_name_are_told_apart(bucket, machine, tmp_path, monkeypatch):
     """Two folders `a` and `b` have a `text` each; other machines lack both."""
     entries = Entries(machine("disk"), epath.Path("gs://bucket/cache"))
     relative, identities = DataConfig(source="text"), {}
@@ -112,7 +105,7 @@ def test_texts_of_one_relative_name_are_told_apart(store, machine, tmp_path, mon
     assert single_source.identity(entries, f"{tmp_path}/b/text") == identities["b"]
 
 
-def test_sources_that_earlier_versions_stored_are_known(store, machine, tmp_path, monkeypatch):
+def test_sources_that_earlier_versions_stored_are_known(bucket, machine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entries = Entries(machine("disk"), epath.Path("gs://bucket/cache"))
     for part in ("text/*.txt", f"{tmp_path}/text"):
@@ -120,7 +113,7 @@ def test_sources_that_earlier_versions_stored_are_known(store, machine, tmp_path
         assert single_source.identity(entries, part) == [[part, 1, 2]]
 
 
-def test_parts_of_several_machines_meet_in_the_store(config, store, machine, monkeypatch):
+def test_parts_of_several_machines_meet_in_the_store(config, bucket, machine, monkeypatch):
     made, write = [], text_parts.write_part
 
     def write_and_list(part, *rest):
@@ -142,7 +135,7 @@ def test_parts_of_several_machines_meet_in_the_store(config, store, machine, mon
     assert corpus.facts() == alone.facts()
 
 
-def test_damage_in_the_store_is_noticed_by_the_next_machine(config, store, machine):
+def test_damage_in_the_store_is_noticed_by_the_next_machine(config, bucket, machine):
     machine("first")
     corpus = pipeline.prepare(config)
     [path] = epath.Path(config.cache_dir).glob("rows-*/train/tokens.bin")
@@ -157,7 +150,7 @@ def test_damage_in_the_store_is_noticed_by_the_next_machine(config, store, machi
     assert pipeline.prepare(config).facts() == corpus.facts() and path.read_bytes() == content
 
 
-def test_a_wrong_copy_of_an_entry_is_copied_again(config, store, machine, monkeypatch):
+def test_a_wrong_copy_of_an_entry_is_copied_again(config, bucket, machine, monkeypatch):
     machine("first")
     corpus, honest, wrong = pipeline.prepare(config), cache_entries._copy, []
 
@@ -171,7 +164,7 @@ def test_a_wrong_copy_of_an_entry_is_copied_again(config, store, machine, monkey
     assert pipeline.prepare(config).facts() == corpus.facts() and wrong
 
 
-def test_an_upload_that_was_cut_off_is_repeated(config, store, machine):
+def test_an_upload_that_was_cut_off_is_repeated(config, bucket, machine):
     machine("first")
     corpus = pipeline.prepare(config)
     [manifest] = epath.Path(config.cache_dir).glob("rows-*/manifest.json")
@@ -191,7 +184,7 @@ def test_an_upload_that_was_cut_off_is_repeated(config, store, machine):
         (None, None, "~/.cache/ag_jax", None),
     ],
 )
-def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, store):
+def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, bucket):
     monkeypatch.delenv("AG_JAX_CACHE", raising=False)
     if environment:
         monkeypatch.setenv("AG_JAX_CACHE", environment)
@@ -200,7 +193,7 @@ def test_where_entries_are(cache_dir, environment, local, remote, monkeypatch, s
     assert found.remote == (None if remote is None else epath.Path(remote))
 
 
-def test_one_process_of_a_machine_copies_an_entry(tmp_path, store, monkeypatch, capsys):
+def test_one_process_of_a_machine_copies_an_entry(tmp_path, bucket, monkeypatch, capsys):
     """While this process waits, another one of the machine, which has the claim, copies the entry."""
     remote, claimed, copied = epath.Path("gs://bucket/cache"), [], []
     Entries(tmp_path / "first", remote).open("rows", lambda directory: (directory / "file").write_text("content"))

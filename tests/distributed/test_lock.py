@@ -12,18 +12,17 @@ import pytest
 from etils import epath
 
 from ag_jax.distributed import lock, storage
-from tests import object_store
+from tests.bucket import LOST
 from tests.distributed.fake_hosts import FakeHosts
 
 
-@pytest.fixture(params=["disk", "store"])
+@pytest.fixture(params=["disk", "bucket"])
 def directory(request, monkeypatch, tmp_path):
     """A directory that is not there yet, where nothing has to be waited for."""
-    for name in ("SETTLE", "LOOK_EVERY"):
-        monkeypatch.setattr(lock, name, 0.01)
+    monkeypatch.setattr(lock, "LOOK_EVERY", 0.01)
     if request.param == "disk":
         return epath.Path(tmp_path / "runs" / "a")
-    object_store.install(monkeypatch)
+    request.getfixturevalue("bucket")
     return epath.Path("gs://bucket/runs/a")
 
 
@@ -146,8 +145,8 @@ def test_the_holder_beats_and_leaves_if_another_one_took_over(directory, monkeyp
         assert left.is_set()
 
 
-def test_of_many_that_find_a_remnant_one_takes_over(tmp_path, monkeypatch):
-    directory, taken, refused = epath.Path(tmp_path), [], []
+def test_of_many_that_find_a_remnant_one_takes_over(directory, monkeypatch):
+    taken, refused = [], []
     write(directory, process_started="1")
     found, ended, numbers = threading.Barrier(8), threading.Barrier(8), itertools.count()
     is_gone = lock.Holder.is_gone
@@ -175,6 +174,33 @@ def test_of_many_that_find_a_remnant_one_takes_over(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert (len(taken), len(refused)) == (1, 7)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_of_many_that_start_together_at_a_bucket_one_gets_it(bucket, monkeypatch, lost):
+    """Also if the bucket's answers to the first attempts are lost, so that they are repeated."""
+    monkeypatch.setattr("random.uniform", lambda least, most: 0.01)
+    first = itertools.count()
+    bucket.plan = lambda asked: LOST if lost and asked.is_write and next(first) < 8 else None
+    together, ended, taken, refused = threading.Barrier(8), threading.Barrier(8), [], []
+    monkeypatch.setattr(lock.Holder, "is_gone", lambda holder: False)
+
+    def attempt():
+        together.wait()
+        try:
+            with lock.hold(epath.Path("gs://bucket/runs/a")):
+                taken.append(1)
+                ended.wait()
+        except ValueError:
+            refused.append(1)
+            ended.wait()
+
+    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(taken), len(refused), bucket.written) == (1, 7, ["runs/a/lock.json"])
 
 
 def test_the_first_of_several_hosts_holds_it(tmp_path, monkeypatch):

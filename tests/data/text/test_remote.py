@@ -13,7 +13,8 @@ import pytest
 
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.text import files, pipeline, remote, single_source, sources
-from tests import object_store
+from ag_jax.distributed import storage
+from tests.bucket import CUT
 from tests.data.conftest import text
 
 
@@ -47,11 +48,11 @@ def library():
 
 
 @pytest.fixture
-def both(tmp_path, monkeypatch):
-    """The same files below a directory and in a store; the store."""
+def both(tmp_path, monkeypatch, bucket):
+    """The same files below a directory and in a bucket; the file system of the bucket."""
     monkeypatch.setattr(files, "LARGEST_DOCUMENT", 2**19)
     monkeypatch.setattr(remote, "READ_TOGETHER", 2**16)
-    store = object_store.install(monkeypatch)
+    store = fsspec.filesystem("gs")
     for name, content in library().items():
         path = tmp_path / "books" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,7 @@ def test_the_rows_are_those_of_the_same_files_on_a_disk(both, tokenizer):
     stored = dataclasses.replace(config, source="gs://bucket/books")
     assert pipeline.prepare(stored).facts() == pipeline.prepare(config).facts()
     [(name, size, fingerprint), *_] = pipeline.source_files(stored)["source"]
-    assert (name, size) == ("a/b.txt", len(text(0, 30))) and fingerprint.startswith("created ")
+    assert (name, size) == ("a/b.txt", len(text(0, 30))) and fingerprint.startswith("md5Hash ")
 
 
 def test_a_change_of_the_text_is_noticed(both):
@@ -109,7 +110,7 @@ def test_a_change_of_the_text_is_noticed(both):
     unit = next(iter(sources.units("gs://bucket/books")))
     before = sources.identity("gs://bucket/books")
     assert not unit.has_changed() and sources.identity("gs://bucket/books") == before
-    store.pipe(str(unit.path), text(0, 30).encode())  # as long as before
+    store.pipe(str(unit.path), text(0, 30).swapcase().encode())  # as long as before
     assert unit.has_changed() and sources.identity("gs://bucket/books") != before
 
 
@@ -121,7 +122,7 @@ def test_the_checksum_of_the_store_comes_before_its_times():
         remote._listed("gs", {"bucket/a.txt": {"type": "file", "size": 3}})
 
 
-def test_what_is_wrong_is_said(both, monkeypatch):
+def test_what_is_wrong_is_said(both, bucket):
     _, store = both
     with pytest.raises(FileNotFoundError, match="data.source='gs://bucket/nothing' does not exist"):
         list(sources.documents("gs://bucket/nothing"))
@@ -137,22 +138,17 @@ def test_what_is_wrong_is_said(both, monkeypatch):
     with pytest.raises(ValueError, match="needs texts with their translations, got data.target='gs://bucket/a.de'"):
         DataConfig(source="a.en", target="gs://bucket/a.de", format="parallel")
 
-    def fails(*_, **__):
-        raise RuntimeError("403: forbidden")
-
-    monkeypatch.setattr(store, "find", fails)
-    with pytest.raises(ValueError, match=r"data.source='gs://bucket/books' cannot be reached \(RuntimeError: 403: for"):
+    bucket.plan = lambda asked: 403
+    with pytest.raises(
+        ValueError, match=r"data.source='gs://bucket/books' cannot be reached .*Forbidden: gs://bucket/b"
+    ):
         list(sources.documents("gs://bucket/books"))
 
 
-def test_a_network_that_fails_is_not_called_damage(both, monkeypatch):
-    class Broken(io.BytesIO):
-        def read(self, size=-1):
-            raise TimeoutError("timed out")
-
-    _, store = both
-    monkeypatch.setattr(store, "open", lambda *_, **__: Broken())
-    with pytest.raises(OSError, match="cannot be read .TimeoutError") as raised:
+def test_a_network_that_fails_is_not_called_damage(both, bucket, monkeypatch):
+    monkeypatch.setattr(storage, "_patience", 1.0)
+    bucket.plan = lambda asked: CUT if asked.kind == "read" else None
+    with pytest.raises(OSError, match="cannot be read .StoreError: .* the store failed for 1 seconds") as raised:
         list(sources.documents("gs://bucket/books/a.jsonl"))
     assert raised.value.filename == "gs://bucket/books/a.jsonl"
 

@@ -1,0 +1,373 @@
+"""Run directories in a bucket of Google Cloud Storage: all verbs, kills, and a bucket that fails.
+
+The server of `tests/bucket.py` answered the requests of a small client as googleapis/storage-testbench did: simple,
+multipart and resumable uploads, ranges, conditions, listings and their pages, copies, deletions. Exceptions are the
+status of deletions (204, as documented, in place of 200) and of wrong checksums (400 in place of 412).
+"""
+
+import dataclasses
+import json
+import pathlib
+import random
+import threading
+import time
+
+import fsspec
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from etils import epath
+
+from ag_jax import cli
+from ag_jax.config_reader import shown
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
+from ag_jax.distributed import storage
+from ag_jax.distributed.bucket import Bucket
+from ag_jax.pretraining import run
+from ag_jax.training.checkpoint import Checkpoints
+from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from ag_jax.training.state import create_state
+from tests import commands, marian_files
+from tests.bucket import CUT, FROZEN, LOST
+
+CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
+TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
+
+
+@pytest.fixture
+def overrides(tmp_path):
+    (tmp_path / "text").mkdir()
+    for number in range(12):
+        (tmp_path / "text" / f"{number}.txt").write_text(TEXT * 4 + f"It is number {number}.")
+    return {
+        "data.source": str(tmp_path / "text"),
+        "data.sequence_length": 16,
+        "data.tokenizer.vocabulary_size": 300,
+        "model.layers": 1,
+        "model.width": 12,
+        "model.heads": 6,
+        "training.steps": 4,
+        "optimizer.warmup_steps": 0,
+        "training.batch_size": 4,
+        "training.log_every": 1,
+        "training.evaluate_every": None,
+        "training.milestones": (0.0, 1.0),
+        "inspection.sentence": "The union is strong.",
+    }
+
+
+def request(workdir, config=None, overrides=None, **more):
+    return cli.Request(config, overrides or {}, workdir, None, None, False, **more)
+
+
+def test_compare_evaluate_inspect_export_and_import(bucket, overrides, capsys, tmp_path, one_device):
+    cli.run_verb("compare", request("gs://bucket/runs", CONFIG, overrides))
+    assert capsys.readouterr().out == "the report is gs://bucket/runs/report.md\n"
+    report = epath.Path("gs://bucket/runs/report.md")
+    assert "| Validation |" in report.read_text() and json.loads((report.parent / "report.json").read_text())
+    figures = list((report.parent / "figures").iterdir())
+    pictures = [path for path in figures if path.name != "maps.html"]
+    assert len(figures) - 1 == len(pictures) >= 5
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    workdir = report.parent / "ag-seed0"
+    assert [row["step"] for row in read_metrics(workdir)] == [1, 2, 3, 4, 4]
+    assert list((workdir / "tensorboard").iterdir())
+
+    cli.run_verb("evaluate", request(str(workdir)))
+    found = json.loads((workdir / "evaluation.json").read_text())
+    assert found["mlm_loss"] == pytest.approx(
+        json.loads((workdir / "summary.json").read_text())["validation_loss"], rel=1e-6
+    )
+    cli.run_verb("inspect", request(str(workdir)))
+    assert "drawn: gs://bucket/runs/ag-seed0/figures/attention_overview_step4.png" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="model.layers: there 1, now 2"):
+        cli.run_verb("train", request(str(workdir), CONFIG, overrides | {"model.layers": 2}))
+
+    model = tmp_path / "model"
+    with pytest.raises(ValueError, match="gs://bucket/model is in an object store, but export writes to disks only"):
+        cli.run_verb("export", request(str(workdir), target="gs://bucket/model"))
+    cli.run_verb("export", request(str(workdir), target=str(model)))
+    cli.run_verb("import", request("gs://bucket/imported", source=str(model)))
+    imported, trained = (run.open_run(epath.Path(path)).params for path in ("gs://bucket/imported", workdir))
+    for one, other in zip(jax.tree.leaves(imported["encoder"]), jax.tree.leaves(trained["encoder"]), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="gs://bucket/imported exists already"):
+        cli.run_verb("import", request("gs://bucket/imported", source=str(model)))
+    bucket.plan = lambda asked: 403 if asked.is_write and "checkpoints" in asked.name else None
+    with pytest.raises(storage.StoreError, match="Forbidden"):
+        cli.run_verb("import", request("gs://bucket/again", source=str(model)))
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "sentencepiece_bpe"])
+def test_tokenizers_come_back(bucket, kind):
+    trained = tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=270 if kind == "byte_bpe" else 60), [TEXT])
+    trained.save("gs://bucket/tokenizer")
+    loaded = tokenizers.load("gs://bucket/tokenizer")
+    assert loaded.fingerprint() == trained.fingerprint() and loaded.encode(TEXT) == trained.encode(TEXT)
+    with pytest.raises(FileNotFoundError, match="no tokenizer at gs://bucket/other"):
+        tokenizers.load("gs://bucket/other")
+
+
+def test_tokenizers_of_several_files_come_back(bucket, tmp_path):
+    marian_files.write_tokenizer(tmp_path)
+    trained = tokenizers.load(tmp_path)
+    trained.save("gs://bucket/pair")
+    loaded = tokenizers.load("gs://bucket/pair")
+    assert loaded.fingerprint() == trained.fingerprint() and loaded.encode_targets([TEXT]) == trained.encode_targets(
+        [TEXT]
+    )
+
+
+def test_files_of_any_size_come_back_whole_and_in_parts(bucket):
+    store, path = fsspec.filesystem("gs"), epath.Path("gs://bucket/a folder/größe.bin")
+    content = random.Random(0).randbytes(7 * 2**20 + 3)  # more than a resumable upload sends in one part
+    for data in (content, b"", b"\r\n--==0==\r"):
+        path.write_bytes(data)
+        assert path.read_bytes() == data and store.size(str(path)) == len(data)
+    path.write_bytes(content)
+    assert store.cat_file(str(path), 5, 2**20) == content[5 : 2**20]
+    with path.open("rb") as file:
+        file.seek(-9, 2)
+        assert file.read() == content[-9:]
+    store.cp_file(str(path), "gs://bucket/copy")
+    assert bucket.buckets["bucket"]["copy"].data == content
+
+
+def test_listings(bucket):
+    store = fsspec.filesystem("gs")
+    for name in ("a/1", "a/2/3", "a/2/4", "a0", "b"):
+        bucket.write("bucket", name, b"x", {}, {})
+    assert store.ls("gs://bucket/a", detail=False) == ["bucket/a/1", "bucket/a/2"]
+    assert store.find("gs://bucket/a") == ["bucket/a/1", "bucket/a/2/3", "bucket/a/2/4"]
+    assert {path.name for path in epath.Path("gs://bucket/a").iterdir()} == {"1", "2"}
+    assert epath.Path("gs://bucket/a").is_dir() and not epath.Path("gs://bucket/a/1").is_dir()
+    bucket.write("bucket", "a/5", b"x", {}, {})  # by another process, so the first listing must not be remembered
+    assert {path.name for path in epath.Path("gs://bucket/a").iterdir()} == {"1", "2", "5"}
+    pages, token = [], ""
+    while token is not None:
+        page = bucket.listing("bucket", {"prefix": "a", "delimiter": "/", "maxResults": "1", "pageToken": token})
+        pages.append([item["name"] for item in page.get("items", [])] + page.get("prefixes", []))
+        token = page.get("nextPageToken")
+    assert pages == [["a/"], ["a0"]]
+    within = {"startOffset": "a/2/4", "endOffset": "b"}
+    assert [item["name"] for item in bucket.listing("bucket", within)["items"]] == ["a/2/4", "a/5", "a0"]
+
+
+@pytest.mark.parametrize("fault", [503, LOST, pytest.param(CUT, marks=pytest.mark.exhaustive), FROZEN])
+def test_failures_that_pass_are_not_noticed(bucket, monkeypatch, fault):
+    monkeypatch.setattr(storage, "_patience", 3.0)  # a request that is not answered is sent again after a second
+    bucket.plan = lambda asked: fault if asked.number % 3 == 0 else None
+    path = epath.Path("gs://bucket/run/file")
+    path.write_text("content")
+    assert path.read_text() == "content" and path.exists()
+    bucket.plan = lambda asked: None
+    path.unlink()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (
+            403,
+            "^Forbidden: gs://bucket/run/file cannot be {} with these credentials: give them the role Storage Object",
+        ),
+        (401, "^gs://bucket/run/file cannot be {} without credentials .*: gcloud auth application-default login$"),
+        (503, "^gs://bucket/run/file cannot be {}: the store failed for 1 seconds .*--store_timeout=SECONDS"),
+        (CUT, "^gs://bucket/run/file cannot be {}: the store failed for 1 seconds .*--store_timeout=SECONDS"),
+        (FROZEN, "^gs://bucket/run/file cannot be {}: the store failed for 1 seconds .*--store_timeout=SECONDS"),
+        (400, "^gs://bucket/run/file cannot be {}: planned failure"),
+    ],
+)
+def test_failures_that_last_are_one_line(bucket, monkeypatch, fault, expected):
+    path = epath.Path("gs://bucket/run/file")
+    path.write_text("content")
+    monkeypatch.setattr(storage, "_patience", 1.0)
+    bucket.plan = lambda asked: fault
+    asked = {
+        "read": (path.exists, path.is_dir, lambda: storage.read_whole(path)),
+        "written": (lambda: storage.write_whole(path, "x"), lambda: storage.create(path, "x")),
+        "deleted": (lambda: fsspec.filesystem("gs").rm_file(str(path)),),
+    }
+    for done, attempts in asked.items():
+        for attempt in attempts:
+            monkeypatch.setattr(Bucket, "_gave_up", False)
+            with pytest.raises(storage.StoreError, match=expected.format(done)) as raised:
+                attempt()
+            assert "\n" not in str(raised.value)
+    bucket.plan = lambda asked: None
+    assert path.read_text() == "content"
+
+
+def test_a_store_that_was_given_up_is_not_waited_for_again(bucket, monkeypatch):
+    monkeypatch.setattr(storage, "_patience", 4.0)
+    monkeypatch.setattr("ag_jax.distributed.bucket.GIVEN_UP", 0.1)
+    bucket.plan = lambda asked: CUT
+    path, seconds = epath.Path("gs://bucket/file"), []
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(storage.StoreError):
+            path.exists()
+        seconds.append(time.monotonic() - began)
+    assert seconds[0] > 1.5 and seconds[1] < 1.0
+    bucket.plan = lambda asked: CUT if asked.number < len(bucket.asked) - 3 else None
+    assert not path.exists() and not Bucket._gave_up
+
+
+def test_directories_that_cannot_be_used(bucket, capsys):
+    bucket.write("bucket", "file", b"x", {}, {})
+    bucket.write("bucket", "filed/other", b"x", {}, {})
+    assert storage.directory("gs://bucket/filed") and storage.directory("gs://bucket/fil")
+    wrong = {
+        "gs://none/run": "gs://none/run: there is no bucket none; check the name, or create it",
+        "gs://bucket/file": "gs://bucket/file is an object, where a directory is expected",
+    }
+    for verb in ("train", "evaluate", "inspect", "export"):
+        for workdir, expected in wrong.items():
+            config = CONFIG if verb == "train" else None
+            assert cli.run_safely(verb, request(workdir, config, {}, target="model")) == 1
+            printed = capsys.readouterr().err
+            assert expected in printed and printed.count("\n") == 1, printed
+    bucket.plan = lambda asked: 403 if asked.is_write else None  # credentials that may only read
+    assert cli.run_safely("train", request("gs://bucket/run", CONFIG)) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("ag-jax train: Forbidden: gs://bucket/run/lock.json cannot be written")
+    assert printed.count("\n") == 1
+
+
+def test_seconds_to_try_must_be_some(capsys):
+    assert cli.run_safely("train", request("runs/a", CONFIG, store_timeout=0)) == 1
+    assert "--store_timeout must be at least 1 second, got 0" in capsys.readouterr().err
+
+
+def small_state(step=0):
+    state = create_state({"a": jnp.arange(6.0).reshape(2, 3)}, optax.sgd(0.1))
+    return dataclasses.replace(state, step=jnp.int32(step))
+
+
+# TensorStore reads once how long an array may stay unanswered: a test of commands has that case.
+PARTS = ("state", "progress", "_CHECKPOINT_METADATA", "commit_success.txt")
+FAILURES = [(part, fault) for part in PARTS for fault in (403, CUT, FROZEN) if (part, fault) != ("state", FROZEN)]
+SHORT = [("state", 403), ("state", CUT), ("progress", 403), ("commit_success.txt", CUT)]
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [pytest.param(*case, marks=() if case in SHORT else pytest.mark.exhaustive) for case in FAILURES],
+)
+def test_a_checkpoint_that_cannot_be_saved(bucket, monkeypatch, part, fault):
+    """Whichever of its files fails: Orbax writes some with gcsfs, and the arrays with TensorStore."""
+    monkeypatch.setattr(storage, "_patience", 2.0)
+    directory = epath.Path("gs://bucket/run/checkpoints")
+    bucket.plan = lambda asked: fault if asked.is_write and part in asked.name else None
+    checkpoints = Checkpoints(directory)
+    began = time.monotonic()
+    with pytest.raises(
+        storage.StoreError, match="^cannot write a checkpoint to gs://bucket/run/checkpoints: "
+    ) as error:
+        checkpoints.save(small_state(), {"n": 1})
+        checkpoints.wait()
+    assert "\n" not in str(error.value) and time.monotonic() - began < 15
+    helps = "role Storage Object Admin" if fault == 403 else "--store_timeout"
+    assert helps in str(error.value) and "run the same command again" in str(error.value)
+    bucket.plan = lambda asked: None
+    again = Checkpoints(directory)
+    assert again.steps() == []
+    again.save(small_state(), {"n": 2})
+    again.close()
+    found = Checkpoints(directory).restore_latest(small_state())
+    assert found.progress == {"n": 2}
+    np.testing.assert_array_equal(found.state.params["a"], small_state().params["a"])
+
+
+def test_checkpoints_need_no_permission_to_describe_the_bucket(bucket):
+    bucket.plan = lambda asked: 403 if asked.kind == "bucket" else None
+    checkpoints = Checkpoints(epath.Path("gs://bucket/checkpoints"))
+    for step in range(3):
+        checkpoints.save(small_state(step), {})
+    checkpoints.close()
+    assert len({name.split("/")[1] for name in bucket.buckets["bucket"]}) == 1, "older ones are deleted"
+
+
+def train(overrides, workdir, server, *more, **options):
+    """Start `ag-jax train` with a bucket."""
+    settings = [f"--config.{key}={shown(value)}" for key, value in overrides.items()]
+    environment = {"JAX_NUM_CPU_DEVICES": "1"} | server.environment
+    arguments = ["train", f"--config={CONFIG}", *settings, "--config.training.tensorboard=False", *more]
+    return commands.Running([*arguments, f"--workdir={workdir}"], environment=environment, **options)
+
+
+def content(workdir, step):
+    """Rows of metrics without their clock, and the parameters of a checkpoint."""
+    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", read_only=True)
+    params = checkpoints.restore_params(step)
+    checkpoints.close()
+    return [{key: row[key] for key in row.keys() - CLOCK_FIELDS} for row in read_metrics(workdir)], params
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.exhaustive)])
+def test_a_run_that_is_killed_ends_with_the_same_numbers(bucket, overrides, tmp_path, kills):
+    """Killed while requests are under way, chosen at random, of which every eighth fails."""
+    steps, chosen = 40, random.Random(kills)
+    overrides |= {"training.steps": steps, "training.checkpoint_every": 3, "training.evaluate_every": 20}
+    assert train(overrides, tmp_path / "run", bucket).wait().returncode == 0
+    faults = {index: chosen.choice((503, CUT, LOST, 0.2)) for index in range(0, 100_000, 8)}
+    bucket.plan = lambda asked: faults.get(asked.number)
+    for number in range(kills):
+        running = train(overrides, "gs://bucket/run", bucket, "--store_timeout=20")
+        running.wait_for(f"step {(number + 1) * (steps - 4) // kills}/{steps}")
+        seen, more = len(bucket.asked), chosen.randrange(12)  # while a checkpoint is saved, or rows are uploaded
+        while running.poll() is None and len(bucket.asked) < seen + more:
+            time.sleep(0.001)
+        running.kill()
+    last = train(overrides, "gs://bucket/run", bucket, "--store_timeout=20").wait()
+    assert last.returncode == 0 and "resumed from the checkpoint of step" in last.stderr, last.stderr
+    rows, params = content("gs://bucket/run", steps)
+    expected_rows, expected_params = content(tmp_path / "run", steps)
+    assert rows == expected_rows
+    for one, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected_params), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        (403, "checkpoints/6"),
+        pytest.param(CUT, "checkpoints/6", marks=pytest.mark.exhaustive),
+        pytest.param(FROZEN, "checkpoints/6", marks=pytest.mark.exhaustive),
+        pytest.param(FROZEN, "checkpoints/6/state", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_store_that_fails_in_the_middle_of_a_run(bucket, overrides, fault, where):
+    """The command ends with one line, and resumes afterwards."""
+    overrides |= {"training.steps": 12, "training.checkpoint_every": 3}
+    failing = threading.Event()
+
+    def plan(asked):
+        if asked.name.startswith(f"run/{where}"):
+            failing.set()
+        return fault if failing.is_set() else None
+
+    bucket.plan = plan
+    found = train(overrides, "gs://bucket/run", bucket, "--store_timeout=3").wait(120)
+    problems = found.stderr[found.stderr.index("ag-jax train:") :]
+    assert found.returncode == 1 and "Traceback" not in found.stderr and problems.count("\n") == 1, found.stderr
+    assert "gs://bucket/run/" in problems and "Complete checkpoints are not affected" in problems
+    assert ("role Storage Object Admin" if fault == 403 else "--store_timeout=SECONDS") in problems
+    assert "disk" not in problems
+    bucket.plan = lambda asked: None
+    again = train(overrides, "gs://bucket/run", bucket).wait()
+    assert again.returncode == 0 and "resumed from the checkpoint of step 3" in again.stderr, again.stderr
+    rows = read_metrics(epath.Path("gs://bucket/run"))
+    assert [row["step"] for row in rows if row["split"] == "train"] == [*range(1, 13)]
+
+
+@pytest.mark.exhaustive
+def test_saves_that_do_not_fit_between_checkpoints_are_told(bucket, overrides):
+    bucket.plan = lambda asked: 1.5 if asked.is_write and "commit_success" in asked.name else None
+    told = "until that of step 0 was saved; raise training.checkpoint_every"
+    overrides |= {"training.checkpoint_every": 1}
+    assert told in train(overrides, "gs://bucket/slow", bucket).wait().stderr
