@@ -1,8 +1,10 @@
 """Run directories in a bucket of Google Cloud Storage: all verbs, kills, and a bucket that fails.
 
 The server of `tests/bucket.py` answered the requests of a small client as googleapis/storage-testbench did: simple,
-multipart and resumable uploads, ranges, conditions, listings and their pages, copies, deletions. Exceptions are the
-status of deletions (204, as documented, in place of 200) and of wrong checksums (400 in place of 412).
+multipart and resumable uploads, ranges, conditions, listings and their pages, copies, deletions. The answers differed
+in the status of deletions (204 in place of 200) and of wrong checksums (400 in place of 412), in the headers and fields
+of whole downloads, of simple uploads and of empty objects, in a multipart body with bare newlines, which the testbench
+rejects, and in the words of errors.
 """
 
 import dataclasses
