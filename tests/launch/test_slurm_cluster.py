@@ -325,7 +325,7 @@ def test_a_preempted_job_resumes(site, expected):
     job = site.submit("--time=10", "--nodes=2", command=site.command("train", "preempted"), seconds_a_step=1.0)
     job.wait_for("step 10/")
     urgent = site.cluster.run(
-        "sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=2", "--wrap=sleep 5"
+        "sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5"
     ).strip()
     output = job.ends(seconds=400)
     assert site.cluster.jobs(urgent)[0]["JobState"] == "COMPLETED"
