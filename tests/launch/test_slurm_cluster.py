@@ -277,7 +277,6 @@ def test_an_array_that_is_larger_than_the_work_is_not_submitted(site):
 
 
 def test_a_node_that_dies(site, expected):
-    """The job's own node, and then one of two nodes; SLURM starts the job again, and it resumes."""
     job = site.submit("--time=10", command=site.command("train", "moved"), seconds_a_step=1.0)
     job.wait_for("step 20/")
     (first,) = {one["NodeList"] for one in site.cluster.jobs(job.number)}
@@ -288,11 +287,13 @@ def test_a_node_that_dies(site, expected):
     assert f"on {first}, start 1," in output and f"on {second}, start 2," in output
     assert "moved: resumed from the checkpoint of step" in output
     assert_same_end(site.folder / "moved", expected)
-
     site.cluster.start_node(first)
     wait_for(lambda: set(site.cluster.states().values()) == {"idle"}, 60, "the node to return")
+
+
+def test_one_of_two_nodes_that_dies(site, expected):
     job = site.submit("--nodes=2", "--time=10", command=site.command("train", "lost"), seconds_a_step=1.0)
-    job.wait_for("step 20/")
+    job.wait_for("step 10/")
     site.cluster.kill_node("n2")
     wait_for(lambda: site.cluster.states()["n2"].startswith("down"), 90, "the node to be noticed as down")
     site.cluster.start_node("n2")
@@ -322,9 +323,9 @@ def test_nodes_without_a_shared_disk(site):
 
 def test_a_preempted_job_resumes(site, expected):
     job = site.submit("--time=10", "--nodes=2", command=site.command("train", "preempted"), seconds_a_step=1.0)
-    job.wait_for("step 20/")
+    job.wait_for("step 10/")
     urgent = site.cluster.run(
-        "sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=2", "--wrap=sleep 5"
+        "sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5"
     ).strip()
     output = job.ends(seconds=400)
     assert site.cluster.jobs(urgent)[0]["JobState"] == "COMPLETED"
