@@ -635,7 +635,7 @@ def test_bad_options(cluster, options, message):
         ((*TPU, "--volume=runs:/runs"), ("train", "--workdir=/runs/../x"), "or on the volume, such as /runs/first"),
         ((*TPU, "--volume=runs:/runs"), ("train", "--workdir=/runs/"), "or on the volume, such as /runs/first"),
         (TPU, ("train", "--workdir=gs://bucket/"), "names a bucket: expected a folder in it"),
-        (TPU, ("train", "--workdir", "gs://bucket/x"), "write --workdir=DIR, in one word"),
+        (TPU, ("train", "--workdir", "gs://bucket/x"), "write --workdir=VALUE, in one word"),
         ((*TPU, "--volume=runs:/runs"), ("train", "--workdir=/run/one"), "on the volume, such as /runs/first"),
         (TPU, ("inspect", TRAIN[2]), "ag-jax inspect runs on one machine, and one has several hosts"),
         (TPU, (*TRAIN, "--config.a=x\ny"), "a line break or another control character"),
