@@ -46,10 +46,11 @@ def test_every_kind_is_one_chips():
 @pytest.mark.parametrize("chip", chips.TPUS + chips.GPUS, ids=lambda chip: chip.name)
 def test_figures_have_the_right_size(chip):
     """A slip of a factor of a thousand or eight in the table would show here."""
-    assert 40e12 < chip.flops < 1e15 and 16e9 <= chip.memory_bytes < 200e9
+    assert 40e12 < chip.flops < 3e15 and 16e9 <= chip.memory_bytes < 210e9
     assert 0.85 < chip.usable_bytes / chip.memory_bytes < 1.0
     assert 60 < chip.flops / chip.memory_bandwidth < 600  # the ridge of the roofline, FLOPs a byte
-    assert 2 < chip.memory_bandwidth / chip.link_bandwidth < 11
+    assert 2 < chip.memory_bandwidth / chip.link_bandwidth < 13
+    assert chip.network_bandwidth is None or 1e9 < chip.network_bandwidth < chip.link_bandwidth / 10
 
 
 def test_unknown_generation():
