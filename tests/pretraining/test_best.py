@@ -98,7 +98,7 @@ def test_a_run_that_died_decides_as_an_uninterrupted_one(
     def dies(self, state, progress):
         if int(state.step) == step:
             raise OSError("no space left")
-        save(self, state, progress)
+        return save(self, state, progress)
 
     monkeypatch.setattr(Checkpoints, "save", dies)
     workdir = epath.Path(tmp_path / "run")
