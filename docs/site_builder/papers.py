@@ -1,9 +1,10 @@
 """The pages of the reproduced papers: for each config its command, what its docstring expects, and recorded results."""
 
-import importlib.util
+import importlib
 import math
 import pathlib
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def _script() -> Any:
     """Return the module benchmarks/reproductions.py, which knows the papers' experiments and their records."""
-    spec = importlib.util.spec_from_file_location("reproductions", ROOT / "benchmarks" / "reproductions.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(ROOT / "benchmarks"))  # where it finds its neighbours
+    try:
+        return importlib.import_module("reproductions")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
 
 
 reproductions = _script()
