@@ -301,7 +301,7 @@ def fake(monkeypatch, tmp_path):
     def run_trial(one, config, start, splits, directory, keep, labels):
         seen.append((one, splits))
         if one.learning_rate == 1e-4:
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, exist_ok=True)
             raise NonFiniteError("the loss is not finite at step 3")
         result = tiny_tasks.run_trial(one, config, start, splits, directory, keep, labels)
         result |= {"epochs": [{"epoch": 2, "train_loss": 0.5, "metrics": result["metrics"]}]}
