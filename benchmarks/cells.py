@@ -6,6 +6,7 @@ and a commit stands for the code that ran, so nothing is recorded while there ar
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -14,7 +15,7 @@ import pathlib
 import subprocess
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import record
 from etils import epath
@@ -23,10 +24,25 @@ import ag_jax
 from ag_jax.distributed import lock
 
 Line = dict[str, Any]
-Cell = TypeVar("Cell", bound=Hashable)
+Work = TypeVar("Work", bound=Hashable)
 LOOK_EVERY = 10.0  # seconds between two looks at cells that other processes work on
 CODE = ("ag_jax", "configs")  # the package; config files are part of it
 PROGRAMS = "benchmarks/*.py"  # which decide what is run
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A cell whose line has all fields of the cell, beside the results; each experiment adds its fields."""
+
+    @classmethod
+    def of(cls, line: Line) -> Self:
+        """Return the cell that a line records."""
+        return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
+
+    @property
+    def name(self) -> str:
+        """A name that may be that of a folder."""
+        return "-".join(map(str, dataclasses.astuple(self)))
 
 
 def read(path: pathlib.Path) -> list[Line]:
@@ -80,10 +96,10 @@ def share(
     path: pathlib.Path,
     root: pathlib.Path,
     directory: epath.Path,
-    waiting: Callable[[Sequence[Line]], Sequence[Cell]],
-    measure: Callable[[Cell, Sequence[Line]], Line],
-    name: Callable[[Cell], str],
-    may_begin: Callable[[Cell, Sequence[Line]], bool] = lambda cell, lines: True,
+    waiting: Callable[[Sequence[Line]], Sequence[Work]],
+    measure: Callable[[Work, Sequence[Line]], Line],
+    name: Callable[[Work], str],
+    may_begin: Callable[[Work, Sequence[Line]], bool] = lambda cell, lines: True,
 ) -> None:
     """Run the cells that have no line in a file yet, and add the line of each as soon as it is done.
 

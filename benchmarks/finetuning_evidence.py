@@ -63,7 +63,7 @@ HELD_OUT = 1_000  # the most held-out examples that the selection predicts
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Cell(cells.Cell):
     """A trial that is recorded as one line.
 
     freelb_step: length of FreeLB's steps of ascent; None for other arms.
@@ -74,16 +74,6 @@ class Cell:
     seed: int
     learning_rate: float
     freelb_step: float | None = None
-
-    @classmethod
-    def of(cls, line: Line) -> "Cell":
-        """Return the cell that a line records."""
-        return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
-
-    @property
-    def name(self) -> str:
-        """A name that may be that of a folder."""
-        return "-".join(map(str, dataclasses.astuple(self)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,15 +57,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "modern" / "guidance.py"
 NAME = "guidance_modern"
 POSITIONS, NORMS, OPTIMIZERS = ("learned", "rotary"), ("post", "pre"), ("adamw", "muon")
-ARMS, ALONE = ("none", "all"), ("next", "prev", "first")
+ARMS = ("none", "all")
 LEARNING_RATES, SEEDS = (1e-3, 2e-3, 4e-3), (0, 1, 2)
 KNOWN = {("post", "adamw"): 2e-3}  # benchmarks/results/quickstart_search.json
-PATTERNS = ("next", "prev", "first")
+PATTERNS = ("next", "prev", "first")  # arms of one pattern alone
 MASS_ROWS = 64  # rows of the held-out text on which attention is measured
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class Cell(cells.Cell):
     """A run that is recorded as one line."""
 
     positions: str
@@ -74,16 +74,6 @@ class Cell:
     arm: str
     learning_rate: float
     seed: int
-
-    @classmethod
-    def of(cls, line: Line) -> "Cell":
-        """Return the cell that a line records."""
-        return cls(**{field.name: line[field.name] for field in dataclasses.fields(cls)})
-
-    @property
-    def name(self) -> str:
-        """The name of the run's directory."""
-        return "-".join(map(str, dataclasses.astuple(self)))
 
 
 def selection() -> list[Cell]:
@@ -114,7 +104,7 @@ def choose(lines: Iterable[Line]) -> dict[tuple[str, str], float] | None:
 def planned(rates: dict[tuple[str, str], float]) -> list[Cell]:
     """Return the cells of the experiment, seed by seed, with the chosen learning rates."""
     every = [*itertools.product(POSITIONS, NORMS, OPTIMIZERS, ARMS)]
-    every += [(positions, "post", "adamw", arm) for positions in POSITIONS for arm in ALONE]
+    every += [(positions, "post", "adamw", arm) for positions in POSITIONS for arm in PATTERNS]
     return [
         Cell(positions, norm, optimizer, arm, rates[norm, optimizer], seed)
         for seed in SEEDS

@@ -17,7 +17,7 @@ transformers opens MODEL as a ModernBERT.
 
 Hardware and time: 1.7 trillion tokens in 194 hours on 8 H100 GPUs in the paper, then 300 billion of the longer
 sequences. A batch is computed in parts that fit 8 chips with 16 GB: change --config.training.microbatches for others.
-scale=small takes a few minutes for each arm on 2 CPU cores.
+scale=small takes a few minutes for each arm on 2 CPU cores (a forecast).
 
 Expected: no losses are published. scale=paper has not been run with this program yet.
 
