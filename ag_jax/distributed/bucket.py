@@ -6,8 +6,8 @@
   `is_dir` raise it, too, in place of the answer False.
 * Listings are not cached, because other processes change the same directories.
 
-This module needs the package gcsfs, which `pip install 'ag_jax[gcs]'` installs. fsspec imports it when a path at `gs://`
-is first used, as `storage` registers it.
+This module needs the package gcsfs, which `pip install 'ag_jax[gcs]'` installs. fsspec imports this module when a path
+at `gs://` is first used, as `storage` registers it.
 """
 
 import asyncio

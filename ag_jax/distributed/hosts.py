@@ -139,6 +139,12 @@ def is_first() -> bool:
     return index() == 0
 
 
+def tell(message: str) -> None:
+    """Print a message to stderr, on host 0 only. Not collective."""
+    if is_first():
+        print(message, file=sys.stderr, flush=True)
+
+
 def publish(key: str, value: Any) -> None:
     """Store a JSON value under a key, where all hosts can read it; ignored if the key has a value. Not collective."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # ALREADY_EXISTS

@@ -4,7 +4,6 @@ The report is `report.md` and `report.json`, with the files of predictions for b
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -148,17 +147,12 @@ def _run(
     run.check_shared(workdir)
     waiting, left = suite.train_share(list(prepare().values()), share)
     if waiting:
-        _tell(f"part {part}: {waiting} trials wait for trials of other parts; run it again when those are done")
+        hosts.tell(f"part {part}: {waiting} trials wait for trials of other parts; run it again when those are done")
     if left:
-        _tell(f"part {part} is done; {left} trials are left to other parts, the last of which reports")
+        hosts.tell(f"part {part} is done; {left} trials are left to other parts, the last of which reports")
         return None
-    with lock.hold_in_turn(workdir, _tell):
+    with lock.hold_in_turn(workdir, hosts.tell):
         return finish()
-
-
-def _tell(message: str) -> None:
-    if hosts.is_first():
-        print(message, file=sys.stderr, flush=True)
 
 
 def _write_report(

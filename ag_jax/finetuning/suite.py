@@ -9,7 +9,6 @@ report.md, report.json, submission/; with arms WORKDIR/ARM/...
 import dataclasses
 import functools
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -345,7 +344,7 @@ def run(suite: Suite) -> dict[str, Chosen]:
         hosts.from_first("the directory of the suite", lambda: claim(config, workdir))
         if hosts.is_first():
             missing = sum(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
-            _tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
+            hosts.tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
     for name in planned:
         _run_task(suite, name)
     if not hosts.is_first():
@@ -446,14 +445,14 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
         except NonFiniteError as error:
             if hosts.is_first():
                 trial.write_failure(one, directory, str(error))
-            _tell(f"{one.task} {one.name} failed: {error}")
+            hosts.tell(f"{one.task} {one.name} failed: {error}")
         else:
-            _tell(f"{one.task} {one.name}: {_told(result, metric)}")
+            hosts.tell(f"{one.task} {one.name}: {_told(result, metric)}")
 
 
 def _is_done_and_tidy(directory: epath.Path, keep: bool) -> bool:
     if (done := is_done(directory)) and (directory / trial.CHECKPOINTS).exists():
-        with lock.in_turn(directory, _tell):  # the process that trained it may still be deleting the checkpoints
+        with lock.in_turn(directory, hosts.tell):  # the process that trained it may still be deleting the checkpoints
             trial.tidy(directory, keep)
     return done
 
@@ -461,11 +460,6 @@ def _is_done_and_tidy(directory: epath.Path, keep: bool) -> bool:
 def is_done(directory: epath.Path) -> bool:
     """Return whether a trial is done, that is whether `result.json`, its last file, exists."""
     return (directory / trial.RESULT).exists()
-
-
-def _tell(message: str) -> None:
-    if hosts.is_first():
-        print(message, file=sys.stderr, flush=True)
 
 
 def _told(result: Result, metric: str) -> str:

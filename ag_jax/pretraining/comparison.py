@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,9 +77,11 @@ def compare(
         with lock.hold(workdir):
             return _compare(source, overrides, configs, workdir, overridden)
     if left := _train_share(configs, workdir, share):
-        _tell(f"part {part} is done; {left} of {len(configs)} runs are left to other parts, the last of which reports")
+        hosts.tell(
+            f"part {part} is done; {left} of {len(configs)} runs are left to other parts, the last of which reports"
+        )
         return None
-    with lock.hold_in_turn(workdir, _tell):
+    with lock.hold_in_turn(workdir, hosts.tell):
         return _compare(source, overrides, configs, workdir, overridden)
 
 
@@ -127,11 +128,6 @@ def _finished(config: ExperimentConfig, directory: epath.Path) -> dict[str, Any]
 
 def _directory(workdir: epath.Path, arm: str, seed: int) -> epath.Path:
     return workdir / f"{arm}-seed{seed}"
-
-
-def _tell(message: str) -> None:
-    if hosts.is_first():
-        print(message, file=sys.stderr, flush=True)
 
 
 def _compare(

@@ -472,7 +472,7 @@ def check_initial_weights(config: ExperimentConfig) -> None:
             f"Set these settings as in that run (configs/continue_pretraining.py:run={source} does this)"
         )
     if changed:
-        _say_first(f"going on from {source} with other settings of the encoder:\n" + "\n".join(changed))
+        hosts.tell(f"going on from {source} with other settings of the encoder:\n" + "\n".join(changed))
 
 
 def _initial_params(
@@ -574,13 +574,8 @@ def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]
         names = ", ".join(untrained)
         print(f"warning: {names} of {workdir} was never trained, so its loss says nothing", file=sys.stderr)
     (evaluator,) = job.evaluators
-    validating = ValidationProgress(job.evaluation_batches, _say_first)
+    validating = ValidationProgress(job.evaluation_batches, hosts.tell)
     return {"step": step, **evaluator(state.params, step, validating.count), "evaluated_on": evaluated_on}
-
-
-def _say_first(message: str) -> None:
-    if hosts.is_first():
-        print(message, file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ N-th point, and all of them need the same --workdir.
 
 import functools
 import json
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -127,7 +126,7 @@ def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
         mine = [one for one in next_runs if one.number in own]
         if not mine:
             if own != set(range(len(study.points))):
-                _tell(
+                hosts.tell(
                     f"{len(next_runs)} runs of other parts are not as far; if points are left for this part, run it "
                     "again"
                 )
@@ -135,7 +134,7 @@ def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
         for left, next_run in zip(range(len(mine), 0, -1), mine, strict=True):
             limit = study.search.stop_after
             if limit is not None and hosts.from_first("the time", lambda: time.monotonic() - began) >= limit:
-                _tell(f"search.stop_after={limit:g}: {left} runs are left; run the same command again to go on")
+                hosts.tell(f"search.stop_after={limit:g}: {left} runs are left; run the same command again to go on")
                 return
             _run(study, workdir, next_run, f"{left} to go")
 
@@ -145,7 +144,7 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
     point = study.points[next_run.number]
     config, directory = point.configs[next_run.seed], point.directory(workdir, next_run.seed)
     name = f"{point.arm}/{directory.name}"
-    _tell(f"{name}: to step {next_run.pause_at or config.training.steps} ({left})")
+    hosts.tell(f"{name}: to step {next_run.pause_at or config.training.steps} ({left})")
     try:
         losses = run.train(config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=next_run.pause_at)
     except NonFiniteError as error:
@@ -157,16 +156,11 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
     else:
         if next_run.pause_at is not None and hosts.is_first():
             states.write_rung(directory, next_run.pause_at, losses)
-        _tell(f"{name}: {study.search.metric} {losses[study.search.metric]:.3f}")
+        hosts.tell(f"{name}: {study.search.metric} {losses[study.search.metric]:.3f}")
         return
     if hosts.is_first():
         states.write_failure(directory, failed)
-    _tell(f"{name} failed: {failed}")
-
-
-def _tell(message: str) -> None:
-    if hosts.is_first():
-        print(message, file=sys.stderr, flush=True)
+    hosts.tell(f"{name} failed: {failed}")
 
 
 def _write(study: Study, workdir: epath.Path) -> list[Result]:
