@@ -1,6 +1,6 @@
 """Pre-train modern encoders with and without guidance (configs/modern/guidance.py), and record each run.
 
-    python benchmarks/guidance_evidence.py --workdir=DIR [--blimp=FOLDER]
+    python benchmarks/guidance_evidence.py --workdir=DIR [--blimp=FOLDER | --rates]
 
 First, one run for each norm, optimizer and learning rate, with learned positions and without guidance, chooses the
 learning rate of each norm and optimizer, by the validation loss; that of post-norm and AdamW is the quickstart's, whose
@@ -12,12 +12,14 @@ A run is a line of guidance_modern.jsonl in the folder --results: losses, the st
 attention that the best head of each layer gives to the next, the previous and the first token (`mass`). Runs that have
 a line are skipped, others are resumed; several processes may share the work, each on cores of its own
 (`taskset --cpu-list 1 python ...`). With --blimp, the folder `data` of BLiMP, a second pass scores pairs of each
-paradigm (`--pairs`) with every recorded run that is still in the folder --workdir; these lines are in
-guidance_modern_blimp.jsonl. A file with lines of another commit, and uncommitted changes, are errors
+paradigm (`--pairs`) with every recorded run, which must still be in the folder --workdir; these lines are in
+guidance_modern_blimp.jsonl. With --rates, the command trains the arms without guidance and with all patterns at more
+learning rates instead (post-norm, seed 0, both kinds of positions, both optimizers); these lines are in
+guidance_modern_rates.jsonl. A file with lines of another commit, and uncommitted changes, are errors
 (benchmarks/cells.py).
 
 Hardware and time: about four minutes a run and a minute for 50 pairs of each paradigm on 2 CPU cores that nothing else
-uses; 72 runs.
+uses; 72 runs, and 32 with --rates.
 """
 
 import argparse
@@ -60,6 +62,7 @@ POSITIONS, NORMS, OPTIMIZERS = ("learned", "rotary"), ("post", "pre"), ("adamw",
 ARMS = ("none", "all")
 LEARNING_RATES, SEEDS = (1e-3, 2e-3, 4e-3), (0, 1, 2)
 KNOWN = {("post", "adamw"): 2e-3}  # benchmarks/results/quickstart_search.json
+RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3), "muon": (2e-3, 4e-3, 8e-3, 16e-3)}  # of --rates
 PATTERNS = ("next", "prev", "first")  # arms of one pattern alone
 MASS_ROWS = 64  # rows of the held-out text on which attention is measured
 
@@ -112,10 +115,27 @@ def planned(rates: dict[tuple[str, str], float]) -> list[Cell]:
     ]
 
 
+def by_rate() -> list[Cell]:
+    """Return the cells that show how the effect of guidance depends on the learning rate."""
+    return [
+        Cell(positions, "post", optimizer, arm, rate, 0)
+        for optimizer in OPTIMIZERS
+        for rate in RATES[optimizer]
+        for positions in POSITIONS
+        for arm in ARMS
+    ]
+
+
 def waiting(lines: Sequence[Line]) -> list[Cell]:
     """Return the cells that have no line: those of the selection, and when these are done, the others."""
-    found, rates = set(map(Cell.of, lines)), choose(lines)
-    return [cell for cell in (selection() if rates is None else planned(rates)) if cell not in found]
+    rates = choose(lines)
+    return without_line(selection() if rates is None else planned(rates), lines)
+
+
+def without_line(of: Iterable[Cell], lines: Iterable[Line]) -> list[Cell]:
+    """Return the cells that have no line."""
+    found = set(map(Cell.of, lines))
+    return [cell for cell in of if cell not in found]
 
 
 def config_of(cell: Cell) -> ExperimentConfig:
@@ -184,11 +204,13 @@ def judged(cell: Cell, lines: Sequence[Line], root: epath.Path, pairs: Sequence[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, or with --blimp score, all cells that have no line."""
+    """Train or score all cells that have no line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", required=True, help="directory of the runs")
     parser.add_argument("--results", default=record.RESULTS, help="folder of the files of results")
-    parser.add_argument("--blimp", help="folder of BLiMP's pairs, to score the recorded runs")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--blimp", help="folder of BLiMP's pairs, to score the recorded runs")
+    what.add_argument("--rates", action="store_true", help="train at more learning rates")
     parser.add_argument("--pairs", type=int, default=50, help="pairs of each paradigm")
     parser.add_argument("--compilation-cache", help="directory in which JAX keeps compiled programs between processes")
     options = parser.parse_args(arguments)
@@ -198,9 +220,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = folder / f"{NAME}.jsonl"
     # Below the commit, so that runs of another commit are never read or resumed.
     root = epath.Path(options.workdir).expanduser().resolve() / cells.commit(ROOT)[:12]
+    train = functools.partial(trained, root=root)
+    if options.rates:
+        of_rates = functools.partial(without_line, by_rate())
+        cells.share(folder / f"{NAME}_rates.jsonl", ROOT, root, of_rates, train, lambda cell: cell.name)
+        return
     if not options.blimp:
-        measure = functools.partial(trained, root=root)
-        cells.share(path, ROOT, root, waiting, measure, lambda cell: cell.name)
+        cells.share(path, ROOT, root, waiting, train, lambda cell: cell.name)
         return
     pairs = minimal_pairs.read(options.blimp, options.pairs)
     rates = choose(cells.read(path))
@@ -209,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def unscored(lines: Sequence[Line]) -> list[Cell]:
         done = {Cell.of(line) for line in cells.read(path) if "failed" not in line}
-        return [cell for cell in planned(rates) if cell in done and cell not in set(map(Cell.of, lines))]
+        return without_line((cell for cell in planned(rates) if cell in done), lines)
 
     measure = functools.partial(judged, root=root, pairs=pairs)
     cells.share(folder / f"{NAME}_blimp.jsonl", ROOT, root / "blimp", unscored, measure, lambda cell: cell.name)

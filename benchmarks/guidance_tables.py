@@ -18,7 +18,7 @@ import numpy as np
 import pages
 import scipy.stats
 from cells import Line
-from guidance_evidence import NORMS, OPTIMIZERS, PATTERNS, POSITIONS
+from guidance_evidence import ARMS, NORMS, OPTIMIZERS, PATTERNS, POSITIONS
 
 from ag_jax.analysis import markdown
 from ag_jax.evaluation import significance
@@ -194,11 +194,39 @@ def plateau(lines: Sequence[Line]) -> list[str]:
     return text
 
 
-def tables(lines: Sequence[Line], scored: Sequence[Line]) -> Iterator[str]:
+def by_rate(lines: Sequence[Line]) -> list[str]:
+    """Return the lines of a table with the loss at each learning rate, and attention to the next token in brackets."""
+
+    def shown_run(line: Line) -> str:
+        if "failed" in line:
+            return "diverged"
+        return f"{line['validation_loss']:.3f} ({100 * np.mean(line['mass']['next']):.0f})"
+
+    text = []
+    for optimizer in OPTIMIZERS:
+        of = {
+            (line["positions"], line["arm"], line["learning_rate"]): line
+            for line in lines
+            if line["optimizer"] == optimizer
+        }
+        if not of:
+            continue
+        rates = sorted({rate for _, _, rate in of})
+        rows = [
+            [positions, arm, *(shown_run(of[key]) if (key := (positions, arm, rate)) in of else "–" for rate in rates)]
+            for positions in POSITIONS
+            for arm in ARMS
+        ]
+        text += [f"{optimizer}:", "", *markdown.table(("positions", "guided by", *map(str, rates)), rows)]
+    return text
+
+
+def tables(lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[Line]) -> Iterator[str]:
     """Yield the lines of all tables, as Markdown.
 
     lines: of the runs.
     scored: of the minimal pairs.
+    rates: of the runs at more learning rates.
     """
     losses = of_runs(lines, lambda line: line["validation_loss"])
     yield from ("**Validation loss** after 1,100 steps:", "", *by_block(losses, 3))
@@ -214,8 +242,11 @@ def tables(lines: Sequence[Line], scored: Sequence[Line]) -> Iterator[str]:
             yield from (f"**BLiMP**, percent right by the score `{score}`, {scored[0]['pairs']:,} pairs:", "")
             yield from by_block(accuracies, 1)
             yield from ("Effects:", "", *of_effects(accuracies, 1))
+    if rates:
+        yield "**Validation loss by learning rate** (post-norm, seed 0), and in brackets the attention to the next"
+        yield from ("token, in percent: of the best head of each layer, as a mean over layers.", "", *by_rate(rates))
 
 
 if __name__ == "__main__":
-    records = [cells.read(RECORDS / f"guidance_modern{part}.jsonl") for part in ("", "_blimp")]
+    records = [cells.read(RECORDS / f"guidance_modern{part}.jsonl") for part in ("", "_blimp", "_rates")]
     pages.write(PAGE, "guidance_tables.py", tables(*records))

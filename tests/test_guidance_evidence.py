@@ -63,6 +63,14 @@ def test_what_waits():
     assert evidence.waiting(lines) == []
 
 
+def test_learning_rates_are_a_grid():
+    """Both arms at four learning rates for each kind of positions and each optimizer, all at one seed."""
+    found = evidence.by_rate()
+    assert len(found) == len(set(found)) == 2 * 2 * 2 * 4
+    assert {(cell.norm, cell.seed) for cell in found} == {("post", 0)}
+    assert evidence.without_line(found, map(line_of, found[1:])) == found[:1]
+
+
 def test_the_configs_differ_in_the_factors_alone():
     """All 22 settings, and the learning rate and seed of the cell."""
     cell = evidence.Cell("rotary", "pre", "muon", "next", 3e-3, 2)
@@ -139,6 +147,9 @@ def test_runs_are_recorded_and_then_scored(monkeypatch, tmp_path, capsys):
     evidence.main([*options, "--blimp=pairs", "--pairs=7"])
     scored = cells.read(tmp_path / "results" / "guidance_modern_blimp.jsonl")
     assert len(scored) == 65 and {line["pairs"] for line in scored} == {7}
+    done.clear()
+    evidence.main([*options, "--rates"])
+    assert done == evidence.by_rate() and len(cells.read(tmp_path / "results" / "guidance_modern_rates.jsonl")) == 32
     left_out = set(map(evidence.Cell.of, lines)) - set(map(evidence.Cell.of, scored))
     assert len(left_out) == 1 + 6 and evidence.planned(RATES)[-1] in left_out
 

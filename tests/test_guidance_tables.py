@@ -116,8 +116,26 @@ def test_patterns_alone():
     assert found[2][3].startswith(f"{difference:+.3f} (")
 
 
+def test_learning_rates_have_a_column_each():
+    """A run that failed is said to have diverged, and one that is not recorded has a dash."""
+    lines = [
+        line_of("rotary", "post", "muon", arm, 0, loss, learning_rate=rate)
+        for arm, loss, rate in (("none", 5.0, 8e-3), ("all", 4.5, 8e-3), ("all", 4.25, 0.016))
+    ]
+    failed = line_of("learned", "post", "muon", "all", 0, 0.0, learning_rate=8e-3, failed="the loss is not finite")
+    found = tables.by_rate([*lines, failed])
+    assert [line for line in found if line.endswith(":")] == ["muon:"]
+    assert rows_of(found) == [
+        ["positions", "guided by", "0.008", "0.016"],
+        ["learned", "none", "–", "–"],
+        ["learned", "all", "diverged", "–"],
+        ["rotary", "none", "5.000 (20)", "–"],
+        ["rotary", "all", "4.500 (90)", "4.250 (90)"],
+    ]
+
+
 def test_the_page_has_the_tables_of_now():
     text = (pages.ROOT / tables.PAGE).read_text()
-    records = [cells.read(tables.RECORDS / f"guidance_modern{part}.jsonl") for part in ("", "_blimp")]
+    records = [cells.read(tables.RECORDS / f"guidance_modern{part}.jsonl") for part in ("", "_blimp", "_rates")]
     written = pages.with_tables(text, tables.PAGE, "guidance_tables.py", tables.tables(*records))
     assert written == text, "run `python benchmarks/guidance_tables.py`"
