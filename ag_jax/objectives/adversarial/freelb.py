@@ -83,14 +83,20 @@ class FreeLB(Wrapper):
         run = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
         segments_BL = perturbation.encoder_segments(batch)
         delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), segments_BL)
-        sums: Any = None
-        slope_BLE = None
-        # A Python loop, because there are few passes and the first one has no step before it.
-        for number in range(self.config.passes):
-            if number:  # no step after the last pass, whose gradient only the parameters use
-                delta_BLE = self.update(delta_BLE, slope_BLE, segments_BL)
-            value, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
-            sums = (value, gradient) if sums is None else jax.tree.map(jnp.add, sums, (value, gradient))
+
+        def one_pass(carried: Any, number: Array) -> tuple[Any, None]:
+            sums, delta_BLE, slope_BLE = carried
+            # The step before a pass, not after it: nothing uses the gradient of the last pass by delta.
+            moved_BLE = self.update(delta_BLE, slope_BLE, segments_BL)
+            delta_BLE = jnp.where(number == 0, delta_BLE, moved_BLE)
+            found, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
+            return (jax.tree.map(jnp.add, sums, (found, gradient)), delta_BLE, slope_BLE), None
+
+        # A loop, so that passes are compiled once and the memory of one pass is free before the next.
+        shapes = jax.eval_shape(run, params, delta_BLE, rngs)
+        found, (gradient, slope_BLE) = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), shapes)
+        begin = (found, gradient), delta_BLE, slope_BLE
+        (sums, delta_BLE, _), _ = jax.lax.scan(one_pass, begin, jnp.arange(self.config.passes))
         # Metrics are (total, weight) pairs, of which both are summed and both are divided.
         return jax.tree.map(lambda leaf: leaf / self.config.passes, sums), delta_BLE
 
@@ -117,7 +123,8 @@ class FreeLB(Wrapper):
             is_outside_BL1, self.config.max_norm / jnp.where(is_outside_BL1, moved_BL1, 1.0), 1.0
         )
 
-    def _rngs(self, rngs: dict[str, Array], number: int) -> dict[str, Array]:
-        if self.config.dropout == "shared" or not number:
+    def _rngs(self, rngs: Rngs, number: Array) -> Rngs:
+        if self.config.dropout == "shared":
             return rngs
-        return {"samples": rngs["dropout"]} | rngs | {"dropout": jax.random.fold_in(rngs["dropout"], _PASS + number)}
+        later = jax.random.fold_in(rngs["dropout"], _PASS + number)
+        return {"samples": rngs["dropout"]} | rngs | {"dropout": jnp.where(number == 0, rngs["dropout"], later)}
