@@ -21,16 +21,30 @@ from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import test_preparing
 from tests.commands import REPOSITORY
 from tests.finetuning import tasks, tiny_tasks
-from tests.multihost import test_finetuning_hosts
 from tests.pretraining.search import studies
 from tests.probing import trained_models
 from tests.test_bucket import request
-from tests.test_translating import INPUT, SMALL
+from tests.test_translating import SMALL
 
 # Of these only the names are compared: captions and archives name the directory or the time.
 ONLY_NAMES = (".png", ".html")
 # Checkpoints are written by Orbax, and the names of TensorBoard's files have the time.
 LEFT_OUT = ("checkpoints/", "tensorboard/")
+SUITE = """
+from ag_jax import config_reader
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
+
+def get_config(argument=""):
+    chosen = config_reader.arguments(argument, model=str, data=str, tasks=str)
+    config = config_reader.default(FinetuningConfig)
+    config.checkpoint, config.data = chosen.model, chosen.data
+    for task in config_reader.listed(chosen.tasks):
+        config.tasks[task] = config_reader.default(Recipe)
+        config.tasks[task].update(max_length=16, epochs=2, batch_sizes=(8,), learning_rates=(3e-3,))
+    if "rte" in config.tasks:
+        config.tasks.rte.initial_task = "sst2"
+    return config
+"""
 
 
 def upload(folder, server, name):
@@ -119,29 +133,31 @@ def stopped(monkeypatch):
     return run
 
 
-def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_device, stopped, monkeypatch):
-    """RTE starts from the weights of SST-2, and all start from a checkpoint in the bucket."""
-    (tmp_path / "suite.py").write_text(test_finetuning_hosts.FILE)
+@pytest.mark.parametrize("chosen", ["sst2", pytest.param("sst2,rte", marks=pytest.mark.exhaustive)])
+def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_device, stopped, chosen):
+    """The checkpoint is in the bucket, too. The second trial has another seed, or the weights of the first one."""
+    (tmp_path / "suite.py").write_text(SUITE)
     data, model = tiny_tasks.write(tmp_path / "data"), tiny_tasks.checkpoint(tmp_path)
-    places = (tmp_path / "runs" / "suite", "gs://bucket/runs/suite"), (model, upload(model, bucket, "model"))
+    places = (tmp_path / "runs" / "suite", model), ("gs://bucket/runs/suite", upload(model, bucket, "model"))
+    seeds = (0,) if "rte" in chosen else (0, 1)
 
     def finetune(number):
-        source = f"{tmp_path / 'suite.py'}:model={places[1][number]},data={data}"
-        few = {"tasks.sst2.epochs": 1, "tasks.rte.epochs": 2, "mesh.fsdp": 1}
-        cli.run_verb("finetune", request(str(places[0][number]), source, few))
+        workdir, start = places[number]
+        source = f"{tmp_path / 'suite.py'}:model={start},data={data},tasks={chosen}"
+        cli.run_verb("finetune", request(str(workdir), source, {"seeds": seeds, "keep": "best"}))
 
     def after_the_first():
-        assert not [name for name in files(places[0][1], bucket) if name == "lock.json"]
-        assert [name for name in files(places[0][1], bucket) if name.endswith("result.json")] == [
-            "sst2/lr0.003-bs8-seed0/result.json"
-        ]
+        kept = files(places[1][0], bucket)
+        assert [name for name in kept if name.endswith("result.json")] == ["sst2/lr0.003-bs8-seed0/result.json"]
+        assert not [name for name in kept if name.endswith("lock.json")]
         bucket.written.clear()
 
-    stopped(finetune, after=5, between=after_the_first)  # three steps an epoch
-    again = [name for name in bucket.written if "sst2/" in name and not name.endswith("lock.json")]
-    assert not again, "a trial that is done is left alone"
-    on_disk, in_bucket = (results(places[0][number], bucket, places[1][number]) for number in (0, 1))
-    assert in_bucket.keys() == on_disk.keys() >= {"report.json", "rte/lr0.003-bs8-seed0/predictions_test.jsonl"}
+    stopped(finetune, after=8, between=after_the_first)  # three steps an epoch, two epochs
+    of_first = [name for name in bucket.written if "sst2/lr0.003-bs8-seed0/" in name]
+    assert not [name for name in of_first if not name.endswith("lock.json")], "a trial that is done is left alone"
+    on_disk, in_bucket = (results(workdir, bucket, start) for workdir, start in places)
+    last = "rte/lr0.003-bs8-seed0" if "rte" in chosen else "sst2/lr0.003-bs8-seed1"
+    assert in_bucket.keys() == on_disk.keys() >= {"report.json", f"{last}/predictions_test.jsonl"}
     assert in_bucket == on_disk
 
 
@@ -169,22 +185,21 @@ def test_a_search_that_is_stopped_in_its_second_run(bucket, tmp_path, one_device
 def test_translation(bucket, tmp_path, one_device, monkeypatch):
     """Train, evaluate on a test set, and translate a file with the averaged checkpoints."""
     toys.write(tmp_path, "dictionary", {"train": 60, "test": 5})
-    (tmp_path / "new.en").write_text(INPUT)
     monkeypatch.chdir(tmp_path)
     places, translated = (tmp_path / "runs" / "mine", "gs://bucket/runs/mine"), []
     named = "source=train.source,target=train.target,test_source=test.source,test_target=test.target"
     for place in places:
         settings = SMALL | {"training.evaluate_every": None, "training.milestones": (), "training.checkpoint_every": 2}
-        settings |= {"decoding.max_length": "4"}
+        settings |= {"decoding.max_length": "4", "decoding.beam_size": 2}
         cli.run_verb("train", request(str(place), f"translate:{named},steps=4", settings))
         cli.run_verb("evaluate", request(str(place)))
         output = f"new{len(translated)}.de"
-        cli.run_verb("translate", request(str(place), input="new.en", output=output))
+        cli.run_verb("translate", request(str(place), input="test.source", output=output))
         translated.append((tmp_path / output).read_text())
     on_disk, in_bucket = (results(place, bucket) for place in places)
     assert in_bucket.keys() == on_disk.keys() >= {"evaluation.json", "translations/test.txt", "summary.json"}
     assert in_bucket == on_disk
-    assert translated[1] == translated[0] and translated[0].count("\n") == len(INPUT.splitlines())
+    assert translated[1] == translated[0] and translated[0].count("\n") == 5
 
 
 def made_up(data):
@@ -196,8 +211,9 @@ def made_up(data):
     return Probe("made_up", windows, queries, development=np.arange(14) < 7, baselines={}, dropped={})
 
 
-def test_probes(bucket, tmp_path, one_device, monkeypatch):
-    """Attention heads, head ablation and minimal pairs; what is stored in the bucket is not measured again."""
+@pytest.mark.parametrize("is_more", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_probes(bucket, tmp_path, one_device, monkeypatch, is_more):
+    """Attention heads, or these, head ablation and minimal pairs; what is in the bucket is not measured again."""
     module = types.ModuleType("my_probes")
     module.made_up = made_up
     monkeypatch.setitem(sys.modules, "my_probes", module)
@@ -209,12 +225,14 @@ def test_probes(bucket, tmp_path, one_device, monkeypatch):
 
     def measure(workdir, model):
         source = f"{REPOSITORY / 'configs' / 'probe.py'}:checkpoint={model},reflexives=none,custom=my_probes.made_up"
-        source += f",ablation=held_out,minimal_pairs={tmp_path / 'pairs.jsonl'}"
+        source += f",ablation=held_out,minimal_pairs={tmp_path / 'pairs.jsonl'}" if is_more else ""
         cli.run_verb("evaluate", request(str(workdir), source, {"resamples": 100}))
         return results(workdir, bucket, model)
 
     on_disk, in_bucket = (measure(*place) for place in places)
-    assert in_bucket.keys() == on_disk.keys() >= {"report.json", "scores.csv", "ablation.csv"}
+    assert in_bucket.keys() == on_disk.keys() >= {"report.json", "scores.csv"} and is_more == (
+        "ablation.csv" in on_disk
+    )
     assert in_bucket == on_disk
     bucket.written.clear()
     monkeypatch.setattr("ag_jax.probing.measuring.measure", None)
