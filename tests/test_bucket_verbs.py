@@ -189,9 +189,9 @@ def test_translation(bucket, tmp_path, one_device, monkeypatch):
     places, translated = (tmp_path / "runs" / "mine", "gs://bucket/runs/mine"), []
     named = "source=train.source,target=train.target,test_source=test.source,test_target=test.target"
     for place in places:
-        settings = SMALL | {"training.evaluate_every": None, "training.milestones": (), "training.checkpoint_every": 2}
-        settings |= {"decoding.max_length": "4", "decoding.beam_size": 2}
-        cli.run_verb("train", request(str(place), f"translate:{named},steps=4", settings))
+        settings = SMALL | {"training.evaluate_every": None, "training.milestones": (), "training.checkpoint_every": 1}
+        settings |= {"decoding.max_length": "4", "decoding.beam_size": 2, "translation.average": 2}
+        cli.run_verb("train", request(str(place), f"translate:{named},steps=2", settings))
         cli.run_verb("evaluate", request(str(place)))
         output = f"new{len(translated)}.de"
         cli.run_verb("translate", request(str(place), input="test.source", output=output))
