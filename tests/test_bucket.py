@@ -30,11 +30,13 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.distributed import storage
 from ag_jax.distributed.bucket import Bucket
+from ag_jax.inspection import pages
 from ag_jax.pretraining import run
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, MetricWriter, read_metrics
 from ag_jax.training.state import create_state
 from ag_jax.training.stopping import Interrupted, StopSignal
+from ag_jax.viewer import page as viewer
 from tests import commands, marian_files
 from tests.bucket import CUT, FROZEN, LOST
 
@@ -249,6 +251,22 @@ def test_directories_that_cannot_be_used(bucket, capsys):
     printed = capsys.readouterr().err
     assert printed.startswith("ag-jax train: Forbidden: gs://bucket/run/lock.json cannot be written")
     assert printed.count("\n") == 1
+
+
+def test_a_page_may_be_written_again(bucket, monkeypatch):
+    monkeypatch.setattr(viewer, "page", lambda title, views: f"{viewer.GENERATOR}: {title}")
+    page = pages.Page("gs://bucket/pages/maps.html", open_model=None)
+    for title in ("first", "second"):
+        pages.check_place(page.path)
+        pages.write(page, title, [])
+        assert title in epath.Path(page.path).read_text()
+    bucket.write("bucket", "other.html", b"<html>", {}, {})
+    with pytest.raises(
+        ValueError, match="--html=gs://bucket/other.html exists and was not written by `ag-jax inspect`"
+    ):
+        pages.check_place("gs://bucket/other.html")
+    with pytest.raises(ValueError, match="--html=gs://bucket/pages is a directory"):
+        pages.check_place("gs://bucket/pages")
 
 
 def test_seconds_to_try_must_be_some(capsys):
