@@ -16,6 +16,7 @@ import pytest
 from ag_jax import cli
 from ag_jax.data.parallel import toys
 from ag_jax.data.probes.queries import Probe, Query, Window
+from ag_jax.pretraining import translate
 from ag_jax.training.metrics import CLOCK_FIELDS
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import test_preparing
@@ -200,6 +201,16 @@ def test_translation(bucket, tmp_path, one_device, monkeypatch):
     assert in_bucket.keys() == on_disk.keys() >= {"evaluation.json", "translations/test.txt", "summary.json"}
     assert in_bucket == on_disk
     assert translated[1] == translated[0] and translated[0].count("\n") == 5
+
+
+def test_files_of_translate_are_on_a_disk(tmp_path):
+    (tmp_path / "new.en").write_text("a\n")
+    for names, flag in (
+        (("gs://bucket/new.en", "-"), "input"),
+        ((str(tmp_path / "new.en"), "gs://b/new.de"), "output"),
+    ):
+        with pytest.raises(ValueError, match=f"^--{flag}=gs://.* must be a local file"):
+            translate.translate(None, *names)
 
 
 def made_up(data):
