@@ -11,8 +11,10 @@ import dataclasses
 import json
 import pathlib
 import random
+import statistics
 import threading
 import time
+from collections import Counter
 
 import fsspec
 import jax
@@ -28,10 +30,13 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.distributed import storage
 from ag_jax.distributed.bucket import Bucket
+from ag_jax.inspection import pages
 from ag_jax.pretraining import run
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from ag_jax.training.metrics import CLOCK_FIELDS, MetricWriter, read_metrics
 from ag_jax.training.state import create_state
+from ag_jax.training.stopping import Interrupted, StopSignal
+from ag_jax.viewer import page as viewer
 from tests import commands, marian_files
 from tests.bucket import CUT, FROZEN, LOST
 
@@ -248,6 +253,22 @@ def test_directories_that_cannot_be_used(bucket, capsys):
     assert printed.count("\n") == 1
 
 
+def test_a_page_may_be_written_again(bucket, monkeypatch):
+    monkeypatch.setattr(viewer, "page", lambda title, views: f"{viewer.GENERATOR}: {title}")
+    page = pages.Page("gs://bucket/pages/maps.html", open_model=None)
+    for title in ("first", "second"):
+        pages.check_place(page.path)
+        pages.write(page, title, [])
+        assert title in epath.Path(page.path).read_text()
+    bucket.write("bucket", "other.html", b"<html>", {}, {})
+    with pytest.raises(
+        ValueError, match="--html=gs://bucket/other.html exists and was not written by `ag-jax inspect`"
+    ):
+        pages.check_place("gs://bucket/other.html")
+    with pytest.raises(ValueError, match="--html=gs://bucket/pages is a directory"):
+        pages.check_place("gs://bucket/pages")
+
+
 def test_seconds_to_try_must_be_some(capsys):
     assert cli.run_safely("train", request("runs/a", CONFIG, store_timeout=0)) == 1
     assert "--store_timeout must be at least 1 second, got 0" in capsys.readouterr().err
@@ -316,6 +337,50 @@ def content(workdir, step):
     params = checkpoints.restore_params(step)
     checkpoints.close()
     return [{key: row[key] for key in row.keys() - CLOCK_FIELDS} for row in read_metrics(workdir)], params
+
+
+def test_requests_of_a_run_are_few(bucket, overrides, one_device, monkeypatch):
+    """The guide names these numbers; each request that training waits for takes tens of milliseconds."""
+    counted, save, flush, steps = {}, Checkpoints.save, MetricWriter.flush, []
+
+    def count(name, before):
+        kinds = Counter(asked.kind for asked in bucket.asked[before:])
+        counted.setdefault(name, []).append(kinds.total())
+        print(f"{name}: {kinds.total()} requests, {dict(kinds)}")
+
+    def saved(checkpoints, *arguments):
+        """Save while nothing else is under way."""
+        checkpoints.wait()
+        before = len(bucket.asked)
+        waited = save(checkpoints, *arguments)
+        count("begin of a save", before)
+        checkpoints.wait()
+        count("save", before)
+        return waited
+
+    def flushed(writer):
+        before = len(bucket.asked)
+        flush(writer)
+        count("upload", before)
+
+    def reached(_):
+        if not steps or len(steps) == 5:  # the first step of the run, and of the resumed run
+            count("start", 0)
+        steps.append(1)
+        return "SIGTERM" if len(steps) == 5 else None
+
+    monkeypatch.setattr(Checkpoints, "save", saved)
+    monkeypatch.setattr(MetricWriter, "flush", flushed)
+    monkeypatch.setattr(StopSignal, "reached", reached)
+    overrides |= {"training.steps": 8, "training.checkpoint_every": 2}
+    with pytest.raises(Interrupted):
+        cli.run_verb("train", request("gs://bucket/run", CONFIG, overrides))
+    bucket.asked.clear()
+    cli.run_verb("train", request("gs://bucket/run", CONFIG, overrides))
+    assert set(counted["upload"]) <= {0, 2, 4} and 4 in counted["upload"], "two for each of the two files"
+    # The rest of a save is under way while it begins, and is counted in part.
+    assert 50 < max(counted["save"]) <= 220 and statistics.median(counted["begin of a save"]) <= 30
+    assert 50 < counted["start"][1] <= 280
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.exhaustive)])

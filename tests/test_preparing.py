@@ -19,14 +19,18 @@ from tests.data.conftest import text
 NOVELS = REPOSITORY.parent / "shared" / "data" / "litbank_novels"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder of 30 files of four documents each."""
-    folder = tmp_path_factory.mktemp("text")
+def write_documents(folder):
+    """Write 30 files of four documents each."""
+    folder.mkdir(exist_ok=True)
     for number in range(30):
         documents = [{"text": text(70 * number + 9 * at, 70 * number + 9 * at + 9)} for at in range(4)]
         (folder / f"{number:02}.jsonl").write_text("\n".join(map(json.dumps, documents)))
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_documents(tmp_path_factory.mktemp("text"))
 
 
 def watch(log: str, part_size: int, dies: bool, slow: float, together: int) -> None:
@@ -53,18 +57,19 @@ def watch(log: str, part_size: int, dies: bool, slow: float, together: int) -> N
     text_parts.write_part = watched
 
 
-def start(source, cache, *more, part_size=1500, dies=False, slow=0.0, together=1):
+def start(source, cache, *more, part_size=1500, dies=False, slow=0.0, together=1, cache_dir=None, environment=None):
+    """Start the command with the cache `cache_dir`, by default in the folder `cache`, which has the log of `watch`."""
     cache.mkdir(parents=True, exist_ok=True)
     arguments = [
         "prepare",
         f"--config={REPOSITORY / 'configs' / 'quickstart.py'}",
         f"--config.data.source={source}",
-        f"--config.data.cache_dir={cache / 'cache'}",
+        f"--config.data.cache_dir={cache_dir or cache / 'cache'}",
         "--config.data.tokenizer.vocabulary_size=320",
         *more,
     ]
     before = functools.partial(watch, str(cache / "log"), part_size, dies, slow, together)
-    return commands.Running(arguments, before=before, environment={"JAX_PLATFORMS": "cpu"})
+    return commands.Running(arguments, before=before, environment={"JAX_PLATFORMS": "cpu"} | (environment or {}))
 
 
 def log(cache) -> Counter:

@@ -38,16 +38,22 @@ class Page:
 
 def check_place(path: str) -> None:
     """Raise ValueError if a page cannot be written to `path` without loss: it holds something else than a page."""
-    file = storage.directory(path)
+    file = _file(path)
     if file.is_dir():
         raise ValueError(f"--html={path} is a directory: give the name of a file, such as --html={path}/maps.html")
     if file.exists() and viewer.GENERATOR not in file.read_bytes()[:2000].decode("utf-8", "replace"):
         raise ValueError(f"--html={path} exists and was not written by `ag-jax inspect`: give another name")
 
 
+def _file(path: str) -> epath.Path:
+    """Return the absolute path of a page. Raises ValueError or OSError if its directory cannot be used."""
+    given = epath.Path(path)
+    return storage.directory(given.parent) / given.name
+
+
 def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
     """Write a page with views and return its path."""
-    file = storage.directory(page.path)
+    file = _file(page.path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(viewer.page(title, views), encoding="utf-8")
     return file

@@ -412,6 +412,10 @@ def translate(translator: Translator, source: str, output: str) -> None:
     name = "standard input" if source == "-" else source
     if source == "-":
         lines = lines_of(sys.stdin.buffer, name)
+    elif "://" in source:
+        raise ValueError(
+            f"--input={source} must be a local file: copy it to a disk, or send it to standard input with --input=-"
+        )
     elif pathlib.Path(source).is_file():
         lines = _lines_of_file(pathlib.Path(source))
     else:

@@ -127,6 +127,34 @@ def test_a_killed_host_ends_the_other_and_four_hosts_with_another_mesh_go_on(tex
     assert_close(workdir, alone)
 
 
+@pytest.mark.exhaustive
+def test_hosts_that_share_a_bucket(bucket, text, alone, pair, tmp_path, started):
+    """Trained on a bucket, and there with one host killed and both started again, as on a disk."""
+    started += start(2, command(text, "gs://bucket/run"), 2)
+    finish(started)
+    assert_close("gs://bucket/run", alone)
+    arguments = command(text, "gs://bucket/killed")
+    hosts = start(2, arguments, 2)
+    started += hosts
+    hosts[0].wait_for("step 15/")
+    hosts[1].kill()
+    assert hosts[0].wait(90).returncode == AGAIN, hosts[0].output
+    again = start(2, arguments, 2)
+    started += again
+    assert resumed_at(finish(again)[0]) >= 7
+    expected_rows, expected_params = content(pair[0])
+    for name in ("run", "killed"):
+        rows, params = content(f"gs://bucket/{name}")
+        assert rows == expected_rows
+        jax.tree.map(np.testing.assert_array_equal, params, expected_params)
+        left = {
+            path.removeprefix(f"{name}/").partition("/")[0]
+            for path in bucket.buckets["bucket"]
+            if path.startswith(f"{name}/")
+        }
+        assert left == {path.name for path in pair[0].iterdir()}
+
+
 def test_a_hung_host_wakes_the_watchdog_and_one_host_goes_on(text, alone, tmp_path, started):
     workdir = tmp_path / "run"
     started += start(2, command(text, workdir, "--config.training.step_timeout=10"), 2)

@@ -12,21 +12,14 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
-from tests.data.conftest import text
 from tests.distributed.fake_hosts import FakeHosts
 from tests.multihost.launch import command, finish, start
-from tests.test_preparing import log, watch
+from tests.test_preparing import log, watch, write_documents
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of 30 files of four documents each."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(30):
-        documents = [{"text": text(70 * number + 9 * at, 70 * number + 9 * at + 9)} for at in range(4)]
-        (folder / f"{number:02}.jsonl").write_text("\n".join(map(json.dumps, documents)))
-    return folder
+    return write_documents(tmp_path / "text")
 
 
 def test_no_part_of_the_text_is_made_on_two_hosts(folder, tmp_path, monkeypatch):
