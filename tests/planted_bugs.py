@@ -611,6 +611,20 @@ BUGS = (
         "tests/data/text/test_hub.py",
     ),
     Bug(
+        "a trial in a bucket that is done is not found",
+        "ag_jax/finetuning/suite.py",
+        "return (directory / trial.RESULT).exists()",
+        'return __import__("os").path.exists(str(directory / trial.RESULT))',
+        "tests/test_bucket_verbs.py",
+    ),
+    Bug(
+        "machines with a cache in a bucket do not see what others are making",
+        "ag_jax/data/entries.py",
+        "root = self.local if self.remote is None or self._is_in_store(name) else self.remote",
+        "root = self.local",
+        "tests/test_bucket_verbs.py",
+    ),
+    Bug(
         "text in a bucket: a time comes before the store's checksum",
         "ag_jax/data/text/remote.py",
         'FINGERPRINTS = ("md5Hash", ',
