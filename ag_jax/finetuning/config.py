@@ -5,6 +5,7 @@ import math
 from typing import Annotated, ClassVar, Literal
 
 from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.data import local
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.rows import SHORTEST
 from ag_jax.models.config import DType, Implementation, Remat
@@ -227,6 +228,7 @@ class FinetuningConfig:
                 "checkpoint must be a run directory or a Hugging Face directory, got none; name one behind the config "
                 "file, as in --config=FILE.py:checkpoint=CHECKPOINT"
             )
+        local.check("data", self.data)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be one or more integers without repetition, got {self.seeds}")
         if self.guidance.alpha_rule != "value":

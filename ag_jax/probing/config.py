@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
+from ag_jax.data import local
 from ag_jax.probing.rows import From, To
 from ag_jax.probing.scores import Mode
 
@@ -63,6 +64,7 @@ class ProbeConfig:
     def __post_init__(self):
         if not self.modes or len(set(self.modes)) < len(self.modes):
             raise ValueError(f"modes must be one or more of mentions, words and positions, each once, got {self.modes}")
+        local.check("data", self.data)
         if self.kind == "dependencies" and "mentions" in self.modes:
             raise ValueError("modes=mentions chooses among candidates, which a dependency has not: use words")
         if self.kind == "reflexives" and not self.data and "mentions" in self.modes:
@@ -109,6 +111,7 @@ class AblationConfig:
     def __post_init__(self):
         if self.data == "":
             raise ValueError(f"ablation.data must be {HELD_OUT}, the path of a file, or none, got an empty text")
+        local.check("ablation.data", self.data)
         if not self.data and self.most != type(self).most:
             raise ValueError(
                 f"ablation.most={self.most} has no effect without ablation.data: set it, or leave most out"
@@ -132,6 +135,7 @@ class MinimalPairsConfig:
     def __post_init__(self):
         if self.data == "":
             raise ValueError("minimal_pairs.data must be the path of a file or folder, or none, got an empty text")
+        local.check("minimal_pairs.data", self.data)
         if not self.data and (self.most is not None or self.milestones):
             raise ValueError("minimal_pairs.most and milestones have no effect without minimal_pairs.data: set it")
 

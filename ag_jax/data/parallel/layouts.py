@@ -24,6 +24,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
+from ag_jax.data import local
 from ag_jax.data.parallel.pairs import PairFiles
 
 Names = tuple[str, ...]
@@ -127,6 +128,7 @@ def find(name: str, folder: str, source: str, target: str) -> Parts:
     """
     if name not in LAYOUTS:
         raise ValueError(f"no layout of a parallel corpus is called {name!r}: expected one of {', '.join(LAYOUTS)}")
+    local.check("data", folder)
     base = pathlib.Path(folder).expanduser()
     if not base.is_dir():
         raise FileNotFoundError(f"{base} is no folder: expected the files of {name}; check the path")

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ag_jax import interruption
+from ag_jax.data import local
 from ag_jax.data.checksums import KnownContent
 from ag_jax.data.config import DataConfig
 from ag_jax.data.parallel import globs, sides, tokenised
@@ -171,6 +172,7 @@ def _paths(value: str, setting: str) -> list[pathlib.Path]:
     if sources.weights(value):
         raise ValueError(f"{setting}={value!r} has weights, which data.format=parallel does not: leave them out")
     for part in sources.parts(value):
+        local.check(setting, part)
         matched = sources.matches(part)
         if not matched:
             raise FileNotFoundError(

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from ag_jax.data import local
 from ag_jax.data.tasks import catalogue, custom_labels, custom_records, readers
 from ag_jax.data.tasks.containers import LocatedRecord, Record
 from ag_jax.data.tasks.task import Choices, Example, Examples, FileLayout, Task, Texts, is_held_out, is_labelled
@@ -93,6 +94,8 @@ class CustomTask:
         if self.kind is None:
             self._check_catalogue()
             return
+        for name in SPLITS:
+            local.check(f"custom.{name}", getattr(self, name))
         if not self.train:
             raise ValueError("custom.train must be a file with training examples, got none")
         if self.labels and self.kind not in ("classification", "tagging"):
