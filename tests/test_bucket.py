@@ -12,8 +12,10 @@ import json
 import pathlib
 import random
 import statistics
+import tempfile
 import threading
 import time
+import types
 from collections import Counter
 
 import fsspec
@@ -32,6 +34,7 @@ from ag_jax.distributed import storage
 from ag_jax.distributed.bucket import Bucket
 from ag_jax.inspection import pages
 from ag_jax.pretraining import run
+from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, MetricWriter, read_metrics
 from ag_jax.training.state import create_state
@@ -39,6 +42,7 @@ from ag_jax.training.stopping import Interrupted, StopSignal
 from ag_jax.viewer import page as viewer
 from tests import commands, marian_files
 from tests.bucket import CUT, FROZEN, LOST
+from tests.training.jobs import tiny_job
 
 CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
@@ -337,6 +341,26 @@ def content(workdir, step):
     params = checkpoints.restore_params(step)
     checkpoints.close()
     return [{key: row[key] for key in row.keys() - CLOCK_FIELDS} for row in read_metrics(workdir)], params
+
+
+def test_metrics_that_cannot_be_uploaded_cost_no_checkpoint(bucket, tmp_path, monkeypatch):
+    """An upload fails while the checkpoint of step 4 is being saved: it is saved, and nothing else stays open."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = []
+    wandb = types.SimpleNamespace(log=lambda step, values: None, finish=ended.append)
+    job = dataclasses.replace(tiny_job("gs://bucket/run", tensorboard=True, log_every=1), wandb=lambda: wandb)
+
+    def plan(asked):
+        if asked.is_write and asked.name == "run/checkpoints/4/commit_success.txt":
+            return 1.5
+        is_begun = any(name.startswith("run/checkpoints/4") for name in bucket.written)
+        return 403 if is_begun and asked.is_write and asked.name == "run/metrics.jsonl" else None
+
+    bucket.plan = plan
+    with pytest.raises(storage.StoreError, match="^cannot write metrics: Forbidden: gs://bucket/run/metrics.jsonl"):
+        loop.Loop(job).run()
+    assert "run/checkpoints/4/commit_success.txt" in bucket.written
+    assert ended == [True] and not list(tmp_path.glob("ag_jax-*"))
 
 
 def test_requests_of_a_run_are_few(bucket, overrides, one_device, monkeypatch):

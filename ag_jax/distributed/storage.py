@@ -229,6 +229,8 @@ class LocalCopy:
                 (self._remote / file.name).write_bytes(file.read_bytes())
 
     def close(self) -> None:
-        """Copy every file of the temporary directory to the remote one, and remove the temporary directory."""
-        self.flush()
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Copy every file of the temporary directory to the remote one; remove the directory even if that fails."""
+        try:
+            self.flush()
+        finally:
+            shutil.rmtree(self.path, ignore_errors=True)

@@ -81,9 +81,11 @@ class Loop:
                         "profile: the run ended before the last step of training.profile: no trace is written"
                     )
                 self.line.close()
-                self.writer.close(failed)
-                if together:  # otherwise another host may be gone, and Orbax would wait for it
-                    self.checkpoints.close()
+                try:
+                    self.writer.close(failed)
+                finally:  # a checkpoint that is being saved is not lost because metrics cannot be written
+                    if together:  # otherwise another host may be gone, and Orbax would wait for it
+                        self.checkpoints.close()
         return result
 
     def _start(self) -> tuple[TrainState, int]:

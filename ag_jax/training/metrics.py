@@ -107,13 +107,14 @@ class MetricWriter:
                 self._events.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Flush and close all outputs; `failed` marks the run at Weights & Biases as failed."""
-        with self._explained():
-            self._rows.flush()
+        """Flush and close all outputs, even if one fails; `failed` marks the run at Weights & Biases as failed."""
+        with contextlib.ExitStack() as last:  # calls, from the last to the first, whatever fails
+            if self._wandb:
+                last.callback(self._wandb.finish, failed)
+            last.enter_context(self._explained())
             if self._events:
-                self._events.close()
-        if self._wandb:
-            self._wandb.finish(failed)
+                last.callback(self._events.close)
+            self._rows.flush()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -161,9 +162,11 @@ class _Events:
 
     def close(self) -> None:
         """Close the TensorBoard file, and upload the file if the run directory is in an object store."""
-        self._writer.close()
-        if self._copy:
-            self._copy.close()
+        try:
+            self._writer.close()
+        finally:
+            if self._copy:
+                self._copy.close()
 
 
 def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
