@@ -3,6 +3,7 @@
 The environment variables are set at the top because JAX reads them when it is first used.
 """
 
+import ctypes
 import gc
 import importlib.metadata
 import os
@@ -35,6 +36,22 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+MOST_MEMORY = 2 * 2**30  # bytes of a process of tests, from which it forgets the programs that it has compiled
+STATM = pathlib.Path("/proc/self/statm")  # the sizes of this process, in pages, on Linux
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Forget compiled programs after a file of tests once they take much memory.
+
+    Otherwise each of the processes that share the tests grows to 6 to 8 GiB, and a machine with 24 GiB runs out.
+    """
+    yield
+    if STATM.exists() and int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        jax.clear_caches()
+        gc.collect()
+        if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # the GNU C library keeps what is freed until it is told
+            libc.malloc_trim(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
