@@ -203,7 +203,7 @@ def by_rate(lines: Sequence[Line]) -> list[str]:
         return f"{line['validation_loss']:.3f} ({100 * np.mean(line['mass']['next']):.0f})"
 
     text = []
-    for optimizer in OPTIMIZERS:
+    for optimizer in OPTIMIZERS:  # a table each, because their learning rates differ
         of = {
             (line["positions"], line["arm"], line["learning_rate"]): line
             for line in lines

@@ -1,9 +1,11 @@
 """Settings that name files which must be on a disk."""
 
+from ag_jax.data.text import remote
+
 
 def check(name: str, value: str | None) -> None:
     """Raise ValueError if the value of a setting is an address in an object store, such as gs://BUCKET/FILES."""
-    if value and "://" in value:
+    if value and remote.is_remote(value):
         raise ValueError(
             f"{name}={value} must be on a disk: copy the files there, and give the path of the copy (text for "
             "pre-training, checkpoints and --workdir may be in an object store)"

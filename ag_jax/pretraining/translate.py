@@ -384,7 +384,7 @@ def lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What an earlier, interrupted command has written.
+    """Size and hashes of the translations that an interrupted command wrote before.
 
     lines: number of lines.
     size: number of bytes of the output.

@@ -85,8 +85,10 @@ class FreeLB(Wrapper):
         delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), segments_BL)
 
         def one_pass(carried: Any, number: Array) -> tuple[Any, None]:
+            """Add the loss, metrics and parameter gradient of a pass to the sums, after a step of the perturbation."""
             sums, delta_BLE, slope_BLE = carried
-            # The step before a pass, not after it: nothing uses the gradient of the last pass by delta.
+            # The step comes before a pass, because nothing uses the last pass's gradient by the perturbation. The
+            # first pass has no step: even with a slope of zero, `max_norm` could shorten the initial perturbation.
             moved_BLE = self.update(delta_BLE, slope_BLE, segments_BL)
             delta_BLE = jnp.where(number == 0, delta_BLE, moved_BLE)
             found, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
