@@ -265,5 +265,5 @@ class FinetuningConfig:
         return tuple(sorted(self.tasks, key=lambda name: bool(self.tasks[name].initial_task)))
 
     def keeps_weights(self, task: str) -> bool:
-        """Return whether the best weights of a task are saved: with `keep=best`, or if another task starts from them."""
+        """Return whether the best weights of a task are saved: with `keep=best`, or if another task needs them."""
         return self.keep == "best" or any(recipe.initial_task == task for recipe in self.tasks.values())
