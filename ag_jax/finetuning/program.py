@@ -119,8 +119,7 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
     attend = dispatch.choose(
         spec.config.attention,
         mesh,
-        head_width=spec.config.head_width,
-        length=spec.head.max_length,
+        dispatch.Sizes(spec.config.heads, spec.config.head_width, spec.head.max_length, spec.config.dtype),
         after_dropout=spec.guidance.mode != "none" and spec.guidance.probabilities == "after_dropout",
         rows=sharding.ROWS,
         heads=sharding.RULES["heads"],

@@ -64,7 +64,7 @@ class Family:
 
 
 def unlike_bert(config: EncoderConfig) -> list[str]:
-    """Return what the layers of an encoder have that those of BERT and its kin have not, for messages."""
+    """Return the properties of the layers of BERT and its kin that an encoder lacks, with the settings that decide."""
     found = {
         "it has LayerNorm with biases (model.norm, model.norm_biases)": config.norm == "layer" and config.norm_biases,
         "its feed-forward part is not gated (model.gated)": not config.gated,

@@ -60,13 +60,18 @@ _NAMES = (
 
 
 def _base(settings: Settings, kind: str) -> float:
-    """Return the base of the rotary positions of a kind of layers, of a new or an old config.json."""
+    """Return the base of the rotary positions of a kind of layers, of a new or an old config.json.
+
+    In an old one, a `local_rope_theta` that is null stands for the base of the layers without a window.
+    """
     parameters = settings.take("rope_parameters", {})
     of_kind = parameters.get(kind) or {}
     old, default = _BASES[kind]
     if not isinstance(of_kind, dict) or of_kind.get("rope_type", "default") != "default":
         settings.problems.append(f"rope_parameters.{kind}={of_kind!r} is not supported, only rope_type='default'")
         return default
+    if kind == _LOCAL and not of_kind and settings.has(old) and settings.raw(old) is None:
+        return _base(settings, _GLOBAL)
     given = Settings({"rope_theta": of_kind.get("rope_theta"), old: settings.raw(old)})
     base = given.take("rope_theta", given.take(old, default))
     settings.problems += given.problems
@@ -100,6 +105,8 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         settings.problems.append(f"hidden_activation={activation!r} is not supported, only gelu, relu and silu")
         activation = "gelu"
     _read_task_heads(settings)  # for the problems
+    dropout = float(settings.take("mlp_dropout", 0.0))
+    settings.only("embedding_dropout", dropout, default=0.0)  # `model.dropout` is the rate of both
     sizes = families.read_sizes(settings)
     windows = _windows(settings, sizes["layers"])
     base, local = _base(settings, _GLOBAL), _base(settings, _LOCAL)
@@ -122,7 +129,7 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
             "activation": activation,
             "attention_biases": settings.take("attention_bias", False),
             "feedforward_biases": biases,
-            "dropout": float(settings.take("mlp_dropout", 0.0)),
+            "dropout": dropout,
             "attention_dropout": float(settings.take("attention_dropout", 0.0)),
             "initializer": "scaled",
             "initializer_range": float(settings.take("initializer_range", 0.02)),
@@ -179,7 +186,7 @@ def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
 
 
 def misfits(config: EncoderConfig) -> list[str]:
-    """Return what an encoder has that a ModernBERT has not, or the other way round, for messages; empty if it fits."""
+    """Return the properties of every ModernBERT that an encoder lacks, each with the setting that decides it."""
     found = {
         f"its positions are rotary (model.positions={config.positions})": config.positions == "rotary",
         f"it has LayerNorm before attention and feed-forward (model.norm_position={config.norm_position})": (

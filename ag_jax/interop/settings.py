@@ -51,6 +51,10 @@ class Settings:
         if value != supported and not (not value and not supported):
             self.problems.append(f"{key}={value!r} is not supported, only {supported!r}")
 
+    def has(self, key: str) -> bool:
+        """Return whether there is a key, even one whose value is null."""
+        return key in self._values
+
     def raw(self, key: str) -> Any:
         """Return the value of a key without any check, None if it is missing."""
         return self._values.get(key)

@@ -48,8 +48,8 @@ class EncoderConfig:
         `silu` (Shazeer 2020). ModernBERT and LLaMA have a smaller `feedforward` with it.
     attention_biases: biases in the projections of attention.
     feedforward_biases: biases in the linear layers of the feed-forward part, and in that of the word head.
-    window: number of tokens W of windowed attention: a query sees keys with abs(q - k) <= W // 2; None for attention
-        to all tokens in all layers.
+    window: width W of windowed attention: a query sees itself and W // 2 tokens on each side, keys with abs(q - k) <=
+        W // 2; None for attention to all tokens in all layers.
     global_every: with a window, layers 0, n, 2n, ... attend to all tokens, the others within the window; None for a
         window in every layer.
     fixed_attention: hard-coded attention weights, which are not learnt (You et al. 2020).
@@ -231,7 +231,7 @@ class EncoderConfig:
         """
         if self.window is None:
             return (False,)
-        if self.global_every is None or self.layers == 1:
+        if self.global_every is None or self.layers == 1:  # a single layer is layer 0, which is global if any is
             return (self.global_every is None,)
         return (False, *[True] * (min(self.global_every, self.layers) - 1))
 

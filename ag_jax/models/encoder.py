@@ -135,6 +135,9 @@ class Encoder(nn.Module):
     `mutable=["intermediates"]`, `intermediates["encoder"]["layers"]["attention"]["attention_weights"][0]` is `NBHQK`
     for all N layers.
 
+    With `config.window`, some layers see a window only (`EncoderConfig.layer_kinds`). The loop is then over groups of
+    layers, one of each kind, and `statistics` of guidance has only the layers whose kind is in `ports.guides.kinds`.
+
     The enhanced mask decoder (`mask_decoder_passes`) applies the last layer again to a query subset: the masked
     positions, for the word head only. These passes sow nothing and contribute to no guidance loss. `attention_bias` is
     added in them as in every layer, and the last layer's attack is applied on the same input, with separate random
@@ -169,9 +172,12 @@ class Encoder(nn.Module):
             self.final_norm = layers.normalization(config)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Return the last layer's hidden states `BLD` of `batch["tokens"]`.
+        """Return the last layer's hidden states `BLD`.
 
-        Tokens attend only within their own text: `batch["segment_ids"]` holds the segment ids.
+        batch: `tokens`, `segment_ids` and `token_type_ids`, `BL`. Tokens attend only within their own text.
+        deterministic: no dropout; otherwise a model with dropout, or an attack that draws, needs the rng `dropout`.
+
+        Raises ValueError for a `ports.head_mask_NH` of another shape.
         """
         return self._encode(batch, ports, deterministic)[1]
 
@@ -187,7 +193,8 @@ class Encoder(nn.Module):
         with T = `mask_decoder_passes` (He et al. 2021, section 3.2; as in the released code, the decoder reuses the
         encoder's last layer). No query attends to another one, so queries at the masked positions are enough.
 
-        embedded_BLE: embeddings of another encoder before `project`, used in place of this encoder's embeddings.
+        embedded_BLE: embeddings of another encoder before `project`, used in place of this encoder's embeddings;
+            `ports.embedding_delta` and `ports.on_embeddings`, which the other encoder has read, have no effect then.
         """
         before_BLD, hidden_BLD, context = self._encode(batch, ports, deterministic, embedded_BLE)
         if not self.config.mask_decoder_passes:
@@ -229,6 +236,7 @@ class Encoder(nn.Module):
             *self._rotations(segments_BL),
             deterministic=deterministic,
         )
+        # Parameters do not depend on the kind of a layer, so all are initialised by the loop over single layers.
         if len(config.layer_kinds) > 1 and not self.is_initializing():
             return None, self._finish(self._run_groups(hidden_BLD, context, ports)), context
         branch = None
@@ -265,14 +273,17 @@ class Encoder(nn.Module):
 
         The layers of a group are compiled one after the other, each with its own kind of attention, and the groups are
         a loop. What the layers sow gets a leading axis over the layers, as in a loop over single layers.
+
+        `nn.scan` runs one module with one set of attributes, and the kind is an attribute. So each layer is a module
+        without a parent here, applied to its slice of the stacked parameters, and what it sows is returned by the loop
+        and stored afterwards (`put_variable`).
         """
         config, attend, kinds = self.config, self.attend, self.config.layer_kinds
         size = len(kinds)
         groups, rest = divmod(config.layers, size)
         unguided = dataclasses.replace(context, guides=None)
         collections = [name for name in SOWN if self.is_mutable_collection(name)]
-        draws = ports.attack is not None or max(config.dropout, config.attention_dropout) > 0.0
-        key = self.make_rng("dropout") if draws and not context.deterministic else None
+        key = self.make_rng("dropout") if self._draws(ports.attack) and not context.deterministic else None
 
         def run(is_local: bool, hidden_BLD: Array, of_layer: tuple) -> tuple[Array, Any]:
             params, index, attack, head_mask_H = of_layer
@@ -319,6 +330,10 @@ class Encoder(nn.Module):
                 self.layers.put_variable(name, module, values)
         return hidden_BLD
 
+    def _draws(self, attack: Attack | None) -> bool:
+        """Return whether anything in training draws random numbers; without it, models need no rng `dropout`."""
+        return attack is not None or max(self.config.dropout, self.config.attention_dropout) > 0.0
+
     def _rotations(self, segments_BL: Array) -> tuple[rotary.Rotation | None, rotary.Rotation | None]:
         """Return the rotations of queries and keys in layers without and with a window; None without rotary positions,
         and for a kind of layers that the model does not have.
@@ -357,9 +372,7 @@ class Encoder(nn.Module):
         params: parameters of the layer.
         """
         config, attend = self.config, self.attend
-        # A key is made only if something draws from it, so that models without dropout need no `dropout` stream.
-        draws = attack is not None or max(config.dropout, config.attention_dropout) > 0.0
-        rngs = {"dropout": self.make_rng("dropout")} if draws and not context.deterministic else None
+        rngs = {"dropout": self.make_rng("dropout")} if self._draws(attack) and not context.deterministic else None
 
         def apply(params, rngs, queries, hidden_BLD, context, attack, head_mask_H):
             layer = layers.EncoderLayer(config, attend, parent=None)

@@ -19,7 +19,8 @@ from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives.losses import cross_entropy
 
 POSITIONS = 32  # of every row, at most, whose scores are in memory together
-GROUP_SLOTS, GROUP_POSITIONS = 96, 16  # most slots of a group of rows, and of its positions in memory together
+GROUP_SLOTS = 96  # most slots of a group of rows
+GROUP_POSITIONS = 16  # slots of a group whose scores are in memory together
 
 Add = Callable[[Any, tuple], tuple[Any, Any]]
 
@@ -131,8 +132,13 @@ def word_loss(
 
     which without smoothing is the same. Its gradient with regard to a score s_v is w (softmax(s)_v - q(v)), known as
     soon as the scores are. So the gradients of h, E and b are computed with the loss, up to the factor that comes from
-    outside, and no score is computed twice. Not differentiable in labels and weights, nor in the other two results.
+    outside, and no score is computed twice. Until the backward pass, the gradient of E is an array of float32. Labels,
+    weights and the other two results have no gradient: theirs is 0.
 
+    hidden_BMD: h, the vectors from which words are predicted.
+    embedding_VD, bias_V: E and b, of the word head; b is float32.
+    labels_BM: ids of the words to predict.
+    weights_BM: of the slots, 0 in those that are not used.
     group_rows: rows that form a group in `over_used_slots`, on one device; with 1, all slots are computed.
     """
 
@@ -146,6 +152,7 @@ def word_loss(
 
 
 def _sums(scores_BMV: Array, labels_BM: Array, weights_BM: Array, smoothing: float) -> tuple[Array, Array, Array]:
+    """Return the three sums of `word_loss` from the scores of some slots."""
     entropy, correct = cross_entropy(scores_BMV, labels_BM, weights_BM)
     if not smoothing:
         return entropy, correct, entropy
@@ -180,7 +187,7 @@ def _forward(
     zeros = (*[jnp.float32(0)] * 3, *gradients)
     sums, d_hidden_BMD = over_slots(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)
     *totals, d_embedding_DV, d_bias_V = sums
-    # Arrays without elements, for their types alone.
+    # The last array has no elements: it carries the type of E.
     return tuple(totals), (d_hidden_BMD, d_embedding_DV.T, d_bias_V, embedding_VD[:0])
 
 

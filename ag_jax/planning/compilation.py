@@ -109,7 +109,10 @@ def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax
     """Compile the training step of `config` for these devices; return the memory and costs of the step, or a `TooLarge`
     if the step does not fit into the memory of a device.
 
-    Raises ValueError if mesh or batch do not go with the number of devices.
+    topology: the slice that has the devices.
+
+    Raises ValueError if mesh or batch do not go with the number of devices, and `JaxRuntimeError` if the compiler fails
+    for another reason than memory.
     """
     mesh = sharding.make_mesh(config.mesh, devices)
     program = build.make_program(config, vocabulary(config), mesh)

@@ -72,10 +72,11 @@ class Speed:
 class Estimates:
     """What is known of a compiled step's time on the slice.
 
-    task: FLOPs of a step on the whole slice with the expected number of masked positions, from which MFU is computed.
+    task: FLOPs of a step on the whole slice with the expected number of masked positions, from which MFU is computed;
+        at the last of the masking rates.
     computed: FLOPs of a step on the whole slice with every slot for masked positions, as a program computes it.
     roofline: lower bounds of the step's time on one device.
-    bound: speed at the largest of these bounds, which the program cannot exceed.
+    bound: the highest speed that these lower bounds allow, if all steps are like this one.
     parts: forecast of the step's time on one device from the compiler's estimates; a text says why there is none.
     forecast: speed by this forecast; None without one.
     """
@@ -122,7 +123,10 @@ class Plan:
 def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool = True) -> Plan:
     """Compile the training step of a config for a slice; search for settings that fit, and for the largest batch.
 
+    From then on, this process computes on its CPU and asks libtpu for the schedules of kernels.
+
     search_batch: whether to search for the largest batch.
+
     Raises ValueError if mesh, batch or topology are impossible.
     """
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing that deserves a device
@@ -144,7 +148,7 @@ def make_plan(config: ExperimentConfig, topology: Topology, search_batch: bool =
 
 
 def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> Estimates:
-    """Return bounds and a forecast of the time of a step that was compiled for this config and slice."""
+    """Return bounds and a forecast of the time of `step`, which must have been compiled for this config and slice."""
     data, rows, length = config.data, config.training.batch_size, config.data.sequence_length
     words = vocabulary(config)
     task, computed = (
@@ -186,12 +190,13 @@ def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> E
 
 
 def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> ExperimentConfig:
-    """Return the config with some settings, named `section.key`, changed; each change is checked."""
+    """Return the config with some settings, named `section.key`, changed; ValueError if they contradict others."""
+    sections: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         section, key = name.split(".")
-        changed = dataclasses.replace(getattr(config, section), **{key: value})
-        config = dataclasses.replace(config, **{section: changed})
-    return config
+        sections.setdefault(section, {})[key] = value
+    changed = {name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    return dataclasses.replace(config, **changed)
 
 
 @contextlib.contextmanager
@@ -247,12 +252,19 @@ class _Planner:
         return _state_bytes(self.config, self.mesh)
 
     def largest(self, own: Attempt) -> Attempt | None:
-        """Return the config, compiled with the largest batch that fits and no other change; None if no batch fits."""
+        """Return the config, compiled with the largest batch that fits; None if no batch fits.
+
+        Nothing else is changed, except that a batch size other than the config's is that of all steps: the sizes of
+        earlier steps would not be whole numbers of its microbatches.
+        """
         unit = self.parts * self.config.training.microbatches
         attempts = {self.rows: own}
+        constant: dict[str, Any] = {}
+        if self.config.training.earlier_batch_sizes:
+            constant = {"training.earlier_batch_sizes": (), "training.earlier_batch_sizes_until": ()}
 
         def probe(rows: int) -> Compiled | TooLarge:
-            attempts[rows] = self.attempt({"training.batch_size": rows * unit})
+            attempts[rows] = self.attempt({"training.batch_size": rows * unit, **constant})
             return attempts[rows].outcome
 
         available = (
@@ -271,6 +283,12 @@ class _Planner:
                 return found
         return None
 
+    def _divides(self, split: int) -> bool:
+        """Return whether microbatches can be split into `split` parts, also those of earlier, smaller batches."""
+        part = self.rows * self.parts // split
+        earlier = self.config.training.earlier_batch_sizes
+        return self.rows % split == 0 and all(size <= part or size % part == 0 for size in earlier)
+
     def candidates(self, own: Attempt) -> Iterator[dict[str, Any]]:
         """Yield changes of settings that save memory, beginning with those that should slow a step down least.
 
@@ -280,7 +298,7 @@ class _Planner:
         fixed, microbatches = self.state_bytes(), self.config.training.microbatches
         fitting = search.predicted({self.rows: own.outcome}, fixed, cast(TooLarge, own.outcome).available)
         splits = [
-            split for split in range(2, _LARGEST_SPLIT + 1) if self.rows % split == 0 and self.rows // split <= fitting
+            split for split in range(2, _LARGEST_SPLIT + 1) if self._divides(split) and self.rows // split <= fitting
         ]
         for split in splits[:2]:  # a second one, in case the prediction was too high
             yield {"training.microbatches": microbatches * split}

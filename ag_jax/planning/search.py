@@ -1,7 +1,7 @@
 """Search for the largest number of rows that fits into a device's memory, with few compilations.
 
 Memory grows nearly linearly in the rows. A compilation that runs out of memory fails at once and reports how much the
-step would need; one that fits takes a minute. So each guess is on a straight line through the known points, and the
+step would need; one that fits takes minutes. So each guess is on a straight line through the known points, and the
 search comes from above.
 """
 
@@ -40,7 +40,7 @@ def largest(
         if fitting >= MOST_FITTING or (high is not None and high - low <= max(1, NEAR * low)):
             break
         guess = predicted(outcomes, fixed_bytes, available)
-        # A compilation that runs out of memory costs seconds, one that fits a minute: so overshoot at first.
+        # A compilation that runs out of memory costs seconds, one that fits minutes: so overshoot at first.
         rows = (
             max(math.ceil(OVERSHOT * guess), low + 1)
             if high is None

@@ -231,8 +231,9 @@ def _largest(plan: Plan) -> str:
         return "Largest batch: not even one row on a device fits."
     training = plan.largest.config.training
     rows = training.batch_size // training.microbatches // (plan.mesh["data"] * plan.mesh["fsdp"])
+    constant = " in all steps" if "training.earlier_batch_sizes" in plan.largest.settings else ""
     return (
-        f"Largest batch that was found to fit, all else as it is: {training.batch_size:,} rows, "
+        f"Largest batch that was found to fit{constant}, all else as it is: {training.batch_size:,} rows, "
         f"{_plural(rows, 'row')} on a device in a microbatch, {_gib(needed(plan.largest.outcome))}"
     )
 

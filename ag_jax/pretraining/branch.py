@@ -23,9 +23,10 @@ from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.state import TrainState
 
-# Settings in which a branch may differ from its origin, besides those in which any resumed run may differ.
+# Beginnings of the names of settings in which a branch may differ from its origin, besides those in which any resumed
+# run may differ.
 MAY_DIFFER = (
-    "optimizer.decay",
+    "optimizer.decay",  # and `decay_steps`: these are beginnings of names
     "optimizer.final_share",
     "training.branch_from",
     "training.max_epochs",
@@ -92,11 +93,11 @@ def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
     tokenizers.load(directory / "tokenizer").save(workdir / "tokenizer")
     rows = [row for row in read_metrics(directory) if row["step"] <= step]
     storage.write_whole(workdir / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    there, here = (_scheduled(run, step) for run in (theirs, config))
+    before, after = (_scheduled(run, step) for run in (theirs, config))
     jumps = "".join(
-        f"; {name} is {here[name]:.3g} there, {there[name]:.3g} in that run"
-        for name in here
-        if here[name] != there[name]
+        f"; {name} jumps from {before[name]:.3g} in that run to {after[name]:.3g} in this one"
+        for name in after
+        if after[name] != before[name]
     )
     print(f"going on from step {step} of {directory}{jumps}", file=sys.stderr, flush=True)
 

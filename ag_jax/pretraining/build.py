@@ -42,8 +42,7 @@ def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfi
     return dispatch.choose(
         config.model.attention,
         mesh,
-        head_width=shape.head_width,
-        length=config.data.sequence_length,
+        dispatch.Sizes(shape.heads, shape.head_width, config.data.sequence_length, shape.dtype),
         after_dropout=guided and config.guidance.probabilities == "after_dropout",
         rows=sharding.ROWS,
         heads=sharding.RULES["heads"],

@@ -398,8 +398,10 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     pretraining_corpus.record(config, workdir, corpus)
     if in_words is not None:
         words.record(in_words, workdir)
+    chosen = build.choose_attention(config, job.program.mesh)
+    # Each host tests the kernel on a device of its own. Hosts that run different programs would wait forever.
+    hosts.agree("their implementation of attention (reference runs everywhere)", {"model.attention": chosen.name})
     if hosts.is_first():
-        chosen = build.choose_attention(config, job.program.mesh)
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
     if done and hosts.is_first():
         (workdir / SUMMARY).unlink()  # of a run that ended at a shorter time limit and goes on

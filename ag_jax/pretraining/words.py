@@ -3,7 +3,7 @@
 An epoch, in which every row of the training text is read once, sees all words of the training text, `data.duplicates`
 times if the rows repeat the text. So after s steps a run has seen
 
-    rows before step s * words of the training text * data.duplicates / rows of the training text
+    rows of the first s steps * words of the training text * data.duplicates / rows of the training text
 
 words, of which each repetition counts. Words are what white space separates, as the BabyLM challenge counts them. The
 steps are stored in the run directory when the run begins (`words.json`), and a resumed run reads them from there.

@@ -93,8 +93,9 @@ def _arm(config: ConfigDict, arm: str, length: int, is_small: bool) -> None:
         config.model.relative.update(span=length, buckets=length // 2)
     elif arm == "modernbert":
         pretraining.encoder(config, "modernbert_base")
-        # Three matrices of a gated layer have the parameters of two that are half as wide again.
-        config.model.update(own | {"feedforward": 8 * own["width"] // 3})
+        # Three matrices of a gated layer have the parameters of two that are half as wide again. The preset's base of
+        # rotary positions is for 8,192 tokens.
+        config.model.update(own | {"feedforward": 8 * own["width"] // 3, "rotary_base": 10_000.0})
         config.model.window = min(128, length // 2)
     elif arm == "electra":
         config.replaced_tokens.generator = "mlm"

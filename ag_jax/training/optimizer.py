@@ -30,24 +30,25 @@ class OptimizerConfig:
 
     kind: `adamw`; `lion` (Chen et al. 2023), whose published `beta2` is 0.99, with learning rates 3 to 10 times lower
         than AdamW's; or `muon` (Jordan et al. 2024), which makes the updates of the layers' matrices orthogonal, and
-        scales them so that AdamW's learning rate and weight decay can be kept (Liu et al. 2025). Embeddings, heads,
-        biases and norms then have AdamW.
+        scales them so that AdamW's learning rate and weight decay can be kept (Liu et al. 2025). Embeddings, output
+        heads, biases and norms then have AdamW.
     learning_rate: peak learning rate, reached after `warmup_steps`.
     warmup_steps: number of steps in which the learning rate rises from 0 to its peak.
-    decay: how the learning rate falls from its peak to the last step: `linear`, `cosine` or `one_minus_sqrt`
-        (1 - sqrt(x) of the fall's steps); `constant` leaves it at the peak; `inverse_sqrt` makes it
-        peak * sqrt(warmup_steps / step), which with the peak (width * warmup_steps)^-0.5 is the schedule of Vaswani et
-        al. 2017, equation 3.
+    decay: how the learning rate falls from its peak to the last step: `linear`, `cosine` or `one_minus_sqrt` (1 -
+        sqrt(x), where x is the share of the fall's steps that are done); `constant` leaves it at the peak;
+        `inverse_sqrt` makes it peak * sqrt(warmup_steps / step), which with the peak (width * warmup_steps)^-0.5 is the
+        schedule of Vaswani et al. 2017, equation 3.
     decay_steps: number of the last steps in which the learning rate falls; before them it stays at its peak (schedule
         warm-up-stable-decay). None lets it fall from the end of warm-up on.
-    final_share: learning rate at the last step, as a share of the peak.
+    final_share: learning rate at the end of the fall, as a share of the peak.
     beta1: decay rate of the gradient's running mean.
     beta2: decay rate of the squared gradient's running mean; of `lion`, decay rate of its only running mean.
     epsilon: added to the denominator of an update.
-    weight_decay: coefficient of weight decay, on matrices only, never on biases or LayerNorm.
+    weight_decay: each step subtracts learning rate * weight_decay * weight from matrices; never from biases or
+        LayerNorm.
     clip_norm: maximum global norm of the gradient; None does not clip it.
     clip_updates: divide the update of a parameter by the root mean square of gradient / sqrt(second moment) where this
-        is above 1, with AdamW (StableAdamW of Wortsman et al. 2023); goes well with clip_norm=none.
+        is above 1 (StableAdamW of Wortsman et al. 2023), for parameters that have AdamW; goes well with clip_norm=none.
     muon_momentum: decay rate of the gradient's running mean in `muon`, with Nesterov's correction.
     """
 

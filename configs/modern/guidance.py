@@ -1,7 +1,7 @@
-"""Pre-train with and without attention guidance in modern encoders: rotary positions, LayerNorm first, Muon.
+"""Pre-train with and without attention guidance in modern encoders: rotary positions, pre-norm, Muon.
 
 Does guidance (Deshpande & Narasimhan 2020) still help with the positions, norms and optimizers of today? Rotary
-positions (Su et al. 2021) make neighbours easy to find, LayerNorm before attention and feed-forward (`pre`, Xiong et
+positions (Su et al. 2021) make neighbours easy to find, LayerNorm before attention and feed-forward (pre-norm, Xiong et
 al. 2020) and Muon (Jordan et al. 2024) make deep models easier to train. Each can be chosen by itself. The arms are the
 encoder without guidance (none), with half the heads of each layer guided by Next, Prev and First (all), and with one
 head of each layer guided by one of them alone (next, prev, first).
@@ -20,8 +20,8 @@ Expected: see docs/reproduction.md. scale=paper has not been run with this progr
 Deviations: no paper has this experiment. scale=small is the quickstart: its text, model, steps and warm-up. The
 learning rates were chosen among 1e-3, 2e-3 and 4e-3 for each norm and optimizer, with learned positions and without
 guidance, seed 0; all arms have the same one. scale=paper is the RoBERTa-12 of Deshpande & Narasimhan 2020, all arms
-with the learning rate of their guided arm and the warm-up of the other. Rotary positions are the only ones of their
-encoder. Pre-norm has one more LayerNorm, after the last layer. Everything else is equal.
+with the learning rate of their guided arm and the warm-up of the arm without guidance. With rotary positions there are
+no position embeddings. Pre-norm has one more LayerNorm, after the last layer. Everything else is equal.
 """
 
 from ag_jax import config_reader

@@ -22,10 +22,11 @@ scale=small takes a few minutes for each arm on 2 CPU cores (a forecast).
 Expected: no losses are published. scale=paper has not been run with this program yet.
 
 Deviations: the text of the paper is not public. Dropout of 0.1 after attention alone is left out, because
-`model.dropout` is of all layers. The batches grow in five stages instead of continuously. With 8,192 tokens the
-optimizer begins anew. Without --config.data.tokenizer.path=FOLDER, a tokenizer of the paper's size is trained. The arm
-`ag` has half of the heads guided in the layers without a window, with alpha_0 as in table 11 of Deshpande & Narasimhan
-2020, in proportion to the length, because the guidance loss is a mean over n x n that shrinks as 1/n.
+`model.dropout` also applies to embeddings and to the outputs of feed-forward layers. The batches grow in five stages
+instead of continuously. With 8,192 tokens the optimizer begins anew. Without --config.data.tokenizer.path=FOLDER, a
+tokenizer of the paper's size is trained. The arm `ag` has half of the heads guided in the layers without a window, with
+alpha_0 as in table 11 of Deshpande & Narasimhan 2020, in proportion to the length, because the guidance loss is a mean
+over n x n that shrinks as 1/n.
 """
 
 from pathlib import Path
@@ -35,7 +36,8 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
 
 BILLION = 10**9
-BATCHES = (768, 1536, 2304, 3072, 3840, 4608)  # the last one is kept; the others have equally many updates
+# The last size is used to the end, each earlier one for the same number of updates.
+BATCHES = (768, 1536, 2304, 3072, 3840, 4608)
 LONG_BATCH = 72
 
 

@@ -14,7 +14,7 @@ _CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)`*$|(?P<ticks>`+)(?!`).+
 # Sections of README.md, with the page of the site that each is on; its first lines are on the first page, too.
 SECTIONS = {
     "Two commands": "start",
-    "Five things to do": "start",
+    "What you can do": "start",
     "GPUs and Cloud TPUs": "start",
     "Cost of guidance": "cost",
     "Configs of the papers": "papers",

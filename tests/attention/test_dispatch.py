@@ -1,5 +1,6 @@
 """Which implementation of attention a run gets, and that it is the same on many devices as on one."""
 
+import dataclasses
 import functools
 import types
 
@@ -16,12 +17,19 @@ from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.tpu import attention as tpu
 from tests.attention import test_kernels as fused
 
+SIZES = dispatch.Sizes(heads=12, head_width=64, length=512, dtype="bfloat16")
+
 
 def choose(wanted="auto", kind="NVIDIA H100", platform="gpu", capability="9.0", **more):
     device = types.SimpleNamespace(device_kind=kind, platform=platform, compute_capability=capability)
-    mesh = types.SimpleNamespace(devices=np.array([[[device]]]))
-    defaults = {"head_width": 64, "length": 512, "after_dropout": False, "rows": ("data",), "heads": "tensor"}
-    return dispatch.choose(wanted, mesh, **(defaults | more))
+    sizes = {name: more.pop(name) for name in ("heads", "head_width", "length", "dtype") if name in more}
+    settings = {"after_dropout": False, "rows": ("data",), "heads": "tensor"} | more
+    mesh = one_device(device, settings.pop("tensor", 1))
+    return dispatch.choose(wanted, mesh, dataclasses.replace(SIZES, **sizes), **settings)
+
+
+def one_device(device, tensor=1):
+    return types.SimpleNamespace(devices=np.array([[[device]]]), shape={"data": 1, "fsdp": 1, "tensor": tensor})
 
 
 @pytest.mark.parametrize(
@@ -37,6 +45,10 @@ def choose(wanted="auto", kind="NVIDIA H100", platform="gpu", capability="9.0", 
         ({"platform": "tpu", "kind": "TPU v4", "length": 8192}, "tpu", "TPU v4"),
         ({"platform": "tpu", "kind": "TPU v4", "length": 8193}, "reference", "longer than the 8192"),
         ({"platform": "tpu", "kind": "TPU v6 lite", "length": 8193}, "tpu", "TPU v6 lite"),
+        # Three heads of a device are one group of 192 lanes, which take 256; float32 takes half as much again.
+        ({"platform": "tpu", "kind": "TPU v4", "length": 4096, "tensor": 4}, "tpu", "TPU v4"),
+        ({"platform": "tpu", "kind": "TPU v4", "length": 4097, "tensor": 4}, "reference", "longer than the 4096"),
+        ({"platform": "tpu", "kind": "TPU v4", "length": 5462, "dtype": "float32"}, "reference", "than the 5461"),
         ({"after_dropout": True}, "reference", "probabilities=after_dropout"),
         ({"wanted": "reference"}, "reference", "model.attention=reference"),
     ],
@@ -124,6 +136,21 @@ def inexact(config, inputs):
     return on_cpu(config, inputs, change=lambda output: 1.25 * output)
 
 
+def nan_in_values_gradient(config, inputs):
+    """Only the gradient of the values is not a number: the output is right."""
+
+    @jax.custom_vjp
+    def spoilt(value):
+        return value
+
+    spoilt.defvjp(lambda value: (value, None), lambda _, gradient: (gradient * jnp.nan,))
+    return on_cpu(config, inputs._replace(value_BKA=spoilt(inputs.value_BKA)))
+
+
+def inexact_without_dropout(config, inputs):
+    return on_cpu(config, inputs, change=lambda output: output if config.rate else 1.5 * output)
+
+
 def without_statistics_gradient(config, inputs):
     output, squares, overlap = gpu.attend(config, inputs, interpret=True)
     return output, jax.lax.stop_gradient(squares), overlap
@@ -135,18 +162,20 @@ def without_statistics_gradient(config, inputs):
         (on_cpu, None),
         (fails, "its test failed with NotImplementedError: ptxas: unknown option"),
         (inexact, "its results in a test differ from the reference's by 25."),
+        (nan_in_values_gradient, "its results in a test differ from the reference's by nan%"),
+        (inexact_without_dropout, "its results in a test differ from the reference's by 50."),
         (without_statistics_gradient, "its results in a test differ from the reference's by"),
     ],
 )
 def test_a_kernel_is_tested_on_its_device(kernel, problem, monkeypatch, capsys):
     """`auto` falls back to the reference with one warning; a kernel that was asked for by name is an error."""
-    monkeypatch.setattr(dispatch, "_gpu", lambda device, head_width: (kernel, None))
+    monkeypatch.setattr(dispatch, "_gpu", lambda device, sizes: (kernel, None))
     here = types.SimpleNamespace(device_kind="a GPU", platform="gpu")
     monkeypatch.setattr(jax, "devices", lambda: [here])
-    monkeypatch.setattr(self_check, "LONGEST", 48)
-    mesh = types.SimpleNamespace(devices=np.array([[[here]]]))
+    monkeypatch.setattr(self_check, "LENGTHS", (48,))
+    mesh, sizes = one_device(here), dataclasses.replace(SIZES, heads=8, head_width=8, length=96)
     wanted = functools.partial(
-        dispatch.choose, mesh=mesh, head_width=8, length=96, after_dropout=False, rows=("data",), heads="tensor"
+        dispatch.choose, mesh=mesh, sizes=sizes, after_dropout=False, rows=("data",), heads="tensor"
     )
     chosen = [wanted("auto") for _ in range(2)]
     said = capsys.readouterr().err
@@ -162,17 +191,17 @@ def test_a_kernel_is_tested_on_its_device(kernel, problem, monkeypatch, capsys):
 def test_gpus_without_a_kernel_take_cudnn_if_it_passes_the_test(monkeypatch, capsys):
     here = types.SimpleNamespace(device_kind="an old GPU", platform="gpu", compute_capability="7.5")
     monkeypatch.setattr(jax, "devices", lambda: [here])
-    monkeypatch.setattr(self_check, "LONGEST", 48)
-    mesh = types.SimpleNamespace(devices=np.array([[[here]]]))
+    monkeypatch.setattr(self_check, "LENGTHS", (48,))
+    mesh, sizes = one_device(here), dataclasses.replace(SIZES, heads=8, head_width=8, length=96)
     choose = functools.partial(
-        dispatch.choose, mesh=mesh, head_width=8, length=96, after_dropout=False, rows=("data",), heads="tensor"
+        dispatch.choose, mesh=mesh, sizes=sizes, after_dropout=False, rows=("data",), heads="tensor"
     )
     assert choose("auto").attend is reference.attend, "there is no cuDNN here"
     on_cpu = cudnn.CuDnn("xla")
     monkeypatch.setattr(cudnn, "CuDnn", lambda: on_cpu)
     assert choose("auto").attend is on_cpu and choose("auto").name == "cudnn" and "not 7.5" in choose("auto").reason
     assert choose("reference").attend is reference.attend and not capsys.readouterr().err
-    monkeypatch.setattr(dispatch, "_gpu", lambda device, head_width: (fails, None))
+    monkeypatch.setattr(dispatch, "_gpu", lambda device, sizes: (fails, None))
     assert choose("auto").attend is on_cpu
     assert "but cuDNN without guidance and attention dropout, and else the slower reference" in capsys.readouterr().err
 
@@ -206,7 +235,7 @@ def test_cudnn_equals_the_reference(case):
 
 @pytest.mark.parametrize("error", [ImportError("no triton"), AttributeError("no CompilerParams")])
 def test_a_kernel_that_cannot_be_imported(error, monkeypatch, capsys):
-    def raises(device, head_width):
+    def raises(device, sizes):
         raise error
 
     monkeypatch.setattr(dispatch, "_gpu", raises)

@@ -57,6 +57,16 @@ def test_the_published_config_is_the_preset():
     assert read(MODERNBERT.write(preset, 0)) == preset
 
 
+@pytest.mark.parametrize(("value", "base"), [("missing", 10_000.0), (None, 7.0), (5.0, 5.0), (7.0, 7.0)])
+def test_the_base_of_layers_with_a_window(value, base):
+    """Null is the base of the other layers; a missing key is 10,000."""
+    values = PUBLISHED | {"global_rope_theta": 7.0, "local_rope_theta": value}
+    if value == "missing":
+        del values["local_rope_theta"]
+    found = read(values)
+    assert found.rotary_base == 7.0 and (found.rotary_base_local or found.rotary_base) == base
+
+
 @pytest.mark.parametrize(
     ("layers", "settings", "types"),
     [
@@ -95,6 +105,8 @@ def test_layers_with_and_without_windows(layers, settings, types):
         ({"tie_word_embeddings": False}, "tie_word_embeddings=False is not supported"),
         ({"global_rope_theta": "large"}, "global_rope_theta must be of type float, got 'large'"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"embedding_dropout": 0.1}, "embedding_dropout=0.1 is not supported, only 0.0"),
+        ({"mlp_dropout": 0.1}, "embedding_dropout=0.0 is not supported, only 0.1"),
     ],
 )
 def test_what_is_not_supported_is_named(changed, message):

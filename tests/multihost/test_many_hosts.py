@@ -4,6 +4,7 @@ Every host is a real process. What they train may differ from what one process t
 numbers.
 """
 
+import dataclasses
 import random
 import signal
 
@@ -13,6 +14,7 @@ import pytest
 from etils import epath
 
 from ag_jax.distributed.hosts import AGAIN
+from ag_jax.pretraining import build
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests.multihost.launch import STEPS, Host, command, finish, start
@@ -182,6 +184,22 @@ def test_hosts_with_different_settings_are_refused(text, tmp_path, started):
         assert "host 1" in output and "model.layers is 2, on host 0 1" in output
         assert "Traceback" not in output
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def choose_another_attention():
+    choose = build.choose_attention
+    build.choose_attention = lambda *given: dataclasses.replace(choose(*given), name="cudnn")
+
+
+def test_hosts_whose_kernels_fail_alone_are_refused(text, tmp_path, started):
+    """Each host tests the attention kernel for itself; with different programs they would wait for each other."""
+    started += start(2, command(text, tmp_path / "run"), 1, but=(1,))
+    coordinator = next(flag for flag in started[0].arguments if flag.startswith("--coordinator"))
+    other = [*command(text, tmp_path / "run"), coordinator, "--hosts=2", "--host=1"]
+    started.append(Host(other, 1, choose_another_attention))
+    for output in finish(started, 1):
+        assert "the hosts differ in their implementation of attention (reference runs everywhere)" in output
+        assert "model.attention is 'cudnn', on host 0 'reference'" in output and "Traceback" not in output
 
 
 def test_a_host_that_never_comes(text, tmp_path, started):

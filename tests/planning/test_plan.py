@@ -272,6 +272,18 @@ def test_a_batch_that_is_too_large_gets_microbatches(monkeypatch):
     assert "Largest batch that was found to fit, all else as it is: 200 rows, 25 rows on a device" in said
 
 
+def test_smaller_batches_of_earlier_steps_do_not_stop_the_search(monkeypatch):
+    tried = pretend(monkeypatch, lambda config: 0.2 + 0.6 * rows_of(config))
+    earlier = {"training.earlier_batch_sizes": (240,), "training.earlier_batch_sizes_until": (5,)}
+    found = plan.make_plan(config(**{"training.batch_size": 60 * 8}, **earlier), topology.parse("v5e-8"))
+    # Three microbatches of 160 rows would fit, but 240 rows are no whole number of them.
+    assert found.suggestion.settings == {"training.microbatches": 4}
+    assert found.suggestion.config.training.earlier_batch_sizes == (240,)
+    assert found.largest.config.training.batch_size == 25 * 8
+    assert {len(config.training.earlier_batch_sizes) for config in tried if rows_of(config) not in (60, 15)} == {0}
+    assert "Largest batch that was found to fit in all steps, all else as it is: 200 rows" in text.report(found)
+
+
 def test_one_row_that_is_too_large_gets_rematerialisation(monkeypatch):
     sizes = {"none": 40, "dots": 17, "layer": 5}
     tried = pretend(monkeypatch, lambda config: sizes[config.model.remat])

@@ -75,7 +75,9 @@ def test_a_branch_that_died_before_its_first_checkpoint_begins_again(stable, tex
         file.write(json.dumps({"step": 5, "split": "train", "loss": 1e9}) + "\n")
     run.train(config, workdir, pause_at=5)
     assert rows(workdir) == expected
-    assert capsys.readouterr().err.count("; the learning rate is 5.5e-05 there, 0.0001 in that run\n") == 2
+    assert (
+        capsys.readouterr().err.count("; the learning rate jumps from 0.0001 in that run to 5.5e-05 in this one\n") == 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ class Fused(Attend):
             local_heads = all_widths // width
             guided_heads = 0 if guides is None else sum(guides.counts)
             if guides is not None and local_heads < heads:
-                guided_heads = local_heads  # of this device or not: one program serves all devices
+                # One program serves all devices, so each computes statistics of all its heads.
+                guided_heads = local_heads
             config = KernelConfig(local_heads, heads, width, *lengths, rate, guided_heads, inputs.band)
             first = (self._position(self.rows) * rows, self._position((self.heads,)) * local_heads)
             scalars = jnp.concatenate([jax.lax.bitcast_convert_type(given.scalars, jnp.int32), jnp.stack(first)])
@@ -119,53 +120,66 @@ class Choice:
 # JAX.
 
 
-def _tpu(device: jax.Device, head_width: int, length: int) -> tuple[Kernel, str | None]:
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What a kernel must be able to compute.
+
+    heads: number of heads of a layer.
+    head_width: width of a head.
+    length: the most tokens of a row.
+    dtype: floating-point type of queries, keys and values.
+    """
+
+    heads: int
+    head_width: int
+    length: int
+    dtype: str
+
+
+def _tpu(device: jax.Device, sizes: Sizes) -> tuple[Kernel, str | None]:
     """Return the kernel for TPUs, and the reason why it cannot run on `device`, or None if it can."""
     from ag_jax.attention.kernels.tpu import attention as tpu
     from ag_jax.attention.kernels.tpu import grid
 
-    return tpu.attend, grid.unsupported_reason(device.device_kind, head_width, length)
+    itemsize = jnp.dtype(sizes.dtype).itemsize
+    reason = grid.unsupported_reason(device.device_kind, sizes.heads, sizes.head_width, sizes.length, itemsize)
+    return tpu.attend, reason
 
 
-def _gpu(device: jax.Device, head_width: int) -> tuple[Kernel, str | None]:
+def _gpu(device: jax.Device, sizes: Sizes) -> tuple[Kernel, str | None]:
     """Return the kernel for GPUs, and the reason why it cannot run on `device`, or None if it can."""
     from ag_jax.attention.kernels.gpu import attention as gpu
     from ag_jax.attention.kernels.gpu import grid as gpu_grid
 
-    return gpu.attend, gpu_grid.unsupported_reason(device, head_width)
+    return gpu.attend, gpu_grid.unsupported_reason(device, sizes.head_width)
 
 
-def _tested(name: str, device: jax.Device, head_width: int, length: int) -> tuple[Kernel | None, str | None, bool]:
+def _tested(name: str, device: jax.Device, sizes: Sizes) -> tuple[Kernel | None, str | None, bool]:
     """Return the kernel of a platform, the reason why it cannot run on `device`, if any, and whether that is a defect:
     it cannot be imported, does not compile, or computes something else than the reference.
 
     Devices that are not there, for which programs are only compiled, run no test.
     """
     try:
-        kernel, unsupported = _tpu(device, head_width, length) if name == "tpu" else _gpu(device, head_width)
+        kernel, unsupported = _tpu(device, sizes) if name == "tpu" else _gpu(device, sizes)
     except (ImportError, AttributeError) as error:  # such as a JAX without this compiler, or with another interface
         return None, f"its kernel cannot be imported with jax {jax.__version__}: {error}", True
     if unsupported or device not in jax.devices():
         return kernel, unsupported, False
-    defect = self_check.problem(Fused(kernel), head_width, length)
+    defect = self_check.problem(Fused(kernel), sizes.head_width, sizes.length, sizes.dtype)
     return kernel, defect, defect is not None
 
 
-def choose(
-    wanted: str,
-    mesh: Mesh,
-    *,
-    head_width: int,
-    length: int,
-    after_dropout: bool,
-    rows: tuple[str, ...],
-    heads: str,
-) -> Choice:
+def choose(wanted: str, mesh: Mesh, sizes: Sizes, *, after_dropout: bool, rows: tuple[str, ...], heads: str) -> Choice:
     """Choose the implementation of attention for the devices of `mesh`; `wanted` is the config's `model.attention`.
 
-    `auto` takes the kernel for the devices, and the reference where there is no kernel or it does not support these
-    settings, or fails a test on the device (`self_check`), which is made once in a process and printed as a warning.
-    Instead of the reference, GPUs get `cudnn.CuDnn` if that passes the test.
+    `auto` takes the kernel of the platform if the kernel supports the settings and passes `self_check`, which runs once
+    in a process, on its first device. Otherwise GPUs take cuDNN if that passes the same test without guidance and
+    dropout, and everything else takes the reference. A kernel that fails the test is reported by a warning.
+
+    sizes: of the whole model; a device has its share of the heads.
+    after_dropout: whether guidance is of the probabilities after dropout.
+    rows, heads: the axes of the mesh that the batch and the heads are split over.
 
     Raises ValueError if `wanted` names a kernel that does not support the settings, or that fails the test.
     """
@@ -177,7 +191,8 @@ def choose(
         return Choice(reference.attend, "reference", f"there is no kernel for the platform {name}")
     kernel, unsupported, is_defect = None, f"the devices are of the platform {device.platform}", False
     if device.platform == name:
-        kernel, unsupported, is_defect = _tested(name, device, head_width, length)
+        local = dataclasses.replace(sizes, heads=sizes.heads // mesh.shape[heads])
+        kernel, unsupported, is_defect = _tested(name, device, local)
     if after_dropout and not unsupported:
         unsupported = "its kernel does not compute guidance.probabilities=after_dropout"
     if not unsupported:
@@ -186,7 +201,7 @@ def choose(
         choice, instead = Choice(reference.attend, "reference", unsupported), "the slower reference"
         if name == "gpu" and device in jax.devices():
             attend = cudnn.CuDnn()
-            if self_check.problem(attend, head_width, length, is_plain=True) is None:
+            if self_check.problem(attend, sizes.head_width, sizes.length, sizes.dtype, only_plain=True) is None:
                 choice = Choice(attend, "cudnn", unsupported)
                 instead = "cuDNN without guidance and attention dropout, and else the slower reference"
         if is_defect:

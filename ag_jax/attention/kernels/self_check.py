@@ -1,9 +1,14 @@
 """A test of an attention kernel on the device at hand, by which `dispatch` decides whether a run may use it.
 
+Covered are the output, both statistics of guidance and the gradients of queries, keys and values: for a row of several
+texts, rows of one and of two blocks of the TPU kernel, groups of heads with and without a guided head, with guidance
+and dropout, and without both. Not covered are a bias, causal attention and windows.
+
 Shape letters: B batch, Q query position, K key position, H head, W width of a head.
 """
 
 import functools
+import itertools
 import sys
 from typing import Any
 
@@ -17,31 +22,44 @@ from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.attention.patterns import Columns, Shift
 
-LONGEST = 512  # most tokens of the row that is tested: no path of a kernel needs more
+LENGTHS = (512, 640)  # tokens of the rows that are tested, if the run's are longer: one block on a TPU, and two
+HEADS, GUIDED = 8, 4
 TOLERANCE = 0.03  # of a result, relative to its norm; bfloat16 itself makes differences of .005
 
 
 @functools.lru_cache(maxsize=8)
-def problem(attend: Attend, head_width: int, length: int, *, is_plain: bool = False) -> str | None:
+def problem(attend: Attend, head_width: int, length: int, dtype: str, *, only_plain: bool = False) -> str | None:
     """Return what is wrong with a kernel on the first device of this process, or None: a clause for a message.
 
-    The kernel attends to a row of two texts, with two guided heads of three and dropout, in bfloat16. The output and
-    the gradients must be those of the reference. A kernel may fail otherwise: its compiler may be of another version
-    than those that it was tested with.
+    The output and the gradients must be those of the reference. They may differ, or the kernel may not compile, if its
+    compiler is of another version than those that it was tested with.
 
     attend: the kernel, for a single device.
     head_width: width of a head.
     length: the most tokens of a row of the run.
-    is_plain: test attention without guidance and dropout, for implementations that leave these to the reference.
+    dtype: floating-point type of queries, keys and values.
+    only_plain: leave out guidance and dropout, for implementations that leave them to the reference.
     """
-    given = _row(min(length, LONGEST), head_width)
+    for rows, is_plain in itertools.product(sorted({min(length, row) for row in LENGTHS}), (True, False)):
+        if is_plain or not only_plain:
+            found = _difference(attend, is_plain, _row(rows, head_width, dtype))
+            if found is not None:
+                return found
+    return None
+
+
+def _difference(attend: Attend, is_plain: bool, given: tuple[Array, ...]) -> str | None:
+    """Return how the results for one row fail or differ from the reference's, or None."""
     try:
         found = _results(attend, is_plain, *given)
     except Exception as error:  # of the import, the compiler or the device, each with types of its own
         said = str(error).strip().splitlines() or [""]
         return f"its test failed with {type(error).__name__}: {said[0][:300]}"
     expected = _results(reference.attend, is_plain, *given)
-    worst = max(np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(found, expected, strict=True))
+    differences = [
+        np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(found, expected, strict=True)
+    ]
+    worst = np.max(differences)  # NaN if any is NaN, unlike `max`
     return None if worst <= TOLERANCE else f"its results in a test differ from the reference's by {worst:.1%}"
 
 
@@ -55,11 +73,11 @@ def _warned(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def _row(length: int, head_width: int) -> tuple[Array, ...]:
+def _row(length: int, head_width: int, dtype: str) -> tuple[Array, ...]:
     """Return queries, keys, values, a factor of each element of the output (all `BQHW`), and segment ids, for B=1."""
-    drawn = np.random.default_rng(0).standard_normal((4, 1, length, 3, head_width))
+    drawn = np.random.default_rng(0).standard_normal((4, 1, length, HEADS, head_width))
     segments_BQ = 1 + (np.arange(length)[None] >= 2 * length // 3)
-    return *jnp.asarray(drawn, jnp.bfloat16), jnp.asarray(segments_BQ, jnp.int32)
+    return *jnp.asarray(drawn, dtype), jnp.asarray(segments_BQ, jnp.int32)
 
 
 def _results(
@@ -67,7 +85,7 @@ def _results(
 ) -> list:
     """Return the output, the two statistics of guidance, and the gradients of a sum of them all, in float32."""
     first_BK = jnp.pad(jnp.diff(segments_BQ), [(0, 0), (1, 0)], constant_values=1) > 0
-    guides = Guides((Shift(1), Columns(first_BK.astype(jnp.float32), jnp.ones_like(first_BK))), (1, 1))
+    guides = Guides((Shift(1), Columns(first_BK.astype(jnp.float32), jnp.ones_like(first_BK))), (GUIDED // 2,) * 2)
     settings: Any = {} if is_plain else {"guides": guides, "rate": 0.1, "key": jax.random.key(0)}
 
     def total(query: Array, key: Array, value: Array):

@@ -4,9 +4,9 @@
     babylm:FOLDER:dev    the held-out text: NAME.dev.txt or NAME.dev
 
 The files are read in the order of `SOURCES`, which is that of their names. They hold a sentence, an utterance or a
-paragraph in each line. A heading "= = = TITLE = = =", with which articles and books begin, begins a document, and so
-does every line after `LONGEST` lines without a heading, so that the documents that are held out for validation come
-from all six.
+paragraph in each line. A heading "= = = TITLE = = =", with which articles and books begin, begins a document. A new
+document also begins after every `LONGEST` lines without a heading, so that the documents that are held out for
+validation come from all six files.
 """
 
 import pathlib

@@ -24,18 +24,18 @@ _SMALLEST = 1e-12  # the gradient of a text is divided by at least this; that of
 class FreeLB(Wrapper):
     """Mean over passes t = 0, 1, ... of the inner objective's loss, with delta_t added to the word embeddings.
 
-    From Zhu et al. 2020, algorithm 1. There are `config.passes` passes, K or K + 1, with one step of gradient ascent
-    between consecutive passes:
+    From Zhu et al. 2020, algorithm 1. There are `config.passes` passes, with one step of gradient ascent between
+    consecutive passes:
 
     delta_0     uniform in [-1, 1] * init_magnitude / sqrt(n E), for a text of n tokens
-    delta_t+1 = delta_t + step_size * g_t / ||g_t||, cut to the length max_norm
+    delta_t+1 = delta_t + step_size * g_t / ||g_t||, shortened to the length max_norm
 
     with g_t the gradient of the loss with regard to delta_t.
 
     Only `value_and_grad` differs from the inner objective, so an evaluation is the inner objective's, and FreeLB must
-    be the outermost of all objectives. The loss includes all terms of the objectives inside, such as guidance. It is
-    exact for any number of microbatches, but each microbatch draws its own delta_0. With `dropout=independent` a
-    generator of replaced tokens still draws the same samples in every pass.
+    be the outermost of all objectives. The loss includes all terms of the objectives inside, such as guidance. The
+    gradient is that of the whole batch for any number of microbatches, but each microbatch draws its own delta_0. With
+    `dropout=independent` a generator of replaced tokens still draws the same samples in every pass.
 
     width: of the embeddings.
     """
@@ -129,4 +129,5 @@ class FreeLB(Wrapper):
         if self.config.dropout == "shared":
             return rngs
         later = jax.random.fold_in(rngs["dropout"], _PASS + number)
+        # `samples` keeps the key of the first pass, so that a generator draws the same tokens in all passes.
         return {"samples": rngs["dropout"]} | rngs | {"dropout": jnp.where(number == 0, rngs["dropout"], later)}

@@ -26,10 +26,10 @@ class SmartPerturbation:
     """Noise on word embeddings, found by gradient ascent (Jiang et al. 2020, algorithm 1, lines 4 to 7).
 
     noise_0     from N(0, noise^2)
-    noise_t+1 = cut(noise_t + step_size * g / max |g|, to [-epsilon, epsilon]);  max of the text, or of each token
+    noise_t+1 = clip(noise_t + step_size * g / max |g|, -epsilon, epsilon)
 
-    with g the gradient of KL both ways, or of squares for numbers. Division by the maximum makes the step independent
-    of the loss's scale.
+    with g the gradient of KL both ways, or of squares for numbers. The maximum is taken over the text, or over each
+    token (`normalize`). Division by it makes the step independent of the loss's scale.
     """
 
     config: SmartConfig
@@ -98,8 +98,9 @@ def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
 
     Here logit(x) = log(x / (1 - x)). No gradient flows through logit(q) and logit(p).
 
-    logit(p), computed as -log(1 / (p + e) - 1 + e) with e = 1e-6, stands where KL has log(p): for two classes they
-    differ by what is fixed. At least about 0.
+    logit(p), computed as -log(1 / (p + e) - 1 + e) with e = 1e-6, stands where KL has log(p). The sum is 0 for equal
+    predictions, but is no divergence: for q = (0.6, 0.4) and p = (0.9, 0.1) it is negative. With two classes its
+    gradient is twice that of KL(q || p), because logit(q) - logit(p) is the derivative of KL(q || p) with regard to q.
     """
 
     def logit(probabilities: Array) -> Array:
@@ -112,7 +113,8 @@ def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
 def smart(inner: Objective, config: SmartConfig, width: int) -> Smooth:
     """Return the objective `inner` with SMART's regularizer; the proximal term (momentum teacher) is not implemented.
 
-    The targets of both KLs are fixed in the authors' program; in the paper gradients flow everywhere.
+    `config.mtdnn_compat` selects the authors' program, in which the targets of both KLs are fixed; in the paper
+    gradients flow everywhere.
     """
     return Smooth(
         inner=inner,

@@ -49,7 +49,7 @@ class Masked(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Pseudo-log-likelihoods of P pairs.
+    """Pseudo-log-likelihoods of P pairs: sums over the tokens of a sentence, in nats, not divided by its length.
 
     scores: {"token" or "word_l2r": float64 `(P, 2)`}, of the good and the bad sentence; NaN for a pair left out.
     unknown: number of words without a token, for which the token for unknown words stands.
@@ -118,6 +118,7 @@ def _predicted(
     """Yield ((number of the pair, masked row, target), log-probability) for all targets."""
     shape = RowSettings(opened.tokenizer.specials, opened.model.config.max_length, opened.model.config.token_types)
     keys = list(targets)
+    # Without begin and end token, which `row` adds again.
     rows = [shape.row(np.frombuffer(masked.row, np.int32)[1:-1].tolist()) for _, masked in keys]
     features = Features(rows, np.arange(len(rows), dtype=np.int32), 0, opened.tokenizer.specials.pad)
     for batch in buckets.batches(features, ROWS, max_length=shape.max_length, shuffle=False):

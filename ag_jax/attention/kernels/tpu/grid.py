@@ -60,13 +60,20 @@ def block_length(length: int) -> int:
     return -(-length // (blocks * _LANES)) * _LANES
 
 
-def unsupported_reason(device_kind: str, head_width: int, length: int) -> str | None:
-    """Return the reason why the kernels cannot run on this chip with such heads and sequences, or None if they can."""
+def unsupported_reason(device_kind: str, heads: int, head_width: int, length: int, itemsize: int) -> str | None:
+    """Return the reason why the kernels cannot run on this chip with such heads and sequences, or None if they can.
+
+    heads: number of heads on a device.
+    itemsize: bytes of an element of queries and their gradients.
+    """
     if device_kind.startswith(("TPU v2", "TPU v3")):
         return f"the kernels are for TPU v4 and later, not {device_kind}: it multiplies no bfloat16 tiles"
     memory = 16 * 2**20 if device_kind.startswith("TPU v4") else _VMEM
-    # A long row has its dQ in on-chip memory: float32, and two copies on its way out. It may take half of that memory.
-    longest = memory // 2 // (max(_LANES, head_width) * 8)
+    # A long row has its dQ for the heads of a grid step in on-chip memory: float32, and two copies on its way out. It
+    # may take half of that memory.
+    width = lane_width(heads, head_width, length)
+    lanes = -(-head_group(heads, width) * width // _LANES) * _LANES
+    longest = memory // 2 // (lanes * (4 + 2 * itemsize))
     if length > longest:
         return f"rows of {length} tokens are longer than the {longest} whose gradient fits on the chip"
     return None
@@ -162,7 +169,8 @@ class Grid:
         """Two grids, one of the groups of heads with a guided head, one of the others, without guidance; or this grid
         alone if all groups or none have a guided head.
 
-        Statistics of guidance take a sixth of the time of a kernel with dropout, a quarter without dropout.
+        By the compiler's estimate for a TPU v5e, statistics of guidance add 17 % to the time of the forward kernel with
+        dropout and 23 % without, and 11 % and 15 % to that of the backward kernel.
         """
         guided = -(-self.config.guided_heads // self.group)
         if guided in (0, self.groups):
