@@ -29,7 +29,7 @@ import operator
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -257,6 +257,14 @@ def unknown_key(key: str, known: Sequence[str], renamed: Mapping[str, str] = typ
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(known)}"
     return f"unknown setting {key!r}{hint}"
+
+
+def is_among(setting: str, names: Collection[str]) -> bool:
+    """Return whether a setting is one of `names`, or begins with one of them that ends in `.` or `_`, such as `mesh.`.
+
+    Other names are not beginnings: `model.attention` is another setting than `model.attention_dropout`.
+    """
+    return setting in names or setting.startswith(tuple(name for name in names if name.endswith((".", "_"))))
 
 
 def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:

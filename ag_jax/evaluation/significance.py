@@ -42,13 +42,15 @@ def paired_t_test(baseline: Sequence[float] | np.ndarray, other: Sequence[float]
     """Return the two-sided p-value of Student's paired t-test, or None if t is undefined.
 
     The null hypothesis is that the mean difference of the pairs is 0. The values of a pair share a seed (or, in
-    `paired_t_test_over_examples`, an example). t is undefined if there are fewer than two pairs, or if all
-    differences are equal up to rounding.
+    `paired_t_test_over_examples`, an example). t is undefined if there are fewer than two pairs, if a
+    value is not finite, or if all differences are equal up to rounding.
     Raises ValueError if the numbers of values differ.
     """
     if len(baseline) != len(other):
         raise ValueError(f"pairs are needed: got {len(baseline)} and {len(other)} values")
     differences = np.asarray(other, np.float64) - np.asarray(baseline, np.float64)
+    if not np.isfinite(differences).all():  # of a run that diverged; NaN would also spoil Holm's correction of others
+        return None
     if len(differences) < 2 or np.ptp(differences) <= ROUNDING * max(np.abs(baseline).max(), np.abs(other).max()):
         return None
     return float(scipy.stats.ttest_rel(other, baseline).pvalue)

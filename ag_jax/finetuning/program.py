@@ -106,7 +106,7 @@ def make_objective(spec: ProgramSpec, model: TaskModel, hyperparameters: Hyperpa
 def compiled(spec: ProgramSpec) -> TaskProgram:
     """Return the `TaskProgram` of a spec from a cache, or build it; a batch shape is compiled when it first occurs.
 
-    Raises ValueError if microbatches and devices do not divide the batch.
+    Raises ValueError if microbatches and devices do not divide the batch, or `mesh.tensor` the heads.
     """
     mesh = sharding.make_mesh(spec.mesh)
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -115,6 +115,10 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
             f"a batch of {spec.batch_size} cannot be split into microbatches={spec.microbatches} on mesh.data * "
             f"mesh.fsdp = {parts} devices: choose a batch size that is a multiple of microbatches * mesh.data * "
             f"mesh.fsdp = {spec.microbatches * parts}, or a mesh with fewer devices along data"
+        )
+    if spec.config.heads % mesh.shape["tensor"]:
+        raise ValueError(
+            f"mesh.tensor={mesh.shape['tensor']} must divide the {spec.config.heads} attention heads of the checkpoint"
         )
     attend = dispatch.choose(
         spec.config.attention,

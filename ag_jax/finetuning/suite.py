@@ -127,7 +127,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     different = [
         f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
         for key in sorted(there | here)
-        if there.get(key) != here.get(key) and not key.startswith(MAY_DIFFER) and not key.endswith(SWEPT)
+        if there.get(key) != here.get(key) and not config_reader.is_among(key, MAY_DIFFER) and not key.endswith(SWEPT)
     ]
     if different:
         raise ValueError(

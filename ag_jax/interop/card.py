@@ -262,7 +262,7 @@ def _settings(opened: OpenRun) -> list[str]:
     lines = [
         f"{name}={_shown(name, value)}"
         for name, value in found.items()
-        if value != defaults[name] and not name.startswith(tuple(left_out))
+        if value != defaults[name] and not config_reader.is_among(name, left_out)
     ]
     if not lines:
         return ["## Settings", "", f"All settings are the defaults of {_program()}."]

@@ -23,10 +23,10 @@ from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.state import TrainState
 
-# Beginnings of the names of settings in which a branch may differ from its origin, besides those in which any resumed
-# run may differ.
+# Settings in which a branch may differ from its origin, besides those in which any resumed run may differ.
 MAY_DIFFER = (
-    "optimizer.decay",  # and `decay_steps`: these are beginnings of names
+    "optimizer.decay",
+    "optimizer.decay_steps",
     "optimizer.final_share",
     "training.branch_from",
     "training.max_epochs",
@@ -55,7 +55,7 @@ def source(config: ExperimentConfig) -> tuple[epath.Path, int]:
 def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
     """Raise ValueError or FileNotFoundError if a run cannot begin as the branch that its settings name.
 
-    may_differ: beginnings of the names of settings in which any resumed run may differ.
+    may_differ: settings in which any resumed run may differ, as in `config_reader.is_among`.
     """
     directory, step = source(config)
     named = f"training.branch_from={directory}:{step}"

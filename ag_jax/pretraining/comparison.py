@@ -89,7 +89,7 @@ def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epat
     """Train or resume the runs of a share; return the number of runs of other shares that are not finished."""
     own = parts.numbers_of(share, len(configs), "runs")
     directories = {key: _directory(workdir, *key) for key in configs}
-    configs = {key: words.resolve(config, directories[key])[0] for key, config in configs.items()}
+    configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
 
     def check() -> None:
         # Nothing is written, because other processes may be at work in these directories.
@@ -139,7 +139,7 @@ def _compare(
 ) -> epath.Path:
     compared = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {key: _directory(workdir, *key) for key in configs}
-    configs = {key: words.resolve(config, directories[key])[0] for key, config in configs.items()}
+    configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
     for key, config in configs.items():  # before the first is trained, so that a conflict shows now and not hours later
         run.claim_workdir(config, directories[key])
         hosts.from_first(

@@ -312,13 +312,13 @@ def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dic
 def different_settings(stored: dict[str, Any], config: ExperimentConfig, may_differ: tuple[str, ...]) -> list[str]:
     """Return a line of text for each setting in which stored settings and a config differ.
 
-    may_differ: beginnings of the names of settings that are left out.
+    may_differ: settings that are left out, as in `config_reader.is_among`.
     """
     there, here = both_settings(stored, config)
     return [
         f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
         for key in sorted(there | here)
-        if there.get(key) != here.get(key) and not key.startswith(may_differ)
+        if there.get(key) != here.get(key) and not config_reader.is_among(key, may_differ)
     ]
 
 

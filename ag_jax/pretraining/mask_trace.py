@@ -42,7 +42,8 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
         raise ValueError(
             f"{wanted}, that was trained to its end: it stopped after step {rows[-1]['step']}; resume it first"
         )
-    shares = tuple(tuple(row["masked/layers"]) for row in rows)
+    # Nothing is masked in the steps before the attack begins (`asa.delay_steps`), which have no share.
+    shares = tuple(tuple(0.0 if share is None else share for share in row["masked/layers"]) for row in rows)
     if len(shares[0]) != layers:
         raise ValueError(
             f"{wanted}, of a model with {layers} layers like the model to be trained: the model of that run has "

@@ -350,7 +350,8 @@ def _remove_attempt(workdir: epath.Path) -> None:
     """Delete the files of a run that stopped before anything was worth keeping, so that the next run in `workdir`
     does not go on with them.
     """
-    for name in (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, "metrics.jsonl"):
+    of_run = (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, origins.FILE, origins.POOLER, "metrics.jsonl")
+    for name in of_run:
         (workdir / name).unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
         (workdir / "checkpoints").rmtree()
@@ -382,7 +383,7 @@ def train(
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_at: int | None) -> dict[str, Any]:
-    config, in_words = words.resolve(config, workdir)
+    config, in_words = words.resolve(config, workdir, is_begun)
     claim_workdir(config, workdir)
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and is_complete(done, config):

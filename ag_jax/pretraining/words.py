@@ -12,6 +12,7 @@ steps are stored in the run directory when the run begins (`words.json`), and a 
 import bisect
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 from etils import epath
@@ -51,26 +52,26 @@ def is_needed(config: ExperimentConfig) -> bool:
     return training.words is not None or training.max_epochs is not None or bool(training.milestone_words)
 
 
-def resolve(config: ExperimentConfig, workdir: epath.Path) -> tuple[ExperimentConfig, WordSteps | None]:
+def resolve(
+    config: ExperimentConfig, workdir: epath.Path, is_begun: Callable[[epath.Path], bool]
+) -> tuple[ExperimentConfig, WordSteps | None]:
     """Return the config with the number of steps that `training.words` allows, and the steps of a run in `workdir`;
     None if no setting is in words.
 
     The text is prepared if the run has not begun.
 
+    is_begun: whether a directory holds a run, and not only files of an attempt that failed (`run.is_begun`).
+
     Raises ValueError, before anything is written, if the settings cannot be followed; see `of_corpus`.
     """
     if not is_needed(config):
         return config, None
-    stored = hosts.from_first("the steps in words", lambda: _stored(workdir))
+    stored = hosts.from_first("the steps in words", lambda: (workdir / FILE).exists() and is_begun(workdir))
     found = read(workdir) if stored else of_corpus(config, pretraining_corpus.prepare(config, workdir))
     if config.training.words is not None:
         training = dataclasses.replace(config.training, steps=found.steps)
         config = dataclasses.replace(config, training=training)
     return config, found
-
-
-def _stored(workdir: epath.Path) -> bool:
-    return (workdir / FILE).exists()
 
 
 def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:

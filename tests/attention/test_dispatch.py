@@ -49,6 +49,7 @@ def one_device(device, tensor=1):
         ({"platform": "tpu", "kind": "TPU v4", "length": 4096, "tensor": 4}, "tpu", "TPU v4"),
         ({"platform": "tpu", "kind": "TPU v4", "length": 4097, "tensor": 4}, "reference", "longer than the 4096"),
         ({"platform": "tpu", "kind": "TPU v4", "length": 5462, "dtype": "float32"}, "reference", "than the 5461"),
+        ({"platform": "tpu", "kind": "TPU v4", "tensor": 8}, "reference", "12 heads cannot be split over 8 devices"),
         ({"after_dropout": True}, "reference", "probabilities=after_dropout"),
         ({"wanted": "reference"}, "reference", "model.attention=reference"),
     ],

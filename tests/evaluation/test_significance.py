@@ -36,6 +36,8 @@ def test_paired_t_by_hand():
 def test_undefined_tests_are_none():
     assert paired_t_test([1.0], [2.0]) is None
     assert paired_t_test([1.0, 2.0], [2.0, 3.0]) is None
+    for diverged in (math.nan, math.inf):
+        assert paired_t_test([1.0, 2.0, 4.0], [2.0, 5.0, diverged]) is None
     with pytest.raises(ValueError, match="pairs are needed"):
         paired_t_test([1.0, 2.0], [2.0])
 

@@ -63,11 +63,18 @@ def test_a_suite_survives():
         ("keep", "all", "keep must be one of none, best"),
         ("dtype", "float16", "dtype must be one of float32, bfloat16, or none, got 'float16'"),
         ("step", -2, "step must be"),
+        ("guidance.decoder_heads", "prev:1", "guidance.decoder_heads is for models with a decoder"),
+        ("guidance.cross_heads", "first:1", "guidance.cross_heads is for models with a decoder"),
     ],
 )
 def test_what_is_wrong_is_named(key, value, message):
     with pytest.raises(ValueError, match=message):
         suite(**{key: value})
+
+
+def test_guidance_of_some_layers_needs_a_loss():
+    with pytest.raises(ValueError, match="guidance.layers=0-1 needs guidance.mode=loss"):
+        suite(**{"guidance.mode": "bias", "guidance.layers": "0-1"})
 
 
 def test_folds_choose_by_whole_folds():

@@ -179,6 +179,9 @@ def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
     (part / "result.json").rename(part / "summary.json")
     (part / "config.json").write_text((whole[0] / "config.json").read_text())
     assert read(part).progress == (1 / 6,), "of a run that its time limit ended"
+    row = json.loads(lines[first]) | {"masked/layers": [None, None]}
+    (part / "metrics.jsonl").write_text(json.dumps(row | {"step": 1}) + "\n" + lines[first])
+    assert read(part).shares == ((0.0, 0.0), trace.shares[0]), "nothing is masked before the attack begins"
     with pytest.raises(ValueError, match="trace=.*/nowhere must be metrics.jsonl of a run or trial .*does not exist"):
         read(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="a model with 3 layers .* of that run has 2; choose"):

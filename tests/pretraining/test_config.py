@@ -8,7 +8,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import run
-from ag_jax.pretraining.config import ExperimentConfig, default_config, parse, read
+from ag_jax.pretraining.config import ExperimentConfig, default_config, different_settings, parse, read
 
 
 def test_defaults_are_the_dataclasses():
@@ -330,3 +330,22 @@ def test_rotations_may_change_when_weights_are_taken_over(tmp_path, capsys):
     config.model.window = 32
     with pytest.raises(ValueError, match="is a run of another encoder:\n  model.window: there 16, here 32\nSet these"):
         run.check_initial_weights(parse(config))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "may_differ"),
+    [
+        ("model.attention", "reference", True),
+        ("model.attention_dropout", 0.25, False),  # begins with the name above, and is another setting
+        ("model.attention_biases", False, False),
+        ("mesh.data", 1, True),
+        ("training.keep_last", 7, True),
+        ("optimizer.decay_steps", 3, False),
+    ],
+)
+def test_settings_with_which_a_run_may_be_resumed(setting, value, may_differ):
+    values = default_config()
+    stored = config_reader.to_dict(parse(values))
+    values.update_from_flattened_dict({setting: value})
+    found = different_settings(stored, parse(values), run.MAY_DIFFER)
+    assert [line.split(":")[0].strip() for line in found] == ([] if may_differ else [setting])

@@ -151,6 +151,20 @@ def test_a_resumed_run_is_the_same(whole, text, tmp_path, one_device, monkeypatc
     jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
+def test_the_steps_of_a_failed_attempt_are_not_those_of_the_next_run(whole, text, tmp_path):
+    """An attempt that ended before its first checkpoint is replaced, here with half the batch size."""
+    workdir = epath.Path(tmp_path / "run")
+    workdir.mkdir()
+    for name in (words.FILE, "config.json", "corpus.json"):
+        shutil.copy(whole / name, workdir / name)
+    shutil.copytree(whole / "tokenizer", workdir / "tokenizer")
+    changed = settings(text, **{"training.batch_size": 2})
+    _, found = words.resolve(changed, workdir, run.is_begun)
+    assert found.steps in range(2 * words.read(whole).steps - 1, 2 * words.read(whole).steps + 2)
+    shutil.copytree(whole / "checkpoints", workdir / "checkpoints")
+    assert words.resolve(changed, workdir, run.is_begun)[1] == words.read(whole)
+
+
 def test_another_length_is_another_run(whole, text):
     for changed in ({"training.words": 800}, {"training.milestone_words": (150, 700)}):
         with pytest.raises(ValueError, match="holds a run of another config"):

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import math
+import tarfile
 import types
 
 import jax.numpy as jnp
@@ -112,6 +113,14 @@ def test_a_model_of_single_words_is_scored_by_hand():
                 assert found.scores[name][number, side] == pytest.approx(expected, abs=1e-4)
 
 
+def test_scores_that_are_not_numbers_are_refused():
+    """NaN stands for pairs left out, so a model that diverged would be right in all the others."""
+    real = trained_models.word_model()
+    logits = np.where(np.arange(TOKENIZER.vocabulary_size) == 7, np.nan, 0.0)
+    with pytest.raises(ValueError, match="not numbers .NaN or infinite., so pairs cannot be compared"):
+        scoring.score(dataclasses.replace(real, model=Unigrams(real.model.config, logits), params={}), PAIRS)
+
+
 def test_pairs_that_are_too_long_are_left_out_and_counted():
     opened = trained_models.word_model()
     long = Pair(" ".join(tasks.WORDS[:1] * 20), "good film", "long")
@@ -179,6 +188,23 @@ def test_files_of_blimp_and_custom_tables(tmp_path, capsys):
     assert "1 pairs have two equal sentences, and count as wrong" in capsys.readouterr().err
 
 
+def test_members_of_archives_are_files_of_their_own(tmp_path):
+    """Also those with names that begin with "./", tables, and in a folder whose name looks like the place of one."""
+    folder = tmp_path / "best of all"
+    folder.mkdir()
+    write(folder / "in", "one.jsonl", PAIRS[:2])
+    lines = [json.loads(line) for line in (folder / "in" / "one.jsonl").read_text().splitlines()]
+    without = [{name: line[name] for name in ("sentence_good", "sentence_bad")} for line in lines]
+    (folder / "in" / "one.jsonl").write_text("\n".join(map(json.dumps, without)))
+    (folder / "in" / "two.csv").write_text("sentence_good,sentence_bad\na b,b a\n")
+    (folder / "in" / "models_summary.jsonl").write_text(json.dumps({"UID": "x"}))
+    with tarfile.open(folder / "pairs.tar.gz", "w:gz") as archive:
+        archive.add(folder / "in", ".")
+    expected = minimal_pairs.read(str(folder / "in"))
+    assert {pair.paradigm for pair in expected} == {"one", "two"} and len(expected) == 3
+    assert minimal_pairs.read(str(folder / "pairs.tar.gz")) == expected
+
+
 def test_the_accuracies_that_blimp_publishes_stand_beside(tmp_path):
     write(tmp_path / "data", "all.jsonl", PAIRS[:12])
     records = [("short", 0.5, 0.6), ("long", 0.7, 0.9), ("overall", 0.1, 0.2)]
@@ -211,6 +237,8 @@ def test_the_accuracies_that_blimp_publishes_stand_beside(tmp_path):
         ("a.tsv", "sentence_good\tsentence_bad\na\n", "line 2: expected as many values as the header has names"),
         ("a.csv", "good,bad\na,b\n", "lacks sentence_good: expected the fields .* got good, bad"),
         ("a.jsonl.gz", "no gzip", "a.jsonl.gz"),
+        ("a.csv", 'sentence_good,sentence_bad\na,"b\nc,d\n', "a.csv, line .: unexpected end of data"),
+        ("a.csv", "sentence_good,sentence_bad,sentence_bad\na,b,c\n", "the header has 'sentence_bad' twice"),
     ],
 )
 def test_damaged_and_foreign_files(tmp_path, name, content, message):

@@ -190,7 +190,9 @@ def choose(wanted: str, mesh: Mesh, sizes: Sizes, *, after_dropout: bool, rows: 
     if name not in ("tpu", "gpu"):
         return Choice(reference.attend, "reference", f"there is no kernel for the platform {name}")
     kernel, unsupported, is_defect = None, f"the devices are of the platform {device.platform}", False
-    if device.platform == name:
+    if sizes.heads % mesh.shape[heads]:  # a kernel would get a part of a head
+        unsupported = f"{sizes.heads} heads cannot be split over {mesh.shape[heads]} devices"
+    elif device.platform == name:
         local = dataclasses.replace(sizes, heads=sizes.heads // mesh.shape[heads])
         kernel, unsupported, is_defect = _tested(name, device, local)
     if after_dropout and not unsupported:

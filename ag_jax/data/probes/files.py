@@ -108,6 +108,9 @@ def _base(path: str | os.PathLike) -> pathlib.Path:
 
 
 def _has_ending(name: str, endings: Sequence[str]) -> bool:
+    name = pathlib.PurePosixPath(name).name  # members of an archive may begin with "./"
+    if not name:  # the folder itself
+        return False
     compression = text_files.kind(name)[1]
     return not name.startswith(".") and name.removesuffix(compression).endswith(tuple(endings))
 

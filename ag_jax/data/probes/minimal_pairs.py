@@ -16,11 +16,13 @@ import dataclasses
 import hashlib
 import io
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from ag_jax.data.json_files import parse_json
 from ag_jax.data.probes import files
+from ag_jax.data.text import files as text_files
 
 ENDINGS = (".jsonl", ".tsv", ".csv")
 GOOD, BAD, PARADIGM, TERM, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"
@@ -61,7 +63,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     found: dict[str, list[Pair]] = collections.defaultdict(list)
     places: dict[tuple[str, str, str], str] = {}
     for place, text in files.texts(path, ENDINGS):
-        if pathlib.PurePath(place).name == SUMMARY:
+        if _file_name(place) == SUMMARY:
             continue
         for where, record in _records(place, text):
             pair = _pair(record, where, place)
@@ -104,7 +106,8 @@ def _chosen(pairs: Sequence[Pair], most: int | None) -> Sequence[Pair]:
 
 def _records(place: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yield (place, record) for each record of a file."""
-    name = place.removesuffix(".gz").removesuffix(".xz").removesuffix(".bz2")
+    name = _file_name(place).lower()
+    name = name.removesuffix(text_files.kind(name)[1])
     if not name.endswith((".tsv", ".csv")):
         for number, line in files.numbered_lines(text):
             if line.strip():
@@ -117,11 +120,24 @@ def _records(place: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]
     if name.endswith(".tsv"):
         reader = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
-        reader = csv.DictReader(lines)
-    for row in reader:
-        if None in row or None in row.values():
-            raise ValueError(f"{place}, line {reader.line_num}: expected as many values as the header has names")
-        yield f"{place}, line {reader.line_num}", row
+        reader = csv.DictReader(lines, strict=True)
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"{place}, line {reader.line_num}: expected as many values as the header has names")
+            if twice := [name for name, count in collections.Counter(reader.fieldnames).items() if count > 1]:
+                raise ValueError(f"{place}: the header has {twice[0]!r} twice")
+            yield f"{place}, line {reader.line_num}", row
+    except csv.Error as error:  # such as a quote that is not closed
+        raise ValueError(f"{place}, line {reader.line_num}: {error}") from error
+
+
+def _file_name(place: str) -> str:
+    """Return the name of the file, or of the member of an archive, at a place (`files.texts`)."""
+    for of in re.finditer(" of ", place):
+        if pathlib.Path(place[of.end() :]).is_file():  # else part of the name of a folder or file
+            return pathlib.PurePosixPath(place[: of.start()]).name
+    return pathlib.PurePath(place).name
 
 
 def _pair(record: Mapping[str, object], where: str, place: str) -> Pair:
@@ -131,7 +147,7 @@ def _pair(record: Mapping[str, object], where: str, place: str) -> Pair:
         if not isinstance(record[name], str) or not str(record[name]).strip():
             raise ValueError(f"{where}: {name} must be a sentence, got {record[name]!r}")
     good, bad = (" ".join(str(record[name]).split()) for name in (GOOD, BAD))
-    paradigm = str(record.get(PARADIGM) or pathlib.PurePath(place).name.split(".")[0])
+    paradigm = str(record.get(PARADIGM) or _file_name(place).split(".")[0])
     # One file of BLiMP writes the field of 13 others in another way.
     field = str(record.get(FIELD) or "").replace("syntax/semantics", "syntax_semantics")
     return Pair(good, bad, paradigm, str(record.get(TERM) or ""), field)

@@ -41,7 +41,9 @@ def copa(record: Record, task: Task, labelled: bool) -> list[Choices]:
     if asked not in _COPA:
         raise ValueError(f"the field 'question' must be {names}, got {asked!r}")
     seconds = [f"{_COPA[asked]} {text_of(record, f'choice{number}')}" for number in (1, 2)]
-    return [_choices(record["id"], text_of(record, "premise"), seconds, record.get("label"), labelled)]
+    label = record.get("label")
+    label = {"choice1": 0, "choice2": 1}.get(label, label) if isinstance(label, str) else label  # names of TFDS
+    return [_choices(record["id"], text_of(record, "premise"), seconds, label, labelled)]
 
 
 def race(record: Record, task: Task, labelled: bool) -> list[Choices]:

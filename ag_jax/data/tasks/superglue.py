@@ -49,7 +49,15 @@ def _diagnostic(split: str, official: str, columns: Mapping[str, str]) -> FileLa
 
 SUPERGLUE = (
     _task("boolq", "BoolQ", {"first": "question", "second": "passage", "label": "label", "id": "idx"}, **_BOOLEANS),
-    _task("cb", "CB", _NLI_FIELDS, labels=NLI, metric="macro_f1", metrics=("macro_f1", "accuracy")),
+    _task(
+        "cb",
+        "CB",
+        _NLI_FIELDS,
+        labels=NLI,
+        aliases={"1": "contradiction", "2": "neutral"},  # numbers of the copy on the Hugging Face hub
+        metric="macro_f1",
+        metrics=("macro_f1", "accuracy"),
+    ),
     _task("copa", "COPA", {"id": "idx"}, kind="choice", form="copa"),
     _task(
         "multirc",

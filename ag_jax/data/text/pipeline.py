@@ -164,6 +164,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
             held_out,
             *single_source.skips(config),
             *single_source.word_limit(config),
+            *single_source.babylm_folders(config),
             *mixed,
         )
 

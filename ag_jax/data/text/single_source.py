@@ -183,7 +183,8 @@ def _identities(config: DataConfig, entries: Entries) -> list[Any]:
     """
     source, held_out = identity(entries, config.source), config.validation_source
     validation = identity(entries, held_out) if held_out else config.validation_fraction
-    return [source, config.text_field, validation, *skips(config), *word_limit(config), *_limits(config)]
+    more = (*skips(config), *word_limit(config), *babylm_folders(config), *_limits(config))
+    return [source, config.text_field, validation, *more]
 
 
 def _limits(config: DataConfig) -> list[Any]:
@@ -196,6 +197,18 @@ def _limits(config: DataConfig) -> list[Any]:
 def word_limit(config: DataConfig) -> list[Any]:
     """Return what `data.max_words` adds to the cache's keys: nothing without it, as `skips`."""
     return [] if config.max_words is None else [{"max_words": config.max_words}]
+
+
+def babylm_folders(config: DataConfig) -> list[Any]:
+    """Return what `babylm:` in a source adds to the cache's keys: the places of such parts, nothing if there are none.
+
+    The identity of a source is that of its files, which without `babylm:` are cut into other documents.
+    """
+    places = [
+        [number for number, part in enumerate(sources.parts(source)) if babylm.is_folder(part)] if source else []
+        for source in (config.source, config.validation_source)
+    ]
+    return [{"babylm": places}] if any(places) else []
 
 
 def skips(config: DataConfig) -> list[Any]:

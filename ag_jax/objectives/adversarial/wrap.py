@@ -58,6 +58,11 @@ def wrap(objective: Objective, config: AdversarialConfig, context: AttackContext
         _check_precision(config.smart, context.encoder)
         return smart(objective, config.smart, width)
     if config.method == "sift":
+        if not context.encoder.embedding_norm:
+            raise ValueError(
+                "adversarial.method=sift perturbs normalised embeddings, and this model has no LayerNorm after its "
+                "embeddings (model.embedding_norm=False): choose another method, such as smart"
+            )
         return sift(objective, config.sift, width)
     if config.method == "r_drop":
         _check_dropout(context.encoder)

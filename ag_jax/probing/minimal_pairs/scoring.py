@@ -81,6 +81,8 @@ def score(
 ) -> Scored:
     """Return the scores of all pairs. A masked row that both sentences of a pair share is computed once.
 
+    Raises ValueError for a model whose scores are not finite.
+
     progress: called with the number of pairs that are done, and of all.
     """
     tokenizer, longest = opened.tokenizer, opened.length
@@ -108,6 +110,11 @@ def score(
                 for name in SCORES:
                     values = [found[number, masked, target] for masked, target in of_sentence[name]]
                     scores[name][number, side] = np.sum(values, dtype=np.float64)
+            if not all(np.isfinite(of[number]).all() for of in scores.values()):  # NaN stands for pairs left out
+                raise ValueError(
+                    "the model's scores of words are not numbers (NaN or infinite), so pairs cannot be compared: its "
+                    "training diverged, or its weights are damaged"
+                )
         progress(min(start + GROUP, len(pairs)), len(pairs))
     return Scored(scores, encoded.unknown, too_long)
 

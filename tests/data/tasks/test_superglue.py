@@ -91,6 +91,23 @@ def test_official_files(tmp_path, parent):
 
 
 @pytest.mark.parametrize(
+    ("task", "labels", "expected"),
+    [
+        ("cb", (0, 1, 2), ["entailment", "contradiction", "neutral"]),  # the hub's order
+        ("cb", ("contradiction", "neutral", "entailment"), ["contradiction", "neutral", "entailment"]),
+        ("copa", ("choice1", "choice2", 1), [(0,), (1,), (1,)]),  # the first two are TFDS's names
+    ],
+)
+def test_labels_of_other_copies(tmp_path, task, labels, expected):
+    official = {"cb": "CB", "copa": "COPA"}[task]
+    lines = [json.dumps(LINES[f"{official}/{'val' if task == 'cb' else 'train'}"] | {"label": of}) for of in labels]
+    write(tmp_path, {f"{official}/train.jsonl": "\n".join(lines) + "\n"})
+    examples = load(TASKS[task], str(tmp_path), "train")
+    found = [TASKS[task].labels[of.label] if isinstance(of, Texts) else of.right for of in examples]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
     ("phrase", "index", "found"),
     [
         ("Pete", 2, "* Pete * many"),  # 13 words apart from the other Pete

@@ -40,6 +40,18 @@ def config(folder, tmp_path, **settings):
     )
 
 
+def test_the_same_files_without_babylm_are_another_text(tmp_path):
+    """The files are the same, but not their documents: neither rows nor tokenizer may be taken from the cache."""
+    folder = write(tmp_path / "text", ".train.txt", gutenberg="= = = A = = =\nOne.\n= = = B = = =\nTwo.\n" * 20)
+    with_babylm = config(folder, tmp_path, validation_fraction=0.2)
+    plain = dataclasses.replace(with_babylm, source=str(folder))
+    assert sources.identity(with_babylm.source) == sources.identity(plain.source)
+    alone = dataclasses.replace(plain, cache_dir=str(tmp_path / "alone"))
+    pipeline.prepare(with_babylm)
+    found, expected = pipeline.prepare(plain).facts(), pipeline.prepare(alone).facts()
+    assert found == expected != pipeline.prepare(with_babylm).facts()
+
+
 @pytest.mark.parametrize("ending", [".train", ".train.txt"])
 def test_the_six_files_are_read_in_order(tmp_path, ending):
     folder = write(tmp_path / "text", ending)
