@@ -116,13 +116,9 @@ class Choice:
     reason: str
 
 
-# Kernels are imported where they are chosen: their compilers take long to import, and are not part of every build of
-# JAX.
-
-
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What a kernel must be able to compute.
+    """Sizes of a layer's attention and the type of its arrays, by which `choose` decides.
 
     heads: number of heads of a layer.
     head_width: width of a head.
@@ -134,6 +130,10 @@ class Sizes:
     head_width: int
     length: int
     dtype: str
+
+
+# Kernels are imported where they are chosen: their compilers take long to import, and are not part of every build of
+# JAX.
 
 
 def _tpu(device: jax.Device, sizes: Sizes) -> tuple[Kernel, str | None]:
