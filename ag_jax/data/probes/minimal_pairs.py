@@ -122,11 +122,11 @@ def _records(place: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]
     else:
         reader = csv.DictReader(lines, strict=True)
     try:
+        if twice := [name for name, count in collections.Counter(reader.fieldnames or ()).items() if count > 1]:
+            raise ValueError(f"{place}: the header has {twice[0]!r} twice")
         for row in reader:
             if None in row or None in row.values():
                 raise ValueError(f"{place}, line {reader.line_num}: expected as many values as the header has names")
-            if twice := [name for name, count in collections.Counter(reader.fieldnames).items() if count > 1]:
-                raise ValueError(f"{place}: the header has {twice[0]!r} twice")
             yield f"{place}, line {reader.line_num}", row
     except csv.Error as error:  # such as a quote that is not closed
         raise ValueError(f"{place}, line {reader.line_num}: {error}") from error
