@@ -260,7 +260,7 @@ def attention(
     window: number of tokens of a window around each query; None for none.
     table_RD: the embeddings of distances.
     relative: settings of disentangled attention: an object with the attributes terms, span, buckets, shared and index.
-    keep_BHQK: 0 where there is no attention; a query without any other key attends uniformly to its text.
+    keep_BHQK: 0 where there is no attention; a query without any other key attends uniformly to the keys that it sees.
     """
     query = heads_of(x_BLD if query_BLD is None else query_BLD, params["query"])
     key, value = (heads_of(x_BLD, params[name]) for name in ("key", "value"))
@@ -273,15 +273,16 @@ def attention(
             1 + len(relative.terms.split(","))
         )
     scores = scores / np.sqrt(query.shape[-1]) + bias_BHQK
-    if keep_BHQK is not None:
-        kept = (keep_BHQK > 0) & (segments_BL[:, :, None] == segments_BL[:, None, :])[:, None]
-        scores = np.where(kept.any(-1, keepdims=True), np.where(kept, scores, -np.inf), 0.0)
-    scores = np.where((segments_BL[:, :, None] == segments_BL[:, None, :])[:, None], scores, -np.inf)
+    visible = np.broadcast_to((segments_BL[:, :, None] == segments_BL[:, None, :])[:, None], scores.shape).copy()
     if window is not None:
         for q in range(scores.shape[-2]):
             for k in range(scores.shape[-1]):
                 if abs(q - k) > window // 2:
-                    scores[:, :, q, k] = -np.inf
+                    visible[:, :, q, k] = False
+    if keep_BHQK is not None:
+        kept = (keep_BHQK > 0) & visible
+        scores = np.where(kept.any(-1, keepdims=True), np.where(kept, scores, -np.inf), 0.0)
+    scores = np.where(visible, scores, -np.inf)
     weights = functions.softmax(scores, axis=-1)
     mixed = np.einsum("bhqw,hwd->bqd", weights @ value, params["output"]["kernel"])
     return mixed + params["output"]["bias"] if "bias" in params["output"] else mixed, weights

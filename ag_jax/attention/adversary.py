@@ -117,7 +117,7 @@ class Adversary:
         return product_BHQK + of_query_BL[:, None, :, None] / math.sqrt(hidden_BLD.shape[-1])
 
     def __call__(
-        self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, visible_BQK: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
         """Return the attention mask of a layer with the input `hidden_BLD`; gradients of the adversary are reversed.
 
@@ -128,7 +128,7 @@ class Adversary:
             uniform = dropout.uniform(key, scores_BHQK.shape)
             scores_BHQK = (scores_BHQK + jnp.log(uniform) - jnp.log1p(-uniform)) / self.temperature
         keep_BHQK = reverse_gradient(straight_through(scores_BHQK), 1.0)
-        return self.policy.mask(keep_BHQK, segments_BL, self.special_NBL)
+        return self.policy.mask(keep_BHQK, visible_BQK, self.special_NBL)
 
 
 def initial_offset(share: float | None, width: int, deviation: float, *, drawn: bool = False) -> float:

@@ -1,6 +1,7 @@
 """Attacks on attention, and the masks that they add to a layer's scores.
 
-An attack keeps (m = 1) or masks (m = 0) units of a layer's attention, a unit being a pair of a query and a key:
+An attack keeps (m = 1) or masks (m = 0) units of a layer's attention, a unit being a pair of a query and a key that
+the query may attend to:
 
     attention = softmax(Q K^T / sqrt(W) - (1 - m) C)
 
@@ -15,14 +16,12 @@ import flax.struct
 import jax.numpy as jnp
 from jax import Array
 
-from ag_jax.attention import segments
-
 EmptyRows = Literal["uniform", "keep_diagonal"]
 
 
 @flax.struct.dataclass
 class MaskCounts:
-    """How many query-key pairs of the same text an attack kept, and how many there are, for each example.
+    """How many query-key pairs an attack kept, and how many there are, for each example.
 
     kept_B: number of pairs kept; the mean over heads that have separate masks.
     all_B: number of all pairs.
@@ -49,12 +48,16 @@ class AttentionMask:
 class Attack(Protocol):
     """An attack on the attention of every layer: a pytree whose leaves have a leading axis over the layers.
 
-    Each layer calls the attack with its own slice of the leaves. `probabilities()` computes the layer's attention
-    probabilities without the attack, a mean over heads, `BQK`. `key` is the layer's random key; None without dropout.
+    Each layer calls the attack with its own slice of the leaves.
+
+    hidden_BLD: input of the layer.
+    visible_BQK: whether the query may attend to the key, without the attack; no key for queries on padding.
+    probabilities: computes the layer's attention probabilities without the attack, a mean over heads, `BQK`.
+    key: random key of the layer; None without dropout.
     """
 
     def __call__(
-        self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None, /
+        self, hidden_BLD: Array, visible_BQK: Array, probabilities: Callable[[], Array], key: Array | None, /
     ) -> AttentionMask: ...
 
 
@@ -63,7 +66,7 @@ class MaskPolicy:
     """How an attack's masks are applied: the number subtracted from scores, and which query-key pairs stay unmasked.
 
     strength: C, the number that is subtracted from the score of a masked unit.
-    empty_rows: a query whose keys are all masked attends to its text evenly (`uniform`), or to itself
+    empty_rows: a query whose keys are all masked attends to all keys that it sees evenly (`uniform`), or to itself
         (`keep_diagonal`).
     protect_diagonal: never mask the attention of a token to itself.
     """
@@ -72,25 +75,25 @@ class MaskPolicy:
     empty_rows: str = "uniform"
     protect_diagonal: bool = False
 
-    def mask(self, keep_BHQK: Array, segments_BL: Array, special_BL: Array | None = None) -> AttentionMask:
+    def mask(self, keep_BHQK: Array, visible_BQK: Array, special_BL: Array | None = None) -> AttentionMask:
         """Return the additive mask -(1 - m) C, where m = `keep_BHQK` is 1 (keep) or 0 (mask), and C = `strength`.
 
-        Pairs of tokens of two texts, or of padding, are not counted.
+        Only visible pairs are counted, because masking the others changes nothing.
 
+        visible_BQK: as in `Attack`.
         special_BL: tokens whose rows and columns are never masked; None for no such tokens.
         """
-        length = segments_BL.shape[1]
-        inside_BHQK = segments.same_segment_mask(segments_BL)[:, None]
-        diagonal_BHQK = jnp.eye(length, dtype=bool)[None, None]
+        visible_BHQK = visible_BQK[:, None]
+        diagonal_BHQK = jnp.eye(visible_BQK.shape[-1], dtype=bool)[None, None]
         if special_BL is not None:
             of_special_BQK = special_BL[:, :, None] | special_BL[:, None, :]
             keep_BHQK = jnp.where(of_special_BQK[:, None], 1.0, keep_BHQK)
         if self.protect_diagonal:
             keep_BHQK = jnp.where(diagonal_BHQK, 1.0, keep_BHQK)
-        empty_BHQ = ~((keep_BHQK > 0) & inside_BHQK).any(-1) & (segments_BL > 0)[:, None]
+        empty_BHQ = ~((keep_BHQK > 0) & visible_BHQK).any(-1) & visible_BHQK.any(-1)
         zeroed_BHQ: Array | None = empty_BHQ
         if self.empty_rows == "keep_diagonal":
             keep_BHQK, zeroed_BHQ = jnp.where(empty_BHQ[..., None] & diagonal_BHQK, 1.0, keep_BHQK), None
-        kept_B = jnp.where(inside_BHQK, keep_BHQK, 0.0).sum((2, 3)).mean(1)
-        counts = MaskCounts(kept_B, inside_BHQK.sum((1, 2, 3)).astype(jnp.float32))
+        kept_B = jnp.where(visible_BHQK, keep_BHQK, 0.0).sum((2, 3)).mean(1)
+        counts = MaskCounts(kept_B, visible_BHQK.sum((1, 2, 3)).astype(jnp.float32))
         return AttentionMask((1.0 - keep_BHQK) * -self.strength, counts, zeroed_BHQ)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ag_jax.attention.visibility import band_of, visible_mask
+from ag_jax.attention.visibility import band_of, visible_in_text
 
 # Standard deviations around the offset, beyond which weights are 0; with deviation 1, they would sum to 1.2e-8.
 REACH = 5
@@ -67,7 +67,7 @@ def dense(config: FixedConfig, heads: int, segments_BK: Array, causal: bool) -> 
     length = segments_BK.shape[1]
     position_K = np.arange(length)
     density_HQK = _density(config, heads, position_K[None, :] - position_K[:, None])
-    visible_BQK = visible_mask(segments_BK, segments_BK, band_of(causal, None)) & (segments_BK > 0)[:, None, :]
+    visible_BQK = visible_in_text(segments_BK, segments_BK, band_of(causal, None))
     return _normalized(config, jnp.where(visible_BQK[:, None], density_HQK[None], 0.0))
 
 

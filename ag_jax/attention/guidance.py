@@ -24,7 +24,7 @@ from jax import Array
 
 from ag_jax.attention import patterns, segments
 from ag_jax.attention.patterns import Columns, Shift, Target
-from ag_jax.attention.visibility import EVERYTHING, Band, band_of, visible_mask, visible_targets, visible_tokens
+from ag_jax.attention.visibility import EVERYTHING, Band, band_of, visible_in_text, visible_targets, visible_tokens
 
 Schedule = Callable[[Array], Array]
 Reduction = Literal["type_mean", "head_mean", "frobenius"]
@@ -404,7 +404,7 @@ def _square_norm(target: Target, query_segments_BQ: Array, key_segments_BK: Arra
         squares_BK = jnp.square(target.weights_BK)
         if query_segments_BQ is key_segments_BK:
             return segments.totals(squares_BK, query_segments_BQ)
-        seen_BQK = visible_mask(*segment_ids) & (query_segments_BQ > 0)[:, :, None]
+        seen_BQK = visible_in_text(*segment_ids)
         return jnp.where(seen_BQK, squares_BK[:, None, :], 0.0).sum(-1)
     uniform_BQ = 1.0 / jnp.maximum(visible_tokens(*segment_ids, band), 1).astype(jnp.float32)
     if isinstance(target, Columns):

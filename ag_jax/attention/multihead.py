@@ -35,7 +35,7 @@ from ag_jax.attention.fixed import FixedConfig
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, Attend
 from ag_jax.attention.linear import Linear
-from ag_jax.attention.visibility import band_of
+from ag_jax.attention.visibility import band_of, visible_in_text
 
 # Products of any precision whose sums are handed on in float32.
 _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
@@ -173,13 +173,16 @@ class MultiHeadAttention(nn.Module):
                     own_BLHW, own_bias_BHLL = self._query_and_bias(projected, own_query_BLHW, bias, None)
                 segments_BL = key_segments_BK
                 return reference.probabilities(
-                    own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL, band_of(causal, window)
+                    own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL, band
                 ).mean(1)
 
+            band = band_of(causal, window)
+            visible_BLL = visible_in_text(key_segments_BK, key_segments_BK, band)
             layer_key = None if deterministic else self.attack_key()
-            attacked = attack(source_BKD, key_segments_BK, weights_BLL, layer_key)
+            attacked = attack(source_BKD, visible_BLL, weights_BLL, layer_key)
             self.sow("attack", "counts", attacked.counts)
-            self.sow("intermediates", "masked", rows_at(attacked.bias_BHQK, positions_BQ) < 0)
+            masked_BHLL = (attacked.bias_BHQK < 0) & visible_BLL[:, None]
+            self.sow("intermediates", "masked", rows_at(masked_BHLL, positions_BQ))
             query_BQHW, bias_BHQK = _attacked(attacked, query_BQHW, bias_BHQK, positions_BQ)
         mixed_BQHW = self._mix(
             (query_BQHW, projected.key_BKHW, projected.value_BKHW, query_segments_BQ, key_segments_BK),

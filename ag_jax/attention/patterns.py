@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.attention import segments
-from ag_jax.attention.visibility import EVERYTHING, Band, visible_mask, visible_targets
+from ag_jax.attention.visibility import EVERYTHING, Band, visible_in_text, visible_targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +289,7 @@ def dense(
     """
     is_same = key_segments_BK is None
     key_segments_BK = segments_BQ if key_segments_BK is None else key_segments_BK
-    seen_BQK = visible_mask(segments_BQ, key_segments_BK, band) & (segments_BQ > 0)[:, :, None]
+    seen_BQK = visible_in_text(segments_BQ, key_segments_BK, band)
     uniform_BQK = seen_BQK / jnp.maximum(seen_BQK.sum(-1, keepdims=True), 1)
     if isinstance(target, Columns):
         weights_BQK = jnp.where(seen_BQK, target.weights_BK[:, None, :], 0.0)

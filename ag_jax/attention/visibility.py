@@ -114,6 +114,11 @@ def visible_mask(query_segments_BQ: Array, key_segments_BK: Array, band: Band = 
     return visible_BQK & band.contains(query_Q1, key_1K)[None]
 
 
+def visible_in_text(query_segments_BQ: Array, key_segments_BK: Array, band: Band = EVERYTHING) -> Array:
+    """Return booleans `BQK` as `visible_mask` does, except that a query on padding sees no key."""
+    return visible_mask(query_segments_BQ, key_segments_BK, band) & (query_segments_BQ > 0)[:, :, None]
+
+
 def visible_tokens(query_segments_BQ: Array, key_segments_BK: Array, band: Band = EVERYTHING) -> Array:
     """Return, as int32 `BQ` (batch, query), the number of keys that each query sees.
 

@@ -89,12 +89,16 @@ def masks(layer, heads=1, offset=0.0):
 
 def attack(layer, policy=MaskPolicy(), special=None, key=None, **settings):
     hidden, segment_ids, query, keys = layer
-    return Adversary(query, keys, special, policy, **settings)(hidden, segment_ids, None, key)
+    return Adversary(query, keys, special, policy, **settings)(hidden, visible(segment_ids), None, key)
+
+
+def visible(segment_ids):
+    segment_ids = np.asarray(segment_ids)
+    return (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids > 0)[:, :, None]
 
 
 def inside(segment_ids):
-    segment_ids = np.asarray(segment_ids)
-    return ((segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids > 0)[:, :, None])[:, None]
+    return visible(segment_ids)[:, None]
 
 
 @pytest.mark.parametrize(("heads", "offset"), [(1, 0.0), (HEADS, 0.0), (1, 0.7)])
@@ -159,8 +163,8 @@ class Fixed:
     keep_BHQK: jax.Array
     policy: MaskPolicy = MaskPolicy()
 
-    def __call__(self, hidden_BLD, segments_BL, scores, key):
-        return self.policy.mask(self.keep_BHQK, segments_BL)
+    def __call__(self, hidden_BLD, visible_BQK, scores, key):
+        return self.policy.mask(self.keep_BHQK, visible_BQK)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "disentangled"])
@@ -262,7 +266,7 @@ def adversary_loss(layer, learnt, sign, **settings):
 
     def loss(params, hidden):
         found = Adversary(params[0], params[1], None, **{"policy": MaskPolicy(), **settings})(
-            hidden, segment_ids, None, None
+            hidden, visible(segment_ids), None, None
         )
         return sign * (found.bias_BHQK * slopes).sum() / 1e4 + found.counts.kept_B.sum()
 
@@ -312,12 +316,12 @@ def test_about_half_is_kept_at_first():
     segment_ids = jnp.ones((2, length), jnp.int32)
     for share, heads in ((None, 1), (0.9, 1), (0.7, 12)):
         offset = initial_offset(share, width, 0.02)
-        found = Adversary(*linear, None, MaskPolicy(), heads, offset)(hidden, segment_ids, None, None)
+        found = Adversary(*linear, None, MaskPolicy(), heads, offset)(hidden, visible(segment_ids), None, None)
         np.testing.assert_allclose(found.counts.kept_B / found.counts.all_B, share or 0.5, atol=0.03)
         drawn = Adversary(
             *linear, None, MaskPolicy(), heads, initial_offset(share, width, 0.02, drawn=True), temperature=0.7
         )
-        found = drawn(hidden, segment_ids, None, jax.random.key(1))
+        found = drawn(hidden, visible(segment_ids), None, jax.random.key(1))
         np.testing.assert_allclose(found.counts.kept_B / found.counts.all_B, share or 0.5, atol=0.03)
     scores = Adversary(*linear, None, MaskPolicy()).scores(hidden)
     np.testing.assert_allclose(np.std(scores), 0.31, atol=0.02)

@@ -12,6 +12,7 @@ from ag_jax.attention.attack import MaskPolicy
 from ag_jax.attention.kernels import reference as plain
 from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.tpu import attention as tpu
+from ag_jax.attention.segments import same_segment_mask
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
@@ -252,10 +253,11 @@ def test_without_an_attack_nothing_is_different():
 
 
 def in_layers(attack, segment_ids, scores=None, key=jax.random.key(3)):
-    """What each layer keeps, and the masks `NBQK` of real units."""
+    """Return the counts of each layer, and which units `NBQK` are kept."""
+    visible_BQK = same_segment_mask(segment_ids)
 
     def one(layer, key):
-        found = layer(jnp.zeros((*segment_ids.shape, 4)), segment_ids, lambda: scores, key)
+        found = layer(jnp.zeros((*segment_ids.shape, 4)), visible_BQK, lambda: scores, key)
         return found.counts, (found.bias_BHQK == 0)[:, 0]
 
     return jax.vmap(one)(attack, jax.random.split(key, attack.share_N.shape[0]))
@@ -270,7 +272,7 @@ def test_random_masks():
     correlation = np.corrcoef(np.ravel(kept[0, 0]), np.ravel(kept[1, 0]))[0, 1]
     assert abs(correlation) < 0.1, "layers draw apart"
     with pytest.raises(ValueError, match="random key"):
-        RandomMasks(jnp.float32(0.1), MaskPolicy())(None, jnp.asarray(segment_ids), None, None)
+        RandomMasks(jnp.float32(0.1), MaskPolicy())(None, same_segment_mask(jnp.asarray(segment_ids)), None, None)
 
 
 def test_largest_masks():
@@ -290,10 +292,13 @@ def test_largest_masks():
     assert units.all_B.sum() - units.kept_B.sum() == masked == 11 * 3 + 6 * 2 + 5 * 2
 
 
-@pytest.mark.parametrize("name", ["roberta", "deberta_v1"])
+@pytest.mark.parametrize("name", ["roberta", "deberta_v1", "windowed"])
 def test_magnitude_looks_at_the_layers_own_attention(name):
-    """Averaged over the heads, under the masks of the layers below; the mask decoder has the mask of the last layer."""
-    batch, model = tiny.mixed_batch(), tiny.model(**tiny.ENCODERS[name])
+    """Averaged over the heads, under the masks of the layers below; the mask decoder has the mask of the last layer.
+
+    In layers with a window, the share is one of the keys in the window.
+    """
+    batch, model = tiny.mixed_batch(), tiny.model(**(tiny.ENCODERS | tiny.ABLATIONS)[name])
     objective = attacked(Pretraining(model), "magnitude", shape=model.config, share=0.25)
     params = params_of(objective, batch)
     outcome = jax.jit(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP))(params)
@@ -305,20 +310,26 @@ def test_magnitude_looks_at_the_layers_own_attention(name):
             table = of["relative"]["embedding"] if "relative" in of else None
             layer = reference.take_layer(of["layers"], index)["attention"]
             _, weights = reference.attention(
-                x_BLD, layer, batch["segment_ids"], table_RD=table, relative=config.relative
+                x_BLD, layer, batch["segment_ids"], table_RD=table, relative=config.relative, window=config.window
             )
             masks[index] = np.ones((6, 1, 11, 11))
             for row, segments_L in enumerate(batch["segment_ids"]):
                 for query in np.flatnonzero(segments_L):
                     text = reference.text_of(segments_L, query)
-                    order = np.argsort(-weights[row, :, query].mean(0)[text])
-                    masks[index][row, 0, query, text[order][: int(np.floor(0.25 * len(text) + 0.5))]] = 0
+                    seen = text if config.window is None else text[np.abs(text - query) <= config.window // 2]
+                    order = np.argsort(-weights[row, :, query].mean(0)[seen])
+                    masks[index][row, 0, query, seen[order][: int(np.floor(0.25 * len(seen) + 0.5))]] = 0
         return masks[index]
 
     clean, other = (reference.predict(exact, batch, model.config, keep=mask)[0] for mask in (None, keep))
     np.testing.assert_allclose(
         outcome.totals["masking"], (symmetric(clean, other) * batch["masked_weights"]).sum(), rtol=1e-3
     )
+    number, count = outcome.metrics["masked"]
+    assert number == sum((mask == 0).sum() for mask in masks.values())
+    seen = np.abs(np.subtract.outer(range(11), range(11))) <= (model.config.window or 22) // 2
+    inside = np.asarray(same_segment_mask(batch["segment_ids"]))
+    assert count == model.config.layers * (inside & seen).sum()
     assert set(outcome.totals) == {"mlm", "nsp", "masking", "masking_nsp"} and "masking_loss" in outcome.metrics
 
 

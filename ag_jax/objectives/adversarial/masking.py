@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ag_jax.attention import dropout, segments
+from ag_jax.attention import dropout
 from ag_jax.attention.attack import Attack, AttentionMask, MaskPolicy
 from ag_jax.models.encoder import Batch, Params
 from ag_jax.objectives.adversarial.config import FixedMaskConfig
@@ -51,38 +51,38 @@ class RandomMasks:
     policy: MaskPolicy = flax.struct.field(pytree_node=False)
 
     def __call__(
-        self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, visible_BQK: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
         """Return random masks for one layer. Raises ValueError without a key."""
         if key is None:
             raise ValueError(
                 "random masks need a random key: pass `rngs` with a key `dropout` to the model, as a training step does"
             )
-        batch, length = segments_BL.shape
-        uniform_B1QK = dropout.uniform(key, (batch, 1, length, length))
-        return self.policy.mask((uniform_B1QK >= self.share_N).astype(jnp.float32), segments_BL)
+        uniform_B1QK = dropout.uniform(key, visible_BQK[:, None].shape)
+        return self.policy.mask((uniform_B1QK >= self.share_N).astype(jnp.float32), visible_BQK)
 
 
 @flax.struct.dataclass
 class LargestMasks:
     """Attack that masks, for each query, the keys with the largest attention weights, averaged over the heads.
 
-    share_N: the share of a query's keys that each layer masks, rounded to whole keys.
+    share_N: the share of the keys that a query sees, in its text and in the layer's window, that each layer masks,
+        rounded to whole keys.
     """
 
     share_N: Array
     policy: MaskPolicy = flax.struct.field(pytree_node=False)
 
     def __call__(
-        self, hidden_BLD: Array, segments_BL: Array, probabilities: Callable[[], Array], key: Array | None
+        self, hidden_BLD: Array, visible_BQK: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
         """Return the masks of one layer, computed from its attention weights `probabilities()`."""
         weights_BQK = jax.lax.stop_gradient(probabilities())
-        ranked_BQK = jnp.where(segments.same_segment_mask(segments_BL), -weights_BQK, 1.0)
+        ranked_BQK = jnp.where(visible_BQK, -weights_BQK, 1.0)
         rank_BQK = jnp.argsort(jnp.argsort(ranked_BQK, axis=-1), axis=-1)
-        number_BQ = jnp.floor(self.share_N * segments.sizes(segments_BL) + 0.5)
+        number_BQ = jnp.floor(self.share_N * visible_BQK.sum(-1) + 0.5)
         keep_BQK = (rank_BQK >= number_BQ[:, :, None]).astype(jnp.float32)
-        return self.policy.mask(keep_BQK[:, None], segments_BL)
+        return self.policy.mask(keep_BQK[:, None], visible_BQK)
 
 
 @dataclasses.dataclass(frozen=True)
