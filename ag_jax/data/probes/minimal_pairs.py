@@ -16,7 +16,6 @@ import dataclasses
 import hashlib
 import io
 import pathlib
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -63,10 +62,11 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     found: dict[str, list[Pair]] = collections.defaultdict(list)
     places: dict[tuple[str, str, str], str] = {}
     for place, text in files.texts(path, ENDINGS):
-        if _file_name(place) == SUMMARY:
+        name = pathlib.PurePosixPath(files.below(place, path)).name
+        if name == SUMMARY:
             continue
-        for where, record in _records(place, text):
-            pair = _pair(record, where, place)
+        for where, record in _records(place, name, text):
+            pair = _pair(record, where, name)
             known = places.setdefault((pair.paradigm, pair.good, pair.bad), where)
             if known != where:
                 raise ValueError(f"{where} has the same pair as {known}: leave one of them out")
@@ -88,7 +88,7 @@ def published(path: str) -> dict[str, dict[str, float]]:
     if not places:
         return {}
     found: dict[str, dict[str, float]] = {name: {} for name in SUMMARY_MODELS.values()}
-    for where, record in _records(str(places[0]), files.decoded(places[0].read_bytes(), str(places[0]))):
+    for where, record in _records(str(places[0]), SUMMARY, files.decoded(places[0].read_bytes(), str(places[0]))):
         for key, name in SUMMARY_MODELS.items():
             value = record.get(key)
             if not isinstance(value, int | float) or not 0 <= value <= 1 or not isinstance(record.get(PARADIGM), str):
@@ -104,9 +104,9 @@ def _chosen(pairs: Sequence[Pair], most: int | None) -> Sequence[Pair]:
     return sorted(pairs, key=lambda pair: hashlib.sha256(f"{pair.good}\n{pair.bad}".encode()).digest())[:most]
 
 
-def _records(place: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield (place, record) for each record of a file."""
-    name = _file_name(place).lower()
+def _records(place: str, name: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield (place, record) for each record of the file, or of the member of an archive, with a name."""
+    name = name.lower()
     name = name.removesuffix(text_files.kind(name)[1])
     if not name.endswith((".tsv", ".csv")):
         for number, line in files.numbered_lines(text):
@@ -132,22 +132,14 @@ def _records(place: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]
         raise ValueError(f"{place}, line {reader.line_num}: {error}") from error
 
 
-def _file_name(place: str) -> str:
-    """Return the name of the file, or of the member of an archive, at a place (`files.texts`)."""
-    for of in re.finditer(" of ", place):
-        if pathlib.Path(place[of.end() :]).is_file():  # else part of the name of a folder or file
-            return pathlib.PurePosixPath(place[: of.start()]).name
-    return pathlib.PurePath(place).name
-
-
-def _pair(record: Mapping[str, object], where: str, place: str) -> Pair:
+def _pair(record: Mapping[str, object], where: str, file_name: str) -> Pair:
     for name in (GOOD, BAD):
         if name not in record:
             raise ValueError(f"{where} lacks {name}: expected the fields {GOOD} and {BAD}, got {', '.join(record)}")
         if not isinstance(record[name], str) or not str(record[name]).strip():
             raise ValueError(f"{where}: {name} must be a sentence, got {record[name]!r}")
     good, bad = (" ".join(str(record[name]).split()) for name in (GOOD, BAD))
-    paradigm = str(record.get(PARADIGM) or _file_name(place).split(".")[0])
+    paradigm = str(record.get(PARADIGM) or file_name.split(".")[0])
     # One file of BLiMP writes the field of 13 others in another way.
     field = str(record.get(FIELD) or "").replace("syntax/semantics", "syntax_semantics")
     return Pair(good, bad, paradigm, str(record.get(TERM) or ""), field)

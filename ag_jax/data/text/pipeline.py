@@ -67,7 +67,7 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
         left_out={
             name: sum(source.left_out.get(name, 0) for source in found)
             for name in ("words", "documents")
-            if single_source.skips(config)
+            if any(config.skip_words)
         },
         sources=[source.sizes(share) for source, share in zip(found, share_K, strict=True)],
     )
@@ -162,9 +162,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
             config.text_field,
             tokenizer_key(config.tokenizer),
             held_out,
-            *single_source.skips(config),
-            *single_source.word_limit(config),
-            *single_source.babylm_folders(config),
+            *single_source.text_settings(config),
             *mixed,
         )
 

@@ -172,7 +172,7 @@ def _facts(config: DataConfig, text: pathlib.Path) -> dict[str, dict[str, int]]:
     return {
         "documents": {split: len(store) for split, store in stores.items()},
         "tokens": tokens,
-        "left_out": json.loads((text / LEFT_OUT).read_text()) if skips(config) else {},
+        "left_out": json.loads((text / LEFT_OUT).read_text()) if any(config.skip_words) else {},
     }
 
 
@@ -183,39 +183,29 @@ def _identities(config: DataConfig, entries: Entries) -> list[Any]:
     """
     source, held_out = identity(entries, config.source), config.validation_source
     validation = identity(entries, held_out) if held_out else config.validation_fraction
-    more = (*skips(config), *word_limit(config), *babylm_folders(config), *_limits(config))
-    return [source, config.text_field, validation, *more]
+    is_limited = not config.validation_source and config.validation_tokens != DataConfig.validation_tokens
+    limit = [{"validation_tokens": config.validation_tokens}] if is_limited else []
+    return [source, config.text_field, validation, *text_settings(config), *limit]
 
 
-def _limits(config: DataConfig) -> list[Any]:
-    """Return what `data.validation_tokens` adds to the cache's keys: nothing by default, as `skips`."""
-    if config.validation_source or config.validation_tokens == DataConfig.validation_tokens:
-        return []
-    return [{"validation_tokens": config.validation_tokens}]
+def text_settings(config: DataConfig) -> list[Any]:
+    """Return the settings, beside the source, that decide which text is read, for the cache's keys.
 
-
-def word_limit(config: DataConfig) -> list[Any]:
-    """Return what `data.max_words` adds to the cache's keys: nothing without it, as `skips`."""
-    return [] if config.max_words is None else [{"max_words": config.max_words}]
-
-
-def babylm_folders(config: DataConfig) -> list[Any]:
-    """Return what `babylm:` in a source adds to the cache's keys: the places of such parts, nothing if there are none.
-
-    The identity of a source is that of its files, which without `babylm:` are cut into other documents.
+    Settings at their defaults are left out, so that caches from before these settings existed stay valid.
     """
-    places = [
+    found: list[Any] = []
+    if any(config.skip_words):
+        found.append({"skip_words": config.skip_words})
+    if config.max_words is not None:
+        found.append({"max_words": config.max_words})
+    # The identity of a source is that of its files, which `babylm:` cuts into other documents.
+    folders = [
         [number for number, part in enumerate(sources.parts(source)) if babylm.is_folder(part)] if source else []
         for source in (config.source, config.validation_source)
     ]
-    return [{"babylm": places}] if any(places) else []
-
-
-def skips(config: DataConfig) -> list[Any]:
-    """Return what `data.skip_words` adds to the cache's keys: nothing if it skips no words, so that older caches stay
-    valid.
-    """
-    return [{"skip_words": config.skip_words}] if any(config.skip_words) else []
+    if any(folders):
+        found.append({"babylm": folders})
+    return found
 
 
 def _write_rows(
