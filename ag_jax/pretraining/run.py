@@ -18,14 +18,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 
 from ag_jax import config_reader
+from ag_jax.attention import guidance
 from ag_jax.attention.adversary import split_params
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json
 from ag_jax.data.order import once_count
+from ag_jax.data.text.files import warn_once
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import hosts, lock, shared_files, storage
 from ag_jax.models import flops
@@ -663,7 +666,21 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     origin, pooler = origins.read(workdir, model.config.width)
     if "next_head" in params and "next_head" not in origin.untrained(step):
         pooler = params["next_head"]["pooler"]
+    _warn_of_bias(config, workdir, step)
     return OpenRun(workdir, config, tokenizer, model, params, adversary_params, step, tuple(steps), origin, pooler)
+
+
+def _warn_of_bias(config: ExperimentConfig, workdir: epath.Path, step: int) -> None:
+    """Warn if the run still added a pattern to the attention scores at a step, which the model alone does not do."""
+    if config.guidance.mode != "bias":
+        return
+    alpha_then = float(guidance.coefficient_schedule(config.guidance, config.training.steps)(np.int32(step)))
+    if alpha_then > 0:
+        warn_once(
+            f"{workdir} was trained with guidance.mode=bias, and at step {step:,} {alpha_then:g} times the pattern was "
+            "added to the scores of guided heads. Here nothing is added, so these heads attend differently than in "
+            "training. A schedule that ends at 0, such as guidance.schedule=linear, avoids this at the last step"
+        )
 
 
 def _check_fits(model: workloads.Model, params: Any, config: ExperimentConfig, workdir: epath.Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import struct
 
 import numpy as np
@@ -388,6 +389,20 @@ def test_exports_that_cannot_be(workdir, tmp_path, monkeypatch):
     (tmp_path / "out" / "x").touch()
     with pytest.raises(ValueError, match="not empty"):
         exporting.convert(workdir, None, str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(("schedule", "said"), [("constant", ["at step 5 3 times the pattern"]), ("linear", [])])
+def test_a_run_that_biased_its_attention_warns_when_it_is_opened(schedule, said, workdir, tmp_path, caplog):
+    changed = tmp_path / "run"
+    shutil.copytree(workdir, changed)
+    config = json.loads((changed / "config.json").read_text())
+    config["training"]["steps"] = 5
+    config["guidance"] |= {"mode": "bias", "alpha": 3.0, "schedule": schedule}
+    (changed / "config.json").write_text(json.dumps(config))
+    (changed / "checkpoints" / "0").rename(changed / "checkpoints" / "5")
+    run.open_run(changed)
+    warned = [record.message for record in caplog.records if "mode=bias" in record.message]
+    assert len(warned) == len(said) and all(text in message for text, message in zip(said, warned, strict=True))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json", "README.md"])
