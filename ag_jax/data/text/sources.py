@@ -368,25 +368,46 @@ def _is_directory(path: pathlib.Path) -> bool:
 
 
 def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files with a known ending in and below a directory; links to directories are not followed."""
+    """Return the files with a known ending in and below a directory; links to directories are not followed.
+
+    Hidden files and folders are left out.
+    """
     found, left_out = [], []
     for folder, folders, names in os.walk(directory, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # the walk goes into these
         found += [pathlib.Path(folder, name) for name in names if not name.startswith(".")]
         left_out += [path for name in folders if (path := pathlib.Path(folder, name)).is_symlink()]
     files = [path for path in sorted(found) if text_files.is_known(path.name) and not _is_directory(path)]
     _report_left_out(directory, files, [*left_out, *(set(found) - set(files))])
+    _check_twice([str(path) for path in files])
     return files
 
 
 def _known_files(part: str) -> tuple[str, list[remote.RemoteFile]]:
     """Return a directory of an object store, and the files that a part of a source names there, of a directory those
-    with a known ending.
+    with a known ending that are not hidden or in a hidden folder.
     """
     directory, listed, named = remote.files(part)
-    shown = [file for file in listed if file.url in named or not file.name.startswith(".")]
+    is_hidden = {
+        file.url: any(name.startswith(".") for name in remote.relative(file, directory).split("/")) for file in listed
+    }
+    shown = [file for file in listed if file.url in named or not is_hidden[file.url]]
     files = [file for file in shown if file.url in named or text_files.is_known(file.name)]
     _report_left_out(part, files, [file for file in shown if file not in files])
+    _check_twice([file.url for file in files if file.url not in named])
     return directory, files
+
+
+def _check_twice(paths: Sequence[str]) -> None:
+    """Raise ValueError if a directory has a file both as it is and compressed, whose text would be read twice."""
+    plain: dict[str, str] = {}
+    for path in paths:
+        other = plain.setdefault(path.removesuffix(text_files.kind(path)[1]), path)
+        if other != path:
+            raise ValueError(
+                f"{other} and {path} have the same name and different compressions, so the same text may be there "
+                "twice: remove or rename one of them, or name the files in data.source"
+            )
 
 
 def _report_left_out(directory: Any, files: Sequence[Any], left_out: Sequence[Any]) -> None:

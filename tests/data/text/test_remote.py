@@ -44,6 +44,7 @@ def library():
         "e.tar": archive.getvalue(),
         "left_out.pdf": b"%PDF",
         ".hidden.txt": b"hidden",
+        "a/.hidden/b.txt": b"hidden",
     }
 
 

@@ -76,12 +76,23 @@ def test_directories_globs_and_lists_are_sorted(tmp_path, caplog):
     for name, text in (("b.txt", "b"), ("a.txt", "a"), ("sub/c.txt", "c"), ("notes.md", "no"), (".hidden.txt", "no")):
         (tmp_path / name).write_text(text)
     (tmp_path / "empty.txt").touch()
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "a-checkpoint.txt").write_text("no")
     assert read(tmp_path) == ["a", "b", "c"]
+    assert read(tmp_path / ".ipynb_checkpoints") == ["no"]  # a hidden folder that is named is read
     assert "left out 1 files with other endings or linked directories, such as notes.md" in caplog.text
     assert read(tmp_path / "**" / "*.txt") == ["a", "b", "c"]
     assert read(f"{tmp_path / 'b.txt'},{tmp_path / 'a.txt'}") == ["b", "a"]
     (tmp_path / "x,y.txt").write_text("with a comma")
     assert read(tmp_path / "x,y.txt") == ["with a comma"]
+
+
+def test_the_same_file_with_and_without_compression_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"text"))
+    with pytest.raises(ValueError, match=r"a\.txt and .*a\.txt\.gz have the same name and different compressions"):
+        read(tmp_path)
+    assert read(f"{tmp_path / 'a.txt'},{tmp_path / 'a.txt.gz'}") == ["text", "text"]
 
 
 def test_a_long_file_comes_in_parts_of_whole_lines(tmp_path, monkeypatch):
