@@ -62,6 +62,21 @@ def average(of_models: Sequence[Candidates]) -> Candidates:
     return Candidates(tuple(sorted(logs.items(), key=lambda pair: -pair[1])[:BEST]), none)
 
 
+def average_classified(of_models: Sequence[Candidates]) -> Candidates:
+    """Return the candidates of an ensemble whose models have a classifier that decides whether there is an answer.
+
+    The logit of "no answer" is its score less that of the best answer, and is kept apart from the answers, which have
+    probabilities of their own. The ensemble's logit is that of the mean probability of "no answer"; so the ensemble
+    gives no answer exactly where that exceeds 1/2, however much the models disagree about the answer.
+    """
+    answering = [dataclasses.replace(found, none=-np.inf) for found in of_models if found.answers]
+    answers = average(answering).answers if answering else ()
+    logits = np.array([found.none - (found.answers[0][1] if found.answers else 0.0) for found in of_models])
+    # log(p / (1 - p)) for the mean p of the probabilities 1 / (1 + exp(-logit)), without a rounded p.
+    logit = np.logaddexp.reduce(-np.logaddexp(0, -logits)) - np.logaddexp.reduce(-np.logaddexp(0, logits))
+    return Candidates(answers, (answers[0][1] if answers else 0.0) + float(logit))
+
+
 def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longest: int = LONGEST) -> Candidates:
     """Return the best answers in a context: of the spans in its windows, those with the highest scores.
 

@@ -90,7 +90,10 @@ KINDS = {
     ),
     "span": _SPAN,
     "span_or_none": dataclasses.replace(
-        _SPAN, loss=supervised.SPAN_OR_NONE_LOSS, scores=predictions.classified_answer_scores
+        _SPAN,
+        loss=supervised.SPAN_OR_NONE_LOSS,
+        scores=predictions.classified_answer_scores,
+        average=answers.average_classified,
     ),
     "referent": TaskKind(
         encode=encoding.encode_referents,

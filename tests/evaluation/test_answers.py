@@ -106,6 +106,28 @@ def test_an_ensemble_of_answers_by_hand():
     assert together.best_or_empty(np.log(0.15 / 0.45) - 0.01) == ""
 
 
+def test_models_that_agree_that_there_is_an_answer_find_one_though_they_disagree_which():
+    """Their classifiers' probabilities of no answer, 0.4, 0.3 and 0.1, have the mean 4/15."""
+
+    def made(share, *scores):
+        found = tuple((text, score) for text, score in scores)
+        return answers.Candidates(found, (found[0][1] if found else 0.0) + np.log(share / (1 - share)))
+
+    of_models = [made(0.4, ("a", 5.0), ("b", 1.0)), made(0.3, ("b", 3.0)), made(0.1, ("c", -2.0), ("b", -2.0))]
+    together = answers.average_classified(of_models)
+    share = np.exp([5.0, 1.0]) / np.exp([5.0, 1.0]).sum()
+    expected = {"b": (share[1] + 1 + 0.5) / 3, "a": share[0] / 3, "c": 0.5 / 3}
+    assert [text for text, _ in together.answers] == list(expected)
+    assert np.exp([score for _, score in together.answers]) == pytest.approx(list(expected.values()))
+    logit = together.none - together.answers[0][1]
+    assert 1 / (1 + np.exp(-logit)) == pytest.approx(4 / 15) and together.best_or_empty() == "b"
+    doubting = answers.average_classified([*of_models, made(0.99), made(0.999)])
+    assert doubting.best_or_empty() == "" and doubting.answers == together.answers
+    assert answers.average_classified([made(0.3)]).text == "" and answers.average_classified([made(0.3)]).none < 0
+    one = answers.average_classified(of_models[:1])
+    assert one.none - one.answers[0][1] == pytest.approx(np.log(0.4 / 0.6))
+
+
 def test_the_best_answers_come_in_order_and_only_so_many():
     rng = np.random.default_rng(5)
     context = " ".join(f"w{number}" for number in range(11))
