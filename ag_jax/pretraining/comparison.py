@@ -16,7 +16,18 @@ from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
 from ag_jax.distributed import hosts, lock, parts, storage
-from ag_jax.pretraining import arms, build, last_layer, report, run, scores, translation_report, words, workloads
+from ag_jax.pretraining import (
+    arms,
+    build,
+    last_layer,
+    report,
+    run,
+    scores,
+    translate,
+    translation_report,
+    words,
+    workloads,
+)
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -31,8 +42,8 @@ PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # Deshpande & Na
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
     """Return the checked config of every (arm, seed) of the config file `source`, with `overrides` on top.
 
-    Raises ValueError if there are no arms, if two are the same, if they are measured by different losses, or if there
-    is no milestone at which the report shows their attention.
+    Raises ValueError if there are no arms, if two are the same, if they are measured by different losses or their
+    translations by different tests, or if there is no milestone at which the report shows their attention.
     """
     config = pretraining_config.parse(config_reader.load(source, overrides))
     compared, configs = arms.names(source, config.comparison.arms, "comparison.arms", "train"), {}
@@ -48,6 +59,11 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
         raise ValueError(
             f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot "
             "be compared: set replaced_tokens.generator=none, and decoder.layers, alike in every arm"
+        )
+    if len({(config.translation.tests, config.translation.tokenize) for config in configs.values()}) > 1:
+        raise ValueError(
+            f"the arms of {source} differ in translation.tests or translation.tokenize, so that their translations "
+            "cannot be compared: set both alike in every arm"
         )
     if any(not config.training.milestones for config in configs.values()):
         raise ValueError(
@@ -156,6 +172,10 @@ def _compare(
         return path
     first_run, first = next(iter(configs.items()))
     seeds, workload = first.comparison.seeds, workloads.workload_of(first)
+    scores_translations = first.translates and bool(first.translation.tests)
+    if scores_translations:  # before any is translated, because a report must not mix averages
+        for key, config in configs.items():
+            translate.check_average(config, directories[key])
     headline = workload.primary_metric
     results = [
         ArmResults(
@@ -176,8 +196,11 @@ def _compare(
     for arm, of_arm in measured.items():
         numbers["arms"][arm]["last_layer"] = of_arm
     translations: dict[str, Any] = {}
-    if first.translates and first.translation.tests:
-        scored = {arm: [scores.score_run(directories[arm, seed]) for seed in seeds] for arm in compared}
+    if scores_translations:
+        scored = {
+            arm: [scores.score_run(directories[arm, seed], config=configs[arm, seed]) for seed in seeds]
+            for arm in compared
+        }
         translations = translation_report.numbers(first.translation, scored)
     content = {
         "title": first.title,
@@ -279,8 +302,7 @@ def _figures(
         at = f"{about}, step {' and '.join(f'{step:,}' for step in steps)}"
         drawn.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png", at)))
     else:
-        directories = {arm: run_directory for arm, (run_directory, _) in runs.items()}
-        drawn.append(translation_report.cross_attention(directories, directory / "cross_attention.png", about))
+        drawn.append(translation_report.cross_attention(runs, directory / "cross_attention.png", about))
     drawn.append(("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special)))
     return [(caption, f"figures/{path.name}") for caption, path in drawn]
 

@@ -20,6 +20,7 @@ from ag_jax.distributed import storage
 from ag_jax.evaluation import translation
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run, translate
+from ag_jax.pretraining.config import ExperimentConfig
 
 FOLDER = "translations"
 
@@ -38,19 +39,23 @@ class TestResult:
     scores: Mapping[str, dict[str, Any]]
 
 
-def score_run(workdir: epath.PathLike, step: int | None = None) -> dict[str, TestResult]:
-    """Translate the test sets of a run, unless that was done before with the same model, and score the translations.
+def score_run(
+    workdir: epath.PathLike, step: int | None = None, config: ExperimentConfig | None = None
+) -> dict[str, TestResult]:
+    """Translate the test sets of a run, unless that was done before with the same model and settings, and score the
+    translations.
 
     step: step of a checkpoint, whose parameters are then not averaged; by default the newest ones (`open_translator`).
+    config: config of the run, with the sections `translation` and `decoding` to use; by default the stored one.
 
     Returns {name of a test set: its result}; empty for a run that does not translate, or without test sets.
     """
     workdir = storage.directory(workdir)
-    config = run.read_config(workdir)
+    config = config or run.read_config(workdir)
     if not config.translates or not config.translation.tests:
         return {}
     tests = pretraining_corpus.read_tests(config.translation)
-    translator = translate.open_translator(workdir, step)
+    translator = translate.open_translator(workdir, step, config=config)
     settings = translator.settings()
     return {
         name: _result(workdir / FOLDER, name, lines, translator, settings, config.translation.tokenize)

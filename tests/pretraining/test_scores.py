@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 import sacrebleu
 from etils import epath
 
 from ag_jax.data.parallel.pairs import LinesOfTest
+from ag_jax.objectives.translation import TranslationConfig
 from ag_jax.pretraining import scores
 from ag_jax.pretraining.translate import Translation
 
@@ -51,6 +53,33 @@ def test_translations_and_scores_are_used_again(result, translator, tmp_path, mo
     again = result()
     assert list(again.lines) == list(first.lines) and translator.asked == 1
     assert json.dumps(again.scores) == json.dumps(first.scores)
+
+
+def test_a_comparison_scores_with_its_own_settings(translator, tmp_path, monkeypatch):
+    """Not with those of `config.json`, with which the run may have been scored before."""
+    for side, lines in (("source", LINES.sources), ("target", LINES.references)):
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in lines))
+    tests = (f"news={tmp_path}/source={tmp_path}/target",)
+
+    def config_with(tokenize, beam_size):
+        changed = types.SimpleNamespace(beam_size=beam_size)
+        return types.SimpleNamespace(
+            translates=True, translation=TranslationConfig(tests=tests, tokenize=tokenize), decoding=changed
+        )
+
+    def opened(workdir, step, config):
+        monkeypatch.setattr(translator, "settings", lambda: {"beam_size": config.decoding.beam_size}, raising=False)
+        return translator
+
+    monkeypatch.setattr(scores.translate, "open_translator", opened)
+    monkeypatch.setattr(scores.run, "read_config", lambda workdir: config_with("13a", 4))
+    stored = scores.score_run(tmp_path)["news"]
+    found = scores.score_run(tmp_path, config=config_with("char", 4))["news"]
+    assert "|tok:char|" in found.scores["bleu"]["signature"] and "|tok:13a|" in stored.scores["bleu"]["signature"]
+    scores.score_run(tmp_path, config=config_with("char", 4))
+    assert translator.asked == 2
+    scores.score_run(tmp_path, config=config_with("char", 5))
+    assert translator.asked == 3
 
 
 def test_another_seed_of_sacrebleu_scores_again(result, translator, monkeypatch):
