@@ -106,17 +106,7 @@ def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epat
     own = parts.numbers_of(share, len(configs), "runs")
     directories = {key: _directory(workdir, *key) for key in configs}
     configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
-
-    def check() -> None:
-        # Nothing is written, because other processes may be at work in these directories.
-        for key, config in configs.items():
-            run.check_workdir(config, directories[key])
-            if run.is_begun(directories[key]):
-                pretraining_corpus.check_files(config, directories[key])
-
-    hosts.from_first("the run directories", check)
-    for key, config in configs.items():
-        run.check_tests(config, directories[key])
+    _check_runs(configs, directories)
     for number, (key, config) in enumerate(configs.items()):
         if number in own:
             _train(config, directories[key], Labels(group=workdir.name, tags=(key[0],)))
@@ -125,6 +115,26 @@ def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epat
         return sum(_finished(config, directories[key]) is None for key, config in configs.items())
 
     return hosts.from_first("the runs that are left", left)
+
+
+def _check_runs(
+    configs: Mapping[tuple[str, int], ExperimentConfig], directories: Mapping[tuple[str, int], epath.Path]
+) -> None:
+    """Raise ValueError if a run cannot be trained or resumed, before the first one is trained for hours.
+
+    Nothing is written, because other processes may be at work in these directories: a run's directory is claimed when
+    it is trained, with its lock held.
+    """
+
+    def check() -> None:
+        for key, config in configs.items():
+            run.check_workdir(config, directories[key])
+            if run.is_begun(directories[key]):
+                pretraining_corpus.check_files(config, directories[key])
+
+    hosts.from_first("the run directories", check)
+    for key, config in configs.items():
+        run.check_tests(config, directories[key])
 
 
 def _train(config: ExperimentConfig, directory: epath.Path, labels: Labels) -> dict[str, Any]:
@@ -139,7 +149,9 @@ def _train(config: ExperimentConfig, directory: epath.Path, labels: Labels) -> d
 def _finished(config: ExperimentConfig, directory: epath.Path) -> dict[str, Any] | None:
     """Return the summary of a run that has nothing left to train; None for any other."""
     summary = run.read_summary(directory)
-    return summary if summary is not None and run.is_complete(summary, config) else None
+    if summary is None or run.check_workdir(config, directory) != config.training.steps:  # a shorter run is extended
+        return None
+    return summary if run.is_complete(summary, config) else None
 
 
 def _directory(workdir: epath.Path, arm: str, seed: int) -> epath.Path:
@@ -156,12 +168,7 @@ def _compare(
     compared = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {key: _directory(workdir, *key) for key in configs}
     configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
-    for key, config in configs.items():  # before the first is trained, so that a conflict shows now and not hours later
-        run.claim_workdir(config, directories[key])
-        hosts.from_first(
-            "the files of the text", functools.partial(pretraining_corpus.check_files, config, directories[key])
-        )
-        run.check_tests(config, directories[key])
+    _check_runs(configs, directories)
     summaries = {
         (arm, seed): _train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
         for (arm, seed), config in configs.items()
