@@ -41,6 +41,7 @@ class Loop:
         self.checkpoints = Checkpoints(
             job.workdir / "checkpoints",
             keep_last=config.keep_last,
+            checkpoint_every=config.checkpoint_every,
             keep_every=config.keep_every,
             milestones=config.milestone_steps() + job.saved_steps + job.kept_steps,
         )

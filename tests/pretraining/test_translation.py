@@ -552,7 +552,7 @@ def test_training_that_was_stopped_ends_as_if_nothing_had_happened(dictionary, t
 
     def stopped(self, start, stop, **settings):
         for step, batch in enumerate(iterate(self, start, stop, **settings), start):
-            if step == 60:
+            if step == 190:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
@@ -563,3 +563,4 @@ def test_training_that_was_stopped_ends_as_if_nothing_had_happened(dictionary, t
             run.train(config, workdir)
     run.train(config, workdir)
     jax.tree.map(np.testing.assert_array_equal, params_at(workdir, 250), params_at(dictionary, 250))
+    assert run.checkpoint_steps(workdir) == run.checkpoint_steps(dictionary), "so that the same are averaged"

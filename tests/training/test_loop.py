@@ -161,6 +161,16 @@ def test_a_checkpoint_of_an_earlier_version_has_no_evaluations(uninterrupted, tm
     assert rows_without_clock(job) == rows_without_clock(whole)
 
 
+def test_an_interrupted_run_keeps_the_checkpoints_of_an_uninterrupted_one(tmp_path):
+    """The milestones 0, 1 and 12, and the three newest, which a translation may average."""
+    for step in (5, 9):
+        with pytest.raises(Interrupted):
+            loop.Loop(tiny_job(tmp_path, keep_last=3, batches=signalled_at(step, signal.SIGTERM))).run()
+    assert steps_in(epath.Path(tmp_path / "checkpoints"))[-1] not in (4, 8, 12)
+    loop.Loop(tiny_job(tmp_path, keep_last=3)).run()
+    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [0, 1, 4, 8, 12]
+
+
 def test_the_train_loss_of_an_evaluation_is_that_of_the_steps_since_the_one_before(tmp_path):
     job = tiny_job(tmp_path, log_every=6)
     progress = loop.Loop(dataclasses.replace(job, finish=lambda state, progress, beat: progress.to_json())).run()
