@@ -58,20 +58,20 @@ def score_run(
     translator = translate.open_translator(workdir, step, config=config)
     settings = translator.settings()
     return {
-        name: _result(workdir / FOLDER, name, lines, translator, settings, config.translation.tokenize)
+        name: _result(workdir, name, lines, translator, settings, config.translation.tokenize)
         for name, lines in tests.items()
     }
 
 
 def _result(
-    folder: epath.Path,
+    workdir: epath.Path,
     name: str,
     lines: LinesOfTest,
     translator: translate.Translator,
     settings: dict[str, Any],
     tokenize: translation.Tokenizer,
 ) -> TestResult:
-    text, facts = folder / f"{name}.txt", folder / f"{name}.json"
+    text, facts = (workdir / FOLDER / f"{name}.{ending}" for ending in ("txt", "json"))
     depends_on = {
         **settings,
         "sources": _digest(lines.sources),
@@ -85,25 +85,34 @@ def _result(
     if is_translated and _is_scored(stored.get("scores"), tokenize):
         return TestResult(found, stored["scores"])
 
-    def write(scores: dict[str, dict[str, Any]]) -> None:
-        content = {"scores": scores, "translations": _digest(found), "depends_on": depends_on}
-        storage.write_whole(facts, json.dumps(content, indent=2) + "\n")
-
     if not is_translated:
         print(f"translating {len(lines.sources):,} lines of {name} with {translator.name}", file=sys.stderr, flush=True)
         try:
             found = list(translate.translate_stream(translator, lines.sources, name))
         except translate.LineTooLong as error:
             raise ValueError(f"test set {name}: {error}") from error
-        folder.mkdir(parents=True, exist_ok=True)
-        storage.write_whole(text, "".join(f"{line}\n" for line in found))
-        write({})  # so that the translations are not lost if they cannot be scored
-    scores = {
-        metric: dataclasses.asdict(score)
-        for metric, score in translation.score(found, lines.references, tokenize=tokenize).items()
-    }
-    write(scores)
+    scores: dict[str, dict[str, Any]] = {}
+    try:
+        for metric, score in translation.score(found, lines.references, tokenize=tokenize).items():
+            scores[metric] = dataclasses.asdict(score)
+    finally:  # so that the translations are not lost if they cannot be scored
+        content = {"scores": scores, "translations": _digest(found), "depends_on": depends_on}
+        _write(workdir, name, found, json.dumps(content, indent=2) + "\n")
     return TestResult(found, scores)
+
+
+def _write(workdir: epath.Path, name: str, lines: Sequence[str], facts: str) -> None:
+    """Write the files of a test set, or print that they cannot be written, because their scores are shown anyway."""
+
+    def write(place: epath.Path) -> None:
+        (place / FOLDER).mkdir(parents=True, exist_ok=True)
+        storage.write_whole(place / FOLDER / f"{name}.txt", "".join(f"{line}\n" for line in lines))
+        storage.write_whole(place / FOLDER / f"{name}.json", facts)
+
+    try:
+        storage.write_where_possible(write, workdir)
+    except OSError as error:
+        print(f"the translations of {name} and their scores cannot be written: {error}", file=sys.stderr, flush=True)
 
 
 def _is_scored(scores: Any, tokenize: translation.Tokenizer) -> bool:

@@ -48,7 +48,9 @@ def test_translations_and_scores_are_used_again(result, translator, tmp_path, mo
     first = result()
     assert list(first.lines) == list(FOUND.values()) and translator.asked == 1
     assert first.scores["bleu"]["value"] == sacrebleu.corpus_bleu(list(FOUND.values()), [LINES.references]).score
-    assert (tmp_path / "news.txt").read_bytes().decode() == "".join(f"{line}\n" for line in FOUND.values())
+    assert (tmp_path / "translations" / "news.txt").read_bytes().decode() == "".join(
+        f"{line}\n" for line in FOUND.values()
+    )
     monkeypatch.setattr(scores.translation, "score", None)
     again = result()
     assert list(again.lines) == list(first.lines) and translator.asked == 1
@@ -100,6 +102,26 @@ def test_translations_are_not_lost_if_they_cannot_be_scored(result, translator, 
     assert result().scores["bleu"]["value"] > 0 and translator.asked == 1
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_scores_of_a_directory_that_cannot_be_written_are_returned(result, tmp_path, monkeypatch, capsys, everywhere):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "translations").write_text("a file, so that there can be no such folder")
+    if everywhere:
+
+        def fails(path, content):
+            raise OSError(f"No space left on device: {path.name}")
+
+        monkeypatch.setattr(scores.storage, "write_whole", fails)
+    found, said = result(), capsys.readouterr().err
+    assert found.scores["bleu"]["value"] == sacrebleu.corpus_bleu(list(FOUND.values()), [LINES.references]).score
+    if everywhere:
+        assert "the translations of news and their scores cannot be written: " in said
+    else:
+        assert f"cannot write to {tmp_path} " in said and said.count("the files are in ag-jax-output/") == 1
+        [facts] = tmp_path.glob("ag-jax-output/*/translations/news.json")
+        assert json.loads(facts.read_text())["scores"]["bleu"]["value"] == found.scores["bleu"]["value"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -117,7 +139,7 @@ def test_what_changed_is_translated_again(result, translator, change):
 
 @pytest.mark.parametrize(("old", "new"), [(b"home", b"hame"), (b"\xa8", b"\xff"), (b"\n", b"")])
 def test_damaged_translations_are_translated_again(result, translator, tmp_path, old, new):
-    first, path = result(), tmp_path / "news.txt"
+    first, path = result(), tmp_path / "translations" / "news.txt"
     content = path.read_bytes()
     path.write_bytes(content.replace(old, new))
     assert path.read_bytes() != content
@@ -127,7 +149,7 @@ def test_damaged_translations_are_translated_again(result, translator, tmp_path,
 @pytest.mark.parametrize("change", [lambda of: of.pop("ter"), lambda of: of["ter"].pop("value"), lambda of: of.clear()])
 def test_scores_that_lack_something_are_computed_again(result, translator, tmp_path, change):
     first = result()
-    stored = json.loads((tmp_path / "news.json").read_text())
+    stored = json.loads((tmp_path / "translations" / "news.json").read_text())
     change(stored["scores"])
-    (tmp_path / "news.json").write_text(json.dumps(stored))
+    (tmp_path / "translations" / "news.json").write_text(json.dumps(stored))
     assert result().scores["ter"] == first.scores["ter"] and translator.asked == 1
