@@ -201,6 +201,24 @@ def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tm
     assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 1, 4]
 
 
+@pytest.mark.parametrize(("step", "good"), [(6, 4), (12, 8)])
+def test_an_evaluation_that_is_no_number_does_not_complete_a_run(tmp_path, step, good):
+    """The last step is saved before it is evaluated, so its own checkpoint is not the good one."""
+    job = tiny_job(tmp_path, keep_last=9)
+    (honest,) = job.evaluators
+
+    def poisoned(params, at, beat):
+        return honest(params, at, beat) | ({"mlm_loss": float("nan")} if at == step else {})
+
+    job = dataclasses.replace(job, evaluators=(poisoned,))
+    message = rf"mlm_loss of the validation is not finite at step {step}\. The last good checkpoint: .*/{good}$"
+    for _ in range(2):
+        with pytest.raises(NonFiniteError, match=message):
+            loop.Loop(job).run()
+    validated = [row["step"] for row in read_metrics(job.workdir) if row["split"] == "validation"]
+    assert validated == [at for at in (6,) if at < step]
+
+
 class WandbRun:
     """Stands in for a run at wandb."""
 
