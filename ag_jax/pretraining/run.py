@@ -336,7 +336,8 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
     steps = there["training.steps"]
     extends = config.training.steps > steps and extension.is_finished(steps, workdir)
     may_differ: tuple[str, ...] = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
-    if any(settings["translation.average"] > 1 for settings in (there, here)):  # of checkpoints at equal distances
+    if not extends and any(settings["translation.average"] > 1 for settings in (there, here)):
+        # Checkpoints at equal distances are averaged. An extended run has a config, and distances, of its own.
         may_differ = tuple(name for name in may_differ if name != "training.checkpoint_every")
     limits = [settings["data.validation_rows"] for settings in (there, here)]
     recorded = pretraining_corpus.read_summary(workdir) if limits[0] != limits[1] else None
