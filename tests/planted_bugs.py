@@ -262,6 +262,27 @@ BUGS = (
         "tests/pretraining/test_scores.py",
     ),
     Bug(
+        "the checkpoint of an interruption pushes out one that is averaged",
+        "ag_jax/training/checkpoint.py",
+        "return step == newest, step % self.every == 0, step",
+        "return step == newest, True, step",
+        "tests/training/test_checkpoint.py tests/training/test_loop.py",
+    ),
+    Bug(
+        "a run whose last evaluation is NaN is complete",
+        "ag_jax/training/loop.py",
+        'raise self._not_finite(f"{name} of the validation", step)',
+        "pass",
+        "tests/training/test_loop.py",
+    ),
+    Bug(
+        "a comparison claims the directory of a run that another process trains",
+        "ag_jax/pretraining/comparison.py",
+        "run.check_workdir(config, directories[key])\n            if",
+        "run.claim_workdir(config, directories[key])\n            if",
+        "tests/pretraining/test_comparison.py",
+    ),
+    Bug(
         "a joint tokenizer is trained on held-out pairs, too",
         "ag_jax/data/parallel/pipeline.py",
         'if selected.split == "train" and not selected.left_out',

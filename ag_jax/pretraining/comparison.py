@@ -16,7 +16,18 @@ from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
 from ag_jax.distributed import hosts, lock, parts, storage
-from ag_jax.pretraining import arms, build, last_layer, report, run, scores, translation_report, words, workloads
+from ag_jax.pretraining import (
+    arms,
+    build,
+    last_layer,
+    report,
+    run,
+    scores,
+    translate,
+    translation_report,
+    words,
+    workloads,
+)
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -31,8 +42,8 @@ PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # Deshpande & Na
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
     """Return the checked config of every (arm, seed) of the config file `source`, with `overrides` on top.
 
-    Raises ValueError if there are no arms, if two are the same, if they are measured by different losses, or if there
-    is no milestone at which the report shows their attention.
+    Raises ValueError if there are no arms, if two are the same, if they are measured by different losses or their
+    translations by different tests, or if there is no milestone at which the report shows their attention.
     """
     config = pretraining_config.parse(config_reader.load(source, overrides))
     compared, configs = arms.names(source, config.comparison.arms, "comparison.arms", "train"), {}
@@ -48,6 +59,11 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
         raise ValueError(
             f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot "
             "be compared: set replaced_tokens.generator=none, and decoder.layers, alike in every arm"
+        )
+    if len({(config.translation.tests, config.translation.tokenize) for config in configs.values()}) > 1:
+        raise ValueError(
+            f"the arms of {source} differ in translation.tests or translation.tokenize, so that their translations "
+            "cannot be compared: set both alike in every arm"
         )
     if any(not config.training.milestones for config in configs.values()):
         raise ValueError(
@@ -90,17 +106,7 @@ def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epat
     own = parts.numbers_of(share, len(configs), "runs")
     directories = {key: _directory(workdir, *key) for key in configs}
     configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
-
-    def check() -> None:
-        # Nothing is written, because other processes may be at work in these directories.
-        for key, config in configs.items():
-            run.check_workdir(config, directories[key])
-            if run.is_begun(directories[key]):
-                pretraining_corpus.check_files(config, directories[key])
-
-    hosts.from_first("the run directories", check)
-    for key, config in configs.items():
-        run.check_tests(config, directories[key])
+    _check_runs(configs, directories)
     for number, (key, config) in enumerate(configs.items()):
         if number in own:
             _train(config, directories[key], Labels(group=workdir.name, tags=(key[0],)))
@@ -109,6 +115,26 @@ def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epat
         return sum(_finished(config, directories[key]) is None for key, config in configs.items())
 
     return hosts.from_first("the runs that are left", left)
+
+
+def _check_runs(
+    configs: Mapping[tuple[str, int], ExperimentConfig], directories: Mapping[tuple[str, int], epath.Path]
+) -> None:
+    """Raise ValueError if a run cannot be trained or resumed, before the first one is trained for hours.
+
+    Nothing is written, because other processes may be at work in these directories: a run's directory is claimed when
+    it is trained, with its lock held.
+    """
+
+    def check() -> None:
+        for key, config in configs.items():
+            run.check_workdir(config, directories[key])
+            if run.is_begun(directories[key]):
+                pretraining_corpus.check_files(config, directories[key])
+
+    hosts.from_first("the run directories", check)
+    for key, config in configs.items():
+        run.check_tests(config, directories[key])
 
 
 def _train(config: ExperimentConfig, directory: epath.Path, labels: Labels) -> dict[str, Any]:
@@ -123,7 +149,9 @@ def _train(config: ExperimentConfig, directory: epath.Path, labels: Labels) -> d
 def _finished(config: ExperimentConfig, directory: epath.Path) -> dict[str, Any] | None:
     """Return the summary of a run that has nothing left to train; None for any other."""
     summary = run.read_summary(directory)
-    return summary if summary is not None and run.is_complete(summary, config) else None
+    if summary is None or run.check_workdir(config, directory) != config.training.steps:  # a shorter run is extended
+        return None
+    return summary if run.is_complete(summary, config) else None
 
 
 def _directory(workdir: epath.Path, arm: str, seed: int) -> epath.Path:
@@ -140,12 +168,7 @@ def _compare(
     compared = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {key: _directory(workdir, *key) for key in configs}
     configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
-    for key, config in configs.items():  # before the first is trained, so that a conflict shows now and not hours later
-        run.claim_workdir(config, directories[key])
-        hosts.from_first(
-            "the files of the text", functools.partial(pretraining_corpus.check_files, config, directories[key])
-        )
-        run.check_tests(config, directories[key])
+    _check_runs(configs, directories)
     summaries = {
         (arm, seed): _train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
         for (arm, seed), config in configs.items()
@@ -156,6 +179,10 @@ def _compare(
         return path
     first_run, first = next(iter(configs.items()))
     seeds, workload = first.comparison.seeds, workloads.workload_of(first)
+    scores_translations = first.translates and bool(first.translation.tests)
+    if scores_translations:  # before any is translated, because a report must not mix averages
+        for key, config in configs.items():
+            translate.check_average(config, directories[key])
     headline = workload.primary_metric
     results = [
         ArmResults(
@@ -176,8 +203,11 @@ def _compare(
     for arm, of_arm in measured.items():
         numbers["arms"][arm]["last_layer"] = of_arm
     translations: dict[str, Any] = {}
-    if first.translates and first.translation.tests:
-        scored = {arm: [scores.score_run(directories[arm, seed]) for seed in seeds] for arm in compared}
+    if scores_translations:
+        scored = {
+            arm: [scores.score_run(directories[arm, seed], config=configs[arm, seed]) for seed in seeds]
+            for arm in compared
+        }
         translations = translation_report.numbers(first.translation, scored)
     content = {
         "title": first.title,
@@ -279,8 +309,7 @@ def _figures(
         at = f"{about}, step {' and '.join(f'{step:,}' for step in steps)}"
         drawn.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png", at)))
     else:
-        directories = {arm: run_directory for arm, (run_directory, _) in runs.items()}
-        drawn.append(translation_report.cross_attention(directories, directory / "cross_attention.png", about))
+        drawn.append(translation_report.cross_attention(runs, directory / "cross_attention.png", about))
     drawn.append(("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special)))
     return [(caption, f"figures/{path.name}") for caption, path in drawn]
 

@@ -35,6 +35,7 @@ from ag_jax.models import flops
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
+from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining import alpha, branch, build, extension, mask_trace, words, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
@@ -126,6 +127,8 @@ def make_job(
         return metrics_evaluator(program, Hyperparameters(), first_batch)(create().params, 0, lambda: None)
 
     primary = program.make_objective(Hyperparameters()).primary_metric
+    if primary == MLM:
+        _check_validation(config, corpus)
     hyperparameters = alpha.begin(config, workdir, primary.metric, losses_at_the_start)
     evaluator = metrics_evaluator(program, hyperparameters, held_out)
 
@@ -187,6 +190,18 @@ def make_job(
         utilisation=_utilisation(config, corpus.tokenizer, program),
         evaluation_batches=pipeline.validation_batch_count(corpus, config.training.batch_size, most),
     )
+
+
+def _check_validation(config: ExperimentConfig, corpus: Corpus) -> None:
+    """Raise ValueError if no token of the held-out text is masked, because evaluations would have no loss."""
+    most = config.data.validation_rows
+    held_out = pipeline.validation_batches(corpus, config.data, config.training.batch_size, most=most)
+    if not any(batch["masked_weights"].any() for batch in held_out):
+        raise ValueError(
+            "expected at least one masked token in the text for validation, whose loss would be undefined, got none in "
+            f"{once_count(len(corpus.validation), most):,} rows: give more text (data.validation_source, "
+            "data.validation_fraction), or raise the rate of masking (data.masking.evaluation_rate, data.masking.rate)"
+        )
 
 
 def _check_best_metric(config: ExperimentConfig, program: Program) -> None:
@@ -323,7 +338,10 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
     there, here = pretraining_config.both_settings(stored, config)
     steps = there["training.steps"]
     extends = config.training.steps > steps and extension.is_finished(steps, workdir)
-    may_differ = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
+    may_differ: tuple[str, ...] = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
+    if not extends and any(settings["translation.average"] > 1 for settings in (there, here)):
+        # Checkpoints at equal distances are averaged. An extended run has a config, and distances, of its own.
+        may_differ = tuple(name for name in may_differ if name != "training.checkpoint_every")
     limits = [settings["data.validation_rows"] for settings in (there, here)]
     recorded = pretraining_corpus.read_summary(workdir) if limits[0] != limits[1] else None
     if recorded and len({once_count(recorded["validation rows"], most) for most in limits}) == 1:

@@ -20,6 +20,7 @@ from ag_jax.distributed import storage
 from ag_jax.evaluation import translation
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run, translate
+from ag_jax.pretraining.config import ExperimentConfig
 
 FOLDER = "translations"
 
@@ -38,35 +39,39 @@ class TestResult:
     scores: Mapping[str, dict[str, Any]]
 
 
-def score_run(workdir: epath.PathLike, step: int | None = None) -> dict[str, TestResult]:
-    """Translate the test sets of a run, unless that was done before with the same model, and score the translations.
+def score_run(
+    workdir: epath.PathLike, step: int | None = None, config: ExperimentConfig | None = None
+) -> dict[str, TestResult]:
+    """Translate the test sets of a run, unless that was done before with the same model and settings, and score the
+    translations.
 
     step: step of a checkpoint, whose parameters are then not averaged; by default the newest ones (`open_translator`).
+    config: config of the run, with the sections `translation` and `decoding` to use; by default the stored one.
 
     Returns {name of a test set: its result}; empty for a run that does not translate, or without test sets.
     """
     workdir = storage.directory(workdir)
-    config = run.read_config(workdir)
+    config = config or run.read_config(workdir)
     if not config.translates or not config.translation.tests:
         return {}
     tests = pretraining_corpus.read_tests(config.translation)
-    translator = translate.open_translator(workdir, step)
+    translator = translate.open_translator(workdir, step, config=config)
     settings = translator.settings()
     return {
-        name: _result(workdir / FOLDER, name, lines, translator, settings, config.translation.tokenize)
+        name: _result(workdir, name, lines, translator, settings, config.translation.tokenize)
         for name, lines in tests.items()
     }
 
 
 def _result(
-    folder: epath.Path,
+    workdir: epath.Path,
     name: str,
     lines: LinesOfTest,
     translator: translate.Translator,
     settings: dict[str, Any],
     tokenize: translation.Tokenizer,
 ) -> TestResult:
-    text, facts = folder / f"{name}.txt", folder / f"{name}.json"
+    text, facts = (workdir / FOLDER / f"{name}.{ending}" for ending in ("txt", "json"))
     depends_on = {
         **settings,
         "sources": _digest(lines.sources),
@@ -80,25 +85,34 @@ def _result(
     if is_translated and _is_scored(stored.get("scores"), tokenize):
         return TestResult(found, stored["scores"])
 
-    def write(scores: dict[str, dict[str, Any]]) -> None:
-        content = {"scores": scores, "translations": _digest(found), "depends_on": depends_on}
-        storage.write_whole(facts, json.dumps(content, indent=2) + "\n")
-
     if not is_translated:
         print(f"translating {len(lines.sources):,} lines of {name} with {translator.name}", file=sys.stderr, flush=True)
         try:
             found = list(translate.translate_stream(translator, lines.sources, name))
         except translate.LineTooLong as error:
             raise ValueError(f"test set {name}: {error}") from error
-        folder.mkdir(parents=True, exist_ok=True)
-        storage.write_whole(text, "".join(f"{line}\n" for line in found))
-        write({})  # so that the translations are not lost if they cannot be scored
-    scores = {
-        metric: dataclasses.asdict(score)
-        for metric, score in translation.score(found, lines.references, tokenize=tokenize).items()
-    }
-    write(scores)
+    scores: dict[str, dict[str, Any]] = {}
+    try:
+        for metric, score in translation.score(found, lines.references, tokenize=tokenize).items():
+            scores[metric] = dataclasses.asdict(score)
+    finally:  # so that the translations are not lost if they cannot be scored
+        content = {"scores": scores, "translations": _digest(found), "depends_on": depends_on}
+        _write(workdir, name, found, json.dumps(content, indent=2) + "\n")
     return TestResult(found, scores)
+
+
+def _write(workdir: epath.Path, name: str, lines: Sequence[str], facts: str) -> None:
+    """Write the files of a test set, or print that they cannot be written, because their scores are shown anyway."""
+
+    def write(place: epath.Path) -> None:
+        (place / FOLDER).mkdir(parents=True, exist_ok=True)
+        storage.write_whole(place / FOLDER / f"{name}.txt", "".join(f"{line}\n" for line in lines))
+        storage.write_whole(place / FOLDER / f"{name}.json", facts)
+
+    try:
+        storage.write_where_possible(write, workdir)
+    except OSError as error:
+        print(f"the translations of {name} and their scores cannot be written: {error}", file=sys.stderr, flush=True)
 
 
 def _is_scored(scores: Any, tokenize: translation.Tokenizer) -> bool:

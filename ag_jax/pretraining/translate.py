@@ -281,17 +281,26 @@ def make_translator(
     return Translator(model, params, tokenizer, config.decoding, start, name)
 
 
-def open_translator(workdir: epath.PathLike, step: int | None = None, decoding: Sequence[str] = ()) -> Translator:
+def open_translator(
+    workdir: epath.PathLike,
+    step: int | None = None,
+    decoding: Sequence[str] = (),
+    config: ExperimentConfig | None = None,
+) -> Translator:
     """Open the model of a run that translates, with the parameters of its newest checkpoints averaged.
 
     How many is the setting `translation.average`; fewer if the run has not saved so many yet, which is printed.
 
     step: step of a checkpoint, whose parameters are then not averaged.
     decoding: settings of the section `decoding` that replace those of the run, such as `beam_size=1`.
+    config: config of the run, with the number of averaged checkpoints and the section `decoding` to use; by default
+        the stored one.
 
     Raises ValueError for a run that does not translate, and for settings that do not exist.
     """
     opened = run.open_run(workdir, step)
+    if config is not None:
+        opened = dataclasses.replace(opened, config=config)
     translator = translator_of(opened)
     params, steps = parameters(opened, step)
     changed = config_reader.to_dict(opened.config.decoding) | _settings(decoding)
@@ -341,17 +350,34 @@ def _settings(items: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
+def check_average(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Raise ValueError if a run lacks one of the checkpoints that `translation.average` averages.
+
+    Checkpoints that the run is too short for are not missed.
+    """
+    steps, every, count = run.checkpoint_steps(workdir), config.training.checkpoint_every, config.translation.average
+    found, wanted = _newest(steps, every, count), _averaged_steps(steps[-1], every, count)
+    if len(found) < len(wanted):
+        raise ValueError(
+            f"translation.average={count} averages {len(wanted)} checkpoints of {workdir}, steps "
+            f"{', '.join(map(str, wanted))}, but only {len(found)} of these are saved: set translation.average="
+            f"{len(found)}, or delete the folder of this run to train it again"
+        )
+
+
+def _averaged_steps(last: int, every: int, count: int) -> list[int]:
+    """Return the step `last` and the multiples of `every` before it, at most `count` in all, ascending."""
+    before = range((last - 1) // every * every, 0, -every)[: count - 1]
+    return [*reversed(before), last]
+
+
 def _newest(steps: Sequence[int], every: int, count: int) -> list[int]:
     """Return the newest step and the checkpoints before it at the multiples of `every`, at most `count` in all.
 
     A missing one ends the search: before it lie only milestones, which belong to another time of the training.
     """
-    chosen = [steps[-1]]
-    step = (steps[-1] - 1) // every * every
-    while len(chosen) < count and step > 0 and step in steps:
-        chosen.insert(0, step)
-        step -= every
-    return chosen
+    wanted = reversed(_averaged_steps(steps[-1], every, count))
+    return list(itertools.takewhile(lambda step: step in steps, wanted))[::-1]
 
 
 def averaged(workdir: epath.PathLike, steps: Sequence[int]) -> Any:

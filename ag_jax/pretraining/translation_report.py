@@ -16,6 +16,7 @@ from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.evaluation.translation import Difference, Score
 from ag_jax.objectives.translation import TranslationConfig
 from ag_jax.pretraining import corpus, report, run, translate
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.scores import TestResult
 
 
@@ -105,16 +106,20 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
     return lines
 
 
-def cross_attention(runs: Mapping[str, epath.Path], path: epath.Path, about: str = "") -> tuple[str, epath.Path]:
+def cross_attention(
+    runs: Mapping[str, tuple[epath.Path, ExperimentConfig]], path: epath.Path, about: str = ""
+) -> tuple[str, epath.Path]:
     """Draw the attention of each arm's last layer from a translation to its source (`plots.draw_means`); return the
     figure's caption and its path.
 
     The source is the setting `inspection.sentence`, the translation that of the first arm, the same for all arms.
 
-    runs: directory of a run of each arm; the first one's sentence is drawn.
+    runs: directory of a run of each arm, and its config with the settings to use; the first one's sentence is drawn.
     about: name of the comparison, for the figure.
     """
-    opened = {arm: run.open_run(directory) for arm, directory in runs.items()}
+    opened = {
+        arm: dataclasses.replace(run.open_run(directory), config=config) for arm, (directory, config) in runs.items()
+    }
     translators = {arm: translate.translator_of(one) for arm, one in opened.items()}
     first, config = next(iter(translators)), next(iter(opened.values())).config
     sentence, length = config.inspection.sentence, config.data.sequence_length

@@ -123,7 +123,7 @@ def _run(
             _check_word_heads(configs, trained)
         for folders in trained.values():
             for folder, experiment in folders.items():
-                run.claim_workdir(experiment, folder)  # so that a conflict shows now and not hours later
+                run.check_workdir(experiment, folder)  # so that a conflict shows now and not hours later
         for folders in trained.values():
             for folder, experiment in folders.items():
                 run.train(experiment, folder)

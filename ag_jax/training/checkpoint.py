@@ -44,6 +44,30 @@ class Checkpoint:
     progress: dict[str, Any]
 
 
+class _Newest:
+    """Orbax policy that keeps the newest checkpoint and the newest of those before it, of which multiples of `every`
+    come first.
+
+    Without this order, the checkpoint of an interruption would push out one of those that an uninterrupted run keeps.
+
+    count: number of checkpoints that are kept, at most.
+    """
+
+    def __init__(self, count: int, every: int):
+        self.count, self.every = count, every
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return for each checkpoint whether it is kept."""
+        del context
+        newest = max((found.step for found in checkpoints), default=None)
+
+        def rank(step: int) -> tuple[bool, bool, int]:
+            return step == newest, step % self.every == 0, step
+
+        kept = sorted((found.step for found in checkpoints), key=rank)[-self.count :]
+        return [found.step in kept for found in checkpoints]
+
+
 class _BestStep:
     """Orbax policy that keeps the checkpoint of one step, which may change.
 
@@ -66,6 +90,7 @@ class Checkpoints:
     for only one host, and the hosts exchange their findings before any of them uses the result.
 
     keep_last: number of the newest checkpoints that are kept.
+    checkpoint_every: of the checkpoints before the newest, those at multiples of this many steps are kept first.
     keep_every: checkpoints at multiples of this many steps are kept, too; None keeps no others.
     milestones: steps whose checkpoints are kept, too.
     read_only: write nothing; then only `restore` needs the other hosts.
@@ -76,13 +101,14 @@ class Checkpoints:
         directory: epath.Path,
         *,
         keep_last: int = 1,
+        checkpoint_every: int = 1,
         keep_every: int | None = None,
         milestones: tuple[int, ...] = (),
         read_only: bool = False,
     ):
         policy = checkpoint_managers.preservation_policy
         self._best = _BestStep()
-        kept = [policy.LatestN(keep_last), policy.CustomSteps(list(milestones)), self._best]
+        kept = [_Newest(keep_last, checkpoint_every), policy.CustomSteps(list(milestones)), self._best]
         if keep_every:
             kept.append(policy.EveryNSteps(keep_every))
         self._directory, self._read_only = storage.directory(directory), read_only

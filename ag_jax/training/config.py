@@ -24,7 +24,8 @@ class TrainingConfig:
     log_every: steps between two rows of metrics.
     evaluate_every: steps between two evaluations on held-out text; None evaluates only at the end.
     checkpoint_every: steps between two checkpoints.
-    keep_last: number of the newest checkpoints that are kept.
+    keep_last: number of the newest checkpoints that are kept, those at multiples of `checkpoint_every` before others,
+        such as that of an interruption.
     keep_best: whether the checkpoint of the best evaluation is kept, too, by `best_metric`.
     patience: number of evaluations in a row without a better `best_metric` after which the run ends before its last
         step; its schedules stay those of all steps. None trains all steps.

@@ -29,7 +29,7 @@ TOLD_FROM = 1.0  # seconds that training waits for a save from which on a line s
 
 
 class NonFiniteError(Exception):
-    """Error of a run whose loss or gradient is no longer finite."""
+    """Error of a run whose loss, in training or in an evaluation, or gradient is no longer finite."""
 
 
 class Loop:
@@ -41,6 +41,7 @@ class Loop:
         self.checkpoints = Checkpoints(
             job.workdir / "checkpoints",
             keep_last=config.keep_last,
+            checkpoint_every=config.checkpoint_every,
             keep_every=config.keep_every,
             milestones=config.milestone_steps() + job.saved_steps + job.kept_steps,
         )
@@ -56,7 +57,7 @@ class Loop:
         A job that pauses is trained to `job.pause_at`, and the result is that of `job.pause`; a job that is past that
         step already is not trained.
 
-        Raises NonFiniteError if loss or gradient is not finite, with the checkpoints before that complete, and
+        Raises NonFiniteError if a loss or gradient is not finite, with the checkpoints before that complete, and
         Interrupted after a signal, with everything saved.
         """
         with self.watchdog:
@@ -217,15 +218,19 @@ class Loop:
         for step, values in zip(steps, jax.device_get(on_device), strict=True):
             bad = metric_sums.not_finite(values)
             if bad:
-                self.checkpoints.wait()
-                saved = self.checkpoints.steps()
-                path = str(self.job.workdir / "checkpoints" / str(saved[-1])) if saved else "none"
-                raise NonFiniteError(f"{bad[0]} is not finite at step {step}. {self.job.remedy(path)}")
+                raise self._not_finite(bad[0], step)
             primary = {self.metric: values[self.metric]}
             progress.tokens += int(values["tokens"][0])
             progress.interval = metric_sums.add(progress.interval, values)
             progress.since_evaluation = metric_sums.add(progress.since_evaluation, primary)
             progress.run = metric_sums.add(progress.run, primary)
+
+    def _not_finite(self, name: str, step: int) -> NonFiniteError:
+        """Return the error that a metric is not finite at a step, which names the last checkpoint before that step."""
+        self.checkpoints.wait()
+        saved = [before for before in self.checkpoints.steps() if before < step]
+        path = str(self.job.workdir / "checkpoints" / str(saved[-1])) if saved else "none"
+        return NonFiniteError(f"{name} is not finite at step {step}. {self.job.remedy(path)}")
 
     def _log(self, step: int) -> None:
         """Write a row of metrics: means since the last row, the schedules' values at this step, and the speed."""
@@ -262,7 +267,10 @@ class Loop:
         self.line.update(row, left)
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
-        """Run the evaluators and add their values to the history; return whether `job.keep` saved the model."""
+        """Run the evaluators and add their values to the history; return whether `job.keep` saved the model.
+
+        Raises NonFiniteError if a loss is not finite.
+        """
         self._collect()
         self._add_seconds()
         began, progress = time.perf_counter(), self.progress
@@ -280,6 +288,9 @@ class Loop:
         with self.watchdog.compiling("the evaluation step"):
             for evaluator in self.job.evaluators:
                 values |= evaluator(state.params, step, beat)
+        for name in dict.fromkeys([self.metric, *metric_sums.losses(values)]):
+            if values.get(name) is not None and not np.isfinite(values[name]).all():
+                raise self._not_finite(f"{name} of the validation", step)
         self.writer.write({"step": step, "split": "validation", "tokens_seen": progress.tokens, **values})
         train_loss = metric_sums.divide(progress.since_evaluation).get(self.metric)
         progress.history.append(Evaluation(step, train_loss, progress.seconds, values))

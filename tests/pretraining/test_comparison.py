@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 from etils import epath
 
+from ag_jax import config_reader
 from ag_jax.distributed import lock
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining import comparison, report, run
@@ -245,6 +246,35 @@ def test_parts_are_one_comparison(compared, interrupted, overrides, capsys):
     for name in ("report.md", "report.json"):
         theirs = (compared.parent / name).read_text().replace(compared.parent.name, "copy")
         assert (interrupted / name).read_text() == theirs
+
+
+@pytest.mark.parametrize("part", [None, "1/2"])
+def test_a_run_that_another_process_trains_is_left_alone(overrides, tmp_path, monkeypatch, part):
+    """Its directory holds nothing worth keeping yet, and would be cleared by a process that claims it."""
+    monkeypatch.setattr(run, "check_installed", lambda project: None)
+    directory = epath.Path(tmp_path / "mlm-seed3")
+    (directory / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+    stored = json.dumps(config_reader.to_dict(comparison.arm_configs(CONFIG, overrides)["ag", 8]))
+    for name, text in (("config.json", stored), ("corpus.json", "{}"), ("metrics.jsonl", "")):
+        (directory / name).write_text(text)
+    with lock.hold(directory):
+        before = {path.name: path.is_dir() or path.read_text() for path in directory.iterdir()}
+        with pytest.raises(ValueError, match=f"--workdir={directory} is in use by process"):
+            comparison.compare(CONFIG, overrides, epath.Path(tmp_path), part)
+        assert {path.name: path.is_dir() or path.read_text() for path in directory.iterdir()} == before
+        assert list((directory / "checkpoints").iterdir())
+
+
+def test_a_shorter_run_of_a_version_without_steps_in_its_summary_is_not_finished(compared, tmp_path):
+    directory = epath.Path(tmp_path / "run")
+    shutil.copytree(compared.parent / "ag-seed3", directory)
+    config = run.read_config(directory)
+    summary = json.loads((directory / "summary.json").read_text())
+    del summary["steps"]
+    (directory / "summary.json").write_text(json.dumps(summary))
+    assert comparison._finished(config, directory) == summary
+    longer = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=9))
+    assert comparison._finished(longer, directory) is None
 
 
 def test_parts_that_cannot_be(compared, interrupted, overrides):

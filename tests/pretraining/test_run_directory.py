@@ -77,6 +77,23 @@ def test_a_run_of_a_version_without_a_limit_of_validation_rows_validates_on_all_
     run.claim_workdir(FIRST, workdir)
 
 
+@pytest.mark.parametrize(("average", "more", "may_differ"), [(1, 0, True), (2, 0, False), (2, 9, True)])
+def test_checkpoints_that_are_averaged_stay_equally_far_apart(tmp_path, average, more, may_differ):
+    """Unless a finished run is extended."""
+    values = config_reader.to_dict(FIRST)
+    values["translation"]["average"] = average
+    (tmp_path / "checkpoints" / "0").mkdir(parents=True)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "summary.json").write_text("{}")
+    training = dataclasses.replace(FIRST.training, checkpoint_every=7, steps=FIRST.training.steps + more)
+    changed = dataclasses.replace(FIRST, training=training)
+    if may_differ:
+        assert run.check_workdir(changed, epath.Path(tmp_path)) == FIRST.training.steps
+    else:
+        with pytest.raises(ValueError, match=r"config.json:\n  training.checkpoint_every: there 1000, now 7\nUse"):
+            run.check_workdir(changed, epath.Path(tmp_path))
+
+
 def test_the_config_of_another_program_is_left_alone(tmp_path):
     theirs = '{"model_type": "bert", "hidden_size": 12}'
     (tmp_path / "config.json").write_text(theirs)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 import sacrebleu
 from etils import epath
 
 from ag_jax.data.parallel.pairs import LinesOfTest
+from ag_jax.objectives.translation import TranslationConfig
 from ag_jax.pretraining import scores
 from ag_jax.pretraining.translate import Translation
 
@@ -46,11 +48,40 @@ def test_translations_and_scores_are_used_again(result, translator, tmp_path, mo
     first = result()
     assert list(first.lines) == list(FOUND.values()) and translator.asked == 1
     assert first.scores["bleu"]["value"] == sacrebleu.corpus_bleu(list(FOUND.values()), [LINES.references]).score
-    assert (tmp_path / "news.txt").read_bytes().decode() == "".join(f"{line}\n" for line in FOUND.values())
+    assert (tmp_path / "translations" / "news.txt").read_bytes().decode() == "".join(
+        f"{line}\n" for line in FOUND.values()
+    )
     monkeypatch.setattr(scores.translation, "score", None)
     again = result()
     assert list(again.lines) == list(first.lines) and translator.asked == 1
     assert json.dumps(again.scores) == json.dumps(first.scores)
+
+
+def test_a_comparison_scores_with_its_own_settings(translator, tmp_path, monkeypatch):
+    """Not with those of `config.json`, with which the run may have been scored before."""
+    for side, lines in (("source", LINES.sources), ("target", LINES.references)):
+        (tmp_path / side).write_text("".join(f"{line}\n" for line in lines))
+    tests = (f"news={tmp_path}/source={tmp_path}/target",)
+
+    def config_with(tokenize, beam_size):
+        changed = types.SimpleNamespace(beam_size=beam_size)
+        return types.SimpleNamespace(
+            translates=True, translation=TranslationConfig(tests=tests, tokenize=tokenize), decoding=changed
+        )
+
+    def opened(workdir, step, config):
+        monkeypatch.setattr(translator, "settings", lambda: {"beam_size": config.decoding.beam_size}, raising=False)
+        return translator
+
+    monkeypatch.setattr(scores.translate, "open_translator", opened)
+    monkeypatch.setattr(scores.run, "read_config", lambda workdir: config_with("13a", 4))
+    stored = scores.score_run(tmp_path)["news"]
+    found = scores.score_run(tmp_path, config=config_with("char", 4))["news"]
+    assert "|tok:char|" in found.scores["bleu"]["signature"] and "|tok:13a|" in stored.scores["bleu"]["signature"]
+    scores.score_run(tmp_path, config=config_with("char", 4))
+    assert translator.asked == 2
+    scores.score_run(tmp_path, config=config_with("char", 5))
+    assert translator.asked == 3
 
 
 def test_another_seed_of_sacrebleu_scores_again(result, translator, monkeypatch):
@@ -71,6 +102,26 @@ def test_translations_are_not_lost_if_they_cannot_be_scored(result, translator, 
     assert result().scores["bleu"]["value"] > 0 and translator.asked == 1
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_scores_of_a_directory_that_cannot_be_written_are_returned(result, tmp_path, monkeypatch, capsys, everywhere):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "translations").write_text("a file, so that there can be no such folder")
+    if everywhere:
+
+        def fails(path, content):
+            raise OSError(f"No space left on device: {path.name}")
+
+        monkeypatch.setattr(scores.storage, "write_whole", fails)
+    found, said = result(), capsys.readouterr().err
+    assert found.scores["bleu"]["value"] == sacrebleu.corpus_bleu(list(FOUND.values()), [LINES.references]).score
+    if everywhere:
+        assert "the translations of news and their scores cannot be written: " in said
+    else:
+        assert f"cannot write to {tmp_path} " in said and said.count("the files are in ag-jax-output/") == 1
+        [facts] = tmp_path.glob("ag-jax-output/*/translations/news.json")
+        assert json.loads(facts.read_text())["scores"]["bleu"]["value"] == found.scores["bleu"]["value"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -88,7 +139,7 @@ def test_what_changed_is_translated_again(result, translator, change):
 
 @pytest.mark.parametrize(("old", "new"), [(b"home", b"hame"), (b"\xa8", b"\xff"), (b"\n", b"")])
 def test_damaged_translations_are_translated_again(result, translator, tmp_path, old, new):
-    first, path = result(), tmp_path / "news.txt"
+    first, path = result(), tmp_path / "translations" / "news.txt"
     content = path.read_bytes()
     path.write_bytes(content.replace(old, new))
     assert path.read_bytes() != content
@@ -98,7 +149,7 @@ def test_damaged_translations_are_translated_again(result, translator, tmp_path,
 @pytest.mark.parametrize("change", [lambda of: of.pop("ter"), lambda of: of["ter"].pop("value"), lambda of: of.clear()])
 def test_scores_that_lack_something_are_computed_again(result, translator, tmp_path, change):
     first = result()
-    stored = json.loads((tmp_path / "news.json").read_text())
+    stored = json.loads((tmp_path / "translations" / "news.json").read_text())
     change(stored["scores"])
-    (tmp_path / "news.json").write_text(json.dumps(stored))
+    (tmp_path / "translations" / "news.json").write_text(json.dumps(stored))
     assert result().scores["ter"] == first.scores["ter"] and translator.asked == 1

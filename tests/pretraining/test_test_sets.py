@@ -60,6 +60,23 @@ def test_test_sets_are_checked_before_training(folder, source, files, message, t
     assert not list((tmp_path / "compared").glob("*/checkpoints"))
 
 
+@pytest.mark.parametrize("line", ['config.translation.tokenize = "char"', "config.translation.tests = ()"])
+def test_arms_with_different_tests_are_not_compared(folder, tmp_path, line):
+    path = tmp_path / "arms.py"
+    path.write_text(
+        "from ag_jax.pretraining import config as pretraining_config\n\n\n"
+        "def get_config(argument='arm=one'):\n"
+        "    config = pretraining_config.default_config()\n"
+        "    config.data.update(format='parallel', source='a', target='b')\n"
+        "    config.decoder.layers, config.comparison.arms = 1, 'one,other'\n"
+        "    config.translation.tests = ('news=a=b',)\n"
+        f"    if argument == 'arm=other':\n        config.seed = 1\n        {line}\n"
+        "    return config\n"
+    )
+    with pytest.raises(ValueError, match="differ in translation.tests or translation.tokenize.*: set both alike"):
+        comparison.arm_configs(str(path), {})
+
+
 def test_a_run_that_has_begun_is_not_held_up(folder, source, tmp_path):
     config = pretraining_config.parse(config_reader.load(source, settings(folder, "nowhere", "test.target")))
     (tmp_path / "summary.json").write_text("{}")

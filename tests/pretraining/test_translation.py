@@ -230,6 +230,44 @@ def test_which_checkpoints_are_the_newest(steps, every, count, expected):
     assert translate._newest(steps, every, count) == expected
 
 
+def test_settings_of_a_comparison_replace_those_that_are_stored(dictionary):
+    stored = run.read_config(dictionary)
+    config = dataclasses.replace(
+        stored,
+        decoding=DecodingConfig(beam_size=7),
+        translation=dataclasses.replace(stored.translation, average=2),
+    )
+    found = translate.open_translator(dictionary, config=config)
+    assert found.config.beam_size == 7 != stored.decoding.beam_size
+    assert found.name.endswith("(step 225, 250)")
+    assert translate.open_translator(dictionary, decoding=["beam_size=3"], config=config).config.beam_size == 3
+
+
+@pytest.mark.parametrize(
+    ("saved", "average", "missing"),
+    [
+        ([25, 100, 200, 300], 3, None),
+        ([100, 150], 3, None),  # the run is too short for more
+        ([25, 200, 300], 3, "averages 3 checkpoints of .*, steps 100, 200, 300, but only 2 of these are saved"),
+        ([100, 300], 2, "steps 200, 300, but only 1 of these are saved: set translation.average=1, or delete"),
+        ([100, 300], 1, None),
+    ],
+)
+def test_an_average_of_fewer_checkpoints_is_not_compared(tmp_path, saved, average, missing):
+    for step in saved:
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    values = pretraining_config.default_config()
+    values.training.update(checkpoint_every=100, keep_last=3)
+    values.decoder.layers, values.translation.average = 1, average
+    values.data.update(format="parallel", source="a", target="b")
+    config = pretraining_config.parse(values)
+    if missing is None:
+        translate.check_average(config, epath.Path(tmp_path))
+    else:
+        with pytest.raises(ValueError, match=missing):
+            translate.check_average(config, epath.Path(tmp_path))
+
+
 def test_runs_and_settings_that_do_not_translate(dictionary, monkeypatch):
     with pytest.raises(ValueError, match="beam_size must be at least 1 and at most 1024, got 0"):
         translate.open_translator(dictionary, decoding=["beam_size=0"])
@@ -514,7 +552,7 @@ def test_training_that_was_stopped_ends_as_if_nothing_had_happened(dictionary, t
 
     def stopped(self, start, stop, **settings):
         for step, batch in enumerate(iterate(self, start, stop, **settings), start):
-            if step == 60:
+            if step == 190:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
@@ -525,3 +563,4 @@ def test_training_that_was_stopped_ends_as_if_nothing_had_happened(dictionary, t
             run.train(config, workdir)
     run.train(config, workdir)
     jax.tree.map(np.testing.assert_array_equal, params_at(workdir, 250), params_at(dictionary, 250))
+    assert run.checkpoint_steps(workdir) == run.checkpoint_steps(dictionary), "so that the same are averaged"

@@ -12,6 +12,18 @@ from ag_jax.training.job import metrics_evaluator
 from tests.pretraining.test_extended_runs import settings
 
 
+def test_a_validation_without_a_masked_token_is_rejected_before_training(tmp_path, monkeypatch):
+    device = jax.devices()[0]
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    (tmp_path / "text.txt").write_text("\n".join(f"Number {number} builds a road." for number in range(60)))
+    more = {"data.cache_dir": str(tmp_path / "cache"), "data.masking.evaluation_rate": 1e-9, "data.validation_rows": 3}
+    workdir = epath.Path(tmp_path / "run")
+    message = "at least one masked token in the text for validation, .* got none in [123] rows: give more text"
+    with pytest.raises(ValueError, match=message):
+        run.train(settings(tmp_path / "text.txt", 2, **more), workdir)
+    assert not run.is_begun(workdir)
+
+
 def test_training_validates_on_some_rows_and_evaluate_on_all(tmp_path, monkeypatch):
     device = jax.devices()[0]
     monkeypatch.setattr(jax, "devices", lambda: [device])

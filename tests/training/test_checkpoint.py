@@ -69,6 +69,20 @@ def test_which_checkpoints_stay(tmp_path):
     assert checkpoints.steps() == [0, 1, 5, 10, 11, 12]
 
 
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        ((10, 20, 30, 40), [20, 30, 40]),
+        ((10, 20, 27, 30, 33, 40), [20, 30, 40]),  # interrupted at 27 and 33
+        ((10, 20, 27, 30, 33), [20, 30, 33]),
+        ((10, 13, 17), [10, 13, 17]),
+        ((3, 10, 13, 17), [10, 13, 17]),
+    ],
+)
+def test_an_interruption_pushes_out_no_other_checkpoint(tmp_path, steps, kept):
+    assert saved(tmp_path / "c", *steps, keep_last=3, checkpoint_every=10).steps() == kept
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
 def test_fingerprint_sees_every_bit_of_every_element(dtype):
     value = np.asarray(jnp.arange(1, 7).astype(dtype).reshape(2, 3))

@@ -161,6 +161,16 @@ def test_a_checkpoint_of_an_earlier_version_has_no_evaluations(uninterrupted, tm
     assert rows_without_clock(job) == rows_without_clock(whole)
 
 
+def test_an_interrupted_run_keeps_the_checkpoints_of_an_uninterrupted_one(tmp_path):
+    """The milestones 0, 1 and 12, and the three newest, which a translation may average."""
+    for step in (5, 9):
+        with pytest.raises(Interrupted):
+            loop.Loop(tiny_job(tmp_path, keep_last=3, batches=signalled_at(step, signal.SIGTERM))).run()
+    assert steps_in(epath.Path(tmp_path / "checkpoints"))[-1] not in (4, 8, 12)
+    loop.Loop(tiny_job(tmp_path, keep_last=3)).run()
+    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [0, 1, 4, 8, 12]
+
+
 def test_the_train_loss_of_an_evaluation_is_that_of_the_steps_since_the_one_before(tmp_path):
     job = tiny_job(tmp_path, log_every=6)
     progress = loop.Loop(dataclasses.replace(job, finish=lambda state, progress, beat: progress.to_json())).run()
@@ -189,6 +199,24 @@ def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tm
     ):
         loop.Loop(job).run()
     assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 1, 4]
+
+
+@pytest.mark.parametrize(("step", "good"), [(6, 4), (12, 8)])
+def test_an_evaluation_that_is_no_number_does_not_complete_a_run(tmp_path, step, good):
+    """The last step is saved before it is evaluated, so its own checkpoint is not the good one."""
+    job = tiny_job(tmp_path, keep_last=9)
+    (honest,) = job.evaluators
+
+    def poisoned(params, at, beat):
+        return honest(params, at, beat) | ({"mlm_loss": float("nan")} if at == step else {})
+
+    job = dataclasses.replace(job, evaluators=(poisoned,))
+    message = rf"mlm_loss of the validation is not finite at step {step}\. The last good checkpoint: .*/{good}$"
+    for _ in range(2):
+        with pytest.raises(NonFiniteError, match=message):
+            loop.Loop(job).run()
+    validated = [row["step"] for row in read_metrics(job.workdir) if row["split"] == "validation"]
+    assert validated == [at for at in (6,) if at < step]
 
 
 class WandbRun:
