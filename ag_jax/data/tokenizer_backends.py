@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
@@ -20,21 +20,67 @@ class HuggingFace:
     """Adapter of a tokenizer of the library `tokenizers`, which is saved as `tokenizer.json`."""
 
     may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used
+    own: Mapping[str, str]  # special tokens by role, as far as the tokenizer itself states them
+    pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
     languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
 
     def __init__(self, tokenizer: huggingface.Tokenizer):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
+        self._tokenizer = self._encoder = tokenizer
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
         self._is_byte_level = isinstance(tokenizer.decoder, huggingface.decoders.ByteLevel)
         self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
+        self.own = self._delimiters()
+        unknown = getattr(tokenizer.model, "unk_token", None)
+        if unknown and self.id(unknown) is not None:
+            self.own |= {"unknown": unknown}
+
+    def _delimiters(self) -> dict[str, str]:
+        """Return the tokens that the post-processor puts at begin and end of a text, by role, and count those between
+        the texts of a pair.
+
+        Returns {} if it adds nothing in one of these places, because the tokens are then not all known.
+        Raises ValueError if it adds other tokens than one begin, one end and separators that are ends.
+        """
+        encoding = self._tokenizer.encode(_PROBE, _PROBE)
+        places = encoding.sequence_ids
+        if not {0, 1} <= set(places):
+            return {}
+        first, second = places.index(0), places.index(1)
+        last = len(places) - 1 - places[::-1].index(1)
+        before, after = encoding.ids[:first], encoding.ids[last + 1 :]
+        between = [
+            id for id, place in zip(encoding.ids[first:second], places[first:second], strict=True) if place is None
+        ]
+        if not (before and between and after):
+            return {}
+        begin, end = (self._tokenizer.id_to_token(ids[0]) for ids in (before, after))
+        if begin is None or end is None or len(before) > 1 or len(after) > 1 or set(between) != set(after):
+            tokens = [" ".join(self.readable(id) for id in ids) for ids in (before, between, after)]
+            raise ValueError(
+                "expected a tokenizer that delimits two texts as BEGIN A END B END, with one or more END between them, "
+                f"got {tokens[0]} A {tokens[1]} B {tokens[2]} from its post-processor: take another tokenizer"
+            )
+        self.pair_separators = len(between)
+        return {"begin": begin, "end": end}
+
+    def treat_as_text(self, names: Collection[str]) -> None:
+        """Encode the special tokens `names` in a text as text, and other special tokens as the tokens that they are."""
+        others = [token for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        if all(token.content in names for token in others):
+            return
+        values = json.loads(self._tokenizer.to_str())
+        for token in values["added_tokens"]:
+            token["special"] = token["special"] and token["content"] in names
+        self._encoder = huggingface.Tokenizer.from_str(json.dumps(values))
+        self._encoder.encode_special_tokens = True
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
@@ -43,7 +89,7 @@ class HuggingFace:
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
@@ -75,6 +121,8 @@ class SentencePiece:
     """Adapter of a sentencepiece model, which is saved as `spiece.model`."""
 
     may_lack: tuple[str, ...] = ()
+    own: Mapping[str, str] = {}
+    pair_separators: int | None = None
     languages: tuple[str | None, str | None] = (None, None)
 
     def __init__(self, model: bytes):
@@ -129,6 +177,8 @@ class SentencePiecePair:
 
     # Marian's decoder starts from padding instead of a begin token, and no token is masked.
     may_lack: tuple[str, ...] = ("begin", "mask")
+    own: Mapping[str, str] = {}
+    pair_separators: int | None = None
 
     def __init__(
         self,

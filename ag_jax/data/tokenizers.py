@@ -1,6 +1,7 @@
 """Train, load and save tokenizers: byte-level BPE, WordPiece, and BPE and unigram models of sentencepiece.
 
-A literal "</s>" in a document is tokenised as these four characters, never as the special token.
+A literal "</s>" in a document is tokenised as these four characters, never as the special token. Special tokens of an
+imported tokenizer that are none of the five of `SpecialTokens` are tokens in a text, as in transformers.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
@@ -35,13 +36,22 @@ from ag_jax.data.tokenizer_backends import (
 
 Backend = HuggingFace | SentencePiece | SentencePiecePair
 
-# Names of the special tokens. Gemma's come first: in its vocabulary <s> and </s> are HTML's tags of struck text.
+# Usual names of the special tokens, for tokenizers that do not state theirs. Gemma's come first: in its vocabulary <s>
+# and </s> are HTML's tags of struck text.
 _ROLES = {
     "begin": ("<bos>", "<s>", "[CLS]"),
     "pad": ("<pad>", "[PAD]"),
     "end": ("<eos>", "</s>", "[SEP]"),
     "unknown": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
+}
+# The settings of transformers that name the token of a role. A `bos_token` only counts without `cls_token`.
+_SETTINGS = {
+    "begin": ("cls_token", "bos_token"),
+    "pad": ("pad_token",),
+    "end": ("sep_token", "eos_token"),
+    "unknown": ("unk_token",),
+    "mask": ("mask_token",),
 }
 _FILES = ("tokenizer.json", *vocabularies.FILES)
 CHECKSUM = "checksum.json"  # saved by `Tokenizer.save` beside the file of the tokenizer
@@ -80,14 +90,21 @@ class Tokenizer:
 
     backend: the adapter of a library's tokenizer.
     origin: name of the tokenizer in error messages.
+    named: special tokens that files beside the tokenizer name, such as {"mask_token": "[MASK]"}.
 
-    Raises ValueError if the vocabulary lacks a special token that its kind of tokenizer needs.
+    Raises ValueError if the vocabulary lacks a special token that its kind of tokenizer needs, and if the tokenizer and
+    `named` contradict each other.
     """
 
-    def __init__(self, backend: Backend, origin: str):
+    def __init__(self, backend: Backend, origin: str, named: Mapping[str, str] | None = None):
         self._backend = backend
         self.vocabulary_size: int = backend.vocabulary_size
-        self.specials: SpecialTokens = _find_specials(backend, origin)
+        names = _special_names(backend, origin, named or {})
+        # Names that the tokenizer alone would not give are saved with it.
+        self._named = {_SETTINGS[role][0]: name for role, name in names.items() if name != _default(backend, role)}
+        self.specials: SpecialTokens = _find_specials(backend, origin, names)
+        if isinstance(backend, HuggingFace):
+            backend.treat_as_text(set(names.values()))
         self.lacks: tuple[str, ...] = tuple(
             role for role in backend.may_lack if not any(backend.id(name) is not None for name in _ROLES[role])
         )
@@ -164,13 +181,18 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """Return the tokenizer's files as {name: content}.
 
-        They are `tokenizer.json`, `spiece.model` for sentencepiece, or several for two models of sentencepiece.
+        They are `tokenizer.json`, `spiece.model` for sentencepiece, or several for two models of sentencepiece; and
+        `tokenizer_config.json` with the names of special tokens that cannot be found without it.
         """
-        return self._backend.files()
+        settings = {vocabularies.SETTINGS: json.dumps(self._named).encode()} if self._named else {}
+        return self._backend.files() | settings
 
     def file(self) -> tuple[str, bytes]:
-        """Return name and content of the file of a tokenizer that is one file. Raises ValueError if it is several."""
-        files = self.files()
+        """Return name and content of the file of a tokenizer whose vocabulary and text processing are in one file.
+
+        Raises ValueError if they are in several.
+        """
+        files = self._backend.files()
         if len(files) > 1:
             raise ValueError(f"expected a tokenizer that is one file, got one of {', '.join(files)}")
         return next(iter(files.items()))
@@ -182,9 +204,9 @@ class Tokenizer:
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def of_library(tokenizer: huggingface.Tokenizer, origin: str) -> Tokenizer:
-    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`; errors call it `origin`."""
-    return Tokenizer(HuggingFace(tokenizer), origin)
+def of_library(tokenizer: huggingface.Tokenizer, origin: str, named: Mapping[str, str] | None = None) -> Tokenizer:
+    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`; see `Tokenizer` for the arguments."""
+    return Tokenizer(HuggingFace(tokenizer), origin, named)
 
 
 def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -212,11 +234,13 @@ def load(path: str | os.PathLike) -> Tokenizer:
     have Marian's source.spm with target.spm and vocab.json, which come before all others. vocab.json with merges.txt is
     RoBERTa's byte-level BPE, by default without a space added in front of the text. vocab.txt is BERT's WordPiece, by
     default lower-cased. Settings in tokenizer_config.json and tokens in added_tokens.json beside a vocabulary are
-    applied, or rejected with an error if they are not supported. Of a directory that `Tokenizer.save` wrote, the files
-    that it wrote are compared with their checksums, and no other tokenizer beside them is read.
+    applied, or rejected with an error if they are not supported. Special tokens are those that tokenizer_config.json
+    and special_tokens_map.json name, or that the post-processor of a tokenizer.json adds; else they are found by their
+    usual names. Of a directory that `Tokenizer.save` wrote, the files that it wrote are compared with their checksums,
+    and no other file beside them is read.
 
     Raises FileNotFoundError if the path does not exist, and ValueError if it holds no readable tokenizer, if a special
-    token is missing, or if the checksum differs.
+    token is missing, if the files contradict each other, or if the checksum differs.
     """
     named = epath.Path(path)
     if not named.exists():
@@ -228,10 +252,11 @@ def load(path: str | os.PathLike) -> Tokenizer:
     if "://" not in str(named):
         return _load(pathlib.Path(named), str(named), saved)
     with tempfile.TemporaryDirectory() as copy:  # the libraries read only local files
-        for file in named.iterdir() if named.is_dir() else [named]:
-            if file.name in _FILES or file.name.endswith(".model"):
+        for file in (named if named.is_dir() else named.parent).iterdir():
+            if file.name in _FILES or file.name.endswith(".model") or file.name == named.name:
                 (pathlib.Path(copy) / file.name).write_bytes(file.read_bytes())
-        return _load(pathlib.Path(copy), str(named), saved)
+        local = pathlib.Path(copy) if named.is_dir() else pathlib.Path(copy) / named.name
+        return _load(local, str(named), saved)
 
 
 def _checksums(files: dict[str, bytes]) -> bytes:
@@ -294,52 +319,102 @@ def _load(given: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer
     """
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     names = [name for name in names if not saved or name in saved]
+    is_original = not saved
+    named = vocabularies.special_names(directory) if is_original or vocabularies.SETTINGS in saved else {}
     for name in names:
         if name == "tokenizer.json":
             library = vocabularies.read(directory / name, huggingface.Tokenizer.from_file)
+            if is_original:
+                vocabularies.check_agreement(library, directory)
             backend = vocabularies.read(directory / name, lambda _, library=library: HuggingFace(library))
         elif name == SOURCE_MODEL:
-            backend = vocabularies.load_marian(directory)
+            backend, named = vocabularies.load_marian(directory), {}
         elif name in ("vocab.json", "merges.txt"):
             backend = vocabularies.load_byte_bpe(directory)
         elif name == "vocab.txt":
             backend = vocabularies.load_wordpiece(directory / name)
+            usual = {key: token for key, token in vocabularies.BERT_NAMES.items() if backend.id(token) is not None}
+            named = usual | named
         elif name.endswith(".model"):
             backend = vocabularies.read(directory / name, lambda file: SentencePiece(pathlib.Path(file).read_bytes()))
+            if is_original:
+                vocabularies.check_sentencepiece(directory / name)
         else:
             continue
-        return Tokenizer(backend, origin=f"{origin}/{name}" if given.is_dir() else origin)
+        return Tokenizer(backend, origin=f"{origin}/{name}" if given.is_dir() else origin, named=named)
     raise ValueError(
         f"{origin} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a *.model "
         f"file of sentencepiece, got {', '.join(names[:8]) or 'an empty directory'}."
     )
 
 
-def _find_specials(backend: Backend, origin: str) -> SpecialTokens:
-    """Return the ids of the special tokens, found by RoBERTa's names (<s>), BERT's ([CLS]) or Gemma's (<bos>).
+def _default(backend: Backend, role: str) -> str | None:
+    """Return the special token of a role that a tokenizer states itself, or that has a usual name; None without any."""
+    names = [backend.own[role]] if role in backend.own else _ROLES[role]
+    return next((name for name in names if backend.id(name) is not None), None)
 
-    Raises ValueError if a special token is missing without which this kind of tokenizer cannot be used.
+
+def _special_names(backend: Backend, origin: str, named: Mapping[str, str]) -> dict[str, str]:
+    """Return the special tokens by role: those in `named`, that the tokenizer states itself, or with a usual name.
+
+    Of the usual names, RoBERTa's are <s>, BERT's [CLS] and Gemma's <bos>. Roles without a token are left out.
+
+    Raises ValueError if `named` and the tokenizer contradict each other, and if the vocabulary lacks a token.
     """
+    files = f"{vocabularies.SETTINGS} or {vocabularies.SPECIALS}"
+    found: dict[str, str] = {}
+    for role, settings in _SETTINGS.items():
+        own = backend.own.get(role)
+        key = next((key for key in settings if key in named and (key == settings[0] or own is None)), None)
+        if key is None:
+            continue
+        if own not in (None, named[key]):
+            raise ValueError(
+                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, but the tokenizer itself has {own!r} as "
+                f"its {role} token: they are of different tokenizers, or one of them was changed; copy all files anew "
+                "from the original tokenizer"
+            )
+        if backend.id(named[key]) is None:
+            raise ValueError(
+                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, which its vocabulary lacks: copy all "
+                "files anew from the original tokenizer, or add the token to the vocabulary (and a row to the model's "
+                "embeddings)"
+            )
+        found[role] = named[key]
     of_gemma = [name for name in ("<bos>", "<eos>") if backend.id(name) is not None]
-    if len(of_gemma) == 1:
+    if len(of_gemma) == 1 and not {"begin", "end"} <= found.keys() | backend.own.keys():
         other = "<eos>" if of_gemma == ["<bos>"] else "<bos>"
         raise ValueError(
             f"the tokenizer {origin} has {of_gemma[0]} but not {other}, which go together as begin and end of a text: "
             "copy it anew, or add the missing token to its vocabulary (and a row to the model's embeddings)"
         )
-    found: dict[str, int] = {}
-    for role, names in sorted(_ROLES.items(), key=lambda item: item[0] in backend.may_lack):
-        ids = [id for id in map(backend.id, names) if id is not None]
-        if not ids and role in backend.may_lack:
-            ids = [found["pad"]]
-        if not ids:
+    defaults = {role: _default(backend, role) for role in _ROLES if role not in found}
+    return found | {role: name for role, name in defaults.items() if name is not None}
+
+
+def _find_specials(backend: Backend, origin: str, names: Mapping[str, str]) -> SpecialTokens:
+    """Return the ids of the special tokens `names`, by role.
+
+    Raises ValueError if a special token is missing without which this kind of tokenizer cannot be used, and if a token
+    has two roles.
+    """
+    for role in _ROLES:
+        if role not in names and role not in backend.may_lack:
             raise ValueError(
-                f"the tokenizer {origin} lacks the {role} token: expected {' or '.join(names)} in its vocabulary; "
-                f"add it to the vocabulary (and a row to the model's embeddings), or train a tokenizer here."
+                f"the tokenizer {origin} lacks the {role} token: expected {' or '.join(_ROLES[role])} in its "
+                "vocabulary; add it to the vocabulary (and a row to the model's embeddings), or train a tokenizer here."
             )
-        found[role] = ids[0]
-    is_roberta = found["begin"] == backend.id("<s>")
-    return SpecialTokens(**found, pair_separators=2 if is_roberta else 1)
+    roles: dict[str, str] = {}
+    for role in _ROLES:
+        if (name := names.get(role)) is not None and (other := roles.setdefault(name, role)) != role:
+            raise ValueError(
+                f"the tokenizer {origin} has {name!r} as its {other} and its {role} token: expected five different "
+                "tokens; add one of them to the vocabulary (and a row to the model's embeddings), and name it in "
+                f"{vocabularies.SETTINGS}"
+            )
+    ids: dict[str, int] = {role: backend.id(names.get(role, names["pad"])) for role in _ROLES}  # type: ignore[misc]
+    separators = backend.pair_separators or (2 if ids["begin"] == backend.id("<s>") else 1)
+    return SpecialTokens(**ids, pair_separators=separators)
 
 
 def _train_byte_bpe(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:

@@ -1,14 +1,17 @@
-"""Load tokenizers in the format of older models: a vocabulary file, with settings in other files beside it.
+"""Load tokenizers in the format of older models, and read the settings in other files beside a tokenizer.
 
-All settings in `tokenizer_config.json` and `added_tokens.json` are applied or rejected with an error, because a
-tokenizer that splits text differently from the one that a model was trained with silently gives other token ids.
+All settings in `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` are applied or rejected with
+an error, because a tokenizer that splits text differently from the one that a model was trained with silently gives
+other token ids.
 """
 
+import json
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tokenizers as huggingface
+from tokenizers import AddedToken
 
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizer_backends import (
@@ -23,12 +26,16 @@ from ag_jax.data.tokenizer_backends import (
     wordpiece,
 )
 
-SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
-FILES = ("vocab.json", "merges.txt", "vocab.txt", SOURCE_MODEL, TARGET_MODEL, SETTINGS, ADDED)
+SETTINGS, ADDED, SPECIALS = "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"
+FILES = ("vocab.json", "merges.txt", "vocab.txt", SOURCE_MODEL, TARGET_MODEL, SETTINGS, ADDED, SPECIALS)
+SPECIAL_SETTINGS = ("cls_token", "bos_token", "sep_token", "eos_token", "pad_token", "unk_token", "mask_token")
+BERT_NAMES = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
 _WORDPIECE = ("BertTokenizer", "ElectraTokenizer")
 _MARIAN = ("MarianTokenizer",)
 _MARIAN_SPECIALS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _BYTE_BPE = ("RobertaTokenizer", "GPT2Tokenizer", "DebertaTokenizer")
+_SENTENCEPIECE = ("DebertaV2Tokenizer",)  # whose token ids are those of the sentencepiece model
+_FURTHER = ("additional_special_tokens", "extra_special_tokens")  # lists of special tokens without a role
 _TYPES = {
     "tokenizer_class": str,
     "do_lower_case": bool,
@@ -69,8 +76,9 @@ def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
     Raises ValueError for unreadable files and unsupported settings.
     """
     settings = settings_beside(vocabulary, _WORDPIECE, {"do_basic_tokenize": True})
+    unknown = special_names(vocabulary.parent).get("unk_token", "[UNK]")
     tokenizer = wordpiece(
-        read(vocabulary, lambda file: huggingface.models.WordPiece.from_file(file, unk_token="[UNK]")),
+        read(vocabulary, lambda file: huggingface.models.WordPiece.from_file(file, unk_token=unknown)),
         lowercase=settings.get("do_lower_case", True),
         strip_accents=settings.get("strip_accents"),
         split_chinese=settings.get("tokenize_chinese_chars", True),
@@ -99,12 +107,12 @@ def load_marian(directory: pathlib.Path) -> SentencePiecePair:
             f"{vocabulary}: expected an id of at least 0 for each token, got {ids[wrong[0]]!r} for {wrong[0]!r}; copy "
             "the file anew from the original tokenizer"
         )
+    names = special_names(directory)
     for role, expected in _MARIAN_SPECIALS.items():
-        named = settings.get(role, expected)
-        if (named.get("content") if isinstance(named, dict) else named) != expected:
+        if (named := names.get(role, expected)) != expected:
             raise ValueError(
-                f"{directory / SETTINGS}: {role}={named!r} is not supported, only {expected!r}: take a model with "
-                "Marian's names of the special tokens"
+                f"{directory / SETTINGS} or {SPECIALS}: {role}={named!r} is not supported, only {expected!r}: take a "
+                "model with Marian's names of the special tokens"
             )
     listed = settings.get("added_tokens_decoder", {}).values()
     added = {str(token.get("content") if isinstance(token, dict) else token) for token in listed}
@@ -151,13 +159,7 @@ def settings_beside(
     type.
     """
     file = vocabulary.parent / SETTINGS
-    settings = {key: value for key, value in _object(file).items() if value is not None}
-    for key, kind in _TYPES.items():  # a missing setting counts as `kind()`, which is of the right type
-        if not isinstance(settings.get(key, kind()), kind):
-            raise ValueError(
-                f"{file}: {key} must be of type {kind.__name__}, got {settings[key]!r}; copy the file anew from the "
-                "original tokenizer"
-            )
+    settings = _settings(file)
     named = settings.get("tokenizer_class", "").removesuffix("Fast")
     wrong = [] if named in ("", *classes) else [f"tokenizer_class={named} is not one of {', '.join(classes)}"]
     for key, value in (only or {}).items():
@@ -174,33 +176,181 @@ def settings_beside(
     return settings
 
 
-def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> None:
-    """Add the tokens in a directory's added_tokens.json, if that file exists, to a tokenizer, with the ids in the file.
+def _settings(file: pathlib.Path) -> dict[str, Any]:
+    """Return the settings in a tokenizer_config.json that are not null; {} if there is no such file.
 
-    Raises ValueError if a token cannot be added or cannot have its id.
+    Raises ValueError if a setting has a wrong type.
     """
-    added = _object(directory / ADDED)
-    for token, id in added.items():
+    settings = {key: value for key, value in _object(file).items() if value is not None}
+    for key, kind in _TYPES.items():  # a missing setting counts as `kind()`, which is of the right type
+        if not isinstance(settings.get(key, kind()), kind):
+            raise ValueError(
+                f"{file}: {key} must be of type {kind.__name__}, got {settings[key]!r}; copy the file anew from the "
+                "original tokenizer"
+            )
+    return settings
+
+
+def special_names(directory: pathlib.Path) -> dict[str, str]:
+    """Return the special tokens that the files of a directory name, such as {"mask_token": "[MASK]"}.
+
+    The files are tokenizer_config.json and special_tokens_map.json.
+
+    Raises ValueError if a name is no text, and if the two files contradict each other.
+    """
+    found: dict[str, str] = {}
+    for file in (directory / SETTINGS, directory / SPECIALS):
+        values = _object(file)
+        for key in SPECIAL_SETTINGS:
+            if values.get(key) is None:
+                continue
+            name = _content(file, key, values[key])
+            if found.setdefault(key, name) != name:
+                raise ValueError(
+                    f"{directory / SETTINGS} has {key}={found[key]!r}, but {file.name} has {name!r}: they are of "
+                    "different tokenizers, or one of them was changed; copy both anew from the original tokenizer"
+                )
+    return found
+
+
+def _content(file: pathlib.Path, key: str, token: Any) -> str:
+    """Return the text of a token, which a setting gives as a text or as an object with `content`."""
+    name = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f"{file}: {key} must name tokens, as a text or an object with content, got {token!r}; copy the file anew "
+            "from the original tokenizer"
+        )
+    return name
+
+
+def check_agreement(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> None:
+    """Raise ValueError if the files beside a tokenizer.json contradict it.
+
+    Compared are how text is lower-cased, stripped of accents and split, as far as the tokenizer does so as BERT or
+    RoBERTa, and the ids of added tokens.
+    """
+    settings = _settings(directory / SETTINGS)
+    for key, value in _text_processing(tokenizer).items():
+        if settings.get(key, value) != value:
+            raise ValueError(
+                f"{directory / SETTINGS} has {key}={settings[key]}, but tokenizer.json beside it {value}, so it is not "
+                "known how the model's text was split: copy both files anew from the original tokenizer, or correct "
+                "the one that is wrong"
+            )
+    for file, id, token in _added_beside(directory):
+        if (actual := tokenizer.token_to_id(token.content)) != id:
+            got = "lacks it" if actual is None else f"gives it the id {actual}"
+            raise ValueError(
+                f"{file} gives the token {token.content!r} the id {id}, but tokenizer.json beside it {got}: copy both "
+                "files anew from the same tokenizer"
+            )
+
+
+def check_sentencepiece(model: pathlib.Path) -> None:
+    """Raise ValueError if files beside a sentencepiece model say that token ids are not those of the model alone."""
+    only: dict[str, Any] = {"do_lower_case": False, "split_by_punct": False, "sp_model_kwargs": {}}
+    settings_beside(model, _SENTENCEPIECE, only)
+    processor = sentencepiece_processor(model.read_bytes())
+    added: list[tuple[pathlib.Path, str, int | None]] = []
+    added += [(file, token.content, id) for file, id, token in _added_beside(model.parent)]
+    added += [(file, name, None) for file, _, name in _further_beside(model.parent)]
+    for file, name, id in added:
+        actual = processor.piece_to_id(name)
+        if processor.id_to_piece(actual) != name or actual != (actual if id is None else id):
+            raise ValueError(
+                f"{file} adds the token {name!r}{'' if id is None else f' with the id {id}'} to {model.name}, and "
+                "tokens cannot be added to a sentencepiece model here: with transformers, "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes a tokenizer.json, which is read instead"
+            )
+
+
+def _text_processing(tokenizer: huggingface.Tokenizer) -> dict[str, bool]:
+    """Return the settings of tokenizer_config.json that a tokenizer.json states itself, with their values."""
+    found: dict[str, bool] = {}
+    for part in (tokenizer.normalizer, tokenizer.pre_tokenizer):
+        for state in _parts(json.loads(part.__getstate__())) if part is not None else ():
+            if state["type"] == "BertNormalizer":
+                lowercase, strip = state["lowercase"], state["strip_accents"]
+                found["do_lower_case"] = lowercase
+                found["strip_accents"] = lowercase if strip is None else strip
+                found["tokenize_chinese_chars"] = state["handle_chinese_chars"]
+            elif state["type"] == "ByteLevel" and part is tokenizer.pre_tokenizer:
+                found["add_prefix_space"] = state["add_prefix_space"]
+    return found
+
+
+def _parts(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a normaliser or pre-tokeniser, each as an object with its `type`."""
+    if state["type"] != "Sequence":
+        yield state
+    for part in state.get("normalizers", []) + state.get("pretokenizers", []):
+        yield from _parts(part)
+
+
+def _added_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, int, AddedToken]]:
+    """Yield file, id and token of each token that added_tokens.json or tokenizer_config.json adds with an id.
+
+    Raises ValueError for a value that is no id or no token.
+    """
+    for token, id in _object(directory / ADDED).items():
         if type(id) is not int:
             raise ValueError(
                 f"{directory / ADDED}: expected an integer id for each token, got {id!r} for {token!r}; copy the file "
                 "anew from the original tokenizer"
             )
+        yield directory / ADDED, id, read(directory / ADDED, lambda _, token=token: AddedToken(token, normalized=True))
+    file = directory / SETTINGS
+    for id, token in _settings(file).get("added_tokens_decoder", {}).items():
+        name = _content(file, "added_tokens_decoder", token)
+        if not id.isdecimal():
+            raise ValueError(
+                f"{file}: expected an id of at least 0 for each token of added_tokens_decoder, got {id!r}; copy the "
+                "file anew from the original tokenizer"
+            )
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        given = {flag: bool(token[flag]) for flag in flags if flag in token} if isinstance(token, dict) else {}
+        yield file, int(id), read(file, lambda _, name=name, given=given: AddedToken(name, **given))
+
+
+def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> None:
+    """Add the tokens of the files beside a vocabulary to a tokenizer: added_tokens.json and tokenizer_config.json.
+
+    Raises ValueError if a token cannot be added or cannot have its id.
+    """
+    added = list(_added_beside(directory))
+    for file, _, token in added:
         # The library panics at a token whose characters the normaliser removes completely.
-        if not read(directory / ADDED, lambda _, token=token: _normalized(tokenizer, token)):
+        if token.normalized and not read(file, lambda _, token=token: _normalized(tokenizer, token.content)):
             raise ValueError(
-                f"{directory / ADDED}: the tokenizer removes every character of {token!r}, so this text cannot "
-                f"be a token; copy {ADDED} anew, or delete this token there"
+                f"{file}: the tokenizer removes every character of {token.content!r}, so this text cannot be a token; "
+                f"copy {file.name} anew, or delete this token there"
             )
-    for token, id in sorted(added.items(), key=lambda item: item[1]):
-        if tokenizer.token_to_id(token) is None:
-            read(directory / ADDED, lambda _, token=token: tokenizer.add_tokens([token]))
-        if tokenizer.token_to_id(token) != id:
+    for file, id, token in sorted(added, key=lambda item: item[1]):
+        if file.name == SETTINGS or tokenizer.token_to_id(token.content) is None:
+            read(file, lambda _, token=token: tokenizer.add_tokens([token]))
+        if tokenizer.token_to_id(token.content) != id:
             raise ValueError(
-                f"{directory / ADDED} gives {token!r} the id {id}, but with the vocabulary in the same directory this "
-                f"token gets the id {tokenizer.token_to_id(token)}, so the files are of different models; copy all of "
-                f"them ({', '.join(present(directory))}) from the same model"
+                f"{file} gives {token.content!r} the id {id}, but with the vocabulary in the same directory this "
+                f"token gets the id {tokenizer.token_to_id(token.content)}, so the files are of different models; copy "
+                f"all of them ({', '.join(present(directory))}) from the same model"
             )
+    for file, key, name in _further_beside(directory):
+        if tokenizer.token_to_id(name) is None:
+            raise ValueError(
+                f"{file}: {key} has {name!r}, which the vocabulary lacks: add it to {ADDED} with its id, or delete it "
+                "there if the model does not use it"
+            )
+        tokenizer.add_special_tokens([name])
+
+
+def _further_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, str]]:
+    """Yield file, setting and token of each special token without a role that the files beside a vocabulary name."""
+    for file in (directory / SETTINGS, directory / SPECIALS):
+        for key in _FURTHER:
+            listed = _object(file).get(key) or []
+            for token in listed.values() if isinstance(listed, dict) else listed:
+                yield file, key, _content(file, key, token)
 
 
 def present(directory: pathlib.Path) -> list[str]:
@@ -237,9 +387,13 @@ def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | 
 def _completed(
     tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path
 ) -> huggingface.Tokenizer:
-    """Register `specials` as special tokens, add the tokens in added_tokens.json, and return the tokenizer."""
+    """Register special tokens, add the tokens of the files beside the vocabulary, and return the tokenizer.
+
+    specials: the usual special tokens; those that the files name are registered, too.
+    """
     # Only special tokens that the vocabulary has: a missing one would get an id without an embedding.
-    tokenizer.add_special_tokens([name for name in specials if tokenizer.token_to_id(name) is not None])
+    names = [*specials, *special_names(directory).values()]
+    tokenizer.add_special_tokens([name for name in names if tokenizer.token_to_id(name) is not None])
     add_tokens(tokenizer, directory)
     return tokenizer
 

@@ -63,7 +63,7 @@ def _sentencepiece(files: dict[str, bytes]) -> tuple[list[bytes], dict[int, str]
     if SOURCE_MODEL in files:
         vocabulary = json.loads(files["vocab.json"])
         return [files[SOURCE_MODEL], files[TARGET_MODEL]], {id: piece for piece, id in vocabulary.items()}
-    (model,) = files.values()
+    model = next(content for name, content in files.items() if name.endswith(".model"))
     processor = sentencepiece_processor(model)
     return [model] * 2, {id: processor.id_to_piece(id) for id in range(processor.get_piece_size())}
 
@@ -115,7 +115,11 @@ def _check(tokenizer: Tokenizer, library: huggingface.Tokenizer, new_V: np.ndarr
     new_V: the new id of each old id.
     """
     library.encode_special_tokens = True  # as `Tokenizer` does, which knows no special tokens in texts
-    plain = [id for id in range(tokenizer.vocabulary_size) if id not in tokenizer.special_ids][:MOST_CHECKED]
+    special = {id for id, token in library.get_added_tokens_decoder().items() if token.special}
+    ids = [
+        id for id in range(tokenizer.vocabulary_size) if id not in tokenizer.special_ids and new_V[id] not in special
+    ]
+    plain = ids[:MOST_CHECKED]
     for at in range(0, len(plain), CHECKED_TOGETHER):
         text = tokenizer.decode(plain[at : at + CHECKED_TOGETHER])
         expected = new_V[tokenizer.encode(text)].tolist() if text else []

@@ -36,7 +36,8 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
     options: dict[str, Any] = {"fairseq": kind in _FAIRSEQ, "mask": _MASKS.get(kind, "")}
     converted = vocabularies.read(model, lambda _: sentencepiece_models.convert(model.read_bytes(), **options))
     vocabularies.add_tokens(converted, directory)
-    return vocabularies.read(model, lambda _: tokenizers.of_library(converted, str(model)))
+    named = vocabularies.special_names(directory)
+    return vocabularies.read(model, lambda _: tokenizers.of_library(converted, str(model), named))
 
 
 def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None:

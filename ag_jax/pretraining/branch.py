@@ -5,6 +5,7 @@ and goes on with the rows of text that follow. Of the settings, only the length 
 learning rate may be others. Nothing of the other run is needed any more once the branch has a checkpoint of its own.
 """
 
+import dataclasses
 import json
 import sys
 
@@ -67,8 +68,8 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
             f"{named}: that run has no checkpoint of step {step}; it has {', '.join(map(str, saved)) or 'none'}. "
             "training.keep_every or training.milestones keep more"
         )
-    if step >= config.training.steps:
-        raise ValueError(f"{named} is not before the last step, training.steps={config.training.steps}: raise it")
+    if config.training.words is None:
+        check_length(config)
     different = pretraining_config.different_settings(
         pretraining_config.read_settings(path), config, (*may_differ, *MAY_DIFFER)
     )
@@ -78,6 +79,18 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
             "A branch may have another training.steps, optimizer.decay, decay_steps and final_share: set the others as "
             "there"
         )
+
+
+def check_length(config: ExperimentConfig) -> None:
+    """Raise ValueError if a branch begins at its last step or later. Steps and words of the other run are part of its
+    own length.
+    """
+    (directory, step), training = source(config), config.training
+    if step >= training.steps:
+        length = f"training.steps={training.steps}"
+        if training.words is not None:
+            length += f" of training.words={training.words:,}, which also counts the words before the branch"
+        raise ValueError(f"training.branch_from={directory}:{step} is not before the last step, {length}: raise it")
 
 
 def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -114,10 +127,13 @@ def _scheduled(config: ExperimentConfig, step: int) -> dict[str, float]:
 def checkpoint(config: ExperimentConfig, like: TrainState) -> Checkpoint:
     """Return the checkpoint that a branch begins with, with the shapes and shardings of `like`, on every host.
 
+    The seconds of the other run are left out, because `training.time_limit` is for those of the branch.
+
     Raises ValueError, CorruptCheckpointError or OSError if it cannot be read.
     """
     directory, step = source(config)
     checkpoints = Checkpoints(directory / "checkpoints", read_only=True)
     found = checkpoints.restore(step, like)
     checkpoints.close()
-    return found
+    history = [{**evaluation, "seconds": 0.0} for evaluation in found.progress.get("history", [])]
+    return dataclasses.replace(found, progress={**found.progress, "seconds": 0.0, "history": history})

@@ -134,6 +134,9 @@ def make_job(
 
     best = Best.of_objective(config.training.best_metric or primary.metric)
     _check_best_metric(config, program)
+    # The evaluations of the run that a branch goes on from do not count for the patience of the branch.
+    branched_at = branch.source(config)[1] if config.training.branch_from else 0
+    stop = functools.partial(best.is_over, patience=config.training.patience, after=branched_at)
 
     def kept_step(history: list[Evaluation]) -> int | None:
         found = best.evaluation(history) if config.training.keep_best else None
@@ -153,7 +156,7 @@ def make_job(
         # A time limit adds an evaluation, which a run without one would not have, so that patience does not count it.
         every = training.evaluate_every or training.steps
         regular = [evaluation for evaluation in progress.history if evaluation.step % every == 0]
-        by = "patience" if best.is_over(regular, training.patience) else "time_limit"
+        by = "patience" if stop(regular) else "time_limit"
         return found | {by: getattr(training, by)}
 
     def pause(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
@@ -178,7 +181,7 @@ def make_job(
         evaluators=(evaluator,),
         describe=describe,
         finish=finish,
-        stop=functools.partial(best.is_over, patience=config.training.patience),
+        stop=stop,
         best=kept_step,
         remedy=_remedy,
         wandb=lambda: _wandb_run(config, workdir, labels),
@@ -405,6 +408,8 @@ def train(
 
 def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_at: int | None) -> dict[str, Any]:
     config, in_words = words.resolve(config, workdir, is_begun)
+    if config.training.branch_from and config.training.words is not None:  # its number of steps is only known now
+        branch.check_length(config)
     claim_workdir(config, workdir)
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and is_complete(done, config):

@@ -11,6 +11,7 @@ steps are stored in the run directory when the run begins (`words.json`), and a 
 
 import bisect
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -62,12 +63,15 @@ def resolve(
 
     is_begun: whether a directory holds a run, and not only files of an attempt that failed (`run.is_begun`).
 
-    Raises ValueError, before anything is written, if the settings cannot be followed; see `of_corpus`.
+    Raises ValueError, before anything is written, if the settings cannot be followed; see `of_corpus`. Of a run that is
+    extended, `training.max_epochs` is compared with its new length.
     """
     if not is_needed(config):
         return config, None
     stored = hosts.from_first("the steps in words", lambda: (workdir / FILE).exists() and is_begun(workdir))
     found = read(workdir) if stored else of_corpus(config, pretraining_corpus.prepare(config, workdir))
+    if stored and config.training.words is None:  # the run may be extended to more steps than it began with
+        check_epochs(config, config.training.steps, found.epoch_words, found.epoch_rows)
     if config.training.words is not None:
         training = dataclasses.replace(config.training, steps=found.steps)
         config = dataclasses.replace(config, training=training)
@@ -89,28 +93,15 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
         )
     epoch_words, epoch_rows = corpus.words["train"] * config.data.duplicates, len(corpus.train)
 
-    def steps_of(words: int) -> int:
-        """Return the number of steps that see at most `words` words."""
-        rows = words * epoch_rows // epoch_words
-        return bisect.bisect_right(range(rows + 2), rows, key=config.batch_sizes.before) - 1  # a step has a row or more
-
-    def words_of(step: int) -> int:
-        return config.batch_sizes.before(step) * epoch_words // epoch_rows
-
+    steps_of = functools.partial(_steps_of, config, epoch_words=epoch_words, epoch_rows=epoch_rows)
+    words_of = functools.partial(_words_of, config, epoch_words=epoch_words, epoch_rows=epoch_rows)
     steps = training.steps if training.words is None else steps_of(training.words)
     if not steps:
         raise ValueError(
             f"training.words={training.words:,} is less than the {words_of(1):,} words that the first step sees: raise "
             "it, or lower training.batch_size"
         )
-    if training.max_epochs is not None:
-        text = config.data.max_words or epoch_words
-        if words_of(steps) > training.max_epochs * text:
-            raise ValueError(
-                f"training.steps={steps:,} see {words_of(steps):,} words, more than training.max_epochs="
-                f"{training.max_epochs:g} times the {text:,} words of the text: lower training.steps to at most "
-                f"{steps_of(int(training.max_epochs * text)):,}"
-            )
+    check_epochs(config, steps, epoch_words, epoch_rows)
     milestones = {words: steps_of(words) for words in training.milestone_words}
     earlier: dict[int, int] = {}
     for words, step in milestones.items():
@@ -131,6 +122,29 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
             )
         earlier[step] = words
     return WordSteps(epoch_words, epoch_rows, steps, milestones)
+
+
+def _steps_of(config: ExperimentConfig, words: int, epoch_words: int, epoch_rows: int) -> int:
+    """Return the number of steps that see at most `words` words."""
+    rows = words * epoch_rows // epoch_words
+    return bisect.bisect_right(range(rows + 2), rows, key=config.batch_sizes.before) - 1  # a step has a row or more
+
+
+def _words_of(config: ExperimentConfig, step: int, epoch_words: int, epoch_rows: int) -> int:
+    """Return the number of words that the first `step` steps see."""
+    return config.batch_sizes.before(step) * epoch_words // epoch_rows
+
+
+def check_epochs(config: ExperimentConfig, steps: int, epoch_words: int, epoch_rows: int) -> None:
+    """Raise ValueError if a run of `steps` steps sees more words than `training.max_epochs` allows."""
+    most, seen = config.training.max_epochs, _words_of(config, steps, epoch_words, epoch_rows)
+    text = config.data.max_words or epoch_words
+    if most is not None and seen > most * text:
+        raise ValueError(
+            f"training.steps={steps:,} see {seen:,} words, more than training.max_epochs={most:g} times the {text:,} "
+            "words of the text: lower training.steps to at most "
+            f"{_steps_of(config, int(most * text), epoch_words, epoch_rows):,}"
+        )
 
 
 def record(found: WordSteps, workdir: epath.Path) -> None:

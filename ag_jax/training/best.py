@@ -47,9 +47,12 @@ class Best:
         number = self.number(history)
         return history[number - 1] if number else None
 
-    def is_over(self, history: Sequence[Evaluation], patience: int | None) -> bool:
+    def is_over(self, history: Sequence[Evaluation], patience: int | None, after: int = 0) -> bool:
         """Return whether the last `patience` evaluations brought no better value; never for None.
 
         Equal values, and values that are no finite number, are not better.
+
+        after: step up to which evaluations do not count for `patience`, only for the best value.
         """
-        return patience is not None and len(history) - self.number(history) >= patience
+        earlier = sum(evaluation.step <= after for evaluation in history)
+        return patience is not None and len(history) - max(self.number(history), earlier) >= patience

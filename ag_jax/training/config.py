@@ -14,7 +14,8 @@ class TrainingConfig:
     max_epochs: a run is rejected with an error if it would see more words than this many times `data.max_words`, or
         without it, than this many times the training text. None sets no limit.
     time_limit: seconds of training over all restarts, with compilation and without evaluations, after which the run
-        ends before its last step; its schedules stay those of all steps. None trains all steps.
+        ends before its last step; its schedules stay those of all steps. Those before `branch_from` do not count. None
+        trains all steps.
     batch_size: number of sequences in an update.
     earlier_batch_sizes: numbers of sequences in earlier updates, before `batch_size`, such as 16,32 (batch-size
         warm-up). The step is compiled once for each. Learning rate and other schedules are over steps, as always.
@@ -28,7 +29,7 @@ class TrainingConfig:
         such as that of an interruption.
     keep_best: whether the checkpoint of the best evaluation is kept, too, by `best_metric`.
     patience: number of evaluations in a row without a better `best_metric` after which the run ends before its last
-        step; its schedules stay those of all steps. None trains all steps.
+        step; its schedules stay those of all steps. Those before `branch_from` do not count. None trains all steps.
     best_metric: metric of the evaluations by which they are compared, such as mlm_accuracy; lower is better for losses
         and nll, higher for others. None takes the loss by which the run is summarised.
     keep_every: checkpoints at multiples of this many steps are kept, too; None keeps no others.

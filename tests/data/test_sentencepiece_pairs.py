@@ -123,7 +123,7 @@ def test_the_fingerprint_depends_on_every_file(directory):
         (
             "tokenizer_config.json",
             {"pad_token": {"content": "[PAD]"}},
-            "pad_token={'content': '[PAD]'} is not supported",
+            "pad_token='[PAD]' is not supported",
         ),
         (
             "tokenizer_config.json",

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -205,3 +206,138 @@ def test_the_vocabulary_of_attention_guidance(shared):
     tokenizer = tokenizers.load(shared / "data/tokenizers/attention_guidance/roberta_12")
     assert tokenizer.vocabulary_size == 52_000 and tokenizer.specials.mask == 4
     assert tokenizer.period_ids == (18, 1580)
+
+
+def directory_of(library: huggingface.Tokenizer, directory: pathlib.Path, **beside) -> pathlib.Path:
+    """A directory with a tokenizer.json, and the values of tokenizer_config.json or other files beside it."""
+    directory.mkdir(exist_ok=True)
+    library.save(str(directory / "tokenizer.json"))
+    for name, values in beside.items():
+        (directory / f"{name}.json").write_text(json.dumps(values))
+    return directory
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>", "[GAP]", "[E1]"]
+WORDS += [*"abcdeé1.", "##a", "##b"]
+
+
+def two_families(begin: str, end: str, between: int = 1) -> huggingface.Tokenizer:
+    """A WordPiece tokenizer that has BERT's, RoBERTa's and other special tokens, as BigBird's vocabulary."""
+    model = huggingface.models.WordPiece({word: id for id, word in enumerate(WORDS)}, unk_token="[UNK]")
+    library = tokenizers.wordpiece(model, lowercase=False)
+    library.add_special_tokens(WORDS[:12])
+    library.post_processor = huggingface.processors.TemplateProcessing(
+        single=f"{begin} $A {end}",
+        pair=f"{begin} $A {' '.join([end] * between)} $B {end}",
+        special_tokens=[(name, WORDS.index(name)) for name in (begin, end)],
+    )
+    return library
+
+
+@pytest.mark.parametrize(("begin", "end", "between"), [("[CLS]", "[SEP]", 1), ("<s>", "</s>", 2), ("<s>", "</s>", 1)])
+def test_the_tokens_that_delimit_a_text_are_those_of_the_post_processor(begin, end, between, tmp_path):
+    """Of two tokens with usual names, and as many separators as between the texts of its pairs."""
+    library = two_families(begin, end, between)
+    names = {"mask_token": "[GAP]", "pad_token": {"content": "<pad>", "lstrip": False}}
+    directory = directory_of(library, tmp_path / "given", tokenizer_config=names, special_tokens_map=names)
+    tokenizer = tokenizers.load(directory)
+    pair = library.encode("a", "b").ids
+    found = tokenizer.specials
+    a, b = tokenizer.encode("a"), tokenizer.encode("b")
+    assert [found.begin, *a, *[found.end] * found.pair_separators, *b, found.end] == pair
+    assert [WORDS[id] for id in (found.mask, found.pad, found.unknown)] == ["[GAP]", "<pad>", "[UNK]"]
+
+    tokenizer.save(tmp_path / "saved")
+    again = tokenizers.load(tmp_path / "saved")
+    assert again.specials == found and again.fingerprint() == tokenizer.fingerprint()
+    (directory / "tokenizer_config.json").unlink()
+    (directory / "special_tokens_map.json").unlink()
+    by_usual_names = tokenizers.load(directory)
+    assert WORDS[by_usual_names.specials.mask] == "<mask>" and list(by_usual_names.files()) == ["tokenizer.json"]
+    assert by_usual_names.fingerprint() != tokenizer.fingerprint()
+
+
+def test_special_tokens_without_a_role_are_tokens_in_a_text(tmp_path):
+    library = two_families("[CLS]", "[SEP]")
+    names = {"mask_token": "[MASK]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    tokenizer = tokenizers.load(directory_of(library, tmp_path, special_tokens_map=names))
+    ids, places = tokenizer.locate_batch(["a [E1] b</s> [MASK]"])[0]
+    assert ids == tokenizer.encode("a [E1] b</s> [MASK]")
+    whole = [WORDS.index(word) for word in ("a", "[E1]", "b", "</s>")]
+    assert ids[:4] == whole and set(ids[4:]) == {WORDS.index("[UNK]")}
+    assert places[1] == (2, 6)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "other.json")
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    settings = {"do_lower_case": False, "additional_special_tokens": ["[E1]", "</s>"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert tokenizers.load(tmp_path).encode("a [E1] b</s> [MASK]")[:4] == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        (
+            "tokenizer_config",
+            {"cls_token": "<s>"},
+            "cls_token='<s>', but the tokenizer itself has '[CLS]' as its begin",
+        ),
+        ("tokenizer_config", {"unk_token": "<unk>"}, "unk_token='<unk>', but the tokenizer itself has '[UNK]'"),
+        ("tokenizer_config", {"mask_token": "[GONE]"}, "mask_token='[GONE]', which its vocabulary lacks"),
+        ("tokenizer_config", {"mask_token": "[SEP]"}, "has '[SEP]' as its end and its mask token"),
+        (
+            "tokenizer_config",
+            {"mask_token": 4},
+            "mask_token must name tokens, as a text or an object with content, got 4",
+        ),
+        (
+            "special_tokens_map",
+            {"pad_token": "<pad>"},
+            "has pad_token='[PAD]', but special_tokens_map.json has '<pad>'",
+        ),
+        ("tokenizer_config", {"do_lower_case": True}, "has do_lower_case=True, but tokenizer.json beside it False"),
+        ("tokenizer_config", {"strip_accents": True}, "has strip_accents=True, but tokenizer.json beside it False"),
+        ("tokenizer_config", {"added_tokens_decoder": {"3": {"content": "[CLS]"}}}, "gives it the id 2"),
+        ("added_tokens", {"[NEW]": 22}, "gives the token '[NEW]' the id 22, but tokenizer.json beside it lacks it"),
+    ],
+)
+def test_files_that_contradict_each_other(name, values, said, tmp_path):
+    beside = {"tokenizer_config": {"pad_token": "[PAD]", "do_lower_case": False, "strip_accents": None}}
+    tokenizers.load(directory_of(two_families("[CLS]", "[SEP]"), tmp_path, **beside))
+    values = beside.get(name, {}) | values
+    with pytest.raises(ValueError, match=re.escape(said)):
+        tokenizers.load(directory_of(two_families("[CLS]", "[SEP]"), tmp_path, **(beside | {name: values})))
+
+
+def test_a_template_that_delimits_pairs_in_another_way(tmp_path):
+    library = two_families("[CLS]", "[SEP]")
+    library.post_processor = huggingface.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A </s> $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3), ("</s>", 6)]
+    )
+    with pytest.raises(ValueError, match=r"as BEGIN A END B END, .*, got \[CLS\] A </s> B \[SEP\]"):
+        tokenizers.load(directory_of(library, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"tokenizer_class": "CamembertTokenizer"}, "CamembertTokenizer is not one of DebertaV2Tokenizer"),
+        ({"do_lower_case": True}, "do_lower_case=True is not supported, only False"),
+        ({"mask_token": "[MASK]"}, "mask_token='[MASK]', which its vocabulary lacks"),
+        (
+            {"added_tokens_decoder": {"90": {"content": "[NEW]"}}},
+            "adds the token '[NEW]' with the id 90 to spiece.model",
+        ),
+        ({"additional_special_tokens": ["[NEW]"]}, "adds the token '[NEW]' to spiece.model"),
+    ],
+)
+def test_settings_beside_a_sentencepiece_model(values, said, trained, tmp_path):
+    kind, tokenizer = trained
+    if not kind.startswith("sentencepiece"):
+        return
+    (tmp_path / "spiece.model").write_bytes(tokenizer.file()[1])
+    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "<mask>", "tokenizer_class": "DebertaV2Tokenizer"}')
+    assert tokenizers.load(tmp_path).fingerprint() == tokenizer.fingerprint()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+    for place in (tmp_path, tmp_path / "spiece.model"):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            tokenizers.load(place)

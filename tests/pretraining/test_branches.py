@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run
-from ag_jax.training.checkpoint import steps_in
+from ag_jax.training.checkpoint import Checkpoints, steps_in
+from ag_jax.training.job import Evaluation
 from tests.pretraining.test_extended_runs import params, rows, settings, text  # noqa: F401
 
 SETTINGS = {
@@ -78,6 +80,34 @@ def test_a_branch_that_died_before_its_first_checkpoint_begins_again(stable, tex
     assert (
         capsys.readouterr().err.count("; the learning rate jumps from 0.0001 in that run to 5.5e-05 in this one\n") == 2
     )
+
+
+def test_time_and_patience_of_a_branch_are_its_own(stable, text, one_device):  # noqa: F811
+    """A branch of a run that took long, and whose evaluations got worse, does not end before its first step."""
+    config = branch(text, f"{stable}", **{"training.patience": 2, "training.time_limit": 3600})
+    corpus = pretraining_corpus.prepare(config, stable)
+    job = run.make_job(config, stable, corpus)
+    metric = job.program.make_objective(job.hyperparameters).primary_metric.metric
+
+    def history(*losses):
+        return [Evaluation(step, None, 0.0, {metric: loss}) for step, loss in losses]
+
+    theirs = [(1, 3.0), (2, 4.0), (4, 5.0)]
+    assert not job.stop(history(*theirs)) and not job.stop(history(*theirs, (6, 3.5)))
+    assert job.stop(history(*theirs, (6, 3.5), (8, 3.2))), "never better than the run before it"
+    assert not job.stop(history(*theirs, (6, 3.5), (8, 2.9)))
+    found = job.first(job.program.abstract)
+    assert found.progress["seconds"] == 0 and {one["seconds"] for one in found.progress["history"]} == {0}
+    before = Checkpoints(stable / "checkpoints", read_only=True).restore(4, job.program.abstract).progress
+    assert before["seconds"] > 0 and before["history"][0]["seconds"] > 0
+    assert job.read_progress(found.progress).tokens == before["tokens"] > 0
+
+
+def test_a_branch_whose_words_end_before_it_begins(stable, text, tmp_path):  # noqa: F811
+    workdir = epath.Path(tmp_path / "run")
+    with pytest.raises(ValueError, match="is not before the last step, training.steps=3 of training.words=150, which"):
+        run.train(branch(text, stable, **{"training.words": 150, "optimizer.decay_steps": None}), workdir)
+    assert not (workdir / "config.json").exists()
 
 
 @pytest.mark.parametrize(

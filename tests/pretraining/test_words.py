@@ -171,6 +171,21 @@ def test_another_length_is_another_run(whole, text):
             run.train(settings(text, **changed), whole)
 
 
+def test_an_extended_run_keeps_to_its_epochs(text, tmp_path):
+    """Of the words that its record states, also if the extension is only by one step."""
+    workdir = epath.Path(tmp_path)
+    (workdir / "summary.json").write_text("{}")
+    words.record(words.WordSteps(epoch_words=100, epoch_rows=10, steps=5, milestones={}), workdir)
+    extended = {"training.words": None, "training.milestone_words": (), "training.max_epochs": 3.0}
+    for steps, is_too_many in ((7, False), (8, True)):  # of four rows, with ten words each
+        config = settings(text, **{**extended, "training.steps": steps})
+        if is_too_many:
+            with pytest.raises(ValueError, match=r"steps=8 see 320 words, more than training.max_epochs=3 .* most 7$"):
+                words.resolve(config, workdir, run.is_begun)
+        else:
+            assert words.resolve(config, workdir, run.is_begun)[0] == config
+
+
 def test_settings_that_cannot_be_followed_leave_no_directory(text, tmp_path):
     workdir = epath.Path(tmp_path / "run")
     with pytest.raises(ValueError, match="training.words=2 is less than"):

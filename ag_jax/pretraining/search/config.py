@@ -18,7 +18,8 @@ class SearchConfig:
     rungs: fractions of the run after which the worse half of an arm's points is stopped (successive halving), in
         ascending order; an empty list trains all points to the end.
     seeds: seeds that every point is trained with; points are judged by the mean over them.
-    steps: number of steps of every point, each with schedules of that length; none for that of the config.
+    steps: number of steps of every point, each with schedules of that length; none for that of the config. Not allowed
+        together with `training.words`, or with `training.steps` as a flag or in a grid.
     stop_after: seconds after which no further run is begun; the same command resumes the search. None for no limit.
     """
 

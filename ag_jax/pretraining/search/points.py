@@ -4,13 +4,13 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.pretraining import arms, workloads
+from ag_jax.pretraining import arms, words, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search.config import SearchConfig
@@ -93,7 +93,8 @@ def study(source: str, overrides: dict[str, Any]) -> Study:
         except ValueError as error:
             raise ValueError(f"search.grids.{arm}: {error}") from error
     _check_arms(source, points)
-    _check_rungs(search, points)
+    in_steps = [point for point in points if next(iter(point.configs.values())).training.words is None]
+    _check_rungs(search, in_steps)
     flags = arms.overridden(source, search.grids, overrides) if has_arms else []
     command = arms.command("search", source, overrides)
     return Study(config.title, command, search, tuple(points), tuple(flags))
@@ -110,6 +111,7 @@ def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConf
                 f"--config.{setting}={config_reader.shown(overrides[setting])} gives one value to a setting whose "
                 f"values are searched: leave the flag out, or change search.grids.{arm}"
             )
+    _check_length(config_reader.load(source, overrides).training.words, grid, overrides, search)
     common = overrides | ({} if search.steps is None else {"training.steps": search.steps})
     labels, found = _labels(grid), {}
     for values in itertools.product(*grid.values()):
@@ -133,6 +135,46 @@ def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConf
         found[name] = Point(arm, name, settings, configs)
     _check_distinct(list(found.values()))
     return list(found.values())
+
+
+def _check_length(
+    in_words: int | None, grid: Mapping[str, Any], overrides: Mapping[str, Any], search: SearchConfig
+) -> None:
+    """Raise ValueError if two settings give the length of the runs.
+
+    in_words: `training.words` of the points, if it is not searched.
+    """
+    given = {
+        "search.steps": search.steps is not None,
+        "--config.training.steps": "training.steps" in overrides,
+        "training.steps in search.grids": "training.steps" in grid,
+        "training.words": in_words is not None or "training.words" in grid,
+    }
+    if len(lengths := [name for name, is_given in given.items() if is_given]) > 1:
+        raise ValueError(
+            f"{' and '.join(lengths)} give the length of the runs: set only one of them, and leave out the others, or "
+            "set them to none"
+        )
+
+
+def with_steps(study: Study, workdir: epath.Path, is_begun: Callable[[epath.Path], bool]) -> Study:
+    """Return a study whose configs have the number of steps that `training.words` allows on their text.
+
+    workdir: the directory of the search.
+    is_begun: whether a directory holds a run (`run.is_begun`).
+
+    Raises ValueError if settings in words cannot be followed (`words.resolve`), and for a rung before the first logged
+    row.
+    """
+    resolved = []
+    for point in study.points:
+        configs = {
+            seed: words.resolve(config, point.directory(workdir, seed), is_begun)[0]
+            for seed, config in point.configs.items()
+        }
+        resolved.append(dataclasses.replace(point, configs=configs))
+    _check_rungs(study.search, resolved)
+    return dataclasses.replace(study, points=tuple(resolved))
 
 
 def _labels(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:

@@ -50,6 +50,7 @@ def search(
     """
     share = ALL if part is None else parse_part(part)
     study, workdir = points.study(source, overrides), storage.directory(workdir)
+    study = points.with_steps(study, workdir, run.is_begun)
     arms.announce(study.overridden)
     own = numbers_of(share, len(study.points), "points")
     hosts.from_first("the run directories", functools.partial(_check, study, workdir))

@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.pretraining import run
+from ag_jax.pretraining import corpus, run, words
 from ag_jax.pretraining.search import choose, points
 from ag_jax.pretraining.search import run as search_run
 from tests import commands
@@ -112,6 +112,46 @@ def test_shorter_runs_and_a_limit_of_time(stubbed, tmp_path):
     assert not (tmp_path / "made" / "best.json").exists()
     found, calls = stubbed(source)
     assert len(calls) == 2 and found["complete"] and (tmp_path / "made" / "best.json").exists()
+
+
+def test_runs_whose_length_is_in_words(stubbed, tmp_path, monkeypatch):
+    """Each point has the steps that its batch size takes for these words; the search ends, and is then complete."""
+    text, words_of_run = studies.text_files(tmp_path / "text"), 400
+    cache = {"data.source": text, "data.cache_dir": str(tmp_path / "cache"), "data.sequence_length": 16}
+    grid = {"training": {"batch_size": (2, 5)}}
+    source = config_file(tmp_path / "words.py", {"mlm": grid}, **cache, **{"training.words": words_of_run})
+    trained = []
+
+    def resolving(config, directory, labels, pause_at=None):
+        trained.append(words.resolve(config, directory, run.is_begun)[0])
+        if len(trained) > 2:
+            raise RuntimeError("a run is trained again")
+        return studies.stub(trained[-1], directory, labels, pause_at)
+
+    monkeypatch.setattr(run, "train", resolving)
+    found, calls = stubbed(source)
+    assert found["complete"] and len(calls) == 2
+    facts = words.of_corpus(trained[0], corpus.prepare(trained[0], epath.Path(tmp_path / "none")))
+    of_row = facts.epoch_words / facts.epoch_rows
+    assert [config.training.steps for config in trained] == [int(words_of_run / of_row / size) for size in (2, 5)]
+    with pytest.raises(ValueError, match="is step 0, expected one from training.log_every=2 on"):
+        stubbed(source, {"search.rungs": (0.01,)})
+
+
+@pytest.mark.parametrize(
+    ("grid", "overrides", "named"),
+    [
+        (rates(0.1), {"training.steps": 5, "search.steps": 4}, "search.steps and --config.training.steps"),
+        (rates(0.1), {"training.words": 99, "search.steps": 4}, "search.steps and training.words"),
+        (rates(0.1), {"training.words": 99, "training.steps": 4}, "--config.training.steps and training.words"),
+        ({"training": {"steps": (5, 6)}}, {"search.steps": 4}, "search.steps and training.steps in search.grids"),
+    ],
+)
+def test_two_settings_of_the_length_are_an_error(tmp_path, grid, overrides, named):
+    source = config_file(tmp_path / "long.py", {"mlm": grid})
+    with pytest.raises(ValueError, match=f"{named} give the length of the runs: set only one"):
+        points.study(source, overrides)
+    points.study(source, dict(list(overrides.items())[:-1]))
 
 
 def test_failed_points_are_listed_and_cannot_win(stubbed, tmp_path):
