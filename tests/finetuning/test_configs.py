@@ -15,6 +15,7 @@ from ag_jax.finetuning import comparison, splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.pretraining import arms
 from ag_jax.recipes import finetuning
+from tests.cases import some
 from tests.finetuning import tiny_tasks
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
@@ -497,21 +498,16 @@ TRIED = {
 }
 
 
-# One of each head, of each way to choose, and of two attacks; the others train nearly the same programs for seconds
-# each.
-USUAL = (
-    "finetune/glue.py",
-    "finetune/squad.py",
-    "finetune/tagging.py",
-    "finetune/choice.py",
-    "finetune/oromo.py",
-    "asa/table1_generalization.py",
-    "asa/table4_adversarial_training.py",
-)
-
-
+# Three heads, folds and two attacks; the others train nearly the same programs for seconds each.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.exhaustive) for name in TRIED]
+    "name",
+    some(
+        TRIED,
+        "finetune/squad.py",
+        "finetune/oromo.py",
+        "asa/table1_generalization.py",
+        "asa/table4_adversarial_training.py",
+    ),
 )
 def test_one_tiny_trial(name, folder, checkpoint, compared, tmp_path, one_device):
     argument, task = TRIED[name]

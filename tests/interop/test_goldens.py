@@ -18,13 +18,18 @@ from ag_jax.models.encoder import Encoder
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.pretraining import build, run, workloads
+from tests.cases import some
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
 NAMES = sorted(path.name for path in GOLDENS.iterdir())
 ALL_HEADS = {"word_head", "next_head", "discriminator_head"}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+# Of families with several models here, those with most of its parts; the others are the beginning of other tests.
+USUAL = ("bert_pairs", "camembert", "deberta", "deberta_v2", "electra", "modernbert", "roberta")
+
+
+@pytest.fixture(scope="module", params=some(NAMES, *USUAL))
 def golden(request, tmp_path_factory):
     """The directory, the run that it became and the directory that the run became."""
     directory = tmp_path_factory.mktemp(request.param)
