@@ -85,9 +85,7 @@ def test_fill_mask(name, places):
     opened = run.open_run(places / "run")
     tokens = row("we build", "<mask>", "good")
     place = np.flatnonzero(tokens[0] == TOKENIZER.specials.mask)[None].astype(np.int32)
-    said = opened.model.apply(
-        {"params": opened.params}, as_batch(tokens) | {"masked_positions": place}, deterministic=True
-    )
+    said = tiny.apply(opened.model, opened.params, as_batch(tokens) | {"masked_positions": place})
     logits = np.array(said.words_BMV[0, 0])
     words = np.delete(np.arange(len(logits)), TOKENIZER.special_ids)
     best = words[np.argsort(-logits[words])][:4]
@@ -160,7 +158,7 @@ def test_numbers_tags_choices_and_answers(places):
 def logits_of(directory, tokens):
     tuned = finetuned.load(directory)
     batch = as_batch(tokens) | {"span_weights": np.ones(tokens.shape, np.float32)}
-    return np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
+    return np.asarray(tiny.apply(tuned.model, tuned.params, batch))
 
 
 def pair_row(first, second):
@@ -244,7 +242,7 @@ def test_guesses_of_tags_choices_and_masks(places):
     rows = np.array([[pair_row("which", candidate)[0] for candidate in candidates]])
     tuned = finetuned.load(places / "choice")
     batch = as_batch(rows) | {"choice_weights": np.ones((1, 3), np.float32)}
-    logits = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))[0]
+    logits = np.asarray(tiny.apply(tuned.model, tuned.params, batch))[0]
     np.testing.assert_allclose(choose.logits("which", candidates), logits, rtol=1e-4)
     check_guesses(choose("which", candidates, top_k=None), candidates, logits)
     both = choose(["where", "which"], [candidates[:2], candidates], top_k=2)
@@ -444,7 +442,7 @@ def test_what_is_too_long_is_cut_as_in_training(places, tmp_path):
         for second in seconds
     ]
     batch = as_batch(np.array([rows], np.int32)) | {"choice_weights": np.ones((1, 2), np.float32)}
-    logits = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))[0]
+    logits = np.asarray(tiny.apply(tuned.model, tuned.params, batch))[0]
     guess = pipelines.choose(str(tmp_path))(text, candidates)
     chances = np.exp(logits) / np.exp(logits).sum()
     assert guess.text == candidates[int(np.argmax(chances))] and guess.score == pytest.approx(
@@ -470,7 +468,7 @@ def test_embed(name, places):
     first, mean = (pipelines.embed(str(places / name), pooling) for pooling in ("first", "mean"))
     source = finetuned.load(places / name) if name == "classification" else run.open_run(places / "run")
     for text in ("we build roads", "good"):
-        said = Encoder(CONFIG).apply({"params": source.params["encoder"]}, as_batch(row(text)), deterministic=True)[0]
+        said = tiny.apply(Encoder(CONFIG), source.params["encoder"], as_batch(row(text)))[0]
         np.testing.assert_allclose(first(text), said[0], atol=2e-5)
         np.testing.assert_allclose(mean(["strong strong union", text])[1], said.mean(0), atol=2e-5)
     assert mean([]).shape == (0, CONFIG.width)

@@ -200,16 +200,19 @@ def test_an_arm_without_the_head_is_left_blank_but_not_all_arms():
         plots.draw_maps({"deep": []}, 0, 0)
 
 
+MODELS = [
+    (1, 1, ()),
+    (4, 3, ()),
+    (4, 2, (("next", 1), ("prev", 1))),
+    (16, 16, (("next", 1), ("prev", 1), ("first", 6))),
+    (3, 7, (("delim", 1), ("same", 2), (SECOND, 1))),
+    (2, 8, tuple((name, 1) for name in (*PATTERNS, SECOND))),
+]
+
+
 @pytest.mark.parametrize(
     ("layers", "heads", "assignment"),
-    [
-        (1, 1, ()),
-        (4, 3, ()),
-        (4, 2, (("next", 1), ("prev", 1))),
-        (16, 16, (("next", 1), ("prev", 1), ("first", 6))),
-        (3, 7, (("delim", 1), ("same", 2), (SECOND, 1))),
-        (2, 8, tuple((name, 1) for name in (*PATTERNS, SECOND))),
-    ],
+    some(MODELS, MODELS[0], MODELS[3], MODELS[5]),
     ids=["one", "unguided", "all guided", "large", "outside", "many"],
 )
 def test_inspection_of_any_model(tmp_path, layers, heads, assignment):

@@ -534,6 +534,7 @@ def test_one_tiny_trial(name, folder, checkpoint, compared, tmp_path, one_device
         assert 0 < of_arm["masked"]["all"] < 1 and (report.parent / "figures" / "masked_share.png").exists()
 
 
+@pytest.mark.exhaustive
 def test_every_naive_mask_beside_the_adversary_that_it_follows(folder, checkpoint, tmp_path, one_device):
     """The whole of table 3, in one command, with real trials."""
     few = {f"tasks.sst2.{key}": value for key, value in tiny_tasks.FEW.items()} | {"keep": "best"}

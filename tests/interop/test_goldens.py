@@ -265,9 +265,8 @@ def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(tmp_path):
         model=dataclasses.replace(opened.model.config, heads=2, width=8, layers=1),
     )
     model = workloads.reference_model(config, opened.tokenizer)
-    params = build.unboxed(
-        model.init(jax.random.key(1), batching.empty_batch(config.data, 1), deterministic=True)["params"]
-    )
+    example = batching.empty_batch(config.data, 1)
+    params = build.unboxed(jax.jit(lambda: model.init(jax.random.key(1), example, deterministic=True))()["params"])
     workdir = epath.Path(tmp_path / "pair")
     workdir.mkdir()
     run.write(config, workdir, opened.tokenizer, params)

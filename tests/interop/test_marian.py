@@ -29,7 +29,7 @@ from ag_jax.training.config import TrainingConfig
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
-from tests import marian_files
+from tests import marian_files, tiny
 from tests.cases import some
 from tests.interop.test_verb import request
 
@@ -114,7 +114,7 @@ def our_logits(opened, source, target):
         batch[name][0, len(ids) :] = opened.tokenizer.specials.pad
         batch[segments][0, len(ids) :] = 0
     batch["token_type_ids"] = np.zeros_like(batch["tokens"])
-    return opened.model.apply({"params": opened.params}, batch, deterministic=True).words_BTV[0, : len(target)]
+    return tiny.apply(opened.model, opened.params, batch).words_BTV[0, : len(target)]
 
 
 def test_what_it_computes(round_trip):

@@ -56,11 +56,13 @@ def apart(config, group_rows, labels, weights):
     return of
 
 
-@pytest.mark.parametrize("group_rows", [1, 2])
+CONFIGS = [DivergenceConfig(*of) for of in itertools.product(("symmetric", "one_way"), ("none", "clean", "targets"))]
+
+
 @pytest.mark.parametrize(
-    "config",
-    [DivergenceConfig(*pair) for pair in itertools.product(("symmetric", "one_way"), ("none", "clean", "targets"))],
-    ids=lambda config: f"{config.form}-{config.stop_gradient}",
+    ("config", "group_rows"),
+    some(itertools.product(CONFIGS, [1, 2]), *zip(CONFIGS, itertools.cycle([1, 2]), strict=False)),
+    ids=lambda value: f"{value.form}-{value.stop_gradient}" if isinstance(value, DivergenceConfig) else None,
 )
 def test_together_as_apart(config, group_rows):
     hiddens, embedding, bias, labels, weights = drawn()

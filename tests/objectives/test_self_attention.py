@@ -3,6 +3,7 @@ learns what from which term.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +87,15 @@ def test_equation_9_for_every_head(kind):
     np.testing.assert_allclose(outcome.totals["task"], plain.totals["task"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-@pytest.mark.parametrize("heads", ["shared", "own"])
+@pytest.mark.parametrize(
+    ("heads", "name"),
+    some(
+        itertools.product(["shared", "own"], ENCODERS),
+        ("shared", "roberta"),
+        ("shared", "deberta_v2"),
+        ("own", "deberta_v1"),
+    ),
+)
 def test_equation_10_for_every_encoder(name, heads):
     """Masked words, next sentence and first positions of texts, some of which share a row; the
     mask decoder is attacked, too.

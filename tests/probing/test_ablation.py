@@ -300,7 +300,7 @@ def test_a_trial_on_its_development_examples(places):
     features = kinds.encode(task, examples, TOKENIZER, LENGTH, 1)
     for row, label, loss in zip(features.rows, labels, found.base_T, strict=True):
         batch = {name: np.asarray(row[name], np.int32)[None] for name in ("tokens", "segment_ids", "token_type_ids")}
-        logits_1C = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True), np.float64)
+        logits_1C = np.asarray(tiny.apply(tuned.model, tuned.params, batch), np.float64)
         np.testing.assert_allclose(-functions.log_softmax(logits_1C[0])[label], loss, rtol=1e-5)
     assert len(heads.ablate(str(place), most=4).weights_T) == 4
 
