@@ -21,6 +21,7 @@ from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.search import points
 from ag_jax.recipes import babylm, pretraining, translation
+from tests.cases import some
 from tests.data.parallel import test_layouts as layouts
 from tests.finetuning import test_configs as finetuning
 from tests.finetuning import tiny_tasks
@@ -213,19 +214,9 @@ def small_scale(name: str, arm: str) -> str:
     return f"arm={arm},scale={ARGUMENTS[name]['scale'][-1]}" if "scale" in ARGUMENTS[name] else f"arm={arm}"
 
 
-# Together they have every kind of program; the others take seconds each to compile nearly the same ones.
-STEPPED = (
-    "quickstart.py",
-    "ag/table6_electra.py",
-    TRANSLATION,
-    "asa/figure4_speed.py",
-    "deberta/table4_ablation.py",
-    "roberta/table2_input_formats.py",
-)
-
-
+# The others take seconds each to compile programs that are nearly those of other tests.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in STEPPED else pytest.mark.exhaustive) for name in FILES]
+    "name", some(FILES, TRANSLATION, "deberta/table4_ablation.py", "roberta/table2_input_formats.py")
 )
 def test_one_tiny_step(name, source, tmp_path, one_device):
     """A run from the config file to the summary, with the last arm, which has the most settings."""

@@ -24,6 +24,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.damage import CorruptCheckpointError
 from tests import tiny
+from tests.cases import some
 from tests.finetuning import tasks
 from tests.test_inspection import save_translation
 
@@ -84,9 +85,7 @@ def test_fill_mask(name, places):
     opened = run.open_run(places / "run")
     tokens = row("we build", "<mask>", "good")
     place = np.flatnonzero(tokens[0] == TOKENIZER.specials.mask)[None].astype(np.int32)
-    said = opened.model.apply(
-        {"params": opened.params}, as_batch(tokens) | {"masked_positions": place}, deterministic=True
-    )
+    said = tiny.apply(opened.model, opened.params, as_batch(tokens) | {"masked_positions": place})
     logits = np.array(said.words_BMV[0, 0])
     words = np.delete(np.arange(len(logits)), TOKENIZER.special_ids)
     best = words[np.argsort(-logits[words])][:4]
@@ -159,7 +158,7 @@ def test_numbers_tags_choices_and_answers(places):
 def logits_of(directory, tokens):
     tuned = finetuned.load(directory)
     batch = as_batch(tokens) | {"span_weights": np.ones(tokens.shape, np.float32)}
-    return np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
+    return np.asarray(tiny.apply(tuned.model, tuned.params, batch))
 
 
 def pair_row(first, second):
@@ -243,7 +242,7 @@ def test_guesses_of_tags_choices_and_masks(places):
     rows = np.array([[pair_row("which", candidate)[0] for candidate in candidates]])
     tuned = finetuned.load(places / "choice")
     batch = as_batch(rows) | {"choice_weights": np.ones((1, 3), np.float32)}
-    logits = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))[0]
+    logits = np.asarray(tiny.apply(tuned.model, tuned.params, batch))[0]
     np.testing.assert_allclose(choose.logits("which", candidates), logits, rtol=1e-4)
     check_guesses(choose("which", candidates, top_k=None), candidates, logits)
     both = choose(["where", "which"], [candidates[:2], candidates], top_k=2)
@@ -293,7 +292,9 @@ def test_guesses_of_answers(places):
         assert answer(question, context) == answer(question, context, top_k=3)[0].text == first
 
 
-@pytest.mark.parametrize("name", ["classify", "tag", "fill_mask", "embed", "answer", "choose"])
+@pytest.mark.parametrize(
+    "name", some(["classify", "tag", "fill_mask", "embed", "answer", "choose"], "fill_mask", "answer", "choose")
+)
 def test_results_do_not_depend_on_the_batch_size(name, places):
     kind = {"classify": "classification", "tag": "tagging", "answer": "span", "choose": "choice"}.get(name, "run")
     texts = ["good <mask>", "we build <mask> and strong roads", "<mask>", "bad <mask> <mask> <mask>", "union <mask>"]
@@ -441,7 +442,7 @@ def test_what_is_too_long_is_cut_as_in_training(places, tmp_path):
         for second in seconds
     ]
     batch = as_batch(np.array([rows], np.int32)) | {"choice_weights": np.ones((1, 2), np.float32)}
-    logits = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True))[0]
+    logits = np.asarray(tiny.apply(tuned.model, tuned.params, batch))[0]
     guess = pipelines.choose(str(tmp_path))(text, candidates)
     chances = np.exp(logits) / np.exp(logits).sum()
     assert guess.text == candidates[int(np.argmax(chances))] and guess.score == pytest.approx(
@@ -462,12 +463,12 @@ def test_rows_of_an_imported_model_are_as_long_as_its_positions(tmp_path):
     assert said[0].text == said[1].text and said[0].score == pytest.approx(said[1].score, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["run", "hf", "classification"])
+@pytest.mark.parametrize("name", some(["run", "hf", "classification"], "run", "classification"))
 def test_embed(name, places):
     first, mean = (pipelines.embed(str(places / name), pooling) for pooling in ("first", "mean"))
     source = finetuned.load(places / name) if name == "classification" else run.open_run(places / "run")
     for text in ("we build roads", "good"):
-        said = Encoder(CONFIG).apply({"params": source.params["encoder"]}, as_batch(row(text)), deterministic=True)[0]
+        said = tiny.apply(Encoder(CONFIG), source.params["encoder"], as_batch(row(text)))[0]
         np.testing.assert_allclose(first(text), said[0], atol=2e-5)
         np.testing.assert_allclose(mean(["strong strong union", text])[1], said.mean(0), atol=2e-5)
     assert mean([]).shape == (0, CONFIG.width)

@@ -83,7 +83,7 @@ def test_rows_sum_to_one_over_what_they_see(pair):
 @pytest.mark.parametrize(
     ("decoder", "settings"),
     [
-        (DECODER, {}),
+        pytest.param(DECODER, {}, marks=pytest.mark.exhaustive),
         (DecoderConfig(layers=1, start="begin", tie="none"), {"norm_position": "pre"}),
         (
             DecoderConfig(layers=4, fixed_attention=FixedConfig((-1, 0))),

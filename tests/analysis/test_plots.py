@@ -14,6 +14,7 @@ from ag_jax.viewer import encode
 from tests import tiny
 from tests.analysis import examples
 from tests.analysis.examples import SECOND
+from tests.cases import some
 
 ASSIGNMENT = (("next", 1), ("period", 1))
 
@@ -199,16 +200,19 @@ def test_an_arm_without_the_head_is_left_blank_but_not_all_arms():
         plots.draw_maps({"deep": []}, 0, 0)
 
 
+MODELS = [
+    (1, 1, ()),
+    (4, 3, ()),
+    (4, 2, (("next", 1), ("prev", 1))),
+    (16, 16, (("next", 1), ("prev", 1), ("first", 6))),
+    (3, 7, (("delim", 1), ("same", 2), (SECOND, 1))),
+    (2, 8, tuple((name, 1) for name in (*PATTERNS, SECOND))),
+]
+
+
 @pytest.mark.parametrize(
     ("layers", "heads", "assignment"),
-    [
-        (1, 1, ()),
-        (4, 3, ()),
-        (4, 2, (("next", 1), ("prev", 1))),
-        (16, 16, (("next", 1), ("prev", 1), ("first", 6))),
-        (3, 7, (("delim", 1), ("same", 2), (SECOND, 1))),
-        (2, 8, tuple((name, 1) for name in (*PATTERNS, SECOND))),
-    ],
+    some(MODELS, MODELS[0], MODELS[3], MODELS[5]),
     ids=["one", "unguided", "all guided", "large", "outside", "many"],
 )
 def test_inspection_of_any_model(tmp_path, layers, heads, assignment):
@@ -325,7 +329,7 @@ def test_cells_are_square_unless_a_side_is_short():
         assert ratio == pytest.approx(1.0) if one.kind != "cross" else 1 < ratio < queries / keys
 
 
-@pytest.mark.parametrize(("source", "target"), [(40, 36), (30, 1), (200, 7)])
+@pytest.mark.parametrize(("source", "target"), some([(40, 36), (30, 1), (200, 7)], (30, 1), (200, 7)))
 def test_pairs_of_any_length(tmp_path, source, target):
     """Up to 40 tokens all labels are drawn; more are thinned, each side by itself."""
     for one in pair_of(source, target, layers=(1, 2), heads=2)[1:]:

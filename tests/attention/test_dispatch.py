@@ -16,6 +16,7 @@ from ag_jax.attention.kernels.dispatch import Fused
 from ag_jax.attention.kernels.gpu import attention as gpu
 from ag_jax.attention.kernels.tpu import attention as tpu
 from tests.attention import test_kernels as fused
+from tests.cases import some
 
 SIZES = dispatch.Sizes(heads=12, head_width=64, length=512, dtype="bfloat16")
 
@@ -85,7 +86,9 @@ def test_kernels_refuse_statistics_of_what_dropout_leaves():
         fused.IMPLEMENTATIONS["tpu"](*inputs.values(), *[jnp.asarray(segments_BL)] * 2, guides=guides)
 
 
-@pytest.mark.parametrize("bias", [None, (1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    "bias", some([(None,), ((1, 1),), ((2, 1),), ((1, 2),), ((2, 2),)], (None,), ((2, 1),), ((1, 2),))
+)
 def test_many_devices_equal_one(eight_devices, bias):
     """Rows over four, heads over two: what dropout drops too, and the gradient of a bias that devices share."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=eight_devices)

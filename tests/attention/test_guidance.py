@@ -13,7 +13,7 @@ from ag_jax.attention import guidance, patterns
 from ag_jax.attention.guidance import GuidanceConfig, Guides, assign_heads, coefficient_schedule
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from tests import reference
-from tests.pairwise import pairwise
+from tests.cases import pairwise
 
 SPECIAL = PatternTokens(reference.DELIMITERS, reference.PERIODS)
 ASSIGNMENT = (("next", 1), ("prev", 2), ("first", 1), ("period", 2), ("delim", 1), ("same", 1))

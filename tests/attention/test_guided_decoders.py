@@ -15,7 +15,7 @@ from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.attention.patterns import Entries, PatternTokens
 from ag_jax.attention.visibility import band_of
 from tests import reference
-from tests.pairwise import pairwise
+from tests.cases import pairwise
 
 SPECIAL = PatternTokens(reference.DELIMITERS, reference.PERIODS)
 CAUSAL = band_of(causal=True, window=None)

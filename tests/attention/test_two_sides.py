@@ -5,6 +5,7 @@ The oracle here lists the keys that a query sees, one by one, and differentiates
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.attention.kernels.tpu import grid as tpu_grid
 from ag_jax.attention.patterns import Shift
 from ag_jax.attention.visibility import Band
+from tests.cases import some
 
 KEY = jax.random.key(5)
 BATCH, HEADS, WIDTH = 2, 3, 8
@@ -232,26 +234,30 @@ def run(attend, case, arrays, query_ids, key_ids, chosen, weights):
     return jax.tree.map(np.asarray, (found, gradient))
 
 
-def is_default(name, case):
-    """Whether a test runs by default: blocks everywhere, the rest where code differs."""
-    if name in ("tpu_blocks", "gpu_blocks"):
-        return case not in ("only_itself", "causal_window", "window_bias") or name == "tpu_blocks"
-    return (
-        case
-        in {"reference": ("causal", "cross", "window", "cross_window"), "tpu": ("cross",), "gpu": ("cross_causal",)}[
-            name
-        ]
-    )
+# Where a kernel has several blocks, between the two kernels every case; otherwise those where the code differs.
+USUAL = {
+    "reference": ("causal", "cross_window"),
+    "tpu": ("cross",),
+    "tpu_blocks": (
+        "causal_dropout_bias",
+        "window",
+        "causal_window",
+        "only_itself",
+        "cross_long_queries",
+        "cross_causal_more_keys",
+        "cross_window",
+    ),
+    "gpu": ("cross_causal",),
+    "gpu_blocks": ("causal", "window", "window_bias", "cross", "cross_causal", "sides_of_one_length"),
+}
+PRODUCT = itertools.product(IMPLEMENTATIONS, CASES)
 
 
-PRODUCT = [
-    pytest.param(name, case, marks=() if is_default(name, case) else pytest.mark.exhaustive)
-    for name in IMPLEMENTATIONS
-    for case in CASES
-]
-
-
-@pytest.mark.parametrize(("implementation", "name"), PRODUCT, indirect=["implementation"])
+@pytest.mark.parametrize(
+    ("implementation", "name"),
+    some(PRODUCT, *((name, case) for name, cases in USUAL.items() for case in cases)),
+    indirect=["implementation"],
+)
 def test_equals_float64(implementation, name):
     case = CASES[name]
     arrays, query_ids, key_ids, chosen = inputs_of(case)
@@ -272,8 +278,11 @@ def test_equals_float64(implementation, name):
         assert all(not one[b, :, q].any() for one in found[1:])
 
 
-@pytest.mark.parametrize("implementation", ["tpu_blocks", "gpu_blocks"], indirect=True)
-@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize(
+    ("window", "implementation"),
+    some(itertools.product([None, 12], ["tpu_blocks", "gpu_blocks"]), (None, "gpu_blocks"), (12, "tpu_blocks")),
+    indirect=["implementation"],
+)
 def test_blocks_outside_the_band_are_never_touched(implementation, window):
     """A key that is not a number ruins each block that reads it, even where its probability is 0."""
     length, edge = 64, 32  # the edge is one of blocks, whatever their size here

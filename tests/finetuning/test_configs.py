@@ -15,6 +15,7 @@ from ag_jax.finetuning import comparison, splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.pretraining import arms
 from ag_jax.recipes import finetuning
+from tests.cases import some
 from tests.finetuning import tiny_tasks
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
@@ -497,21 +498,16 @@ TRIED = {
 }
 
 
-# One of each head, of each way to choose, and of two attacks; the others train nearly the same programs for seconds
-# each.
-USUAL = (
-    "finetune/glue.py",
-    "finetune/squad.py",
-    "finetune/tagging.py",
-    "finetune/choice.py",
-    "finetune/oromo.py",
-    "asa/table1_generalization.py",
-    "asa/table4_adversarial_training.py",
-)
-
-
+# Three heads, folds and two attacks; the others train nearly the same programs for seconds each.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in USUAL else pytest.mark.exhaustive) for name in TRIED]
+    "name",
+    some(
+        TRIED,
+        "finetune/squad.py",
+        "finetune/oromo.py",
+        "asa/table1_generalization.py",
+        "asa/table4_adversarial_training.py",
+    ),
 )
 def test_one_tiny_trial(name, folder, checkpoint, compared, tmp_path, one_device):
     argument, task = TRIED[name]
@@ -538,6 +534,7 @@ def test_one_tiny_trial(name, folder, checkpoint, compared, tmp_path, one_device
         assert 0 < of_arm["masked"]["all"] < 1 and (report.parent / "figures" / "masked_share.png").exists()
 
 
+@pytest.mark.exhaustive
 def test_every_naive_mask_beside_the_adversary_that_it_follows(folder, checkpoint, tmp_path, one_device):
     """The whole of table 3, in one command, with real trials."""
     few = {f"tasks.sst2.{key}": value for key, value in tiny_tasks.FEW.items()} | {"keep": "best"}

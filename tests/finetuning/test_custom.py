@@ -15,6 +15,7 @@ from ag_jax.data.tasks.task import Question, Texts
 from ag_jax.finetuning import best, comparison, development, kinds, splits, suite
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop import exporting, finetuned
+from tests.cases import some
 from tests.finetuning import tiny_tasks
 
 CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs" / "finetune" / "own.py"
@@ -134,7 +135,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("kind", some(CALLS, "regression", "tagging"))
 def test_every_kind_becomes_a_function(kind, checkpoint, folder, tmp_path, one_device):
     report = train(checkpoint, folder, tmp_path / "w", ARGUMENTS[kind])
     head = finetuned.load(trial_of(report)).head

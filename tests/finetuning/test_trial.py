@@ -24,6 +24,7 @@ from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.stopping import Interrupted, StopSignal
 from ag_jax.training.wandb_run import Labels
 from tests import tiny
+from tests.cases import some
 from tests.finetuning import tasks
 
 RECIPE = Recipe(epochs=3, max_length=24)
@@ -76,15 +77,18 @@ def modernbert(origin):
     return dataclasses.replace(opened, config=config, params={}, style=style, origin=origin)
 
 
+MODERNBERTS = [
+    ("classification", Origin(), {}, ("first", None), "SequenceClassification"),
+    ("tagging", Origin(), {"head_dropout": 0.2}, ("first", 0.2), "TokenClassification"),
+    ("span", Origin("modernbert", head_dropout=0.1), {}, ("first", 0.1), "QuestionAnswering"),
+    ("choice", Origin("modernbert", pooling="mean"), {}, ("mean", None), "MultipleChoice"),
+    ("regression", Origin("modernbert", pooling="mean"), {"pooling": "first"}, ("first", None), None),
+]
+
+
 @pytest.mark.parametrize(
     ("kind", "origin", "recipe", "expected", "ending"),
-    [
-        ("classification", Origin(), {}, ("first", None), "SequenceClassification"),
-        ("tagging", Origin(), {"head_dropout": 0.2}, ("first", 0.2), "TokenClassification"),
-        ("span", Origin("modernbert", head_dropout=0.1), {}, ("first", 0.1), "QuestionAnswering"),
-        ("choice", Origin("modernbert", pooling="mean"), {}, ("mean", None), "MultipleChoice"),
-        ("regression", Origin("modernbert", pooling="mean"), {"pooling": "first"}, ("first", None), None),
-    ],
+    some(MODERNBERTS, MODERNBERTS[1], MODERNBERTS[3]),
 )
 def test_a_fine_tuned_modernbert_is_exported_as_one(kind, origin, recipe, expected, ending, tmp_path, one_device):
     """Without a setting, its head is as in transformers; it reads what config.json says, or the recipe."""
@@ -108,7 +112,7 @@ def without_unused(params):
     return params | {"encoder": params["encoder"] | {"layers": layers}}
 
 
-@pytest.mark.parametrize("kind", tasks.KINDS)
+@pytest.mark.parametrize("kind", some(tasks.KINDS, "choice", "tagging", "span_or_none"))
 def test_every_kind_is_learnt(kind, tmp_path, one_device):
     result = setting(kind, epochs=16, learning_rate=3e-3, **STILL)(tmp_path)
     assert result["metrics"][tasks.KINDS[kind]["metric"]] > 0.9
@@ -214,7 +218,7 @@ def test_kept_weights_are_the_best_epochs(undisturbed):
         data.validation.features.rows, rows(directory / "predictions_validation.jsonl"), strict=True
     ):
         batch = {name: np.asarray(row[name])[None] for name in ("tokens", "segment_ids", "token_type_ids")}
-        said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
+        said = tiny.apply(tuned.model, tuned.params, batch)
         np.testing.assert_allclose(said[0], scores["scores"], atol=1e-5)
     assert len(examples) == result["examples"]["validation"]
 
@@ -240,7 +244,7 @@ def test_test_sets_are_predicted_with_the_best_epochs_weights(tmp_path, one_devi
             field: np.stack([np.pad(row[field], (0, 24 - len(row[field]))) for row in split.features.rows])
             for field in ("tokens", "segment_ids", "token_type_ids")
         }
-        said = tuned.model.apply({"params": tuned.params}, batch, deterministic=True)
+        said = tiny.apply(tuned.model, tuned.params, batch)
         scores = [row["scores"] for row in rows(tmp_path / f"predictions_{name}.jsonl")]
         np.testing.assert_allclose(said, scores, atol=1e-5)
 
@@ -306,9 +310,7 @@ def test_starts_from_what_it_is_given(tmp_path, one_device):
     given = {"encoder": finetuned.load(tmp_path / "first").params["encoder"]}
     kept = []
     for seed in (0, 1):
-        setting(keep=True, seed=seed, learning_rate=1e-12, epochs=1, opened=tasks.pretrained(given))(
-            tmp_path / str(seed)
-        )
+        setting(keep=True, seed=seed, learning_rate=1e-12, opened=tasks.pretrained(given))(tmp_path / str(seed))
         kept.append(finetuned.load(tmp_path / str(seed)).params)
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, atol=1e-9), kept[0]["encoder"], given["encoder"]
@@ -354,12 +356,12 @@ def test_a_trial_has_a_run_at_wandb(tmp_path, one_device, monkeypatch):
             rows_there.append(failed)
 
     monkeypatch.setattr(job, "WandbRun", Recorder)
-    setting(epochs=2, suite={"wandb": "a project"}, labels=Labels("a comparison", ("asa",)))(tmp_path)
+    setting(suite={"wandb": "a project"}, labels=Labels("a comparison", ("asa",)))(tmp_path)
     ((project, workdir, settings, labels, name),) = begun
     assert (project, workdir, name) == ("a project", tmp_path, "classification lr0.005-bs8-seed0")
     assert labels == Labels("a comparison", ("asa", "classification", "seed0"))
-    assert settings["recipe"]["epochs"] == 2 and settings["learning_rate"] == 5e-3 and "tasks" not in settings
-    assert rows_there == [3, 3, 6, 6, False]
+    assert settings["recipe"]["epochs"] == 3 and settings["learning_rate"] == 5e-3 and "tasks" not in settings
+    assert rows_there == [3, 3, 6, 6, 9, 9, False]
 
 
 def test_a_validation_split_without_labels_is_an_error_before_training(tmp_path, one_device):

@@ -108,6 +108,7 @@ def test_what_cannot_be_exported(workdir, tmp_path, capsys):
     assert export(workdir, target) == 1 and "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_model_without_word_head_is_said(tmp_path, capsys):
     of_words = {"replaced_tokens.generator": "mlm", "data.masking.mask_fraction": 0.85}
     of_words |= {"data.masking.random_fraction": 0.0, "replaced_tokens.generator_fraction": 0.5}

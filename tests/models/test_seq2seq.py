@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.models.seq2seq import TranslationModel
 from tests import tiny, vaswani
 from tests import tiny_translation as small
-from tests.pairwise import pairwise
+from tests.cases import some
 
 STYLES = {
     "vaswani": ({"attention_biases": False}, {}),
@@ -37,7 +38,14 @@ STYLES = {
     ),
 }
 FIXED = {"learned": None, "fixed": False, "normalized": True}
-CASES = pairwise(("post", "pre"), ("all", "target", "none"), ("zero", "begin"), tuple(FIXED), tuple(STYLES))
+CASES = some(
+    itertools.product(("post", "pre"), ("all", "target", "none"), ("zero", "begin"), FIXED, STYLES),
+    ("pre", "all", "begin", "normalized", "bert"),
+    ("post", "target", "begin", "fixed", "tensor2tensor"),
+    ("pre", "none", "zero", "learned", "tensor2tensor"),
+    ("post", "none", "zero", "fixed", "bert"),
+    ("post", "all", "zero", "learned", "vaswani"),
+)
 BEAMS, STEPS = 2, 8
 
 
@@ -114,7 +122,7 @@ def test_logits_equal_numpy_and_those_of_cached_steps(norm, tie, start, attentio
     assert np.abs(whole[:, 0] - whole[:, 1]).max() > 0.1, "the beams should differ"
 
 
-@pytest.mark.parametrize("attention", FIXED)
+@pytest.mark.parametrize("attention", some(FIXED, "learned", "normalized"))
 def test_the_cache_follows_beams_and_grows(attention):
     """Beams that continue one another, also several the same one, against the whole forward pass of their tokens."""
     tested, alone, rng = case("post", "all", "zero", attention, "vaswani"), small.alone(), np.random.default_rng(5)
@@ -251,7 +259,7 @@ def test_attention_weights_are_sown_for_all_three_kinds(tested):
             np.testing.assert_allclose(weights_NBHQK[:, row][:, :, queries].sum(-1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("remat", [pytest.param("layer", marks=pytest.mark.exhaustive), "dots"])
+@pytest.mark.parametrize("remat", some(["layer", "dots"], "dots"))
 def test_recomputation_changes_no_gradient(tested, remat):
     batch = small.packed()
 

@@ -33,6 +33,7 @@ from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from ag_jax.training.step import loss_and_gradient
 from tests import reference, tiny
+from tests.cases import some
 from tests.objectives import test_packed_rows as packed_rows
 from tests.objectives.adversaries import RNGS, STEP, attacked, params_of, symmetric
 
@@ -60,9 +61,7 @@ def by_parts(objective, params, batch, microbatches):
     return jax.jit(compute)(params, batch)
 
 
-@pytest.mark.parametrize(
-    "what", [*(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("choice", "tagging")), "pretraining"]
-)
+@pytest.mark.parametrize("what", some(["choice", "tagging", "pretraining"], "pretraining"))
 def test_accumulation_is_exact(what):
     """Of tags as the released code counts them, and of a penalty by fractions, too."""
     if what == "pretraining":
@@ -106,7 +105,7 @@ def of_rows(name, texts):
     return objective, jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", some(IMPLEMENTATIONS, "tpu"))
 def test_texts_that_share_rows_are_attacked_as_alone(name):
     """On the kernels as well, to which the masks come as a bias."""
     alone = tiny.batch(packed_rows.LENGTHS)
@@ -126,10 +125,7 @@ def test_texts_that_share_rows_are_attacked_as_alone(name):
 
 @pytest.mark.parametrize(
     ("encoder", "method", "policy"),
-    [
-        ("roberta", "gumbel", "layer"),
-        pytest.param("deberta_v1", "bernoulli", "dots", marks=pytest.mark.exhaustive),
-    ],
+    some([("roberta", "gumbel", "layer"), ("deberta_v1", "bernoulli", "dots")], ("roberta", "gumbel", "layer")),
 )
 def test_computed_again_it_is_the_same(encoder, method, policy):
     """Random masks too, which the backward pass must draw again as they were."""

@@ -17,6 +17,7 @@ from ag_jax.objectives import word_loss
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
 from ag_jax.objectives.consistency import DivergenceConfig, Form, StopGradient, divergence, total_weight
 from ag_jax.objectives.predictions import Categorical, PredictionWeights, Values, WordDistributions, YesNo
+from tests.cases import some
 
 ALL = [DivergenceConfig(form, stopped) for form, stopped in itertools.product(get_args(Form), get_args(StopGradient))]
 WEIGHTS = np.array([[1, 1, 0.5], [0, 2, 0]], np.float32)
@@ -102,7 +103,12 @@ def words(batch=3, positions=7, width=5, number=41, dtype="float32"):
     return (*hiddens, embedding, bias), jnp.asarray(rng.random((batch, positions)) < 0.7, jnp.float32) * 1.5
 
 
-@pytest.mark.parametrize("together", [2, 7, 100])
+@pytest.mark.parametrize(
+    ("config", "together"),
+    some(itertools.product(ALL, [2, 7, 100]), *zip(ALL, itertools.cycle([2, 7, 100]), strict=False)),
+    ids=lambda value: f"{value.form}-{value.stop_gradient}" if isinstance(value, DivergenceConfig) else None,
+    indirect=["config"],
+)
 def test_words_are_compared_whatever_the_part(monkeypatch, config, together):
     monkeypatch.setattr(word_loss, "POSITIONS", together)
     arrays, weights = words()

@@ -10,6 +10,7 @@ from ag_jax.attention.patterns import PatternTokens
 from ag_jax.objectives.adversarial.config import AsaConfig, FreeLBConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
+from tests.cases import some
 from tests.objectives import perturbed
 
 BEGIN = 5
@@ -31,8 +32,14 @@ def asa(begin):
     return adversarial_self_attention(objective, attacker), batch, adversary
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize(("attack", "metric"), [(freelb, "delta_norm"), (asa, "masked")])
+@pytest.mark.parametrize(
+    ("attack", "metric", "microbatches"),
+    some(
+        [(freelb, "delta_norm", 1), (freelb, "delta_norm", 2), (asa, "masked", 1), (asa, "masked", 2)],
+        (freelb, "delta_norm", 1),
+        (asa, "masked", 2),
+    ),
+)
 def test_a_step_before_the_attack_begins(attack, metric, microbatches):
     delayed, batch, own = attack(BEGIN)
     params = perturbed.params_of(delayed.inner, batch) | own

@@ -15,6 +15,7 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig, FreeLBConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.guided import Guided
 from tests import tiny
+from tests.cases import some
 from tests.objectives import perturbed
 
 STILL = FreeLBConfig(step_size=0.0, init_magnitude=0.0)
@@ -148,12 +149,16 @@ def plain_loop(objective, config, width, params, batch, first):
 
 @pytest.mark.parametrize(
     ("name", "steps", "count"),
-    [
-        pytest.param("guided", 2, "huggingface", marks=pytest.mark.exhaustive),
+    some(
+        [
+            ("guided", 2, "huggingface"),
+            ("choice", 3, "huggingface"),
+            ("guided", 1, "fairseq"),
+            ("tagging", 2, "fairseq"),
+        ],
         ("choice", 3, "huggingface"),
         ("guided", 1, "fairseq"),
-        ("tagging", 2, "fairseq"),
-    ],
+    ),
 )
 def test_the_same_as_two_backward_passes(name, steps, count):
     objective, batch = perturbed.CASES[name]
@@ -172,15 +177,7 @@ def test_the_same_as_two_backward_passes(name, steps, count):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "regression",
-        "choice",
-        "tagging",
-        "guided",
-        "generator",
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("nsp", "bias")),
-    ],
+    "name", some(["regression", "choice", "tagging", "guided", "generator", "nsp", "bias"], "choice", "generator")
 )
 def test_nothing_moved_is_plain_training(name):
     """Whatever the objective; the last of three passes is as good as their mean."""
@@ -198,7 +195,7 @@ def test_nothing_moved_is_plain_training(name):
     )
 
 
-@pytest.mark.parametrize("name", ["span", "bias", "mlm", "generator"])
+@pytest.mark.parametrize("name", some(["span", "bias", "mlm", "generator"], "span", "bias"))
 def test_an_attack_hurts(name):
     objective, batch = perturbed.CASES[name]
     params, (loss, _, _) = perturbed.plain(name)
@@ -215,7 +212,7 @@ def test_an_evaluation_is_not_attacked():
     assert "delta_norm" not in found.metrics
 
 
-@pytest.mark.parametrize("name", ["guided", pytest.param("nsp", marks=pytest.mark.exhaustive), "unigram", "tagging"])
+@pytest.mark.parametrize("name", some(["guided", "nsp", "unigram", "tagging"], "guided"))
 def test_parts_are_exact(name):
     """Of any number of terms, as the factors of the whole batch reach every part; starting points are drawn in each."""
     objective, batch = perturbed.CASES[name]
@@ -275,11 +272,11 @@ def test_dropout_is_the_same_in_all_passes_or_not():
 
 @pytest.mark.parametrize(
     ("guided", "steps", "count", "passes"),
-    [
+    some(
+        [(False, 1, "huggingface", 1), (True, 2, "huggingface", 2), (False, 2, "fairseq", 3)],
         (False, 1, "huggingface", 1),
-        pytest.param(True, 2, "huggingface", 2, marks=pytest.mark.exhaustive),
         (False, 2, "fairseq", 3),
-    ],
+    ),
 )
 def test_a_step_costs_as_many_passes(guided, steps, count, passes):
     objective = tiny.supervised(tiny.task_model("classification", width=48, heads=3, feedforward=192, remat="none"))

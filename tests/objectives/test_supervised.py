@@ -15,6 +15,7 @@ from ag_jax.models.encoder import Ports
 from ag_jax.models.heads import HEADS, KINDS, NEVER, STYLES, TaskModel, has_dropout, task_encoder
 from ag_jax.training.step import loss_and_gradient
 from tests import reference, tiny
+from tests.cases import some
 
 STEP = jnp.int32(5)
 
@@ -195,6 +196,7 @@ class ShallowEmbeddings(nn.Module):
         return self.word(tokens)
 
 
+@pytest.mark.parametrize("kind", some(KINDS, "regression", "tagging", "referent"), indirect=True)
 def test_accumulation_is_exact(kind, monkeypatch):
     """Whatever the number of microbatches, though the last of them has little but the row that fills the batch up."""
     monkeypatch.setattr(encoder, "Encoder", Shallow)
@@ -231,6 +233,7 @@ def check_parts(results):
             np.testing.assert_array_equal(other_metrics[name][1], weight, err_msg=name)
 
 
+@pytest.mark.parametrize("kind", some(KINDS, "choice", "tagging", "span_or_none"), indirect=True)
 def test_rows_that_fill_a_batch_up_change_nothing(kind):
     model, batch, params = case(kind)
     changed = {name: field.copy() for name, field in batch.items()}
@@ -241,6 +244,7 @@ def test_rows_that_fill_a_batch_up_change_nothing(kind):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.parametrize("kind", some(KINDS, "classification", "choice", "referent"), indirect=True)
 def test_the_ports_reach_the_encoder(kind):
     """Both ports of adversaries, for which each candidate is a row of its own."""
     model, batch, params = case(kind)
@@ -268,7 +272,8 @@ def test_dropout_is_where_the_families_have_it():
             return next_call(*args, **kwargs)
 
         with nn.intercept_methods(note):
-            model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": jax.random.key(0)})
+            rngs = {"dropout": jax.random.key(0)}
+            jax.eval_shape(lambda: model.apply({"params": params}, batch, deterministic=False, rngs=rngs))
         return len(seen)
 
     assert [drops("classification", style) for style in ("roberta", "bert", "electra", "deberta")] == [2, 1, 2, 1]

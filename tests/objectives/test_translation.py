@@ -85,7 +85,7 @@ def compiled(objective):
 @pytest.mark.parametrize(
     ("smoothing", "over", "of_label", "of_others"),
     [
-        (0.0, "others", 1.0, 0.0),
+        pytest.param(0.0, "others", 1.0, 0.0, marks=pytest.mark.exhaustive),
         (0.1, "others", 0.9, 0.1 / (small.VOCABULARY - 1)),
         (0.2, "all", 0.8 + 0.2 / small.VOCABULARY, 0.2 / small.VOCABULARY),
     ],
@@ -211,7 +211,7 @@ def stepped(objective):
     [
         ("asa", {"translation", "asa", "penalty"}),
         ("freelb", {"translation"}),
-        ("smart", {"translation", "smart"}),
+        pytest.param("smart", {"translation", "smart"}, marks=pytest.mark.exhaustive),
         pytest.param("magnitude", {"translation", "masking"}, marks=pytest.mark.exhaustive),
     ],
 )

@@ -34,6 +34,7 @@ from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from tests import tiny
+from tests.cases import some
 from tests.finetuning import tasks
 
 RIVALS = {
@@ -61,7 +62,7 @@ def test_the_method_chooses():
         config_reader.check(AdversarialConfig("pgd"), "adversarial")
 
 
-@pytest.mark.parametrize("method", ["freelb", "r_drop", pytest.param("sift", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("method", some(["freelb", "r_drop", "sift"], "r_drop"))
 def test_in_a_trial(method, tmp_path, one_device):
     recipe = Recipe(epochs=1, max_length=24, adversarial=AdversarialConfig(method, **RIVALS[method]))
     opened = tasks.pretrained()
@@ -120,11 +121,7 @@ def test_in_pretraining(tmp_path, one_device):
 
 @pytest.mark.parametrize(
     ("method", "remat"),
-    [
-        ("smart", "dots"),
-        pytest.param("freelb", "layer", marks=pytest.mark.exhaustive),
-        pytest.param("sift", "none", marks=pytest.mark.exhaustive),
-    ],
+    some([("smart", "dots"), ("freelb", "layer"), ("sift", "none")], ("smart", "dots")),
 )
 def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, eight_devices):
     """Two microbatches with dropout on a mesh of 2 x 2 x 2, against one device that keeps everything."""

@@ -122,6 +122,7 @@ def test_a_dictionary_with_swapped_adjectives_is_learnt(translator, lines, wante
     assert [one.text for one in found[7]] == [""] and found[7][0].score == 0
 
 
+@pytest.mark.exhaustive
 def test_a_guided_copy_has_its_attention_where_it_was_guided(train):
     """Heads for Next and Prev in every layer, at an alpha of 10 throughout, and the copy is exact."""
     settings = {"guidance.mode": "loss", "guidance.heads": "next:1,prev:1", "guidance.schedule": "constant"}

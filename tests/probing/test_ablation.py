@@ -25,6 +25,7 @@ from ag_jax.probing.ablation import batches, heads, losses, trained
 from ag_jax.probing.ablation.batches import TextBatches
 from ag_jax.probing.ablation.heads import HeadAblation
 from tests import tiny
+from tests.cases import some
 from tests.finetuning import tasks
 from tests.probing import trained_models
 from tests.probing.trained_models import CONFIG, LENGTH, TEXTS, TOKENIZER
@@ -149,7 +150,9 @@ def test_an_imported_run_has_no_text_of_its_own(places):
     assert trained.of_words(dataclasses.replace(opened, run=imported)).own_texts is None
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression", "choice", "tagging", "span"])
+@pytest.mark.parametrize(
+    "kind", some(["classification", "regression", "choice", "tagging", "span"], "choice", "tagging", "span")
+)
 def test_a_tasks_losses_by_row_sum_to_those_of_its_objective(kind):
     """Also without a head, against edited parameters."""
     model, batch = tiny.task_model(kind), tiny.task_batch(kind)
@@ -297,7 +300,7 @@ def test_a_trial_on_its_development_examples(places):
     features = kinds.encode(task, examples, TOKENIZER, LENGTH, 1)
     for row, label, loss in zip(features.rows, labels, found.base_T, strict=True):
         batch = {name: np.asarray(row[name], np.int32)[None] for name in ("tokens", "segment_ids", "token_type_ids")}
-        logits_1C = np.asarray(tuned.model.apply({"params": tuned.params}, batch, deterministic=True), np.float64)
+        logits_1C = np.asarray(tiny.apply(tuned.model, tuned.params, batch), np.float64)
         np.testing.assert_allclose(-functions.log_softmax(logits_1C[0])[label], loss, rtol=1e-5)
     assert len(heads.ablate(str(place), most=4).weights_T) == 4
 

@@ -16,6 +16,7 @@ from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.probing import comparison
 from ag_jax.probing.minimal_pairs import report, results, scoring
+from tests import tiny
 from tests.conftest import REPOSITORY
 from tests.finetuning import tasks
 from tests.probing import trained_models
@@ -57,7 +58,7 @@ def plain_scores(opened, text):
             row = np.array([[TOKENIZER.specials.begin, *row, TOKENIZER.specials.end]], np.int32)
             batch = {"tokens": row, "original": row, "segment_ids": np.ones_like(row), "token_type_ids": 0 * row}
             batch["masked_positions"] = np.array([[position + 1]], np.int32)
-            words_V = opened.model.apply({"params": opened.params}, batch, deterministic=True).words_BMV[0, 0]
+            words_V = tiny.apply(opened.model, opened.params, batch).words_BMV[0, 0]
             sums[name] += functions.log_softmax(np.asarray(words_V, np.float64))[token]
     return sums
 

@@ -1,7 +1,7 @@
-"""Pairwise testing: choose a few cases of a product of lists that contain every pair of values."""
+"""Choose which cases of a parametrized test are run by default; the others get the marker `exhaustive`."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -29,3 +29,21 @@ def pairwise(*axes: Sequence[Any], always: Callable[..., bool] | None = None) ->
         chosen.add(best)
         missing -= pairs(best)
     return [pytest.param(*values(case), marks=() if case in chosen else pytest.mark.exhaustive) for case in cases]
+
+
+def some(cases: Iterable[Any], *usual: Any) -> list:
+    """Return `cases` for `pytest.mark.parametrize`, with the marker `exhaustive` on those that are not in `usual`.
+
+    A case that is a tuple has one value for each of several arguments, as in `pytest.mark.parametrize`.
+
+    Raises:
+      ValueError: if an element of `usual` is not in `cases`.
+    """
+    cases = list(cases)
+    if unknown := [case for case in usual if case not in cases]:
+        raise ValueError(f"not among the cases: {unknown}")
+
+    def values(case: Any) -> tuple:
+        return case if isinstance(case, tuple) else (case,)
+
+    return [pytest.param(*values(case), marks=() if case in usual else pytest.mark.exhaustive) for case in cases]
