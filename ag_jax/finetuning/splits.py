@@ -102,9 +102,9 @@ def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]
 
 
 def resolved(name: str, recipe: Recipe, root: str | None) -> Recipe:
-    """Return a recipe with what the training file of a custom task decides, such as its labels.
+    """Return a recipe with what the files of the task decide: their fingerprint, and for a custom task also its labels.
 
-    Raises FileNotFoundError or ValueError if the files of the task cannot be used.
+    Raises FileNotFoundError or ValueError if the files of a custom task cannot be used.
     """
     return dataclasses.replace(recipe, custom=custom.resolved(name, recipe.custom, root))
 

@@ -49,6 +49,7 @@ MAY_DIFFER = (
     "tensorboard",
     "wandb",
 )
+FINGERPRINT = ".custom.fingerprint"  # ending of the settings with the fingerprints of tasks' files
 SWEPT = (".batch_sizes", ".learning_rates")
 # The value of `subset_seed` for suites that are older than this setting and took the first examples of each file: their
 # trials must not be mixed with trials on drawn subsets.
@@ -124,15 +125,27 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     if not begun:  # nothing is lost if its settings are replaced
         return
     there, here = (_comparable(values, begun & ours["tasks"].keys()) for values in (theirs, ours))
+    for key in here:
+        if key.endswith(FINGERPRINT) and there.get(key) is None:  # written before tasks of the catalogue had one
+            there[key] = here[key]
     different = [
         f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
         for key in sorted(there | here)
         if there.get(key) != here.get(key) and not config_reader.is_among(key, MAY_DIFFER) and not key.endswith(SWEPT)
     ]
     if different:
+        changed = [name for name in ours["tasks"] if there.get(key := f"tasks.{name}{FINGERPRINT}") != here.get(key)]
+        folders = ", ".join(str(workdir / name) for name in changed)
+        remedy = (
+            f"The files of {', '.join(changed)} are not those that these trials were trained on: put back the earlier "
+            f"files, choose another directory, or delete {folders} to train again"
+            if changed
+            else "Use those settings, or choose another directory"
+        )
         raise ValueError(
-            f"--workdir={workdir} holds trials with other settings, by its config.json:\n" + "\n".join(different) + "\n"
-            "Use those settings, or choose another directory"
+            f"--workdir={workdir} holds trials with other settings, by its config.json:\n"
+            + "\n".join(different)
+            + f"\n{remedy}"
         )
 
 
@@ -189,7 +202,7 @@ def _comparable_recipe(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolved(config: FinetuningConfig) -> FinetuningConfig:
-    """Return a config in which custom tasks have the labels of their training files.
+    """Return a config in which tasks have the fingerprints of their files, and custom tasks the labels of theirs.
 
     Raises FileNotFoundError or ValueError if the files of a custom task cannot be used.
     """
@@ -240,11 +253,18 @@ def prepare(
     config_reader.check(config)
     check_installed(config.wandb)
     config = resolved(config)
-    hosts.agree("their settings", config_reader.flat(config_reader.to_dict(config)))
+    settings = config_reader.flat(config_reader.to_dict(config))
+    hosts.agree("their settings", {key: value for key, value in settings.items() if not key.endswith(FINGERPRINT)})
     # On several hosts it is host 0 that looks at the directory, so that all decide alike.
     hosts.from_first("the directory of the suite", lambda: check_directory(config, workdir))
     material = read(config)
-    hosts.agree("their examples", {name: _sizes(splits) for name, splits in material.items()})
+    hosts.agree(
+        "their examples",
+        {
+            name: {**_sizes(splits), "fingerprint of the files": config.tasks[name].custom.fingerprint}
+            for name, splits in material.items()
+        },
+    )
     planned = {name: list(trials(config, name)) for name in config.ordered_tasks}
     directories = [directory_of(workdir, one) for of_task in planned.values() for one in of_task]
     opened = None

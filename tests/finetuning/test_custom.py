@@ -104,7 +104,9 @@ def test_a_table_becomes_a_report_a_function_and_an_exported_model(checkpoint, f
     again = train(checkpoint, folder, tmp_path / "w", ARGUMENTS["classification"])  # nothing is left to train
     assert again.read_text() == report.read_text()
     (folder / "a.csv").write_text(FILES["a.csv"].replace("a cold and boring film", "a cold film"))
-    with pytest.raises(ValueError, match=r"other settings.*\n  tasks.own.custom.fingerprint: there '\w+', now '\w+'"):
+    with pytest.raises(
+        ValueError, match=r"\n  tasks.own.custom.fingerprint: there '\w+', now '\w+'\nThe files of own are"
+    ):
         train(checkpoint, folder, tmp_path / "w", ARGUMENTS["classification"])
     with pytest.raises(ValueError, match="the files of task own .* have changed since its training"):
         development.read(trial)

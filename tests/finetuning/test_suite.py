@@ -1,7 +1,9 @@
 """Suites with a trial that trains nothing: what is run, resumed, chosen, kept, reported and refused."""
 
 import json
+import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.distributed import lock
-from ag_jax.finetuning import comparison, report, results, suite
+from ag_jax.finetuning import comparison, development, report, results, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop.opening import Pretrained
@@ -271,6 +273,72 @@ def test_a_trial_that_was_begun_is_not_gone_on_with_under_other_settings(tmp_pat
         with pytest.raises(ValueError, match="holds trials with other settings"):
             train(config(tmp_path, data, **change), workdir)
     train(config(tmp_path, data), workdir)
+
+
+def copy_of(data, tmp_path) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(data, tmp_path / "data"))
+
+
+def edit(file: pathlib.Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    "split, old, new",
+    [("train", "number 5\t1", "number 5\t0"), ("dev", "number 3", "no. 3"), ("test", "number 2", "no. 2")],
+)
+def test_examples_that_have_changed_are_noticed(tmp_path, data, calls, split, old, new):
+    """Their number and their ids stay the same. All trials are done; the trials of RTE stay usable."""
+    workdir, folder = epath.Path(tmp_path / "w"), copy_of(data, tmp_path)
+    settings = config(tmp_path, str(folder), ("sst2", "rte"), seeds=(0,))
+    train(settings, workdir)
+    file = folder / "SST-2" / f"{split}.tsv"
+    before = file.read_text()
+    edit(file, old, new)
+    changed = (
+        r"tasks.sst2.custom.fingerprint: there '\w+', now '\w+'\nThe files of sst2 are not those that .*: put back the "
+        rf"earlier files, choose another directory, or delete {workdir / 'sst2'} to train again$"
+    )
+    with pytest.raises(ValueError, match=changed):
+        train(settings, workdir)
+    train(config(tmp_path, str(folder), ("rte",), seeds=(0,)), workdir)
+    with pytest.raises(ValueError, match=r"the files of task sst2 \(.*dev.tsv.*\) have changed since its training"):
+        development.read(workdir / "sst2" / "lr2e-05-bs32-seed0")
+    file.write_text(before)
+    train(settings, workdir)
+    assert len(calls) == 2
+    edit(file, old, new)
+    (workdir / "sst2").rmtree()
+    train(settings, workdir)
+    assert len(calls) == 3
+
+
+def test_a_suite_from_before_there_were_fingerprints_opens_and_then_has_them(tmp_path, data, calls):
+    workdir, folder = epath.Path(tmp_path / "w"), copy_of(data, tmp_path)
+    train(config(tmp_path, str(folder), seeds=(0,)), workdir)
+    path = workdir / "config.json"
+    values = json.loads(path.read_text())
+    values["tasks"]["sst2"]["custom"]["fingerprint"] = None
+    path.write_text(json.dumps(values))
+    train(config(tmp_path, str(folder), seeds=(0, 1)), workdir)
+    assert len(calls) == 2
+    edit(folder / "SST-2" / "train.tsv", "number 3", "no. 3")
+    with pytest.raises(ValueError, match="The files of sst2 are not those that these trials were trained on"):
+        train(config(tmp_path, str(folder), seeds=(0, 1)), workdir)
+
+
+def test_hosts_agree_on_the_contents_of_files(tmp_path, data, calls, monkeypatch):
+    folder, found = copy_of(data, tmp_path), []
+    monkeypatch.setattr(suite.hosts, "agree", lambda what, facts: found.append((what, facts)))
+    for name in ("a", "b"):
+        suite.prepare(config(tmp_path, str(folder)), epath.Path(tmp_path / name))
+        edit(folder / "SST-2" / "train.tsv", "film", "movie")
+    (settings, examples), (other_settings, other_examples) = found[:2], found[2:]
+    assert settings == other_settings and examples[0] == "their examples"
+    (first,), (second,) = examples[1].values(), other_examples[1].values()
+    assert {name for name in first if first[name] != second[name]} == {"fingerprint of the files"}
 
 
 def written_before(workdir, **changes):

@@ -159,8 +159,13 @@ def passages(file: pathlib.Path) -> Iterator[LocatedRecord]:
 
 def tree(folder: pathlib.Path) -> Iterator[LocatedRecord]:
     """Yield the articles of a RACE folder, each with its path in the folder; each .txt file is an article, in JSON."""
-    for file in sorted(folder.rglob("*.txt")):
+    for file in tree_files(folder):
         yield f"{file.relative_to(folder)}", _object(read_text(file))
+
+
+def tree_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files with the articles of a RACE folder, in the order of their paths."""
+    return sorted(folder.rglob("*.txt"))
 
 
 CONTAINERS: dict[str, Callable[..., Iterator[LocatedRecord]]] = {

@@ -65,8 +65,8 @@ class CustomTask:
     separator: what separates the columns of a table; None: a comma in .csv, and in .tsv a tab without quotes.
     reader: import path of a function from the path of a file to its examples, each a dict from columns to values, for
         files of other forms.
-    fingerprint: hash of the files' content, filled in by the program, so that no suite is resumed, and no trial
-        inspected, with files that have changed since.
+    fingerprint: hash of the content of the task's files, also of a task of the catalogue. The program fills it in, so
+        that no suite is resumed, and no trial inspected, with files that have changed since.
     """
 
     kind: Kind | None = None
@@ -121,7 +121,7 @@ class CustomTask:
     def _check_catalogue(self) -> None:
         """Raise ValueError if files or columns are given without the kind of the task."""
         for field in dataclasses.fields(self):
-            if field.name != "labels" and (value := getattr(self, field.name)) != field.default:
+            if field.name not in ("labels", "fingerprint") and (value := getattr(self, field.name)) != field.default:
                 raise ValueError(
                     "custom.kind must say what kind of task the files are of (classification, regression, choice, "
                     f"tagging or span), got none with custom.{field.name}={value}"
@@ -233,17 +233,21 @@ def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
 def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
     """Return the settings of a task with what its training file decides and the fingerprint of all its files.
 
-    The training file decides the labels, the range of a regression, or whether the questions of spans are answerable.
+    The training file of a custom task decides the labels, the range of a regression, or whether the questions of spans
+    are answerable.
 
-    Settings that are resolved already are returned unchanged, as are those of a task of the catalogue.
+    Settings that are resolved already are returned unchanged.
 
-    root: folder that the paths are relative to; None or "" stands for the working directory.
+    root: folder that the paths of a custom task are relative to; None or "" stands for the working directory. For a
+        task of the catalogue as for `readers.load`.
 
-    Raises FileNotFoundError or ValueError if a file cannot be read, lacks a column, has no usable labels, or is that of
-    two splits.
+    Raises FileNotFoundError or ValueError if a file of a custom task cannot be read, lacks a column, has no usable
+    labels, or is that of two splits.
     """
-    if settings.kind is None or settings.fingerprint:
+    if settings.fingerprint:
         return settings
+    if settings.kind is None:
+        return dataclasses.replace(settings, fingerprint=custom_records.fingerprint(_files(name, settings, root)))
     files = settings.files(root)
     same = {split: file.resolve() for split, file in files.items()}
     for split, file in same.items():
@@ -255,7 +259,14 @@ def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
             )
     located = {split: _located(name, settings, files[split], split) for split in files}
     read = _read_labels(name, settings, located["train"], files["train"])
-    return dataclasses.replace(settings, **read, fingerprint=custom_records.fingerprint(files))
+    return dataclasses.replace(settings, **read, fingerprint=custom_records.fingerprint(_files(name, settings, root)))
+
+
+def _files(name: str, settings: CustomTask, root: str | None) -> dict[str, list[pathlib.Path]]:
+    """Return all files of a task, of the catalogue or not, by split."""
+    if settings.kind is None:
+        return readers.find_files(_of_catalogue(name, settings), root or "")
+    return {split: [file] for split, file in settings.files(root).items()}
 
 
 def _read_labels(
@@ -279,19 +290,23 @@ def _read_labels(
 
 
 def check_unchanged(name: str, settings: CustomTask, root: str | None) -> None:
-    """Raise ValueError if the files of a custom task are not those of which `resolved` stored the fingerprint.
+    """Raise ValueError if the files of a task are not those of which `resolved` stored the fingerprint.
 
-    Raises FileNotFoundError if one of them does not exist.
+    root: as for `resolved`.
+
+    Raises FileNotFoundError if a file of a custom task does not exist.
     """
-    if settings.kind is None or not settings.fingerprint:
+    if not settings.fingerprint:
         return
-    files = settings.files(root)
-    for split, file in files.items():
+    for split, file in settings.files(root).items():
         if not file.is_file():
             raise FileNotFoundError(f"tasks.{name}.custom.{split}={file} does not exist: put the file back")
+    files = _files(name, settings, root)
     if custom_records.fingerprint(files) != settings.fingerprint:
+        # The first file of each split, because a split of RACE has thousands.
+        shown = dict.fromkeys(str(of_split[0]) for of_split in files.values() if of_split)
         raise ValueError(
-            f"the files of task {name} ({', '.join(map(str, files.values()))}) have changed since its training: put "
+            f"the files of task {name} ({', '.join(shown) or 'none is there'}) have changed since its training: put "
             "back the earlier files, or train it again in another --workdir"
         )
 

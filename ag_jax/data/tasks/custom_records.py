@@ -287,9 +287,11 @@ def content(example: Example) -> str:
     return example.context if isinstance(example, Question) else example.id
 
 
-def fingerprint(files: Mapping[str, pathlib.Path]) -> str:
+def fingerprint(files: Mapping[str, Sequence[pathlib.Path]]) -> str:
     """Return a hash of the content of files, by split, in hexadecimal digits."""
     found = hashlib.sha256()
-    for split, file in files.items():
-        found.update(f"{split}\n".encode() + hashlib.sha256(file.read_bytes()).digest())
+    for split, of_split in files.items():
+        for file in of_split:
+            with file.open("rb") as opened:
+                found.update(f"{split}\n".encode() + hashlib.file_digest(opened, "sha256").digest())
     return found.hexdigest()[:16]

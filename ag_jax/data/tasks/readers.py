@@ -11,7 +11,7 @@ import numpy as np
 
 from ag_jax.data import prepared
 from ag_jax.data.tasks import choice, marked, referents, spans, tagging, texts
-from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
+from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record, tree_files
 from ag_jax.data.tasks.task import Example, Examples, FileLayout, Task, is_held_out, is_labelled
 
 Parser = Callable[[Record, Task, bool], Sequence[Example]]
@@ -67,6 +67,25 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
         more = f"; all of {len(problems)} rows are malformed, the first: {problems[0]}" if problems else ""
         raise ValueError(f"{source} holds no example of task {task.name}, split {split}: expected at least one{more}")
     return Examples(tuple(items), source, 0 if shared and split != "train" else len(problems))
+
+
+def find_files(task: Task, root: str) -> dict[str, list[pathlib.Path]]:
+    """Return the files that `load` reads, by split; a split without files is left out.
+
+    root: as for `load`.
+    """
+    found = {}
+    for split in task.splits:
+        try:
+            layout, paths = _local(task, root, split) if root else _prepared(task, split)
+        except FileNotFoundError:
+            continue
+        if layout.container == "tfds":
+            paths = [file for path in paths for file in sorted(path.glob(f"*-{layout.files[split]}.*"))]
+        elif layout.container == "tree":
+            paths = [file for path in paths for file in tree_files(path)]
+        found[split] = paths
+    return found
 
 
 def parsed(

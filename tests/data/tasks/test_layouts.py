@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.readers import load
+from ag_jax.data.tasks.readers import find_files, load
 from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
 
 
@@ -254,6 +254,8 @@ def test_race_by_level(tmp_path):
     assert both[1].pairs[3] == ("Text.", "Who? s") and both[1].right == (3,)
     assert load(TASKS["race_high"], root, "train").items == both.items[2:]
     assert load(TASKS["race_middle"], root, "train").items == both.items[:2]
+    names = [f"{root}/RACE/train/{name}" for name in ("middle/9.txt", "high/1.txt")]
+    assert {split: [*map(str, files)] for split, files in find_files(TASKS["race"], root).items()} == {"train": names}
     with pytest.raises(FileNotFoundError, match="RACE/dev/high"):
         load(TASKS["race_high"], root, "validation")
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.readers import load
+from ag_jax.data.tasks.readers import find_files, load
 from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
 
 F = tfds.features
@@ -255,6 +255,12 @@ def test_both_levels_of_race():
         "high-0",
         "high-1",
     ]
+
+
+def test_files_of_prepared_sets(root):
+    """Those of the validation split, which is `dev` in TFDS, and not those of other splits."""
+    found = find_files(TASKS["race_high"], "")["validation"]
+    assert found == [root / "race/high/1.0.0/race-dev.array_record-00000-of-00001"]
 
 
 def test_answers_that_white_space_moved_are_found_and_others_refused():
