@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from etils import epath
 
 from ag_jax import config_reader
@@ -697,7 +696,7 @@ def _warn_of_bias(config: ExperimentConfig, workdir: epath.Path, step: int) -> N
     """Warn if the run still added a pattern to the attention scores at a step, which the model alone does not do."""
     if config.guidance.mode != "bias":
         return
-    alpha_then = float(guidance.coefficient_schedule(config.guidance, config.training.steps)(np.int32(step)))
+    alpha_then = float(guidance.coefficient_schedule(config.guidance, config.training.steps)(jnp.int32(step)))
     if alpha_then > 0:
         warn_once(
             f"{workdir} was trained with guidance.mode=bias, and at step {step:,} {alpha_then:g} times the pattern was "
