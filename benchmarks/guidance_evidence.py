@@ -42,6 +42,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.analysis import maps
+from ag_jax.attention.guidance import Assignment
 from ag_jax.data import pipeline
 from ag_jax.data.probes import minimal_pairs
 from ag_jax.interop import opening
@@ -177,7 +178,7 @@ def masses(directory: epath.Path) -> Line:
     weights_NBHQK = np.asarray(maps.attention_weights(opened.model, opened.params, batch, Ports()))
     special = build.special_tokens(opened.tokenizer)
     found = [
-        maps.measured(maps.AttentionMaps((), ids_L, weights_NBHQK[:, row]), special, ())
+        maps.measured(maps.AttentionMaps((), ids_L, weights_NBHQK[:, row]), special, Assignment())
         for row, ids_L in enumerate(np.asarray(batch["tokens"]))
     ]
     best = {name: np.mean([of[name].mass_NH for of in found], axis=0).max(-1) for name in PATTERNS}

@@ -599,9 +599,23 @@ BUGS = (
     Bug(
         "a suite is resumed although the files of a custom task have changed",
         "ag_jax/data/tasks/custom_records.py",
-        "hashlib.sha256(file.read_bytes()).digest()",
+        'hashlib.file_digest(opened, "sha256").digest()',
         "hashlib.sha256(file.name.encode()).digest()",
         "tests/data/tasks/test_custom.py tests/finetuning/test_custom.py",
+    ),
+    Bug(
+        "a suite is resumed although the test file of a task of the catalogue has changed",
+        "ag_jax/data/tasks/readers.py",
+        "    for split in task.splits:\n        try:",
+        "    for split in task.splits[:2]:\n        try:",
+        "tests/finetuning/test_suite.py",
+    ),
+    Bug(
+        "all layers count as guided, whatever guidance.layers says",
+        "ag_jax/attention/guidance.py",
+        'layers = None if config.layers == "all" else tuple(_chosen_layers(config, is_local))',
+        "layers = None",
+        "tests/attention/test_guidance.py",
     ),
     Bug(
         "progress: the speed of the first interval includes compilation",

@@ -273,7 +273,7 @@ def test_table_11(row):
     if arm == "AG":
         alpha, fraction = map(float, alpha_and_fraction.split("/"))
         assert (config.guidance.alpha, config.guidance.fraction) == (alpha, fraction)
-        assert build.assignment(config) == (("next", 1), ("prev", 1), ("first", heads // 2 - 2))
+        assert build.assignment(config).counts == (("next", 1), ("prev", 1), ("first", heads // 2 - 2))
 
 
 def searched(name: str, argument: str = "") -> dict[str, list[str]]:
@@ -305,7 +305,7 @@ def test_the_small_search_has_the_same_points_in_two_arms():
     assert {arm: len(of_arm) for arm, of_arm in names.items()} == {"mlm": 18, "ag": 18, "ag_strength": 12}
     assert names["mlm"] == names["ag"] and "attention_dropout0.1-lr0.002-warmup220" in names["mlm"]
     configs = [point.configs[0] for point in found.points if point.arm == "ag_strength"]
-    guided = {sum(count for _, count in build.assignment(config)) for config in configs}
+    guided = {sum(count for _, count in build.assignment(config).counts) for config in configs}
     assert guided == {2, 3, 5, 6} and {config.guidance.alpha for config in configs} == {0.1, 1.0, 10.0}
     assert {config.training.steps for config in configs} == {1_100} and {config.model.layers for config in configs} == {
         8

@@ -16,7 +16,7 @@ from ag_jax import cli, config_reader
 from ag_jax.analysis import maps, pairs
 from ag_jax.analysis.figures import plots
 from ag_jax.analysis.figures.curves import Plateau
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.guidance import Assignment, GuidanceConfig
 from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
@@ -170,7 +170,7 @@ def test_every_directory_is_opened_at_its_own_length(places, place, found, said,
     assert (opened.directory, opened.length) == (places / found, length)
     assert opened.description == said.format(places / found)
     is_run = place in ("run", "imported", "compared")
-    assert (opened.step, opened.assignment) == ((0, (("next", 1),)) if is_run else (None, ()))
+    assert (opened.step, opened.assignment) == ((0, Assignment((("next", 1),))) if is_run else (None, Assignment()))
 
 
 @pytest.mark.parametrize("place", ["run", "arms/asa/sst2/seed1", "hf"])
@@ -575,7 +575,7 @@ def test_a_page_in_place_of_figures(places, tmp_path, capsys):
     (view,) = page(place, tmp_path / "new" / "maps.html", capsys)
     assert not (place / "figures").exists()
     assert (view["name"], view["step"], view["kind"], len(view["columns"])) == ("run, step 0", 0, "Encoder", 16)
-    assert view["guided"] == ["next", *[None] * (len(view["guided"]) - 1)] and view["special"] == [0, 15]
+    assert view["guided"] == [["next", *[None] * (view["heads"] - 1)]] * view["layers"] and view["special"] == [0, 15]
     opened = best.open_for_inspection(place)
     attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, TEXT, 16)
     masses = maps.attention_mass(attention, opened.special, opened.assignment)

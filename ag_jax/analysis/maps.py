@@ -22,6 +22,7 @@ from rich.text import Text
 
 from ag_jax.analysis import tables
 from ag_jax.attention import patterns
+from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.attention.visibility import band_of
 from ag_jax.data.tokenizers import Tokenizer
@@ -37,7 +38,6 @@ from ag_jax.viewer.notebook import NotebookView
 from ag_jax.viewer.page import Target, View
 
 EncoderModel = PretrainingModel | ReplacedTokensModel | TranslationModel | TaskModel
-Assignment = tuple[tuple[str, int], ...]  # (pattern, number of heads that it guides), from the first head on
 Heads = tuple[tuple[int, int], ...]  # (layer, head), counted from 0
 MOST_NAMED = 12  # heads that a title names
 Kind = Literal["encoder", "decoder", "cross"]
@@ -138,7 +138,7 @@ class AttentionMaps:
     def view(
         self,
         special: PatternTokens | None = None,
-        assignment: Assignment = (),
+        assignment: Assignment = Assignment(),
         against: Mapping[str, "AttentionMaps"] | None = None,
         detail: str | None = None,
     ) -> NotebookView:
@@ -146,7 +146,7 @@ class AttentionMaps:
 
         special: tokens for which the patterns [Delim] and [Period] look (`Inspected.special`); None leaves these
             patterns out.
-        assignment: patterns with the number of heads that they guide in each layer (`Inspected.assignment`).
+        assignment: the heads that patterns guide (`Inspected.assignment`).
         against: other maps to compare with these, by name, such as those of another model for the same text. Their
             heads are shown as not guided.
         detail: `full` or `picture`, see `viewer.page.page`; None stores as much as a notebook can hold.
@@ -155,7 +155,7 @@ class AttentionMaps:
         if self.title in others:
             raise ValueError(f"the maps to compare with need another name than these maps have, {self.title!r}")
         views = [viewer_view(self, self.title, self.title, special, assignment)]
-        views += [viewer_view(maps, name, name, special, ()) for name, maps in others.items()]
+        views += [viewer_view(maps, name, name, special, Assignment()) for name, maps in others.items()]
         return NotebookView(" ".join(self.tokens)[:80], views, detail)
 
     @property
@@ -307,17 +307,6 @@ def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.
     return np.asarray(target_BQK)[0], np.asarray(has_target_BQ)[0]
 
 
-def head_patterns(assignment: Assignment, heads: int) -> tuple[str | None, ...]:
-    """Return the pattern that guides each head of a layer, None for free heads.
-
-    Raises ValueError if `assignment` guides more than `heads` heads.
-    """
-    names = [name for name, count in assignment for _ in range(count)]
-    if len(names) > heads:
-        raise ValueError(f"the assignment {assignment} guides {len(names)} heads, but a layer has only {heads}")
-    return (*names, *[None] * (heads - len(names)))
-
-
 def title(name: str) -> str:
     """Return a pattern's name as in Deshpande & Narasimhan 2020: `next` is [Next], `my_patterns.second` is [Second]."""
     return f"[{name.rpartition('.')[2].capitalize()}]"
@@ -392,7 +381,7 @@ def viewer_view(
         # Hard-coded attention that is not normalised may have weights above 1.
         weights_NHQK=np.minimum(maps.weights_NHQK, 1) if maps.is_fixed else maps.weights_NHQK,
         kind=maps.title,
-        guided=head_patterns(assignment, maps.weights_NHQK.shape[1]),
+        guided=assignment.patterns(*maps.weights_NHQK.shape[:2]).tolist(),
         targets=targets,
         special=[at for at, token in enumerate(maps.ids_L.tolist()) if token in special.delimiters],
         is_causal=maps.kind == "decoder",
@@ -421,31 +410,36 @@ def pattern_names(maps: AttentionMaps, assignment: Assignment) -> list[str]:
     """Return the names of the patterns on which mass is measured: those of the kind of attention, then others that are
     assigned to heads.
     """
-    return list(dict.fromkeys([*KINDS[maps.kind].patterns, *(name for name, _ in assignment)]))
+    return list(dict.fromkeys([*KINDS[maps.kind].patterns, *assignment.names]))
 
 
 def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> str:
     """Return a printable table of the attention mass on each pattern, averaged over heads, with a row for each layer.
 
     The first columns are the guided heads of each pattern on their own target, the others the free heads on every
-    pattern, both as means over these heads. The last row is the mass of uniform attention (`Measured.chance`). The
-    first line says which kind of attention it is, and which heads' outputs were zeroed.
+    pattern, both as means over these heads. In a layer that is not guided, all heads are free. The last row is the mass
+    of uniform attention (`Measured.chance`). The first line says which kind of attention it is, and which heads'
+    outputs were zeroed.
     """
     found = measured(maps, special, assignment)
     masses = {name: pattern.mass_NH for name, pattern in found.items()}
     chance = {name: pattern.chance for name, pattern in found.items()}
     layers, heads = maps.weights_NHQK.shape[:2]
-    owners = head_patterns(assignment, heads)
-    columns = [(name, [head for head in range(heads) if owners[head] == name], "guided") for name, _ in assignment]
-    free = [head for head in range(heads) if owners[head] is None]
-    columns += [(name, free, maps.unguided) for name in masses if free]
+    owners_NH, is_guided_NH = assignment.patterns(layers, heads), assignment.is_guided(layers, heads)
+    columns = [(name, owners_NH == name, "guided") for name in assignment.names]
+    columns += [(name, ~is_guided_NH, maps.unguided) for name in masses if not is_guided_NH.all()]
+    shown = sorted(range(layers), key=lambda layer: not is_guided_NH[layer].any())  # a header names heads of the first
 
     table = tables.new_table()
     table.add_column("\n\nlayer", justify="right", no_wrap=True)
-    for name, members, kind in columns:
+    for name, members_NH, kind in columns:
+        members = next(np.flatnonzero(members_NH[layer]) for layer in shown if members_NH[layer].any())
         table.add_column(Text(f"{kind}\n{title(name)}\n{_span(members)}"), justify="right", no_wrap=True)
     for layer in range(layers):
-        cells = [_number(masses[name][layer, members].mean()) for name, members, _ in columns]
+        cells = [
+            _number(masses[name][layer, members_NH[layer]].mean()) if members_NH[layer].any() else ""
+            for name, members_NH, _ in columns
+        ]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
     table.add_row("by chance", *(_number(chance[name]) for name, _, _ in columns))
     read = {
@@ -456,12 +450,14 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     more = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
     lines = [f"{maps.title}: attention mass on the patterns' targets, for {read}{more}"]
     lines += tables.printed(table)
+    if assignment.where:
+        lines += ["", f"guided: {assignment.where}; all heads of other layers are {maps.unguided}"]
     if np.isnan(list(chance.values())).any():
         lines += ["", "– : the pattern points at nothing in this text"]
     return "\n".join(lines)
 
 
-def _span(heads: list[int]) -> str:
+def _span(heads: Sequence[int] | np.ndarray) -> str:
     """Return a range of heads as text, such as `head 2` or `heads 3-6`: `heads` counts from 0, the text from 1."""
     return f"head {heads[0] + 1}" if len(heads) == 1 else f"heads {heads[0] + 1}-{heads[-1] + 1}"
 

@@ -20,6 +20,7 @@ from typing import Annotated, ClassVar, Literal
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ag_jax.attention import patterns, segments
@@ -119,6 +120,82 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
 
 
 @dataclasses.dataclass(frozen=True)
+class Assignment:
+    """The heads of a model that guidance pulls towards patterns, and the patterns.
+
+    counts: patterns, each with the number of heads that it guides in every guided layer: the first pattern guides head
+        0 and the heads after it, the next pattern the heads that follow, and so on. Empty if no head is guided.
+    layers: numbers of the guided layers, from 0; None for all layers.
+    """
+
+    counts: tuple[tuple[str, int], ...] = ()
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the patterns, in the order of the heads that they guide."""
+        return tuple(name for name, _ in self.counts)
+
+    @property
+    def where(self) -> str:
+        """The guided layers for people, who count from 1, such as `layers 1-6, 9`; empty for all layers."""
+        if self.layers is None:
+            return ""
+        runs = self.runs(max(self.layers) + 1)
+        numbers = [str(run.stop) if len(run) == 1 else f"{run.start + 1}-{run.stop}" for run in runs]
+        return f"layer{'s' * (len(self.layers) > 1)} {', '.join(numbers)}"
+
+    def runs(self, layers: int) -> list[range]:
+        """Return the guided layers of a model with so many layers, as ranges of consecutive layers."""
+        found: list[range] = []
+        for layer in range(layers) if self.layers is None else self.layers:
+            if found and found[-1].stop == layer:
+                found[-1] = range(found[-1].start, layer + 1)
+            else:
+                found.append(range(layer, layer + 1))
+        return found
+
+    def of_layer(self, heads: int) -> tuple[str | None, ...]:
+        """Return the pattern that guides each head of a guided layer, None for free heads.
+
+        Raises ValueError if more than `heads` heads are guided.
+        """
+        names = [name for name, count in self.counts for _ in range(count)]
+        if len(names) > heads:
+            raise ValueError(f"the assignment {self.counts} guides {len(names)} heads, but a layer has only {heads}")
+        return (*names, *[None] * (heads - len(names)))
+
+    def patterns(self, layers: int, heads: int) -> np.ndarray:
+        """Return the pattern that guides each head of every layer, None for free heads, as an array of objects `NH`.
+
+        Raises ValueError if a guided layer, or a guided head, is not among the model's.
+        """
+        if self.layers is not None and not set(self.layers) <= set(range(layers)):
+            raise ValueError(f"the assignment guides {self.where}, but the model has only {layers} layers")
+        found = np.full((layers, heads), None, object)
+        for run in self.runs(layers):
+            found[run.start : run.stop] = self.of_layer(heads)
+        return found
+
+    def is_guided(self, layers: int, heads: int) -> np.ndarray:
+        """Return whether guidance pulls each head of every layer towards a pattern, `NH`."""
+        return np.vectorize(lambda name: name is not None, otypes=[bool])(self.patterns(layers, heads))
+
+
+def assign_encoder_heads(config: GuidanceConfig, heads: int, is_local: Sequence[bool]) -> Assignment:
+    """Return which heads of an encoder are guided by which pattern: those of `assign_heads`, in the guided layers.
+
+    is_local: for each layer of the encoder, whether its attention is limited to a window.
+
+    Raises ValueError as `assign_heads` and `guided_layers` do.
+    """
+    if config.mode == "none":
+        return Assignment()
+    layers = None if config.layers == "all" else tuple(_chosen_layers(config, is_local))
+    return Assignment(assign_heads(config, heads), layers)
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerGroup:
     """Guided layers of an encoder whose queries see the same keys.
 
@@ -139,16 +216,7 @@ def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int 
     window: number of tokens of the window.
     Raises ValueError if `config.layers` is malformed, or names no layer of the encoder.
     """
-    named = {"all": (False, True), "global": (False,), "local": (True,)}
-    if config.layers in named:
-        chosen = [layer for layer, kind in enumerate(is_local) if kind in named[config.layers]]
-        if not chosen:
-            raise ValueError(
-                f"guidance.layers={config.layers}: no layer of the model is {config.layers}, see model.window and "
-                "model.global_every"
-            )
-    else:
-        chosen = _read_layers(config.layers, len(is_local))
+    chosen = _chosen_layers(config, is_local)
     kinds = sorted({is_local[layer] for layer in chosen})
     returned = [layer for layer, kind in enumerate(is_local) if kind in kinds]
     groups = []
@@ -157,6 +225,20 @@ def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int 
         band = band_of(causal=False, window=window) if kind else EVERYTHING
         groups.append(LayerGroup(layers, tuple(map(returned.index, layers)), band))
     return tuple(groups)
+
+
+def _chosen_layers(config: GuidanceConfig, is_local: Sequence[bool]) -> list[int]:
+    """Return the numbers of the layers that `config.layers` names, in ascending order."""
+    named = {"all": (False, True), "global": (False,), "local": (True,)}
+    if config.layers not in named:
+        return _read_layers(config.layers, len(is_local))
+    chosen = [layer for layer, kind in enumerate(is_local) if kind in named[config.layers]]
+    if not chosen:
+        raise ValueError(
+            f"guidance.layers={config.layers}: no layer of the model is {config.layers}, see model.window and "
+            "model.global_every"
+        )
+    return chosen
 
 
 def _read_layers(text: str, layers: int) -> list[int]:

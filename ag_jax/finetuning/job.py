@@ -10,7 +10,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
-from ag_jax.attention.guidance import GuidanceConfig, assign_heads
+from ag_jax.attention.guidance import Assignment, GuidanceConfig, assign_encoder_heads
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task, number_of_texts
 from ag_jax.distributed import hosts, shared_files, storage
@@ -86,9 +86,11 @@ def trained_length(opened: Pretrained, recipe: Recipe) -> int:
     return min(max(opened.length, recipe.max_length), opened.config.max_length)
 
 
-def trained_assignment(opened: Pretrained, guidance: GuidanceConfig) -> tuple[tuple[str, int], ...]:
-    """Return the patterns of a trial's guidance with their number of heads, or else those of its encoder's training."""
-    return assign_heads(guidance, opened.config.heads) or opened.assignment
+def trained_assignment(opened: Pretrained, guidance: GuidanceConfig) -> Assignment:
+    """Return the heads that the guidance of a trial, or else of its encoder's training, pulls towards patterns."""
+    if guidance.mode == "none":
+        return opened.assignment
+    return assign_encoder_heads(guidance, opened.config.heads, opened.config.local_layers)
 
 
 def steps_of(trial: Trial, rows: int) -> int:

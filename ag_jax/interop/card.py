@@ -167,7 +167,7 @@ def finetuned_text(
     result: the `result.json` of the trial, None if there is none.
     """
     head, model, license = tuned.head, tuned.config, stated.license or tuned.origin.license
-    tags = ["attention-guidance"] if tuned.assignment else []
+    tags = ["attention-guidance"] if tuned.assignment.counts else []
     lines = [*_front(tuned.origin, architecture, stated, front_matter.datasets_of(head.task), tags), ""]
     lines += [f"# {head.task or 'A task'}: {head.kind}", ""]
     lines.append(
@@ -331,7 +331,8 @@ def _training(opened: OpenRun) -> list[str]:
         return ["None here."]
     earlier = zip(training.earlier_batch_sizes, training.earlier_batch_sizes_until, strict=True)
     smaller = "".join(f", {size} up to step {until:,}" for size, until in earlier)
-    guided = ", ".join(f"{name}: {count}" for name, count in opened.assignment)
+    guided = ", ".join(f"{name}: {count}" for name, count in opened.assignment.counts)
+    guided += f" in {opened.assignment.where}" if opened.assignment.where else ""
     for attention, heads in (
         ("the decoder", guidance.decoder_heads),
         ("the decoder to the source", guidance.cross_heads),

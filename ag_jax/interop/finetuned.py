@@ -26,7 +26,7 @@ from flax import traverse_util
 
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
-from ag_jax.attention.guidance import read_heads
+from ag_jax.attention.guidance import Assignment, read_heads
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.data import tokenizers
@@ -85,8 +85,8 @@ class FineTuned:
     adversary_params: the parameters of an adversary that it was trained against, which are not the model's.
     trained_length: the longest text, in tokens, that the encoder was trained on, here or before; None for all of its
         positions, also where it is not known: in imported models, and in trials of earlier versions.
-    assignment: patterns with the number of heads that guidance pulled towards each in every layer, in this training or
-        else in that of the run that it started from; empty without guidance, and for trials of earlier versions.
+    assignment: the heads that guidance pulled towards patterns, in this training or else in that of the run that it
+        started from; none without guidance, and for trials of earlier versions.
     """
 
     head: Head
@@ -96,7 +96,7 @@ class FineTuned:
     origin: Origin = Origin()
     adversary_params: dict[str, Any] = dataclasses.field(default_factory=dict)
     trained_length: int | None = None
-    assignment: tuple[tuple[str, int], ...] = ()
+    assignment: Assignment = Assignment()
 
     @property
     def model(self) -> TaskModel:
@@ -107,8 +107,8 @@ class FineTuned:
 @dataclasses.dataclass(frozen=True)
 class _Settings:
     """The content of `task.json` without the checksum: settings of the task head and the encoder, the imported model
-    that the weights started from, the longest text that the encoder was trained on, and the guided heads, written as in
-    the setting `guidance.heads`.
+    that the weights started from, the longest text that the encoder was trained on, the guided heads, written as in
+    the setting `guidance.heads`, and the numbers of the guided layers, from 0; None for all layers.
     """
 
     head: Head
@@ -116,6 +116,7 @@ class _Settings:
     origin: Origin = Origin()
     trained_length: int | None = None
     guided_heads: str = ""
+    guided_layers: tuple[int, ...] | None = None
 
 
 def locate(directory: epath.PathLike) -> epath.Path | None:
@@ -134,8 +135,9 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
     weights = safetensors.numpy.save(tensors)
     (directory / WEIGHTS).write_bytes(weights)
     tuned.tokenizer.save(directory / TOKENIZER)
-    guided = ",".join(f"{pattern}:{count}" for pattern, count in tuned.assignment)
-    settings = dataclasses.asdict(_Settings(tuned.head, tuned.config, tuned.origin, tuned.trained_length, guided))
+    guided = ",".join(f"{pattern}:{count}" for pattern, count in tuned.assignment.counts)
+    rest = tuned.origin, tuned.trained_length, guided, tuned.assignment.layers
+    settings = dataclasses.asdict(_Settings(tuned.head, tuned.config, *rest))
     settings[FINGERPRINT] = _fingerprint(settings, weights)
     storage.write_whole(directory / TASK, json.dumps(settings, indent=2) + "\n")
 
@@ -155,7 +157,7 @@ def load(directory: epath.PathLike) -> FineTuned:
     written = values.pop(FINGERPRINT, None)  # it covers the other values, so it is no part of the settings
     try:
         settings = config_reader.parse(_Settings, config_reader.upgraded(_Settings, values))
-        assignment = read_heads("guided_heads", settings.guided_heads) if settings.guided_heads else ()
+        counts = read_heads("guided_heads", settings.guided_heads) if settings.guided_heads else ()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
     weights = (place / WEIGHTS).read_bytes()
@@ -176,8 +178,8 @@ def load(directory: epath.PathLike) -> FineTuned:
     except (TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
     tokenizer = tokenizers.load(place / TOKENIZER)
-    rest = params, settings.origin, adversary_params, settings.trained_length, assignment
-    return FineTuned(settings.head, settings.model, tokenizer, *rest)
+    rest = params, settings.origin, adversary_params, settings.trained_length
+    return FineTuned(settings.head, settings.model, tokenizer, *rest, Assignment(counts, settings.guided_layers))
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:

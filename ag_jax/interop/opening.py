@@ -7,6 +7,7 @@ from typing import Any
 from etils import epath
 
 from ag_jax.attention import guidance
+from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
@@ -41,8 +42,8 @@ class Pretrained:
     imported: the Hugging Face model that the encoder is a part of, None for other models.
     trained_length: the longest text, in tokens, that the encoder was trained on, 0 for fresh weights; None for all of
         its positions, also where it is not known: in imported models, and in trials of earlier versions.
-    assignment: patterns with the number of heads that guidance pulled towards each in every layer; empty without
-        guidance, and where it is not known: in imported models, and in trials of earlier versions.
+    assignment: the heads that guidance pulled towards patterns; none without guidance, and where it is not known: in
+        imported models, and in trials of earlier versions.
     """
 
     config: EncoderConfig
@@ -54,7 +55,7 @@ class Pretrained:
     run: OpenRun | None = None
     imported: OpenModel | None = None
     trained_length: int | None = None
-    assignment: tuple[tuple[str, int], ...] = ()
+    assignment: Assignment = Assignment()
 
     @property
     def has_words(self) -> bool:
@@ -84,7 +85,7 @@ class Inspected:
     text: the sentence to inspect if the user gives none.
     step: of a run's checkpoint, None for other models.
     steps: the steps of all checkpoints of a run.
-    assignment: patterns with their number of heads in the encoder; empty if no head was guided.
+    assignment: the guided heads of the encoder.
     decoder_assignment: the same for a decoder's self-attention.
     cross_assignment: the same for a decoder's attention to the source.
     translator: translates texts with this model; None if the model does not translate.
@@ -102,9 +103,9 @@ class Inspected:
     text: str = InspectionConfig().sentence
     step: int | None = None
     steps: tuple[int, ...] = ()
-    assignment: tuple[tuple[str, int], ...] = ()
-    decoder_assignment: tuple[tuple[str, int], ...] = ()
-    cross_assignment: tuple[tuple[str, int], ...] = ()
+    assignment: Assignment = Assignment()
+    decoder_assignment: Assignment = Assignment()
+    cross_assignment: Assignment = Assignment()
     translator: Translator | None = None
     attack: text_attack.TextAttack | None = None
     no_attack: str = ""
@@ -183,8 +184,8 @@ def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspe
         step=opened_run.step,
         steps=opened_run.steps,
         assignment=opened_run.assignment,
-        decoder_assignment=guidance.assign_decoder_heads(config.guidance, config.model.heads),
-        cross_assignment=guidance.assign_cross_heads(config.guidance, config.model.heads),
+        decoder_assignment=Assignment(guidance.assign_decoder_heads(config.guidance, config.model.heads)),
+        cross_assignment=Assignment(guidance.assign_cross_heads(config.guidance, config.model.heads)),
         translator=translate.translator_of(opened_run) if config.translates else None,
         attack=text_attack.of_run(opened_run) if reason is None else None,
         no_attack="" if reason is None or config.adversarial.method == "none" else reason,
@@ -215,7 +216,7 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
     if fresh:
         description = f"fresh weights, architecture of {opened.description}"
         return dataclasses.replace(
-            opened, params={}, description=description, run=None, trained_length=0, assignment=()
+            opened, params={}, description=description, run=None, trained_length=0, assignment=Assignment()
         )
     return opened
 

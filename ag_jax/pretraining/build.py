@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from ag_jax.attention import guidance
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.guidance import Assignment, GuidanceConfig
 from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
@@ -54,9 +54,9 @@ def special_tokens(vocabulary: Vocabulary) -> PatternTokens:
     return PatternTokens(tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
 
 
-def assignment(config: ExperimentConfig) -> tuple[tuple[str, int], ...]:
-    """Return each pattern and its number of guided heads in a layer, in the order of heads; empty without guidance."""
-    return guidance.assign_heads(config.guidance, config.model.heads)
+def assignment(config: ExperimentConfig) -> Assignment:
+    """Return which heads of the encoder are guided by which pattern."""
+    return guidance.assign_encoder_heads(config.guidance, config.model.heads, config.model.local_layers)
 
 
 def make_objective(

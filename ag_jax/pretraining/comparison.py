@@ -289,15 +289,16 @@ def _figures(
         drawn.append(("Masked share", path))
 
     columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
-    assignment = max((build.assignment(config) for _, config in runs.values()), key=len)
+    assignment = max((build.assignment(config) for _, config in runs.values()), key=lambda one: len(one.counts))
     special = build.special_tokens(corpus.tokenizer)
     last = next(iter(columns.values()))[-1][1]
-    shown = dict.fromkeys([*PAPERS_PATTERNS, *(name for name, _ in assignment)])
+    shown = dict.fromkeys([*PAPERS_PATTERNS, *assignment.names])
     targets = maps.targets(last, special, shown)
     path = plots.pattern_figure(last.tokens, targets, directory / "patterns.png", last.sentence)
     drawn.append(("Patterns for the sentence", path))
-    layer, head = last.weights_NHQK.shape[0] // 2, 0
-    for name, count in [*assignment, ("free", 1)]:  # the first head of each pattern, then the first free head
+    layers = assignment.layers or range(last.weights_NHQK.shape[0])
+    layer, head = layers[len(layers) // 2], 0
+    for name, count in [*assignment.counts, ("free", 1)]:  # the first head of each pattern, then the first free head
         if head < last.weights_NHQK.shape[1]:
             caption = f"Layer {layer + 1}, head {head + 1} ({name}) during training"
             path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"

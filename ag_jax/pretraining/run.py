@@ -23,6 +23,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.attention import guidance
 from ag_jax.attention.adversary import split_params
+from ag_jax.attention.guidance import Assignment
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json
@@ -650,12 +651,8 @@ class OpenRun:
         return self.model.config.max_length if self.origin.model_type else self.config.data.sequence_length
 
     @property
-    def assignment(self) -> tuple[tuple[str, int], ...]:
-        """Guidance patterns, each with the number of heads that the pattern guides in every layer: the first pattern
-        guides head 0 and the heads after it, the next pattern the heads that follow, and so on.
-
-        Empty for a run without guidance.
-        """
+    def assignment(self) -> Assignment:
+        """The heads of the encoder that guidance pulls towards patterns; none for a run without guidance."""
         return build.assignment(self.config)
 
     @property

@@ -88,10 +88,10 @@ class Chosen:
     free: float | None
 
 
-def choose(table: Table, kind: str, is_guided_H: np.ndarray, resamples_RD: np.ndarray) -> Chosen | None:
+def choose(table: Table, kind: str, is_guided_NH: np.ndarray, resamples_RD: np.ndarray) -> Chosen | None:
     """Return the best heads on queries of a kind; None if no test query has this kind.
 
-    is_guided_H: whether guidance pulled each head towards a pattern, the same in all layers.
+    is_guided_NH: whether guidance pulled each head of every layer towards a pattern.
     resamples_RD: see `resample`.
     """
     of_kind_Q = table.of_kind(kind)
@@ -111,8 +111,8 @@ def choose(table: Table, kind: str, is_guided_H: np.ndarray, resamples_RD: np.nd
         best_head=best_head,
         best=float(test_NH[best_head]),
         mean=float(test_NH.mean()),
-        guided=float(test_NH[:, is_guided_H].max()) if is_guided_H.any() else None,
-        free=float(test_NH[:, ~is_guided_H].max()) if is_guided_H.any() and not is_guided_H.all() else None,
+        guided=float(test_NH[is_guided_NH].max()) if is_guided_NH.any() else None,
+        free=float(test_NH[~is_guided_NH].max()) if is_guided_NH.any() and not is_guided_NH.all() else None,
     )
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ag_jax.analysis.maps import Assignment
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import opening
 from ag_jax.models.config import EncoderConfig
@@ -27,7 +28,7 @@ class ProbedModel:
     tokenizer: its tokenizer.
     longest: number of tokens of the longest text that it is given: the longest one that it was trained on, for an
         imported model its number of positions.
-    assignment: patterns with the number of heads that each guides in every layer; empty if no head was guided.
+    assignment: the heads that guidance pulled towards patterns.
     """
 
     description: str
@@ -35,7 +36,7 @@ class ProbedModel:
     params: Any
     tokenizer: Tokenizer
     longest: int
-    assignment: tuple[tuple[str, int], ...] = ()
+    assignment: Assignment = Assignment()
 
     @functools.cached_property
     def digest(self) -> str:
@@ -74,7 +75,7 @@ def random_twin(probed: ProbedModel, seed: int) -> ProbedModel:
     """Return a model with the architecture and tokenizer of another one, but random initial weights and no guidance."""
     description = f"random weights (seed {seed}), architecture of {probed.description}"
     params = random_params(probed.model, seed)
-    return dataclasses.replace(probed, description=description, params=params, assignment=())
+    return dataclasses.replace(probed, description=description, params=params, assignment=Assignment())
 
 
 def random_params(model: PretrainingModel, seed: int) -> Any:

@@ -246,12 +246,13 @@ def csv_text(results: Mapping[str, Mapping[str, Sequence[ProbeResult]]]) -> str:
     for arm, probes in results.items():
         for probe, models in probes.items():
             for number, result in enumerate(models):
-                guided = summary.is_guided(result)
+                guided_NH = summary.is_guided(result)
                 for mode, measured in result.modes.items():
                     for kind, part, scores_QNH in summary.parts(result.probe, measured):
                         right_NH = scores_QNH.sum(0, dtype="float64")
                         for layer, of_layer in enumerate(right_NH, 1):
                             for head, right in enumerate(of_layer, 1):
-                                place = [arm, number, probe, mode, kind, part, layer, head, int(guided[head - 1])]
-                                writer.writerow([*place, f"{right:.6g}", len(scores_QNH)])
+                                place = [arm, number, probe, mode, kind, part, layer, head]
+                                guided = int(guided_NH[layer - 1, head - 1])
+                                writer.writerow([*place, guided, f"{right:.6g}", len(scores_QNH)])
     return text.getvalue()

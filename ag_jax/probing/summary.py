@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.analysis.maps import head_patterns
 from ag_jax.data.probes.queries import ALL, Probe
 from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.probing import choosing, f1
@@ -43,9 +42,9 @@ def restricted(measured: Measured, queries: np.ndarray) -> Measured:
 
 
 def is_guided(result: ProbeResult) -> np.ndarray:
-    """Return whether guidance pulled each head of a layer towards a pattern, `H`."""
-    owners = head_patterns(result.probed.assignment, result.probed.model.config.heads)
-    return np.array([owner is not None for owner in owners])
+    """Return whether guidance pulled each head of every layer towards a pattern, `NH`."""
+    config = result.probed.model.config
+    return result.probed.assignment.is_guided(config.layers, config.heads)
 
 
 def numbers(

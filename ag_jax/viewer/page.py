@@ -70,8 +70,7 @@ class View:
     rows: pieces of the tokens that attend; None if they are those of the columns.
     step: training step of the model; None if it has no steps.
     kind: name of the kind of attention, such as Encoder.
-    guided: for each head of a layer, the same in all layers, the pattern that guides it, None for a free head; empty if
-        none is guided.
+    guided: for each layer, the pattern that guides each of its heads, None for a free head; empty if none is guided.
     targets: the patterns whose masses are shown.
     special: positions of the columns that the tokenizer added, such as [CLS].
     is_causal: whether a row sees only the columns up to its own position.
@@ -89,7 +88,7 @@ class View:
     rows: Sequence[str] | None = None
     step: int | None = None
     kind: str = "Encoder"
-    guided: Sequence[str | None] = ()
+    guided: Sequence[Sequence[str | None]] = ()
     targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
     special: Sequence[int] = ()
     is_causal: bool = False
@@ -229,7 +228,7 @@ def _described(view: View) -> dict[str, Any]:
         "causal": view.is_causal,
         "special": list(view.special),
         "sums": bool(np.allclose(view.weights_NHQK.sum(-1), 1, atol=1e-3)),
-        "guided": list(view.guided) or [None] * heads,
+        "guided": [list(of_layer) for of_layer in view.guided] or [[None] * heads] * layers,
         "stored": None if view.whole is None else [list(pair) for pair in view.whole],
         "entropy": _rounded(_entropy(view.weights_NHQK)),
         "targets": {name: _target(target) for name, target in view.targets.items()},

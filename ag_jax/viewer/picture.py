@@ -26,7 +26,7 @@ def png(view: View) -> bytes:
     sheet = np.full((layers * high + GAP, heads * wide + GAP, 3), 255, np.uint8)
     for layer, head in np.ndindex(layers, heads):
         top, left = GAP + layer * high, GAP + head * wide
-        owner = view.guided[head] if view.guided else None
+        owner = view.guided[layer][head] if view.guided else None
         frame = view.targets[owner].colour if owner is not None and owner in view.targets else "#bbbbbb"
         sheet[top : top + high - GAP, left : left + wide - GAP] = ImageColor.getrgb(frame)
         inside = sheet[top + FRAME : top + high - GAP - FRAME, left + FRAME : left + wide - GAP - FRAME]

@@ -6,7 +6,7 @@
    * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: number|null, distinct: [number, number][][], numbers: number[]}} Target
    * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
    *   columns: string[], rows: string[]|null, block: number, causal: boolean, special: number[], sums: boolean,
-   *   guided: (string|null)[], stored: [number, number][]|null, entropy: number[][], targets: Record<string, Target>,
+   *   guided: (string|null)[][], stored: [number, number][]|null, entropy: number[][], targets: Record<string, Target>,
    *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][]}} View
    * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean}} Drawn
    *   weights by row; shades: cells of which only a shade is known; blocks: tokens on each side of a cell; coarse: whether
@@ -302,7 +302,7 @@
   const scaleOf = () => Math.max(1, Math.min(3, window.devicePixelRatio || 1));
 
   const nameOf = (view, layer, head) => {
-    const guided = view.guided[head];
+    const guided = view.guided[layer][head];
     return `layer ${layer + 1}, head ${head + 1}${guided ? `, guided towards ${view.targets[guided]?.title ?? guided}` : ""}`;
   };
 
@@ -341,7 +341,7 @@
     cursor = Math.min(cursor, list.length - 1);
     grid.style.gridTemplateColumns = `max-content repeat(${view.heads}, minmax(1.4rem, 7rem))`;
     const cells = list.map(([layer, head], at) => {
-      const guided = view.guided[head];
+      const guided = view.guided[layer][head];
       const mass = guided ? view.targets[guided]?.mass[layer][head] : null;
       const cell = make("div", {
         className: "head", role: "gridcell", tabIndex: at === cursor ? 0 : -1, title: nameOf(view, layer, head),
@@ -370,7 +370,7 @@
     }
     grid.replaceChildren(...lines);
     if (hadFocus) cells[cursor]?.focus();
-    const used = [...new Set(view.guided.filter(Boolean))];
+    const used = [...new Set(view.guided.flat().filter(Boolean))];
     const items = used.map((name) => {
       const { colour, letter } = patternLook(name), sign = make("i");
       sign.style.borderColor = colour;
@@ -412,7 +412,7 @@
   function shownPattern() {
     const view = views[state.view];
     if (state.pattern) return state.pattern;
-    const guided = view.guided[state.head];
+    const guided = view.guided[state.layer][state.head];
     if (guided && guided in view.targets) return guided;
     const names = Object.keys(view.targets).filter((name) => view.targets[name].chance !== null);
     const excess = (name) => { // rows without a target count as rows that do not exceed chance
@@ -879,14 +879,14 @@
     $("step").max = series.length - 1;
     $("step").value = current;
     $("step-name").textContent = `${view.step} of ${series.at(-1).one.step}`;
-    const name = state.pattern || view.guided.find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
+    const name = state.pattern || view.guided.flat().find((one) => one && Object.hasOwn(view.targets, one)) || Object.keys(view.targets)[0];
     if (!name) return;
     const wide = 640, high = 150, left = 34, bottom = 22;
     const steps = series.map(({ one }) => one.step), span = Math.max(1, steps.at(-1) - steps[0]);
     const x = (at) => left + ((wide - left - 90) * (steps[at] - steps[0])) / span, y = (mass) => 8 + (high - bottom - 8) * (1 - mass);
-    const heads = view.guided.map((one, head) => (one === name ? head : -1)).filter((head) => head >= 0);
-    const members = heads.length ? heads : Array.from({ length: view.heads }, (_, head) => head);
-    const lines = Array.from({ length: view.layers }, (_, layer) => {
+    const isGuided = view.guided.flat().includes(name);
+    const lines = view.guided.map((patterns, layer) => { // a layer without a guided head has no line: its masses are NaN
+      const members = [...patterns.keys()].filter((head) => !isGuided || patterns[head] === name);
       const masses = series.map(({ one }) => members.reduce((sum, head) => sum + (one.targets[name]?.mass[layer]?.[head] ?? NaN), 0) / members.length);
       const colour = css(TABLES.BuPu[Math.round(90 + (165 * (layer + 1)) / view.layers)]);
       const points = masses.map((mass, at) => [mass, at]).filter(([mass]) => !Number.isNaN(mass)).map(([mass, at]) => `${x(at).toFixed(1)},${y(mass).toFixed(1)}`).join(" ");
@@ -896,7 +896,7 @@
     const ticks = series.map(({ one }, at) => text(String(one.step), { x: x(at), y: high - 6, "text-anchor": "middle" }));
     const scale = [0, 0.5, 1].map((mass) => text(String(mass), { x: left - 6, y: y(mass) + 4, "text-anchor": "end" }));
     const mark = svg("line", { x1: x(current), x2: x(current), y1: 4, y2: high - bottom, stroke: "currentColor", "stroke-dasharray": "3 3" });
-    const title = `mass on ${view.targets[name].title} by step, ${heads.length ? "heads guided towards it" : "all heads"}, a line for each layer (the darker, the higher)`;
+    const title = `mass on ${view.targets[name].title} by step, ${isGuided ? "heads guided towards it" : "all heads"}, a line for each layer (the darker, the higher)`;
     $("chart").replaceChildren(svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title }, ...lines, mark, ...ticks, ...scale),
       make("p", { className: "hint", textContent: title }));
   }

@@ -10,6 +10,7 @@ import pytest
 from ag_jax.analysis import maps
 from ag_jax.analysis.maps import AttentionMaps
 from ag_jax.attention import guidance
+from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS
 from tests import reference, tiny
 from tests.analysis import examples
@@ -69,7 +70,7 @@ def test_a_long_text_is_cut_and_says_so(model, params, caplog, most, kept):
     assert attention.ids_L.tolist() == [0, *([7, 8, 6, 5] * 4)[:kept], 2]
     assert attention.left_out == 16 - kept
     assert f"the last {16 - kept} are left out" in caplog.text
-    assert f"{16 - kept} more were cut off" in maps.mass_table(attention, tiny.SPECIAL, ())
+    assert f"{16 - kept} more were cut off" in maps.mass_table(attention, tiny.SPECIAL, Assignment())
 
 
 def test_a_text_that_fits_exactly_is_whole(model, params, caplog):
@@ -116,16 +117,16 @@ def test_mass_by_hand():
         "period": (0.25 + 0.0 + 1.0) / 3,
         "same": (0.5 + 0.0 + 0.0) / 3,
     }
-    masses = maps.attention_mass(attention, tiny.SPECIAL, ())
+    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())
     assert {name: mass.item() for name, mass in masses.items()} == pytest.approx(expected)
     chance = {"next": 1 / 3, "prev": 1 / 3, "first": 1 / 3, "delim": 2 / 3, "period": 1 / 3, "same": 1 / 3}
-    assert maps.uniform_mass(attention, tiny.SPECIAL, ()) == pytest.approx(chance)
+    assert maps.uniform_mass(attention, tiny.SPECIAL, Assignment()) == pytest.approx(chance)
 
 
 def test_mass_row_by_row():
     attention = examples.sentence(layers=3, heads=5)
     tokens_L, segments_L = attention.ids_L, np.ones(len(attention.ids_L), np.int32)
-    masses = maps.attention_mass(attention, tiny.SPECIAL, ((SECOND, 2), ("next", 1)))
+    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment(((SECOND, 2), ("next", 1))))
     assert tuple(masses) == (*PATTERNS, SECOND)
     np.testing.assert_allclose(masses[SECOND], attention.weights_NHQK[:, :, :, 1].mean(-1), rtol=1e-6)
     for name in NAMES:
@@ -146,16 +147,16 @@ def test_mass_is_the_one_that_training_reports():
     )
     config = guidance.GuidanceConfig(mode="loss")
     _, reported = guidance.guidance_loss(statistics, guides, batch["segment_ids"], config)
-    masses = maps.attention_mass(attention, tiny.SPECIAL, assignment)
+    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment(assignment))
     for (name, heads), (total, weight) in zip((("next", slice(0, 1)), ("delim", slice(1, 3))), reported, strict=True):
         np.testing.assert_allclose(masses[name][:, heads].mean(-1), total / weight, rtol=1e-5)
 
 
 def test_a_pattern_without_a_token_has_no_mass():
     attention = examples.sentence("we build")
-    assert np.isnan(maps.attention_mass(attention, tiny.SPECIAL, ())["period"]).all()
-    assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, ())["period"])
-    names, masses = maps.strongest_pattern(attention, tiny.SPECIAL, ())
+    assert np.isnan(maps.attention_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
+    assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, Assignment())["period"])
+    names, masses = maps.strongest_pattern(attention, tiny.SPECIAL, Assignment())
     assert "period" not in names and not np.isnan(masses).any()
 
 
@@ -165,17 +166,13 @@ def test_the_strongest_pattern():
     found = maps.targets(attention, tiny.SPECIAL, [*NAMES, SECOND])
     weights_NHQK = 0.9 * np.stack([*found.values()])[None].astype(np.float32) + np.float32(0.1 / 9)
     near = dataclasses.replace(attention, weights_NHQK=weights_NHQK)
-    names, masses = maps.strongest_pattern(near, tiny.SPECIAL, ((SECOND, 1),))
+    names, masses = maps.strongest_pattern(near, tiny.SPECIAL, Assignment(((SECOND, 1),)))
     assert names.tolist() == [[*NAMES, SECOND]]
     columns = np.array([1, 1, 1, 2, 2, 1, 1])
     np.testing.assert_allclose(masses, [0.9 + 0.1 / 9 * columns], rtol=1e-5)
 
 
-def test_heads_and_their_patterns():
-    assert maps.head_patterns((("next", 1), ("first", 2)), 4) == ("next", "first", "first", None)
-    assert maps.head_patterns((), 2) == (None, None)
-    with pytest.raises(ValueError, match="guides 3 heads, but a layer has only 2"):
-        maps.head_patterns((("next", 1), ("first", 2)), 2)
+def test_titles_of_patterns():
     assert maps.title("next") == "[Next]" and maps.title("my_patterns.second") == "[Second]"
 
 
@@ -194,8 +191,8 @@ def cells(table):
 
 def test_the_table():
     attention = examples.sentence(heads=5)
-    masses = maps.attention_mass(attention, tiny.SPECIAL, ())
-    layers, columns = cells(maps.mass_table(attention, tiny.SPECIAL, (("period", 2), ("next", 1))))
+    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())
+    layers, columns = cells(maps.mass_table(attention, tiny.SPECIAL, Assignment((("period", 2), ("next", 1)))))
     assert layers == ["1", "2", "chance"]
     assert list(columns)[:3] == [("guided", "[Period]", "1-2"), ("guided", "[Next]", "3"), ("free", "[Next]", "4-5")]
     assert columns["guided", "[Period]", "1-2"] == [*(f"{x:.2f}" for x in masses["period"][:, :2].mean(-1)), "0.22"]
@@ -204,38 +201,51 @@ def test_the_table():
     assert len(columns) == 2 + 6
 
 
+def test_the_table_of_a_model_of_which_some_layers_are_guided():
+    """In the other layers, the cells of guided heads are empty and the free heads are all heads."""
+    attention = examples.sentence(layers=3, heads=5)
+    table = maps.mass_table(attention, tiny.SPECIAL, Assignment((("period", 2), ("next", 3)), layers=(1,)))
+    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())
+    lines = [line.split() for line in table.splitlines()]
+    (first,), (second,) = ([line for line in lines if line[:1] == [layer]] for layer in ("1", "2"))
+    assert second[1:] == [f"{masses['period'][1, :2].mean():.2f}", f"{masses['next'][1, 2:].mean():.2f}"]
+    assert first[1:] == [f"{masses[name][0].mean():.2f}" for name in NAMES]
+    assert "guided: layer 2; all heads of other layers are free" in table
+    view = attention.view(tiny.SPECIAL, Assignment((("period", 2), ("next", 1)), layers=(0, 2))).views[0]
+    guided = ["period", "period", "next", None, None]
+    assert view.guided == [guided, [None] * 5, guided]
+
+
 def test_the_table_without_free_or_without_guided_heads():
     attention = examples.sentence()
-    _, all_guided = cells(maps.mass_table(attention, tiny.SPECIAL, (("next", 1), (SECOND, 2))))
+    _, all_guided = cells(maps.mass_table(attention, tiny.SPECIAL, Assignment((("next", 1), (SECOND, 2)))))
     assert list(all_guided) == [("guided", "[Next]", "1"), ("guided", "[Second]", "2-3")]
-    _, none_guided = cells(maps.mass_table(attention, tiny.SPECIAL, ()))
+    _, none_guided = cells(maps.mass_table(attention, tiny.SPECIAL, Assignment()))
     assert [key[1] for key in none_guided] == [maps.title(name) for name in NAMES]
     assert {key[0] for key in none_guided} == {"free"}
 
 
 def test_the_table_of_a_text_without_full_stop():
-    table = maps.mass_table(examples.sentence("we build"), tiny.SPECIAL, ())
+    table = maps.mass_table(examples.sentence("we build"), tiny.SPECIAL, Assignment())
     assert "– : the pattern points at nothing in this text" in table
     assert cells(table)[1]["free", "[Period]", "1-3"] == ["–", "–", "–"]
 
 
 def test_the_table_is_returned_not_shown_in_a_notebook(monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert "by chance" in maps.mass_table(examples.sentence(), tiny.SPECIAL, ())
+    assert "by chance" in maps.mass_table(examples.sentence(), tiny.SPECIAL, Assignment())
 
 
 def test_a_view_for_a_notebook(model, params):
     """Heads of the maps to compare with are not those of the assignment."""
     attention = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, max_tokens=13)
     other = dataclasses.replace(attention, weights_NHQK=attention.weights_NHQK[:, :1])
-    shown = attention.view(tiny.SPECIAL, (("next", 1), ("period", 1)), against={"other": other})
+    shown = attention.view(tiny.SPECIAL, Assignment((("next", 1), ("period", 1))), against={"other": other})
     one, two = shown.views
-    assert (one.name, one.guided) == ("Encoder", ("next", "period", None)) and (two.name, two.guided) == (
-        "other",
-        (None,),
-    )
+    assert (one.name, one.guided) == ("Encoder", [["next", "period", None]] * len(one.guided))
+    assert (two.name, two.guided) == ("other", [[None]] * len(one.guided)) and len(one.guided) > 1
     assert one.special == [0, 8] and set(one.targets) == set(NAMES)
-    masses = maps.attention_mass(attention, tiny.SPECIAL, ())
+    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())
     np.testing.assert_array_equal(one.targets["period"].mass_NH, masses["period"])
     assert "srcdoc" in shown._repr_html_()
     assert set(attention.view().views[0].targets) == {"next", "prev", "first", "same"}  # without ids of delimiters

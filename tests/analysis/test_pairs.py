@@ -11,6 +11,7 @@ from ag_jax.analysis import maps, pairs
 from ag_jax.analysis.maps import AttentionMaps
 from ag_jax.attention import guidance, patterns
 from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.visibility import band_of
 from ag_jax.models.config import DecoderConfig
 from ag_jax.models.seq2seq import TranslationModel
@@ -128,11 +129,11 @@ def test_heads_of_hard_coded_attention_are_not_called_free():
     model = model_of(DecoderConfig(layers=1, fixed_attention=FixedConfig((-1, 0))))
     found = pair_of(model, params_of(model))
     assert [one.is_fixed for one in found] == [False, True, False]
-    kinds = [maps.mass_table(one, tiny.SPECIAL, (("first", 1),)).splitlines()[2].split() for one in found]
+    kinds = [maps.mass_table(one, tiny.SPECIAL, Assignment((("first", 1),))).splitlines()[2].split() for one in found]
     assert [(line[0], {*line[1:]}) for line in kinds] == [("guided", {word}) for word in ("free", "fixed", "free")]
     encoder = model_of(fixed_attention=FixedConfig((1,)))
     alone = maps.attention_maps(encoder, params_of(encoder), WordTokenizer(), SOURCE, 13)
-    assert alone.is_fixed and "fixed" in maps.mass_table(alone, tiny.SPECIAL, ())
+    assert alone.is_fixed and "fixed" in maps.mass_table(alone, tiny.SPECIAL, Assignment())
 
 
 def test_the_first_layer_in_numpy(params):
@@ -188,14 +189,14 @@ def test_long_sides_are_cut_and_say_so(params, caplog, most):
     assert [one.left_out for one in found] == [16 - kept, 16 - kept, 32 - 2 * kept]
     for side in ("source", "target"):
         assert f"the {side} has 16 tokens, and {kept} fit" in caplog.text
-    assert f"({32 - 2 * kept} more were cut off)" in maps.mass_table(found.cross, tiny.SPECIAL, ())
+    assert f"({32 - 2 * kept} more were cut off)" in maps.mass_table(found.cross, tiny.SPECIAL, Assignment())
 
 
 def test_an_empty_translation_and_no_source(params):
     found = pair_of(model_of(), params, target=" ")
     assert found.decoder.tokens == ("<start>",) and (found.decoder.weights_NHQK == 1).all()
     assert found.cross.weights_NHQK.shape == (2, 3, 1, 8)
-    assert np.isnan(maps.uniform_mass(found.decoder, tiny.SPECIAL, ())["prev"])
+    assert np.isnan(maps.uniform_mass(found.decoder, tiny.SPECIAL, Assignment())["prev"])
     with pytest.raises(ValueError, match="at least one token, got '  '"):
         pair_of(model_of(), params, source="  ")
     with pytest.raises(ValueError, match="at least 2 tokens, got max_tokens=1"):
@@ -206,12 +207,12 @@ def test_mass_in_a_decoder_by_hand():
     """<start> roads . : the full stop is seen by the last row alone, and nothing is a delimiter."""
     weights_QK = np.array([[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.5, 0.125, 0.375]], np.float32)
     attention = AttentionMaps(("<start>", "roads", "."), np.array([1, 6, 5]), weights_QK[None, None], kind="decoder")
-    masses = maps.attention_mass(attention, tiny.SPECIAL, ())
+    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())
     assert list(masses) == ["prev", "first", "delim", "period", "same"]
     expected = {"prev": (0.25 + 0.125) / 2, "first": 1.75 / 3, "period": 0.375, "same": (1 + 0.75 + 0.375) / 3}
     assert {name: masses[name].item() for name in expected} == pytest.approx(expected)
     third = (1 + 1 / 2 + 1 / 3) / 3
-    chance = maps.uniform_mass(attention, tiny.SPECIAL, ())
+    chance = maps.uniform_mass(attention, tiny.SPECIAL, Assignment())
     by_hand = {"prev": (1 / 2 + 1 / 3) / 2, "first": third, "period": 1 / 3, "same": third}
     assert {name: chance[name] for name in by_hand} == pytest.approx(by_hand)
     assert np.isnan(masses["delim"]).all() and np.isnan(chance["delim"])
@@ -232,9 +233,9 @@ def test_mass_on_the_source_by_hand():
         "diagonal": (0.5 + 0.625) / 2,
         SECOND: (0.375 + 0.25) / 2,
     }
-    masses = maps.attention_mass(attention, tiny.SPECIAL, ((SECOND, 1),))
+    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment(((SECOND, 1),)))
     assert {name: mass.item() for name, mass in masses.items()} == pytest.approx(expected)
-    chance = maps.uniform_mass(attention, tiny.SPECIAL, ((SECOND, 1),))
+    chance = maps.uniform_mass(attention, tiny.SPECIAL, Assignment(((SECOND, 1),)))
     assert chance == pytest.approx(dict.fromkeys(expected, 1 / 3))
     np.testing.assert_array_equal(maps.targets(attention, tiny.SPECIAL, ["diagonal"])["diagonal"], np.eye(3)[[0, 2]])
     with pytest.raises(ValueError, match="'next' points at neighbours"):
@@ -263,7 +264,8 @@ def test_mass_is_the_one_that_training_reports():
         )
         statistics = measure(one.weights_NHQK[:, None])
         _, reported = guidance.guidance_loss(statistics, guides, ones_BT, config, **options)
-        masses, owners = maps.attention_mass(one, tiny.SPECIAL, assignment), maps.head_patterns(assignment, 3)
+        masses = maps.attention_mass(one, tiny.SPECIAL, Assignment(assignment))
+        owners = Assignment(assignment).of_layer(3)
         for (name, _), (total, weight) in zip(assignment, reported, strict=True):
             heads = [head for head, owner in enumerate(owners) if owner == name]
             np.testing.assert_allclose(masses[name][:, heads].mean(-1), total / weight, rtol=1e-5)
@@ -285,7 +287,7 @@ def test_the_strongest_pattern_of_a_decoder_counts_all_rows():
     decoder = examples.made_up_pair([7, 2], [6, 7, 8, 5]).decoder
     weights_QK = np.eye(5, dtype=np.float32)[[0, 0, 0, 0, 4]]
     names, masses = maps.strongest_pattern(
-        dataclasses.replace(decoder, weights_NHQK=weights_QK[None, None]), tiny.SPECIAL, ()
+        dataclasses.replace(decoder, weights_NHQK=weights_QK[None, None]), tiny.SPECIAL, Assignment()
     )
     assert names.item() == "first" and masses.item() == pytest.approx(0.8)
 
@@ -293,7 +295,7 @@ def test_the_strongest_pattern_of_a_decoder_counts_all_rows():
 def test_tables_say_what_they_are_of():
     found = examples.made_up_pair([7, 8, 5, 2], [6, 7, 5], heads=5)
     tables = [
-        maps.mass_table(one, tiny.SPECIAL, assignment).splitlines()
+        maps.mass_table(one, tiny.SPECIAL, Assignment(assignment)).splitlines()
         for one, assignment in zip(found, ((("next", 1),), (("prev", 2),), (("diagonal", 1),)), strict=True)
     ]
     heading = "attention mass on the patterns' targets, for"
@@ -305,7 +307,7 @@ def test_tables_say_what_they_are_of():
     names = [lines[3].split() for lines in tables]
     assert names[1] == ["[Prev]", "[Prev]", "[First]", "[Delim]", "[Period]", "[Same]"]
     assert names[2] == ["[Diagonal]", "[First]", "[Delim]", "[Period]", "[Diagonal]"]
-    mass = maps.attention_mass(found.cross, tiny.SPECIAL, ())["diagonal"]
+    mass = maps.attention_mass(found.cross, tiny.SPECIAL, Assignment())["diagonal"]
     rows = [line.split() for line in tables[2] if line.split()[:1] in (["1"], ["2"], ["3"])]
     assert [row[1] for row in rows] == [f"{value:.2f}" for value in mass[:, 0]]
     assert [row[-1] for row in rows] == [f"{value:.2f}" for value in mass[:, 1:].mean(-1)]

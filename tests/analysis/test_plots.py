@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from ag_jax.analysis import maps
 from ag_jax.analysis.figures import canvas, plots
+from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS
 from ag_jax.viewer import encode
 from tests import tiny
@@ -16,7 +17,7 @@ from tests.analysis import examples
 from tests.analysis.examples import SECOND
 from tests.cases import some
 
-ASSIGNMENT = (("next", 1), ("period", 1))
+ASSIGNMENT = Assignment((("next", 1), ("period", 1)))
 
 
 def shown(axes):
@@ -95,21 +96,53 @@ def test_heads_beside_their_targets():
         assert drawn[8 + 3 * row].get_ylabel() == f"head {head + 1} (free)"
 
 
+def test_pictures_of_a_model_of_which_some_layers_are_guided():
+    """Heads of the other layers have no frame, and their titles name the pattern that explains them best."""
+    attention, assignment = examples.sentence(layers=5, heads=4), Assignment((("next", 1), ("period", 1)), (1, 2, 4))
+    plain, colour = Assignment(), dict(zip(PATTERNS, map(matplotlib.colors.to_rgba, canvas.PALETTE), strict=False))
+    best_NH, _ = maps.strongest_pattern(attention, tiny.SPECIAL, plain)
+    wanted = {(layer, head): name for layer in (1, 2, 4) for head, name in enumerate(("next", "period"))}
+
+    def check(panel, layer, head):
+        guide = wanted.get((layer, head))
+        assert f" on {maps.title(guide or best_NH[layer, head])}" in panel.get_title()
+        grey = matplotlib.colors.to_rgba("0.5")
+        assert panel.spines["left"].get_edgecolor() == (colour[guide] if guide else grey)
+
+    drawn = panels(plots.draw_heads(attention, assignment, tiny.SPECIAL, range(5)))
+    for layer in range(5):
+        for head in range(2):
+            check(drawn[6 * head + layer], layer, head)
+    places = [(0, 0), (1, 0), (3, 1), (4, 1)]
+    for panel, place in zip(
+        panels(plots.draw_chosen(attention, assignment, tiny.SPECIAL, places)), places, strict=True
+    ):
+        check(panel, *place)
+        assert ("(free)" in panel.get_title()) == (place not in wanted)
+    (overview,) = panels(plots.draw_overview(attention, assignment))
+    frames = [patch.get_edgecolor() for patch in overview.patches]
+    grey = matplotlib.colors.to_rgba("0.75")
+    assert frames == [colour.get(wanted.get((layer, head)), grey) for layer in range(5) for head in range(4)]
+    mass = panels(plots.draw_mass(attention, assignment, tiny.SPECIAL))[list(PATTERNS).index("period")]
+    found = [(*patch.get_xy(), patch.get_width(), patch.get_height()) for patch in mass.patches]
+    assert found == [(0.5, 0.5, 1, 2), (0.5, 3.5, 1, 1)]
+
+
 def test_heads_of_hard_coded_attention():
     fixed = dataclasses.replace(examples.sentence(layers=1), is_fixed=True)
-    drawn = panels(plots.draw_heads(fixed, (("next", 1),), tiny.SPECIAL))
+    drawn = panels(plots.draw_heads(fixed, Assignment((("next", 1),)), tiny.SPECIAL))
     assert [panel.get_ylabel() for panel in (drawn[0], *drawn[2:])] == ["head 1", "head 2 (fixed)", "head 3 (fixed)"]
     assert (
         "on [Next] (chance 0.11)" in drawn[0].get_title()
         and [panel.get_title() for panel in drawn[2:]] == ["layer 1"] * 2
     )
-    (axes,) = panels(plots.draw_overview(fixed, ()))
+    (axes,) = panels(plots.draw_overview(fixed, Assignment()))
     assert axes.get_xticklabels()[2].get_text() == "3\nfixed"
 
 
 def test_heads_of_chosen_layers():
     attention = examples.sentence(layers=5)
-    drawn = panels(plots.draw_heads(attention, (), tiny.SPECIAL, layers=(3, 1)))
+    drawn = panels(plots.draw_heads(attention, Assignment(), tiny.SPECIAL, layers=(3, 1)))
     assert len(drawn) == 4
     np.testing.assert_array_equal(shown(drawn[0]), attention.weights_NHQK[3, 0])
     np.testing.assert_array_equal(shown(drawn[3]), attention.weights_NHQK[1, 1])
@@ -146,7 +179,7 @@ def test_mass_and_the_strongest_pattern():
 
 
 def test_mass_of_an_absent_pattern_says_so():
-    drawn = panels(plots.draw_mass(examples.sentence("we build"), (), tiny.SPECIAL))
+    drawn = panels(plots.draw_mass(examples.sentence("we build"), Assignment(), tiny.SPECIAL))
     (period,) = [axes for axes in drawn if axes.get_title() == "[Period]"]
     assert [text.get_text() for text in period.texts] == ["points at nothing\nin this text"]
 
@@ -217,7 +250,7 @@ MODELS = [
 )
 def test_inspection_of_any_model(tmp_path, layers, heads, assignment):
     attention = examples.sentence(layers=layers, heads=heads)
-    written = plots.save_inspection(attention, assignment, tiny.SPECIAL, tmp_path / "new" / "figures", 120)
+    written = plots.save_inspection(attention, Assignment(assignment), tiny.SPECIAL, tmp_path / "new" / "figures", 120)
     names = [f"attention_{name}_step120.png" for name in ("overview", "heads", "mass")]
     assert [path.name for path in written] == names
     assert sorted(path.name for path in (tmp_path / "new" / "figures").iterdir()) == sorted(names)
@@ -272,7 +305,7 @@ def pair_of(source, target, **settings):
 
 def test_overview_of_rectangular_maps():
     cross = pair_of(11, 4).cross
-    (axes,) = panels(plots.draw_overview(cross, (("first", 1), ("diagonal", 1))))
+    (axes,) = panels(plots.draw_overview(cross, Assignment((("first", 1), ("diagonal", 1)))))
     mosaic = np.ma.filled(axes.images[0].get_array(), np.nan)
     high, wide = (mosaic.shape[0] + 2) // 3, (mosaic.shape[1] + 3) // 3
     assert high > 4 and wide > 11 and np.isnan(mosaic).sum() == mosaic.size - 9 * 44
@@ -290,11 +323,11 @@ def test_overview_of_rectangular_maps():
 
 
 def test_heads_of_a_decoder_and_of_cross_attention():
-    found, assignments = pair_of(11, 4, heads=4), ((("first", 1), ("period", 1)), (("diagonal", 1), ("delim", 2)))
-    for attention, assignment in zip(found[1:], assignments, strict=True):
+    found, counts = pair_of(11, 4, heads=4), ((("first", 1), ("period", 1)), (("diagonal", 1), ("delim", 2)))
+    for attention, assignment in zip(found[1:], map(Assignment, counts), strict=True):
         figure = plots.draw_heads(attention, assignment, tiny.SPECIAL)
         drawn = panels(figure)
-        names, owners = [name for name, _ in assignment], maps.head_patterns(assignment, 4)
+        names, owners = assignment.names, assignment.of_layer(4)
         wanted = maps.targets(attention, tiny.SPECIAL, names)
         masses = maps.attention_mass(attention, tiny.SPECIAL, assignment)
         for row, name in enumerate(names):
@@ -322,7 +355,7 @@ def test_cells_are_square_unless_a_side_is_short():
     assert canvas.map_size(5, 10, 4.0) == (4.0, 2.0) and canvas.map_size(7, 7, 1.5) == (1.5, 1.5)
     assert canvas.map_size(40, 3, 4.0) == (canvas.NARROWEST, 4.0)
     for one in pair_of(6, 30):
-        panel = panels(plots.draw_heads(one, (), tiny.SPECIAL))[0]
+        panel = panels(plots.draw_heads(one, Assignment(), tiny.SPECIAL))[0]
         queries, keys = one.weights_NHQK.shape[2:]
         # The height of the drawn panel by its width: that of its tokens, or more where the shorter side is widened.
         ratio = panel.get_aspect() * queries / keys
@@ -333,7 +366,7 @@ def test_cells_are_square_unless_a_side_is_short():
 def test_pairs_of_any_length(tmp_path, source, target):
     """Up to 40 tokens all labels are drawn; more are thinned, each side by itself."""
     for one in pair_of(source, target, layers=(1, 2), heads=2)[1:]:
-        figure = plots.draw_heads(one, ((SECOND, 1),), tiny.SPECIAL)
+        figure = plots.draw_heads(one, Assignment(((SECOND, 1),)), tiny.SPECIAL)
         drawn = panels(figure)
         for tokens, labels in (
             (one.row_tokens, drawn[0].get_yticklabels()),
@@ -341,7 +374,7 @@ def test_pairs_of_any_length(tmp_path, source, target):
         ):
             assert len(labels) == len(tokens) if len(tokens) <= 40 else 10 < len(labels) < 60
         picture(plots.save(figure, tmp_path / "heads.png"), high=(150, 4000))
-        picture(plots.save(plots.draw_overview(one, ()), tmp_path / "overview.png"), high=(150, 4000))
+        picture(plots.save(plots.draw_overview(one, Assignment()), tmp_path / "overview.png"), high=(150, 4000))
 
 
 def test_means_of_arms_side_by_side(tmp_path):
@@ -387,7 +420,7 @@ def test_every_picture_of_maps_names_its_model_its_step_its_sentence_and_its_axe
         assert name == "patterns" or told["model"] in said, name
         if name != "mass":
             assert "row: the token that looks, column: the token looked at" in said and "not linear" in said, name
-    without = texts_of(plots.draw_overview(examples.sentence("we build"), ()))
+    without = texts_of(plots.draw_overview(examples.sentence("we build"), Assignment()))
     assert without.startswith("Encoder\n<s> we build </s>\nrow: ")
 
 
@@ -423,7 +456,7 @@ def test_no_panel_is_empty(count):
     heads = tuple((at % 2, at % 9) for at in range(count))
     figures = [
         plots.draw_patterns(attention.tokens, wanted),
-        plots.draw_chosen(attention, (), tiny.SPECIAL, heads),
+        plots.draw_chosen(attention, Assignment(), tiny.SPECIAL, heads),
         plots.draw_means({str(at): attention for at in range(count)}),
     ]
     for figure in figures:
@@ -434,7 +467,7 @@ def test_no_panel_is_empty(count):
         if spare:  # in an incomplete grid, all maps have labels below
             assert all(len(axes.get_xticklabels()) for axes in panels(figure))
     attention = examples.sentence(layers=2, heads=count)
-    figure = plots.draw_heads(attention, (("next", 1),), tiny.SPECIAL)
+    figure = plots.draw_heads(attention, Assignment((("next", 1),)), tiny.SPECIAL)
     spare = [axes for axes in figure.axes if not axes.axison]
     assert [len(axes.child_axes) for axes in spare] == [1, 0][: len(spare)] and len(spare) == min(count - 1, 2)
 
@@ -450,7 +483,7 @@ def overlaps(figure):
 
 def test_titles_of_twelve_layers_do_not_touch():
     attention = examples.sentence(layers=12, heads=12)
-    every = (("first", 4), ("delim", 2), (SECOND, 1))
+    every = Assignment((("first", 4), ("delim", 2), (SECOND, 1)))
     wide = plots.draw_heads(attention, every, tiny.SPECIAL, range(12))
     assert not overlaps(wide) and wide.get_figwidth() < 24
     heads = tuple((at, at) for at in range(5))

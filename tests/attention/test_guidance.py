@@ -1,5 +1,6 @@
 """The guidance loss on two numbers a row, against the dense targets of the paper in plain loops."""
 
+import itertools
 from typing import get_args
 
 import jax
@@ -10,7 +11,14 @@ from jax.test_util import check_grads
 
 from ag_jax import config_reader
 from ag_jax.attention import guidance, patterns
-from ag_jax.attention.guidance import GuidanceConfig, Guides, assign_heads, coefficient_schedule
+from ag_jax.attention.guidance import (
+    Assignment,
+    GuidanceConfig,
+    Guides,
+    assign_encoder_heads,
+    assign_heads,
+    coefficient_schedule,
+)
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from tests import reference
 from tests.cases import pairwise
@@ -339,3 +347,37 @@ def test_coefficient_at_the_start_in_the_middle_and_at_the_end(schedule, total_s
 def test_hold_steps_of_the_config():
     alpha = coefficient_schedule(GuidanceConfig("loss", hold_steps=100, alpha=2.0), 1_100)
     np.testing.assert_allclose(alpha(jnp.array([0, 100, 600, 1_100])), [2, 2, 1, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "is_local", "guided", "where"),
+    [
+        ("all", [False] * 5, [0, 1, 2, 3, 4], ""),
+        ("0-1,3", [False] * 5, [0, 1, 3], "layers 1-2, 4"),
+        ("4", [False] * 5, [4], "layer 5"),
+        ("global", [False, True, True, False, True], [0, 3], "layers 1, 4"),
+        ("local", [False, True, True, False, True], [1, 2, 4], "layers 2-3, 5"),
+    ],
+)
+def test_guided_heads_of_every_layer(layers, is_local, guided, where):
+    config = GuidanceConfig("loss", heads="next:1,first:2", layers=layers)
+    found = assign_encoder_heads(config, 4, is_local)
+    expected = [["next", "first", "first", None] if layer in guided else [None] * 4 for layer in range(5)]
+    assert found.patterns(5, 4).tolist() == expected and found.where == where and found.names == ("next", "first")
+    assert found.is_guided(5, 4).tolist() == [[name is not None for name in of_layer] for of_layer in expected]
+    runs = found.runs(5)
+    assert [layer for run in runs for layer in run] == guided
+    assert all(one.stop < other.start for one, other in itertools.pairwise(runs))
+
+
+def test_no_guided_heads():
+    found = assign_encoder_heads(GuidanceConfig(layers="3"), 2, [False] * 2)
+    assert found == Assignment() and found.names == () and found.patterns(2, 2).tolist() == [[None] * 2] * 2
+    assert not found.is_guided(2, 2).any()
+
+
+def test_heads_and_layers_that_a_model_does_not_have():
+    with pytest.raises(ValueError, match="guides 3 heads, but a layer has only 2"):
+        Assignment((("next", 1), ("first", 2))).patterns(2, 2)
+    with pytest.raises(ValueError, match="guides layers 1, 3, but the model has only 2 layers"):
+        Assignment((("next", 1),), layers=(0, 2)).patterns(2, 2)

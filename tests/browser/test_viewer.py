@@ -292,6 +292,19 @@ def test_the_address_opens_the_same_picture(browser, path):
     assert browser.state() == {}
 
 
+def test_layers_without_a_guided_head(browser, tmp_path):
+    """Their heads have no letter, and no line in the chart of the masses by step."""
+    guided = [(None, None, None), ("next", None, None)]
+    steps = [views.view(f"step {step}", step=step, guided=guided) for step in (10, 0)]
+    browser.open(save(tmp_path / "m.html", steps))
+    letters = browser.run(
+        "return [...document.querySelectorAll('.head')].map((one) => one.querySelector('.letter')?.textContent)"
+    )
+    assert letters == [None, None, None, "N", None, None]
+    lines = browser.run("return [...document.querySelectorAll('polyline')].map((one) => one.getAttribute('points'))")
+    assert [bool(points) for points in lines] == [False, True]
+
+
 def test_the_steps_of_a_run(browser, tmp_path):
     steps = [views.view(f"step {step}", step=step, weights_NHQK=views.attention(seed=step)) for step in (30, 0, 10)]
     browser.open(save(tmp_path / "m.html", steps))
@@ -497,7 +510,7 @@ def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path
         name: pages.Target(np.eye(5), np.ones(5, bool), title, "#000000", mass, 0.2)
         for name, title in (("delim", "[Delim]"), ("diagonal", "[Diagonal]"))
     }
-    view = views.view(tokens=list("abcde"), weights_NHQK=weights, targets=targets, guided=("delim", "diagonal"))
+    view = views.view(tokens=list("abcde"), weights_NHQK=weights, targets=targets, guided=[("delim", "diagonal")])
     browser.open(save(tmp_path / "m.html", [view]))
     letters = browser.run("return [...document.querySelectorAll('.head .letter')].map((one) => one.textContent)")
     assert letters == ["D", "\\"]

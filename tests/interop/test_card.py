@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import yaml
@@ -134,6 +135,11 @@ def test_settings_of_a_trained_run(workdir):
     text = card.text(opened, opened.model.config, "BertForMaskedLM", "float32", Statements(), "./mine", [])
     assert parts(text)[0]["tags"] == ["ag_jax", "attention-guidance", "adversarial-training", "freelb"]
     assert "Of the tokens, 40% are masked." in text
+    assert "in layer" not in text
+    limited = dataclasses.replace(attacked, guidance=dataclasses.replace(attacked.guidance, layers="1"))
+    limited = dataclasses.replace(opened, config=limited)
+    text = card.text(limited, opened.model.config, "BertForMaskedLM", "float32", Statements(), "./mine", [])
+    assert re.search(r"Attention guidance: loss, heads of a layer: [a-z: 0-9,]+ in layer 2\.", text)
     assert "`books/:3,tfds:wiki/en:1`, as rows" in text and "/home" not in text
 
 

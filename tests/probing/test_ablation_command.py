@@ -11,6 +11,7 @@ import pytest
 from etils import epath
 
 from ag_jax.analysis.figures import heads
+from ag_jax.attention.guidance import Assignment
 from ag_jax.data.probes.queries import Probe, Query, Window
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
@@ -33,6 +34,7 @@ from tests.probing.trained_models import TEXTS, TOKENIZER
 PROBE = REPOSITORY / "configs" / "probe.py"
 TRIAL = "suite/sst2/lr1e-05-bs8-seed0"
 FLAGS = {"resamples": 100}
+GUIDED = Assignment((("next", 1), ("first", 1)))
 
 
 def made_up(data):
@@ -209,7 +211,7 @@ def test_given_texts_are_cut_to_the_length_of_all_models(monkeypatch, tmp_path):
     assert long.digest() == short.digest() and max(batch["tokens"].shape[1] for batch, _ in long.batches) == 12
 
 
-def summary(seed=0, metric=MLM, tokenizer="t", digest="d", assignment=(("next", 1), ("first", 1)), texts=40):
+def summary(seed=0, metric=MLM, tokenizer="t", digest="d", assignment=GUIDED, texts=40):
     """A model of two layers of three heads with random losses; the first text has no weight."""
     random = np.random.default_rng(seed)
     weights_T = np.arange(texts, dtype=np.float64) % 7
@@ -218,6 +220,14 @@ def summary(seed=0, metric=MLM, tokenizer="t", digest="d", assignment=(("next", 
     sums_NHT = base_T + weights_T * (effect_NH1 + random.normal(0, 0.2, (2, 3, texts)))
     found = HeadAblation(metric, "somewhere", (), weights_T, base_T, sums_NHT)
     return Summary(Ablated("a model", assignment, tokenizer, digest, found), 100)
+
+
+def test_heads_of_a_layer_that_is_not_guided_are_free():
+    of = summary(assignment=Assignment((("next", 1), ("first", 1)), layers=(1,)))
+    numbers, change_NH = ablation_summary.numbers({"a": [of]}, {})["models"]["a"][0], of.change_NH
+    assert numbers["guided"]["mean"] == pytest.approx(np.mean([change_NH[1, 0], change_NH[1, 1]]))
+    assert numbers["free"]["mean"] == pytest.approx(np.mean([*change_NH[0], change_NH[1, 2]]))
+    assert [head["pattern"] for head in of.heads()] == [None, None, None, "next", "first", None]
 
 
 def test_means_of_heads_and_their_intervals():
@@ -277,10 +287,19 @@ def test_only_losses_of_the_same_texts_masks_and_tokenizer_are_compared():
 def test_figure_of_changes():
     """Each model has its own scale, the same on both sides of zero; guided heads of all layers are framed."""
     changes = {"a": np.array([[0.5, -2.0, 0.0], [0.1, 0.0, 0.3]]), "b": np.zeros((2, 3))}
-    figure = heads.draw_changes(changes, {"a": (("next", 1), ("first", 1)), "b": ()}, "caption")
+    figure = heads.draw_changes(changes, {"a": GUIDED, "b": Assignment()}, "caption")
     panels = [axes for axes in figure.axes if axes.images]
     for axes, change_NH, limit in zip(panels, changes.values(), (2.0, 1e-9), strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array(), change_NH)
         assert axes.images[0].get_clim() == (-limit, limit)
     assert [box.get_xy() for box in panels[0].patches] == [(-0.5, -0.5), (0.5, -0.5)] and not panels[1].patches
     assert panels[0].texts[0].get_position() == (0, 0) and panels[0].texts[0].get_text() == "+0.5"
+
+
+def test_frames_of_guided_layers():
+    """A head has a frame for each range of layers in which it is guided."""
+    assignment = Assignment((("next", 1),), layers=(0, 1, 3))
+    figure = heads.draw_changes({"a": np.zeros((5, 3))}, {"a": assignment}, "caption")
+    (panel,) = [axes for axes in figure.axes if axes.images]
+    found = [(*box.get_xy(), box.get_width(), box.get_height()) for box in panel.patches]
+    assert found == [(-0.5, -0.5, 1, 2), (-0.5, 2.5, 1, 1)]

@@ -7,7 +7,7 @@ from ag_jax.probing import choosing
 from ag_jax.probing.choosing import ALL, Table
 
 DOCUMENTS, EACH = 41, 7
-GUIDED = np.array([True, False, False])
+GUIDED = np.array([[True, False, False]] * 2)
 
 
 def table(scores_QNH, kinds=("a", "b")):
@@ -49,6 +49,13 @@ def test_kinds():
     assert choosing.choose(scores, "c", GUIDED, choosing.resample(DOCUMENTS, 200)) is None
     everything = Table(scores.scores_QNH, scores.kind_Q, scores.document_Q, scores.development_Q | True, DOCUMENTS)
     assert choosing.choose(everything, ALL, GUIDED, choosing.resample(DOCUMENTS, 20)) is None
+
+
+def test_a_layer_that_is_not_guided_has_free_heads_only():
+    """Head (1, 0) is always right on kind b, and free if layer 0 alone is guided."""
+    in_layer_0 = np.array([[True, False, False], [False] * 3])
+    found = choosing.choose(table(planted()), "b", in_layer_0, choosing.resample(DOCUMENTS, 20))
+    assert found.free == 1 and found.guided < 0.5
 
 
 def test_without_development_documents_and_without_free_heads():

@@ -52,7 +52,7 @@ def made_run(folder, seed, guided, tokenizer):
     config.data.sequence_length = 96
     config.model.update(layers=2, heads=3, width=12, max_length=96, initializer_range=0.5)
     if guided:
-        config.guidance.update(mode="loss", heads="next:1")
+        config.guidance.update(mode="loss", heads="next:1", layers="1")
     parsed = pretraining_config.parse(config)
     model = reference_model(parsed, tokenizer)
     batch = {name: np.zeros((1, 8), np.int32) for name in ("tokens", "token_type_ids")}
@@ -128,6 +128,9 @@ def test_every_head_is_in_scores_csv(report):
         assert rate(same) == pytest.approx(found["test"]["mean"], abs=1e-6)
         assert max(map(rate, test)) == pytest.approx(found["best"], abs=1e-6)
         assert sum(map(rate, test)) / 6 == pytest.approx(found["mean"], abs=1e-6)
+        guided = {(row["layer"], row["head"]): rate(row) for row in test if row["guided"] == "1"}
+        assert guided.keys() == ({("2", "1")} if arm == "guided" else set())
+        assert found["guided"] == (pytest.approx(guided["2", "1"], abs=1e-6) if guided else None)
 
 
 def test_what_was_measured_is_not_measured_again(place, report, monkeypatch):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from etils import epath
 
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.guidance import Assignment, GuidanceConfig
 from ag_jax.finetuning.job import make_head, trained_assignment
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
@@ -20,14 +20,17 @@ from tests.finetuning import tasks
 def test_guided_heads_of_a_trial(tmp_path):
     """A trial says which heads its own guidance pulled, or else that of the run that it started from."""
     head, opened = make_head(tasks.task("classification"), "roberta", 10), tasks.pretrained()
-    before = dataclasses.replace(opened, assignment=(("prev", 1), ("first", 2)))
-    assert trained_assignment(before, GuidanceConfig()) == (("prev", 1), ("first", 2))
+    earlier = Assignment((("prev", 1), ("first", 2)), layers=(1,))
+    before = dataclasses.replace(opened, assignment=earlier)
+    assert trained_assignment(before, GuidanceConfig()) == earlier
     own = trained_assignment(before, GuidanceConfig(mode="loss", heads="next:2"))
-    assert own == (("next", 2),) and trained_assignment(opened, GuidanceConfig()) == ()
+    assert own == Assignment((("next", 2),)) and trained_assignment(opened, GuidanceConfig()) == Assignment()
+    of_layer = trained_assignment(before, GuidanceConfig(mode="loss", heads="next:2", layers="0"))
+    assert of_layer == Assignment((("next", 2),), layers=(0,))
     params = tiny.params(head.model(opened.config), tiny.task_batch("classification"))
     # The module of a custom pattern is needed for training, not to use the model.
-    custom = (("next", 1), ("no_such_module.second", 1))
-    for name, assignment in (("own", own), ("free", ()), ("custom", custom)):
+    custom = Assignment((("next", 1), ("no_such_module.second", 1)))
+    for name, assignment in (("own", own), ("layer", of_layer), ("free", Assignment()), ("custom", custom)):
         tuned = FineTuned(head, opened.config, tasks.TOKENIZER, params, assignment=assignment)
         finetuned.save(tuned, epath.Path(tmp_path / name / "weights"))
         assert finetuned.load(tmp_path / name).assignment == open_model(str(tmp_path / name)).assignment == assignment

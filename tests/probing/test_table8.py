@@ -5,6 +5,7 @@ import re
 import pytest
 
 from ag_jax import config_reader
+from ag_jax.attention.guidance import Assignment
 from ag_jax.data.probes import conll
 from ag_jax.data.text import sources
 from ag_jax.pretraining import build
@@ -25,9 +26,9 @@ def trained(arguments):
 def test_the_small_runs_differ_in_guidance_alone():
     runs = trained("scale=small,data=texts/")
     assert [build.assignment(config) for config in runs.values()] == [
-        (),
-        (("next", 1), ("prev", 1), ("first", 1)),
-        (("next", 1), ("prev", 1), ("first", 4)),
+        Assignment(),
+        Assignment((("next", 1), ("prev", 1), ("first", 1))),
+        Assignment((("next", 1), ("prev", 1), ("first", 4))),
     ]
     flat = [config_reader.flat(config_reader.to_dict(config)) for config in runs.values()]
     assert {key for key in flat[0] if len({str(of[key]) for of in flat}) > 1} == {"guidance.mode", "guidance.fraction"}

@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_weights():
         assert described["entropy"][layer][head] == pytest.approx(sum(rows) / 9, rel=1e-3)
     target = described["targets"]["next"]
     np.testing.assert_allclose(target["mass"], view.targets["next"].mass_NH, rtol=1e-3)
-    assert target["chance"] == pytest.approx(1 / 9, rel=1e-3) and described["guided"] == ["next", None, None]
+    assert target["chance"] == pytest.approx(1 / 9, rel=1e-3) and described["guided"] == [["next", None, None]] * 2
     assert described["sums"] is True and described["stored"] is None
 
 

@@ -33,7 +33,7 @@ def view(name="one", length=9, tokens=None, **more):
     """A view whose first head is guided towards [Next]."""
     tokens = tokens or [f"t{at}" for at in range(length)]
     weights_NHQK = more.pop("weights_NHQK", attention(queries=len(tokens), keys=len(tokens)))
-    guided = ("next", *[None] * (weights_NHQK.shape[1] - 1))
+    guided = [("next", *[None] * (weights_NHQK.shape[1] - 1))] * weights_NHQK.shape[0]
     settings = {"model": "model", "guided": guided, "special": (0,)}
     if "targets" not in more:
         settings["targets"] = {"next": next_target(weights_NHQK)}

@@ -10,7 +10,8 @@ from matplotlib.patches import Rectangle
 
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import MEDIUM, SMALL, WEIGHTS, label
-from ag_jax.analysis.maps import Assignment, head_patterns, title
+from ag_jax.analysis.maps import title
+from ag_jax.attention.guidance import Assignment
 
 CHANGES = "RdBu_r"  # colour map of changes: red above zero, blue below
 
@@ -26,7 +27,7 @@ def draw_scores(
     caption: what the numbers are.
     """
     kinds = list(dict.fromkeys(kind for of_model in scores.values() for kind in of_model))
-    names = [name for assignment in assignments.values() for name, _ in assignment]
+    names = [name for assignment in assignments.values() for name in assignment.names]
     colours = canvas.colours(names)
     layers, heads = (max(of.shape[axis] for of_model in scores.values() for of in of_model.values()) for axis in (0, 1))
     wide, high = min(2.6, 0.8 + 0.16 * heads), min(2.4, 0.5 + 0.14 * layers)
@@ -62,7 +63,7 @@ def draw_changes(changes: Mapping[str, np.ndarray], assignments: Mapping[str, As
     assignments: the guided heads of each model, which are framed in the colour of their pattern.
     caption: what the numbers are.
     """
-    colours = canvas.colours(name for assignment in assignments.values() for name, _ in assignment)
+    colours = canvas.colours(name for assignment in assignments.values() for name in assignment.names)
     layers, heads = (max(of.shape[axis] for of in changes.values()) for axis in (0, 1))
     wide, high = min(5.0, 2.0 + 0.3 * heads), min(3.2, 0.8 + 0.22 * layers)
     figure = Figure((1.0 + wide, 0.9 + len(changes) * high), layout="constrained")
@@ -88,11 +89,14 @@ def _mark(axes: Axes, values_NH: np.ndarray, text: str, ink: str) -> None:
 
 
 def _frame(axes: Axes, assignment: Assignment, values_NH: np.ndarray, colours: Mapping[str, str]) -> None:
-    """Frame the guided heads of all layers in the colours of their patterns."""
+    """Frame the guided heads in the colours of their patterns, each together with those above and below it."""
     layers, heads = values_NH.shape
-    for at, owner in enumerate(head_patterns(assignment, heads)):
-        if owner is not None:
-            box = Rectangle((at - 0.5, -0.5), 1, layers, fill=False, edgecolor=colours[owner], linewidth=1.5)
+    for at, owner in enumerate(assignment.of_layer(heads)):
+        if owner is None:
+            continue
+        for run in assignment.runs(layers):
+            corner = at - 0.5, run.start - 0.5
+            box = Rectangle(corner, 1, len(run), fill=False, edgecolor=colours[owner], linewidth=1.5)
             axes.add_patch(box).set_clip_on(False)  # or the edge of the axes would hide half of the line
 
 

@@ -17,14 +17,13 @@ from matplotlib.ticker import PercentFormatter
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import MEDIUM, SMALL, WEIGHTS, WIDTH, label
 from ag_jax.analysis.maps import (
-    Assignment,
     AttentionMaps,
-    head_patterns,
     measured,
     pattern_names,
     strongest_pattern,
     title,
 )
+from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.viewer import encode
 
@@ -66,9 +65,9 @@ def draw_overview(maps: AttentionMaps, assignment: Assignment) -> Figure:
     figure.set_layout_engine("constrained", h_pad=0.1)  # inches between the caption and the numbers of heads
     axes = figure.add_subplot()
     image = axes.imshow(mosaic, cmap=WEIGHTS, norm=canvas.weight_scale(), aspect=cell.height / cell.width)
-    owners, colours = head_patterns(assignment, heads), pattern_colours(maps, assignment)
-    for top in tops:
-        for left, owner in zip(lefts, owners, strict=True):
+    owners, colours = assignment.of_layer(heads), pattern_colours(maps, assignment)
+    for top, of_layer in zip(tops, assignment.patterns(layers, heads), strict=True):
+        for left, owner in zip(lefts, of_layer, strict=True):
             frame = colours[owner] if owner else "0.75"
             corner = left - 0.5 - right / 4, top - 0.5 - down / 4
             _outline(axes, *corner, wide + right / 2, high + down / 2, frame)
@@ -98,7 +97,7 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     """
     found, colours = measured(maps, special, assignment), pattern_colours(maps, assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
-    owners = head_patterns(assignment, heads)
+    owners = assignment.of_layer(heads)
     cells = len(found) + 2  # with the strongest pattern and a legend
     columns = min((4, 3, 5), key=lambda columns: -cells % columns)  # as few empty cells as possible
     rows = math.ceil(cells / columns)
@@ -110,8 +109,8 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     for panel, (name, pattern) in zip(axes.flat, found.items(), strict=False):
         image = _draw_mass(panel, name, pattern.mass_NH, pattern.chance, colours[name])
         members = [head for head, owner in enumerate(owners) if owner == name]
-        if members:
-            _outline(panel, members[0] - 0.5, -0.5, len(members), layers, colours[name])
+        for run in assignment.runs(layers) if members else ():
+            _outline(panel, members[0] - 0.5, run.start - 0.5, len(members), len(run), colours[name])
     strongest, legend = axes.flat[len(found) : cells]
     chance = {name: pattern.chance for name, pattern in found.items()}
     _draw_strongest(strongest, legend, *strongest_pattern(maps, special, assignment), chance, colours)

@@ -24,15 +24,14 @@ from ag_jax.analysis.figures.overview import draw_mass, draw_overview, pattern_c
 from ag_jax.analysis.maps import (
     KINDS,
     MOST_NAMED,
-    Assignment,
     AttentionMaps,
     Heads,
     Measured,
-    head_patterns,
     measured,
     strongest_pattern,
     title,
 )
+from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PatternTokens
 
 MOST_INCHES = 4.1  # longest side of a map that grows to label all of its tokens
@@ -144,7 +143,7 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
     """
     layers, heads = plain.weights_NHQK.shape[:2]
     chosen = sorted({0, layers // 2, layers - 1})
-    guided = sum(count for _, count in assignment)
+    guided = sum(count for _, count in assignment.counts)
     columns = {"plain": [("", plain)], "attacked": [("", attacked)]}
     return draw_maps(columns, chosen, [guided % heads] * len(chosen), plain.model)
 
@@ -154,20 +153,21 @@ def draw_heads(
 ) -> Figure:
     """Draw, for each pattern that guides heads, the first such head beside the pattern's target; below, two free heads.
 
-    The free heads are the first two. Each head has a row, and each layer a column. The title of a guided head's map has
-    the head's mass on the target; the title of a free head's map has the head's `strongest_pattern` and the mass on it,
-    unless the attention is hard-coded. Beside a mass is that of a head that attends uniformly.
+    The free heads are the first two. Each head has a row, and each layer a column; the maps of guided heads are framed.
+    The title of a guided head's map has the head's mass on the target; the title of a free head's map has the head's
+    `strongest_pattern` and the mass on it, unless the attention is hard-coded. Beside a mass is that of a head that
+    attends uniformly.
 
     layers: layers to draw; None draws the first, the middle and the last.
     """
     count, heads = maps.weights_NHQK.shape[:2]
     layers = sorted({0, count // 2, count - 1}) if layers is None else list(layers)
-    owners = head_patterns(assignment, heads)
+    owners, names = assignment.of_layer(heads), assignment.names
     free = [head for head, owner in enumerate(owners) if owner is None]
-    shown = [owners.index(name) for name, _ in assignment] + free[:2]
+    shown = [owners.index(name) for name in names] + free[:2]
     said = _Masses.of(maps, special, assignment)
 
-    columns = len(layers) + bool(assignment)  # the targets come last; a run without guidance has none
+    columns = len(layers) + bool(names)  # the targets come last; a run without guidance has none
     size = _map_size(maps, max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(shown))), 1.5 * WIDTH / columns)
     figure = Figure((columns * size.width + 2.6, len(shown) * (size.height + 0.4) + 2.3), layout="compressed")
     axes = figure.subplots(len(shown), columns, squeeze=False)
@@ -177,18 +177,19 @@ def draw_heads(
         for column, layer in enumerate(layers):
             image = canvas.draw_map(axes[row, column], maps.weights_NHQK[layer, head], size)
             _set_title(axes[row, column], size, f"layer {layer + 1}", said.of_head(layer, head))
+            if guide := said.owners_NH[layer, head]:
+                canvas.frame(axes[row, column], colours[guide])
         if owner:
             canvas.draw_map(axes[row, -1], said.found[owner].target_QK, size)
             _set_title(axes[row, -1], size, f"target {label(title(owner))}")
-            for panel in axes[row]:
-                canvas.frame(panel, colours[owner])
+            canvas.frame(axes[row, -1], colours[owner])
         axes[row, 0].set_ylabel(f"head {head + 1}" + ("" if owner else f" ({maps.unguided})"), fontsize=LARGE)
         for column, panel in enumerate(axes[row]):
-            lowest = len(shown) - 1 if column < len(layers) else len(assignment) - 1
+            lowest = len(shown) - 1 if column < len(layers) else len(names) - 1
             beside = maps.row_tokens if column == 0 else ()
             canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if row == lowest else ())
     # Free heads have no target: the bar takes the first of these places.
-    spare = list(axes[len(assignment) :, -1]) if assignment else []
+    spare = list(axes[len(names) :, -1]) if names else []
     canvas.fill(figure, image, axes, spare, _blocks(maps, size))
     canvas.caption(figure, *maps.caption)
     return figure
@@ -203,14 +204,13 @@ def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTok
     if not heads or any(layer >= layers or head >= per_layer for layer, head in heads):
         raise ValueError(f"expected heads of {layers} layers of {per_layer} heads, got {heads} (layer, head)")
     said, colours = _Masses.of(maps, special, assignment), pattern_colours(maps, assignment)
-    owners = head_patterns(assignment, per_layer)
     size = _map_size(maps, 3.4 if len(heads) <= 3 else 2.6)
     columns, rows = canvas.grid(len(heads), max(1, int(WIDTH / size.width)))
     figure = Figure((columns * size.width + 2.6, rows * (size.height + 1.3) + 1.5), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False)
     for at, (panel, (layer, head)) in enumerate(zip(axes.flat, heads, strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[layer, head], size)
-        owner = owners[head]
+        owner = said.owners_NH[layer, head]
         kind = "" if owner else f" ({maps.unguided})"
         _set_title(panel, size, f"layer {layer + 1}, head {head + 1}{kind}", said.of_head(layer, head))
         if owner:
@@ -229,25 +229,25 @@ def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTok
 class _Masses:
     """What titles of maps say about the attention mass of heads.
 
-    owners: the pattern that guides each head of a layer, None for free heads.
+    owners_NH: the pattern that guides each head of every layer, None for free heads.
     found: patterns with their masses.
     best_NH, mass_NH: the strongest pattern of each head, and the mass on it.
     """
 
     maps: AttentionMaps
-    owners: tuple[str | None, ...]
+    owners_NH: np.ndarray
     found: Mapping[str, Measured]
     best_NH: np.ndarray
     mass_NH: np.ndarray
 
     @classmethod
     def of(cls, maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> "_Masses":
-        owners = head_patterns(assignment, maps.weights_NHQK.shape[1])
-        return cls(maps, owners, measured(maps, special, assignment), *strongest_pattern(maps, special, assignment))
+        owners_NH = assignment.patterns(*maps.weights_NHQK.shape[:2])
+        return cls(maps, owners_NH, measured(maps, special, assignment), *strongest_pattern(maps, special, assignment))
 
     def of_head(self, layer: int, head: int) -> tuple[str, ...]:
         """Return the parts of a line: a head's mass on its pattern, or else on its strongest one, and chance's."""
-        owner = self.owners[head]
+        owner = self.owners_NH[layer, head]
         if self.maps.is_fixed and not owner:
             return ()  # hard-coded weights follow no pattern, however much of them happens to lie on one
         name = owner or self.best_NH[layer, head]

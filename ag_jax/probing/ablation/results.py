@@ -13,6 +13,7 @@ from typing import Any
 
 from etils import epath
 
+from ag_jax.analysis.maps import Assignment
 from ag_jax.data.probes import files
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
@@ -37,14 +38,14 @@ class Ablated:
     """The result of head ablation for one model of a comparison.
 
     description: where the model comes from, for people.
-    assignment: patterns with the number of heads that each guides in every layer; empty if no head was guided.
+    assignment: the heads that guidance pulled towards patterns.
     tokenizer: fingerprint of its tokenizer.
     digest: SHA-256 of the texts, with their masked words or labels.
     found: the losses.
     """
 
     description: str
-    assignment: tuple[tuple[str, int], ...]
+    assignment: Assignment
     tokenizer: str
     digest: str
     found: HeadAblation
@@ -113,7 +114,7 @@ def prepare(
     }
 
 
-def obtain(prepared: Prepared, assignment: tuple[tuple[str, int], ...], workdir: epath.Path, name: str) -> Ablated:
+def obtain(prepared: Prepared, assignment: Assignment, workdir: epath.Path, name: str) -> Ablated:
     """Return the head ablation of a model: read from `workdir` if it is stored there, otherwise measured and stored.
 
     Stored losses are used if model, texts and masks are the same and the files are undamaged.

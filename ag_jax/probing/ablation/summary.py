@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.analysis.maps import head_patterns
 from ag_jax.data.probes.queries import ALL
 from ag_jax.probing import choosing
 from ag_jax.probing.ablation import heads
@@ -53,9 +52,9 @@ class Summary:
         return None if self.resampled is None else heads.interval(self.resampled.change_RNH)
 
     @property
-    def patterns(self) -> tuple[str | None, ...]:
-        """The pattern that guides each head of a layer, None for free heads."""
-        return head_patterns(self.ablated.assignment, self.change_NH.shape[1])
+    def patterns_NH(self) -> np.ndarray:
+        """The pattern that guides each head of every layer, None for free heads."""
+        return self.ablated.assignment.patterns(*self.change_NH.shape)
 
     def head(self, layer: int, head: int) -> dict[str, Any]:
         """Return the change of the loss without a head, its interval and its rank, 1 for the largest rise.
@@ -65,7 +64,7 @@ class Summary:
         change, ends = float(self.change_NH[layer, head]), self.intervals_INH
         return {
             "head": [layer + 1, head + 1],
-            "pattern": self.patterns[head],
+            "pattern": self.patterns_NH[layer, head],
             "change": change,
             "low": None if ends is None else float(ends[0, layer, head]),
             "high": None if ends is None else float(ends[1, layer, head]),
@@ -77,13 +76,13 @@ class Summary:
         for layer, head in np.ndindex(*self.change_NH.shape):
             yield self.head(layer, head)
 
-    def mean(self, chosen_H: np.ndarray) -> dict[str, float | None] | None:
-        """Return the mean change over some heads of all layers, with its interval; None without such heads."""
-        if not chosen_H.any():
+    def mean(self, chosen_NH: np.ndarray) -> dict[str, float | None] | None:
+        """Return the mean change over some heads, with its interval; None without such heads."""
+        if not chosen_NH.any():
             return None
         resampled = self.resampled
-        values_R = None if resampled is None else resampled.change_RNH[..., chosen_H].mean((1, 2))
-        return _with_interval(self.change_NH[:, chosen_H].mean(), values_R)
+        values_R = None if resampled is None else resampled.change_RNH[:, chosen_NH].mean(1)
+        return _with_interval(self.change_NH[chosen_NH].mean(), values_R)
 
 
 def numbers(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def numbers(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any
 
 def _of_model(summary: Summary) -> dict[str, Any]:
     found, ends = summary.ablated.found, summary.intervals_INH
-    is_guided_H = np.array([pattern is not None for pattern in summary.patterns])
+    is_guided_NH = summary.ablated.assignment.is_guided(*summary.change_NH.shape)
     rising = sorted((head for head in summary.heads() if head["change"] > 0), key=lambda head: -head["change"])
     return {
         "model": summary.ablated.description,
@@ -121,9 +120,9 @@ def _of_model(summary: Summary) -> dict[str, Any]:
         "weight": float(found.weights_T.sum()),
         "loss": found.base_loss,
         "heads": summary.change_NH.size,
-        "mean": summary.mean(np.ones_like(is_guided_H)),
-        "guided": summary.mean(is_guided_H),
-        "free": summary.mean(~is_guided_H) if is_guided_H.any() else None,
+        "mean": summary.mean(np.ones_like(is_guided_NH)),
+        "guided": summary.mean(is_guided_NH),
+        "free": summary.mean(~is_guided_NH) if is_guided_NH.any() else None,
         "without_clear_rise": None if ends is None else int((ends[0] <= 0).sum()),
         "largest": rising[:MOST],
     }
