@@ -345,7 +345,9 @@ def test_a_line_has_the_scores_of_the_trial(fake, tmp_path):
     assert len(seen) == 1 and again["digest"] == line["digest"], "a trial that is done is read"
     train = tmp_path / "data" / "SST-2" / "train.tsv"
     train.write_text(train.read_text().replace("warm", "cold", 1))
-    other = evidence.trained(cell, options, root, [], selecting=False)["digest"]
+    with pytest.raises(ValueError, match="put back the earlier files"):
+        evidence.trained(cell, options, root, [], selecting=False)
+    other = evidence.trained(cell, options, epath.Path(tmp_path / "others"), [], selecting=False)["digest"]
     assert [other[name] == line["digest"][name] for name in ("train", "validation", "test")] == [False, True, True]
 
 
