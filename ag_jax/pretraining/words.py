@@ -11,7 +11,6 @@ steps are stored in the run directory when the run begins (`words.json`), and a 
 
 import bisect
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +46,39 @@ class WordSteps:
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Pace:
+    """The number of words that a run sees by each step.
+
+    config: the config of the run.
+    epoch_words, epoch_rows: as in `WordSteps`.
+    """
+
+    config: ExperimentConfig
+    epoch_words: int
+    epoch_rows: int
+
+    def steps(self, words: int) -> int:
+        """Return the number of steps that see at most `words` words."""
+        rows = words * self.epoch_rows // self.epoch_words
+        before = self.config.batch_sizes.before
+        return bisect.bisect_right(range(rows + 2), rows, key=before) - 1  # a step has a row or more
+
+    def words(self, step: int) -> int:
+        """Return the number of words that the first `step` steps see."""
+        return self.config.batch_sizes.before(step) * self.epoch_words // self.epoch_rows
+
+    def check_epochs(self, steps: int) -> None:
+        """Raise ValueError if a run of `steps` steps sees more words than `training.max_epochs` allows."""
+        most, seen = self.config.training.max_epochs, self.words(steps)
+        text = self.config.data.max_words or self.epoch_words
+        if most is not None and seen > most * text:
+            raise ValueError(
+                f"training.steps={steps:,} see {seen:,} words, more than training.max_epochs={most:g} times the "
+                f"{text:,} words of the text: lower training.steps to at most {self.steps(int(most * text)):,}"
+            )
+
+
 def is_needed(config: ExperimentConfig) -> bool:
     """Return whether settings of a config are in words."""
     training = config.training
@@ -71,7 +103,7 @@ def resolve(
     stored = hosts.from_first("the steps in words", lambda: (workdir / FILE).exists() and is_begun(workdir))
     found = read(workdir) if stored else of_corpus(config, pretraining_corpus.prepare(config, workdir))
     if stored and config.training.words is None:  # the run may be extended to more steps than it began with
-        check_epochs(config, config.training.steps, found.epoch_words, found.epoch_rows)
+        _Pace(config, found.epoch_words, found.epoch_rows).check_epochs(config.training.steps)
     if config.training.words is not None:
         training = dataclasses.replace(config.training, steps=found.steps)
         config = dataclasses.replace(config, training=training)
@@ -91,60 +123,34 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
             "which is known neither of pairs, nor of sources with weights, nor of text that an earlier version of "
             "ag_jax prepared: leave these settings and the weights out, or give another data.cache_dir"
         )
-    epoch_words, epoch_rows = corpus.words["train"] * config.data.duplicates, len(corpus.train)
-
-    steps_of = functools.partial(_steps_of, config, epoch_words=epoch_words, epoch_rows=epoch_rows)
-    words_of = functools.partial(_words_of, config, epoch_words=epoch_words, epoch_rows=epoch_rows)
-    steps = training.steps if training.words is None else steps_of(training.words)
+    pace = _Pace(config, corpus.words["train"] * config.data.duplicates, len(corpus.train))
+    steps = training.steps if training.words is None else pace.steps(training.words)
     if not steps:
         raise ValueError(
-            f"training.words={training.words:,} is less than the {words_of(1):,} words that the first step sees: raise "
-            "it, or lower training.batch_size"
+            f"training.words={training.words:,} is less than the {pace.words(1):,} words that the first step sees: "
+            "raise it, or lower training.batch_size"
         )
-    check_epochs(config, steps, epoch_words, epoch_rows)
-    milestones = {words: steps_of(words) for words in training.milestone_words}
+    pace.check_epochs(steps)
+    milestones = {words: pace.steps(words) for words in training.milestone_words}
     earlier: dict[int, int] = {}
     for words, step in milestones.items():
         if step == 0:
             raise ValueError(
-                f"training.milestone_words has {words:,}, but the first step sees {words_of(1):,} words: leave it out, "
-                "or lower training.batch_size"
+                f"training.milestone_words has {words:,}, but the first step sees {pace.words(1):,} words: leave it "
+                "out, or lower training.batch_size"
             )
         if step > steps:
             raise ValueError(
-                f"training.milestone_words has {words:,}, but the run of {steps:,} steps sees {words_of(steps):,} "
+                f"training.milestone_words has {words:,}, but the run of {steps:,} steps sees {pace.words(steps):,} "
                 f"words: leave it out, or raise training.steps to at least {step:,}"
             )
         if step in earlier:
             raise ValueError(
                 f"training.milestone_words has {earlier[step]:,} and {words:,}, which both lie before the end of step "
-                f"{step + 1:,}, of about {words_of(1):,} words: leave one out, or lower training.batch_size"
+                f"{step + 1:,}, of about {pace.words(1):,} words: leave one out, or lower training.batch_size"
             )
         earlier[step] = words
-    return WordSteps(epoch_words, epoch_rows, steps, milestones)
-
-
-def _steps_of(config: ExperimentConfig, words: int, epoch_words: int, epoch_rows: int) -> int:
-    """Return the number of steps that see at most `words` words."""
-    rows = words * epoch_rows // epoch_words
-    return bisect.bisect_right(range(rows + 2), rows, key=config.batch_sizes.before) - 1  # a step has a row or more
-
-
-def _words_of(config: ExperimentConfig, step: int, epoch_words: int, epoch_rows: int) -> int:
-    """Return the number of words that the first `step` steps see."""
-    return config.batch_sizes.before(step) * epoch_words // epoch_rows
-
-
-def check_epochs(config: ExperimentConfig, steps: int, epoch_words: int, epoch_rows: int) -> None:
-    """Raise ValueError if a run of `steps` steps sees more words than `training.max_epochs` allows."""
-    most, seen = config.training.max_epochs, _words_of(config, steps, epoch_words, epoch_rows)
-    text = config.data.max_words or epoch_words
-    if most is not None and seen > most * text:
-        raise ValueError(
-            f"training.steps={steps:,} see {seen:,} words, more than training.max_epochs={most:g} times the {text:,} "
-            "words of the text: lower training.steps to at most "
-            f"{_steps_of(config, int(most * text), epoch_words, epoch_rows):,}"
-        )
+    return WordSteps(pace.epoch_words, pace.epoch_rows, steps, milestones)
 
 
 def record(found: WordSteps, workdir: epath.Path) -> None:

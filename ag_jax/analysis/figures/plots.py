@@ -227,7 +227,7 @@ def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTok
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Masses:
-    """What titles of maps say about the attention mass of heads.
+    """Masses of heads on patterns, for the titles of maps.
 
     owners_NH: the pattern that guides each head of every layer, None for free heads.
     found: patterns with their masses.
