@@ -71,7 +71,8 @@ def main() -> None:
             cell = {"topology": given.topology, "attention": attention, "length": length}
             if tuple(cell.values()) in done:
                 continue
-            line = cells.stamp(ROOT) | {"compiler": topology.versions()} | cell | measure(attention, length, of)
+            found = measure(attention, length, of)  # before `stamp`, which loads libtpu without the flags for schedules
+            line = cells.stamp(ROOT) | {"compiler": topology.versions()} | cell | found
             cells.append(RESULTS, line, ROOT)
             print(line, flush=True)
 

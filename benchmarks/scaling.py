@@ -111,7 +111,8 @@ def main() -> None:
         config = config_of(cell, of.chips)
         if config is None or named in done:
             continue
-        line = cells.stamp(ROOT) | {"compiler": topology.versions()} | named | {"chips": of.chips} | measure(config, of)
+        found = measure(config, of)  # before `stamp`, which loads libtpu: its flags for schedules must be set by then
+        line = cells.stamp(ROOT) | {"compiler": topology.versions()} | named | {"chips": of.chips} | found
         cells.append(RESULTS, line, ROOT)
         print(line, flush=True)
 

@@ -152,7 +152,7 @@ def attacked_text(attack: TextAttack, tokenizer: Tokenizer, ids_L: np.ndarray, m
     (read_L,) = np.asarray(read["tokens"])
     tokens = tuple(tokenizer.tokens(read_L.tolist()))
     plain, attacked = (
-        AttentionMaps(tokens, read_L, weights_NBHQK[:, 0], model=model)
+        AttentionMaps(tokens, read_L, weights_NBHQK[:, 0], model=model, windows=attack.attacked.model.config.windows)
         for weights_NBHQK in (plain_NBHQK, attacked_NBHQK)
     )
     masked_NHQK = None if masked_NBHQK is None else masked_NBHQK[:, 0]

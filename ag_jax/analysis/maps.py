@@ -24,7 +24,7 @@ from ag_jax.analysis import tables
 from ag_jax.attention import patterns
 from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
-from ag_jax.attention.visibility import band_of
+from ag_jax.attention.visibility import band_of, visible_mask
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
@@ -95,6 +95,7 @@ class AttentionMaps:
     without: heads of the encoder whose outputs were zeroed. Their weights are those by which they attend.
     text: the text, or the text and its translation, for people; empty if only its tokens are known.
     model: name of the model and its training step, for people; empty if it is not known.
+    windows: for each layer, the width W of its attention (`EncoderConfig.windows`); empty if all layers see all tokens.
     """
 
     tokens: tuple[str, ...]
@@ -107,6 +108,7 @@ class AttentionMaps:
     without: Heads = ()
     text: str = ""
     model: str = ""
+    windows: tuple[int | None, ...] = ()
 
     @property
     def title(self) -> str:
@@ -159,10 +161,15 @@ class AttentionMaps:
         return NotebookView(" ".join(self.tokens)[:80], views, detail)
 
     @property
-    def visible_QK(self) -> np.ndarray:
-        """Which columns each row can attend to: all, but in a decoder only its own position and earlier ones."""
-        everything_QK = np.ones(self.weights_NHQK.shape[-2:], bool)
-        return np.tril(everything_QK) if self.kind == "decoder" else everything_QK
+    def visible_NQK(self) -> np.ndarray:
+        """Which columns each row of each layer can attend to: all, or those within the layer's window.
+
+        In a decoder, a row sees only its own position and earlier ones.
+        """
+        layers, _, queries, keys = self.weights_NHQK.shape
+        of_BQ, of_BK = jnp.ones((1, queries), jnp.int32), jnp.ones((1, keys), jnp.int32)
+        bands = [band_of(self.kind == "decoder", window) for window in self.windows or [None] * layers]
+        return np.concatenate([np.asarray(visible_mask(of_BQ, of_BK, band)) for band in bands])
 
 
 def head_mask(config: EncoderConfig, without: Heads) -> np.ndarray | None:
@@ -221,7 +228,14 @@ def attention_maps(
     weights_NHQK = np.asarray(attention_weights(model, params, batch, Ports(**given)))[:, 0]
     left_out, is_fixed = max(0, len(words) - room), bool(model.config.fixed_attention.offsets)
     return AttentionMaps(
-        tuple(tokenizer.tokens(ids)), ids_L, weights_NHQK, left_out, is_fixed=is_fixed, without=without, text=text
+        tuple(tokenizer.tokens(ids)),
+        ids_L,
+        weights_NHQK,
+        left_out,
+        is_fixed=is_fixed,
+        without=without,
+        text=text,
+        windows=model.config.windows,
     )
 
 
@@ -317,28 +331,30 @@ class Measured(NamedTuple):
 
     target_QK: target matrix.
     has_target_Q: which rows have a target.
-    mass_NH: sum of each head's weights where the target is not zero, averaged over the rows that have a target. NaN if
-        the pattern has no target in this sentence, such as [Period] in a sentence without a full stop.
-    chance: mass of a head that attends uniformly to what it sees.
+    mass_NH: sum of each head's weights where the target is not zero, averaged over the rows that have a target, 0 for
+        those whose target lies outside the layer's window. NaN if the pattern has no target in this sentence, such as
+        [Period] in a sentence without a full stop.
+    chance_N: in each layer, the mass of a head that attends uniformly to what it sees. Within a window, a head sees
+        fewer tokens, and perhaps not the target.
     """
 
     target_QK: np.ndarray
     has_target_Q: np.ndarray
     mass_NH: np.ndarray
-    chance: float
+    chance_N: np.ndarray
 
 
 def measured(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, Measured]:
     """Return {pattern: its targets and masses} for the patterns of `KINDS` and of `assignment`."""
-    uniform_QK = maps.visible_QK / maps.visible_QK.sum(-1, keepdims=True, dtype=np.float32)
+    uniform_NQK = maps.visible_NQK / maps.visible_NQK.sum(-1, keepdims=True, dtype=np.float32)
     found = {}
     for name in pattern_names(maps, assignment):
         target_QK, has_target_Q = _target(maps, special, name)
         rows, columns = np.nonzero((target_QK > 0) & has_target_Q[:, None])
         count = has_target_Q.sum() if has_target_Q.any() else np.nan
         mass_NH = maps.weights_NHQK[:, :, rows, columns].sum(-1, dtype=np.float64) / count
-        chance = float(uniform_QK[rows, columns].sum(dtype=np.float64) / count)
-        found[name] = Measured(target_QK, has_target_Q, mass_NH, chance)
+        chance_N = uniform_NQK[:, rows, columns].sum(-1, dtype=np.float64) / count
+        found[name] = Measured(target_QK, has_target_Q, mass_NH, chance_N)
     return found
 
 
@@ -347,9 +363,9 @@ def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assi
     return {name: pattern.mass_NH for name, pattern in measured(maps, special, assignment).items()}
 
 
-def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, float]:
-    """Return {pattern: mass of a head that attends uniformly}, see `Measured`."""
-    return {name: pattern.chance for name, pattern in measured(maps, special, assignment).items()}
+def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
+    """Return {pattern: mass of a head of each layer that attends uniformly, `N`}, see `Measured`."""
+    return {name: pattern.chance_N for name, pattern in measured(maps, special, assignment).items()}
 
 
 def viewer_view(
@@ -371,7 +387,7 @@ def viewer_view(
     for one in names:
         colour, pattern = colours.CATEGORIES[every.index(one) % len(colours.CATEGORIES)], found[one]
         targets[one] = Target(
-            pattern.target_QK, pattern.has_target_Q, title(one), colour, pattern.mass_NH, pattern.chance
+            pattern.target_QK, pattern.has_target_Q, title(one), colour, pattern.mass_NH, pattern.chance_N
         )
     return View(
         name=name,
@@ -385,6 +401,7 @@ def viewer_view(
         targets=targets,
         special=[at for at, token in enumerate(maps.ids_L.tolist()) if token in special.delimiters],
         is_causal=maps.kind == "decoder",
+        windows=maps.windows,
         **more,
     )
 
@@ -399,9 +416,11 @@ def strongest_pattern(
     do not exceed uniform attention; in a decoder, a full stop is a target only of the tokens after it.
     """
     every = measured(maps, special, assignment)
-    found = {name: pattern for name, pattern in every.items() if not np.isnan(pattern.chance)}
+    found = {name: pattern for name, pattern in every.items() if pattern.has_target_Q.any()}
     mass_PNH = np.stack([pattern.mass_NH for pattern in found.values()])
-    excess_PNH = [(pattern.mass_NH - pattern.chance) * pattern.has_target_Q.mean() for pattern in found.values()]
+    excess_PNH = [
+        (pattern.mass_NH - pattern.chance_N[:, None]) * pattern.has_target_Q.mean() for pattern in found.values()
+    ]
     best_NH = np.argmax(excess_PNH, axis=0)
     return np.array(list(found), object)[best_NH], np.take_along_axis(mass_PNH, best_NH[None], axis=0)[0]
 
@@ -418,12 +437,11 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
 
     The first columns are the guided heads of each pattern on their own target, the others the free heads on every
     pattern, both as means over these heads. In a layer that is not guided, all heads are free. The last row is the mass
-    of uniform attention (`Measured.chance`). The first line says which kind of attention it is, and which heads'
-    outputs were zeroed.
+    of uniform attention (`Measured.chance_N`); there are two such rows if some layers see only a window, with its width
+    in the name of one. The first line says which kind of attention it is, and which heads' outputs were zeroed.
     """
     found = measured(maps, special, assignment)
     masses = {name: pattern.mass_NH for name, pattern in found.items()}
-    chance = {name: pattern.chance for name, pattern in found.items()}
     layers, heads = maps.weights_NHQK.shape[:2]
     owners_NH, is_guided_NH = assignment.patterns(layers, heads), assignment.is_guided(layers, heads)
     columns = [(name, owners_NH == name, "guided") for name in assignment.names]
@@ -441,7 +459,12 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
             for name, members_NH, _ in columns
         ]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
-    table.add_row("by chance", *(_number(chance[name]) for name, _, _ in columns))
+    windows = maps.windows or (None,) * layers
+    for window in dict.fromkeys(windows):
+        where = "" if len({*windows}) == 1 else " (all)" if window is None else f" ({window})"
+        table.add_row(
+            f"by chance{where}", *(_number(found[name].chance_N[windows.index(window)]) for name, _, _ in columns)
+        )
     read = {
         "encoder": f"{len(maps.tokens)} tokens",
         "decoder": f"{len(maps.tokens)} tokens that it reads",
@@ -452,7 +475,11 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     lines += tables.printed(table)
     if assignment.where:
         lines += ["", f"guided: {assignment.where}; all heads of other layers are {maps.unguided}"]
-    if np.isnan(list(chance.values())).any():
+    local = [str(layer + 1) for layer in range(layers) if windows[layer] is not None]
+    if local:
+        word = "layers" if len(local) > 1 else "layer"
+        lines += ["", f"{word} {', '.join(local)}: a token sees a window of {maps.windows[int(local[0]) - 1]} tokens"]
+    if not all(pattern.has_target_Q.any() for pattern in found.values()):
         lines += ["", "– : the pattern points at nothing in this text"]
     return "\n".join(lines)
 

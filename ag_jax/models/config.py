@@ -242,6 +242,11 @@ class EncoderConfig:
         return tuple(kinds[layer % len(kinds)] for layer in range(self.layers))
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer, the width of the window to which its attention is limited, None for a layer that sees all."""
+        return tuple(self.window if is_local else None for is_local in self.local_layers)
+
+    @property
     def is_projected(self) -> bool:
         """Whether the embeddings are projected because their width differs from the encoder's."""
         return self.embedding_width not in (None, self.width)

@@ -3,7 +3,6 @@
 import dataclasses
 import html
 import logging
-import math
 from collections.abc import Sequence
 
 from etils import epath
@@ -76,7 +75,7 @@ def _with_fewer_heads(view: View, share: float) -> View:
     stored = {*view.stored}
     most = max(1, int(share * len(stored)))
     chosen = [head for head in pages.strongest_heads(view, layers * heads) if head in stored][:most]
-    has_patterns = any(not math.isnan(target.chance) for target in view.targets.values())
+    has_patterns = any(target.has_target_Q.any() for target in view.targets.values())
     which = "those that follow a pattern most" if has_patterns else "the first ones"
     saved = "all" if len(stored) == layers * heads else f"those of {len(stored)}"
     note = (

@@ -41,14 +41,14 @@ Heads = Sequence[tuple[int, int]]  # (layer, head), counted from 0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Target:
-    """The matrix to which a pattern pulls a head, and its level of chance.
+    """The matrix to which a pattern pulls a head, and its levels of chance.
 
     matrix_QK: target; each row in which the pattern points at a token sums to 1.
     has_target_Q: rows in which the pattern points at a token.
     title: name for people, such as [Next].
     colour: colour of its heads, such as #0072B2.
     mass_NH: each head's attention mass on the target, NaN without a target.
-    chance: the mass of uniform attention, NaN without a target.
+    chance_N: in each layer, the mass of attention that is uniform over what a row sees, NaN without a target.
     """
 
     matrix_QK: np.ndarray
@@ -56,7 +56,7 @@ class Target:
     title: str
     colour: str
     mass_NH: np.ndarray
-    chance: float
+    chance_N: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +74,8 @@ class View:
     targets: the patterns whose masses are shown.
     special: positions of the columns that the tokenizer added, such as [CLS].
     is_causal: whether a row sees only the columns up to its own position.
+    windows: for each layer, the width W of its attention: a row sees its own column and W // 2 on each side. None for a
+        layer that sees all columns; empty if all layers do.
     hidden_NHQK: cells that an attack masked, where H is 1 if all heads share a mask; None without masks.
     before_NHQK: the weights without the attack, to show what share of attention the masked cells held; None takes
         `weights_NHQK`.
@@ -92,6 +94,7 @@ class View:
     targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
     special: Sequence[int] = ()
     is_causal: bool = False
+    windows: Sequence[int | None] = ()
     hidden_NHQK: np.ndarray | None = None
     before_NHQK: np.ndarray | None = None
     whole: Heads | None = None
@@ -138,9 +141,9 @@ def strongest_heads(view: View, most: int) -> Heads:
     layers, heads = view.weights_NHQK.shape[:2]
     # Rows without a target count as rows that do not exceed chance.
     excess = [
-        (target.mass_NH - target.chance) * target.has_target_Q.mean()
+        (target.mass_NH - target.chance_N[:, None]) * target.has_target_Q.mean()
         for target in view.targets.values()
-        if not math.isnan(target.chance)
+        if target.has_target_Q.any()
     ]
     best_NH = np.max(excess, axis=0) if excess else np.zeros((layers, heads))
     order = np.argsort(-best_NH, axis=None, kind="stable")[:most]
@@ -226,6 +229,7 @@ def _described(view: View) -> dict[str, Any]:
         "rows": None if view.rows is None else list(view.rows),
         "block": encode.block(queries, keys),
         "causal": view.is_causal,
+        "windows": list(view.windows),
         "special": list(view.special),
         "sums": bool(np.allclose(view.weights_NHQK.sum(-1), 1, atol=1e-3)),
         "guided": [list(of_layer) for of_layer in view.guided] or [[None] * heads] * layers,
@@ -261,7 +265,7 @@ def _target(target: Target) -> dict[str, Any]:
         "title": target.title,
         "colour": target.colour,
         "mass": _rounded(target.mass_NH),
-        "chance": _rounded(np.asarray(target.chance)),
+        "chance": _rounded(np.asarray(target.chance_N)),
         "distinct": [list(map(list, row)) for row in distinct],
         "numbers": numbers,
     }

@@ -3,9 +3,10 @@
 "use strict";
 (() => {
   /**
-   * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: number|null, distinct: [number, number][][], numbers: number[]}} Target
+   * @typedef {{title: string, colour: string, mass: (number|null)[][], chance: (number|null)[], distinct: [number, number][][], numbers: number[]}} Target
    * @typedef {{name: string, model: string, step: number|null, kind: string, note: string, layers: number, heads: number,
-   *   columns: string[], rows: string[]|null, block: number, causal: boolean, special: number[], sums: boolean,
+   *   columns: string[], rows: string[]|null, block: number, causal: boolean, windows: (number|null)[],
+   *   special: number[], sums: boolean,
    *   guided: (string|null)[][], stored: [number, number][]|null, entropy: number[][], targets: Record<string, Target>,
    *   hiddenHeads?: number, hiddenMass?: number[][], hiddenShare?: number[][]}} View
    * @typedef {{weights: Float32Array, shades: Uint8Array|null, queries: number, keys: number, blocks: number, coarse: boolean}} Drawn
@@ -138,10 +139,16 @@
     return (q, k) => (bytes[(k * queries + q) >> 3] >> (7 - ((k * queries + q) & 7))) & 1;
   }
 
-  /** Returns how many columns a row sees, without special tokens if these are left out. */
-  function visible(view, q) {
-    const last = view.causal ? q : view.columns.length - 1;
-    return last + 1 - (state.special ? view.special.filter((k) => k <= last).length : 0);
+  /** Returns the first and the last column that a row of a layer sees. */
+  function bounds(view, layer, q) {
+    const side = Math.floor((view.windows[layer] ?? Infinity) / 2), last = view.columns.length - 1;
+    return [Math.max(0, q - side), Math.min(view.causal ? q : last, q + side, last)];
+  }
+
+  /** Returns how many columns a row of a layer sees, without special tokens if these are left out. */
+  function visible(view, layer, q) {
+    const [first, last] = bounds(view, layer, q);
+    return last + 1 - first - (state.special ? view.special.filter((k) => first <= k && k <= last).length : 0);
   }
 
   /** Returns the target of a row as [column, weight] pairs; none where the pattern points at nothing. */
@@ -182,13 +189,13 @@
     return { colour: target?.colour ?? "#000000", letter: LETTERS[name] ?? first.toUpperCase() };
   }
 
-  /** Returns the colour (0 to 255 of a table) of each cell of a map. */
-  function shades(view, map, signed) {
+  /** Returns the colour (0 to 255 of a table) of each cell of a map of a layer. */
+  function shades(view, layer, map, signed) {
     const out = new Uint8Array(map.weights.length);
     let largest = 0;
     if (!signed && state.scale === "own") for (const weight of map.weights) largest = Math.max(largest, weight);
     for (let q = 0; q < map.queries; q++) {
-      const even = 1 / Math.max(1, visible(view, Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1)));
+      const even = 1 / Math.max(1, visible(view, layer, Math.min(rowsOf(view).length - 1, (q + 1) * map.blocks - 1)));
       for (let k = 0; k < map.keys; k++) {
         const weight = map.weights[q * map.keys + k];
         let place;
@@ -201,9 +208,9 @@
     return out;
   }
 
-  /** Draws a map with one pixel for each cell, or for each block of `reduce` x `reduce` cells their strongest. */
-  function pixels(view, map, signed, reduce = 1) {
-    const shade = shades(view, map, signed), colours = signed ? SIGNED_TABLE : TABLES[state.palette];
+  /** Draws a map of a layer with one pixel for each cell, or for each block of `reduce` x `reduce` cells their strongest. */
+  function pixels(view, layer, map, signed, reduce = 1) {
+    const shade = shades(view, layer, map, signed), colours = signed ? SIGNED_TABLE : TABLES[state.palette];
     const wide = Math.ceil(map.keys / reduce), high = Math.ceil(map.queries / reduce);
     const strongest = reduce === 1 ? shade : new Uint8Array(wide * high).fill(signed ? 128 : 0);
     if (reduce > 1) {
@@ -330,7 +337,7 @@
 
   function tile(layer, head) {
     const view = views[state.view];
-    const canvas = pixels(view, withoutSpecial(view, tileOf(state.view, layer, head)), false, tileReduce);
+    const canvas = pixels(view, layer, withoutSpecial(view, tileOf(state.view, layer, head)), false, tileReduce);
     canvas.setAttribute("aria-hidden", "true");
     return canvas;
   }
@@ -414,10 +421,10 @@
     if (state.pattern) return state.pattern;
     const guided = view.guided[state.layer][state.head];
     if (guided && guided in view.targets) return guided;
-    const names = Object.keys(view.targets).filter((name) => view.targets[name].chance !== null);
+    const names = Object.keys(view.targets).filter((name) => view.targets[name].chance[state.layer] !== null);
     const excess = (name) => { // rows without a target count as rows that do not exceed chance
       const { mass, chance, numbers } = view.targets[name];
-      return (mass[state.layer][state.head] - chance) * numbers.filter((number) => number >= 0).length;
+      return (mass[state.layer][state.head] - chance[state.layer]) * numbers.filter((number) => number >= 0).length;
     };
     return names.sort((one, two) => excess(two) - excess(one))[0] ?? "";
   }
@@ -568,7 +575,7 @@
     context.clip();
     context.imageSmoothingEnabled = false;
     const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
-    const image = pixels(view, map, panel.signed, reduce);
+    const image = pixels(view, state.layer, map, panel.signed, reduce);
     context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
     if (panel.mask && blocks === 1) {
       context.fillStyle = "rgb(0 0 0 / 0.55)";
@@ -773,7 +780,7 @@
         for (let k = 1; k < panel.map.keys; k++) if (panel.map.weights[row * panel.map.keys + k] > panel.map.weights[row * panel.map.keys + at]) at = k;
       }
       const place = row * panel.map.keys + at, weight = panel.map.weights[place];
-      const even = weight * visible(panel.view, row);
+      const even = weight * visible(panel.view, layer, row);
       const times = panel.signed ? "" : ` (${even >= 10 ? Math.round(even) : even.toFixed(1)} × even)`;
       parts.push(`${name}token ${row + 1} “${rowsOf(panel.view)[row]}” → ${at + 1} “${panel.view.columns[at]}” ${number(panel, place)}${times}`);
     }
@@ -794,8 +801,9 @@
 
   function drawFacts(view) {
     const { layer, head } = state, entropy = view.entropy[layer][head];
-    const even = Math.log2(view.columns.length);
-    const parts = entropy === null ? [] : [`entropy ${entropy.toFixed(2)} bits${view.causal ? "" : ` of ${even.toFixed(2)}`}`];
+    const seen = rowsOf(view).map((_, q) => bounds(view, layer, q)).map(([first, last]) => Math.log2(last + 1 - first));
+    const even = seen.reduce((sum, bits) => sum + bits, 0) / seen.length;
+    const parts = entropy === null ? [] : [`entropy ${entropy.toFixed(2)} bits of ${even.toFixed(2)}`];
     if (view.hiddenHeads) {
       parts.push(`the attack masked ${(100 * view.hiddenShare[layer][head]).toFixed(1)} % of the cells, which hold ${(100 * view.hiddenMass[layer][head]).toFixed(1)} % of the attention without it`);
     }
@@ -808,7 +816,7 @@
     const rows = Object.entries(view.targets).map(([name, target]) => {
       const look = patternLook(name), sign = make("b", { textContent: `${look.letter} ` });
       const masses = compared.map((one) => one.targets[name]?.mass[layer]?.[head] ?? null);
-      const cells = [...masses, target.chance].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
+      const cells = [...masses, target.chance[layer]].map((value) => make("td", { className: "number", textContent: value === null ? "–" : value.toFixed(2) }));
       return make("tr", name === shown ? { "aria-current": "true" } : {}, make("td", {}, sign, target.title + (name === shown ? " (shown as target)" : "")), ...cells);
     });
     $("masses").tBodies[0].replaceChildren(head_, ...rows);
@@ -952,7 +960,7 @@
   function saveSvg() {
     const panel = panels[0];
     const { view, map } = panel, size = Math.max(4, Math.min(14, 900 / map.keys)), x = 110, y = 110;
-    const image = pixels(view, map, panel.signed).toDataURL("image/png");
+    const image = pixels(view, state.layer, map, panel.signed).toDataURL("image/png");
     const wide = map.keys * size, high = map.queries * size, step = Math.ceil(12 / (size / map.blocks));
     const labels = [
       ...rowsOf(view).map((token, q) => [token, q]).filter(([, q]) => q % step === 0).map(([token, q]) => svgText(label(token), { x: x - 4, y: y + ((q + 0.5) / map.blocks) * size + 3, "text-anchor": "end" })),

@@ -120,7 +120,52 @@ def test_mass_by_hand():
     masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())
     assert {name: mass.item() for name, mass in masses.items()} == pytest.approx(expected)
     chance = {"next": 1 / 3, "prev": 1 / 3, "first": 1 / 3, "delim": 2 / 3, "period": 1 / 3, "same": 1 / 3}
-    assert maps.uniform_mass(attention, tiny.SPECIAL, Assignment()) == pytest.approx(chance)
+    found = maps.uniform_mass(attention, tiny.SPECIAL, Assignment())
+    assert {name: chance_N.item() for name, chance_N in found.items()} == pytest.approx(chance)
+
+
+def test_chance_in_a_window_by_hand():
+    """<s> a . b </s>: in the second layer, a token sees itself and one neighbour on each side."""
+    global_QK = np.full((5, 5), 0.2, np.float32)
+    local_QK = np.array(
+        [[0.5, 0.5, 0, 0, 0], [0.2, 0.5, 0.3, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0.1, 0.2, 0.7], [0, 0, 0, 1, 0]],
+        np.float32,
+    )
+    attention = AttentionMaps(
+        ("<s>", "a", ".", "b", "</s>"),
+        np.array([0, 6, 5, 7, 2], np.int32),
+        np.stack([global_QK, local_QK])[:, None],
+        windows=(None, 3),
+    )
+    found = maps.measured(attention, tiny.SPECIAL, Assignment())
+    in_window = {
+        "next": (1 / 2 + 1 / 3 + 1 / 3 + 1 / 3) / 4,
+        "prev": (1 / 3 + 1 / 3 + 1 / 3 + 1 / 2) / 4,
+        "first": (1 / 2 + 1 / 3 + 0 + 0 + 0) / 5,
+        "delim": (1 / 2 + 1 / 3 + 0 + 1 / 3 + 1 / 2) / 5,
+        "period": (0 + 1 / 3 + 1 / 3 + 1 / 3 + 0) / 5,
+        "same": (1 / 2 + 1 / 3 + 1 / 3 + 1 / 3 + 1 / 2) / 5,
+    }
+    everywhere = {"next": 0.2, "prev": 0.2, "first": 0.2, "delim": 0.4, "period": 0.2, "same": 0.2}
+    chances = {name: tuple(pattern.chance_N) for name, pattern in found.items()}
+    assert chances == {name: pytest.approx((everywhere[name], in_window[name])) for name in everywhere}
+    assert found["first"].mass_NH[1, 0] == pytest.approx((0.5 + 0.2) / 5)  # out of sight in the other rows
+
+    text = maps.mass_table(attention, tiny.SPECIAL, Assignment())
+    rows = {line[:18].strip(): line.split() for line in text.splitlines()}
+    assert "0.17" in rows["by chance (3)"] and "0.17" not in rows["by chance (all)"]
+    assert "layer 2: a token sees a window of 3 tokens" in text
+    view = maps.viewer_view(attention, "one", "model", tiny.SPECIAL, Assignment())
+    assert view.windows == (None, 3)
+    np.testing.assert_array_equal(view.targets["first"].chance_N, found["first"].chance_N)
+
+
+def test_maps_know_the_windows_of_their_model():
+    model = tiny.model(window=4, global_every=2)
+    found = maps.attention_maps(model, tiny.params(model, tiny.batch()), WordTokenizer(), SENTENCE, 13)
+    assert found.windows == (None, 4)
+    seen_NQK = (found.weights_NHQK > 0).all(1)
+    np.testing.assert_array_equal(seen_NQK, found.visible_NQK)
 
 
 def test_mass_row_by_row():
@@ -155,7 +200,7 @@ def test_mass_is_the_one_that_training_reports():
 def test_a_pattern_without_a_token_has_no_mass():
     attention = examples.sentence("we build")
     assert np.isnan(maps.attention_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
-    assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, Assignment())["period"])
+    assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
     names, masses = maps.strongest_pattern(attention, tiny.SPECIAL, Assignment())
     assert "period" not in names and not np.isnan(masses).any()
 

@@ -75,10 +75,9 @@ def test_rows_sum_to_one_over_what_they_see(pair):
     for one in pair:
         assert one.weights_NHQK.dtype == np.float32 and np.ptp(one.weights_NHQK) > 0.1
         np.testing.assert_allclose(one.weights_NHQK.sum(-1), 1.0, atol=1e-6)
-        assert (one.weights_NHQK[:, :, ~one.visible_QK] == 0).all() and (
-            one.weights_NHQK[:, :, one.visible_QK] > 0
-        ).all()
-    assert pair.decoder.visible_QK.sum() == 15 and pair.encoder.visible_QK.all() and pair.cross.visible_QK.all()
+        visible_QK = one.visible_NQK[0]
+        assert (one.weights_NHQK[:, :, ~visible_QK] == 0).all() and (one.weights_NHQK[:, :, visible_QK] > 0).all()
+    assert pair.decoder.visible_NQK[0].sum() == 15 and pair.encoder.visible_NQK.all() and pair.cross.visible_NQK.all()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_hard_coded_maps_are_gaussians():
         for head, offset in enumerate(offsets):
             for (p, q), weight in np.ndenumerate(one.weights_NHQK[1, head]):
                 density = np.exp(-0.5 * (q - p - offset) ** 2) / np.sqrt(2 * np.pi)
-                assert weight == pytest.approx(density if one.visible_QK[p, q] else 0.0, abs=1e-6)
+                assert weight == pytest.approx(density if one.visible_NQK[0][p, q] else 0.0, abs=1e-6)
 
 
 def test_heads_of_hard_coded_attention_are_not_called_free():
@@ -196,7 +195,7 @@ def test_an_empty_translation_and_no_source(params):
     found = pair_of(model_of(), params, target=" ")
     assert found.decoder.tokens == ("<start>",) and (found.decoder.weights_NHQK == 1).all()
     assert found.cross.weights_NHQK.shape == (2, 3, 1, 8)
-    assert np.isnan(maps.uniform_mass(found.decoder, tiny.SPECIAL, Assignment())["prev"])
+    assert np.isnan(maps.uniform_mass(found.decoder, tiny.SPECIAL, Assignment())["prev"]).all()
     with pytest.raises(ValueError, match="at least one token, got '  '"):
         pair_of(model_of(), params, source="  ")
     with pytest.raises(ValueError, match="at least 2 tokens, got max_tokens=1"):

@@ -81,7 +81,7 @@ def test_heads_beside_their_targets():
         for column, layer in enumerate((0, 2, 4)):
             panel = drawn[4 * row + column]
             np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
-            mass, chance = f"{masses[name][layer, head]:.2f}", f"{by_chance[name]:.2f}"
+            mass, chance = f"{masses[name][layer, head]:.2f}", f"{by_chance[name][layer]:.2f}"
             assert (
                 panel.get_title().split() == f"layer {layer + 1} {mass} on {maps.title(name)} (chance {chance})".split()
             )
@@ -154,7 +154,7 @@ def test_mass_and_the_strongest_pattern():
     drawn = panels(figure)
     masses = maps.attention_mass(attention, tiny.SPECIAL, ASSIGNMENT)
     by_chance = maps.uniform_mass(attention, tiny.SPECIAL, ASSIGNMENT)
-    titles = [f"{maps.title(name)} (chance {100 * by_chance[name]:.0f} %)" for name in PATTERNS]
+    titles = [f"{maps.title(name)} (chance {100 * by_chance[name][0]:.0f} %)" for name in PATTERNS]
     assert [axes.get_title() for axes in drawn] == [*titles, "strongest pattern"]
     for axes, (name, mass_NH) in zip(drawn, masses.items(), strict=False):
         np.testing.assert_allclose(shown(axes), mass_NH)
@@ -168,7 +168,7 @@ def test_mass_and_the_strongest_pattern():
     full = np.array([[matplotlib.colors.to_rgb(colour[name]) for name in names] for names in names_NH])
     above_NH = np.array(
         [
-            [max(0, (mass - by_chance[name]) / (1 - by_chance[name])) for mass, name in zip(*row, strict=True)]
+            [max(0, (mass - by_chance[name][0]) / (1 - by_chance[name][0])) for mass, name in zip(*row, strict=True)]
             for row in zip(best_NH, names_NH, strict=True)
         ]
     )
@@ -440,7 +440,7 @@ def test_chosen_heads():
         np.testing.assert_array_equal(shown(panel), attention.weights_NHQK[layer, head])
         first, second = panel.get_title().split("\n")
         assert first == f"layer {layer + 1}, head {head + 1}{kind}"
-        assert second == f"{mass:.2f} on {maps.title(name)} (chance {found[name].chance:.2f})"
+        assert second == f"{mass:.2f} on {maps.title(name)} (chance {found[name].chance_N[0]:.2f})"
     assert drawn[0].spines["left"].get_edgecolor() == matplotlib.colors.to_rgba(canvas.PALETTE[0])
     for heads in ((), ((5, 0),), ((0, 4),)):
         with pytest.raises(ValueError, match="expected heads of 5 layers of 4 heads, got"):

@@ -50,7 +50,8 @@ def plain():
     rows, columns = [f"row{at}" for at in range(ROWS)], [f"column{at}" for at in range(COLUMNS)]
     weights = views.attention(2, 3, ROWS, COLUMNS)
     mass_NH = np.array([[weights[n, h, :, 2].mean() for h in range(3)] for n in range(2)])
-    target = pages.Target(np.eye(COLUMNS)[[2] * ROWS], np.arange(ROWS) < 5, "[Next]", "#0072B2", mass_NH, 1 / COLUMNS)
+    chance_N = np.full(2, 1 / COLUMNS)
+    target = pages.Target(np.eye(COLUMNS)[[2] * ROWS], np.arange(ROWS) < 5, "[Next]", "#0072B2", mass_NH, chance_N)
     return views.view(
         "plain", tokens=columns, rows=rows, weights_NHQK=weights, targets={"next": target}, special=(0, 8)
     )
@@ -136,6 +137,19 @@ def test_without_special_tokens_rows_are_scaled(browser, plain, path):
     assert np.abs(drawn - weight_colours(np.sqrt(row))).max() <= 8
 
 
+def test_even_attention_is_that_within_the_window_of_a_layer(browser, tmp_path):
+    """Of nine tokens, those of the second layer see two on each side: 3, 4, 5, 5, 5, 5, 5, 4 and 3 in all."""
+    near = np.abs(np.arange(9)[:, None] - np.arange(9)) <= 2
+    weights = np.stack([np.full((9, 9), 1 / 9), near / near.sum(1, keepdims=True)])[:, None].astype(np.float32)
+    shown = views.view(weights_NHQK=weights, windows=(None, 4), special=(), targets={}, guided=())
+    file = save(tmp_path / "m.html", [shown])
+    for layer, said, bits in ((0, 1 / 9, np.log2(9)), (1, 1 / 4, np.log2([3, 4, 5, 5, 5, 5, 5, 4, 3]).mean())):
+        browser.open(file, f"l={layer}&h=0&r=1&c=2")
+        (weight,) = re.findall(r"3 “t2” ([.0-9]+) \(1.0 × even\)", browser.text("line"))
+        assert float(weight) == pytest.approx(said, abs=0.004)
+        assert f"entropy {bits:.2f} bits of {bits:.2f}" in browser.text("facts")
+
+
 def test_small_weights_of_a_picture_have_the_mass_of_their_row(browser, tmp_path):
     """Weights of .01 are stored as .0094; the row then sums to .94 before its weights are scaled."""
     even = views.view(tokens=[f"t{at}" for at in range(100)], weights_NHQK=np.full((1, 1, 100, 100), 0.01, np.float32))
@@ -170,11 +184,12 @@ def test_the_outline_of_the_target(browser, plain, path):
 
 def test_the_pattern_of_a_free_head(browser, plain, tmp_path):
     """A pattern with targets in few rows counts less, as in `maps.strongest_pattern`."""
-    chance, shape = 1 / COLUMNS, plain.weights_NHQK.shape[:2]
+    shape = plain.weights_NHQK.shape[:2]
+    chance_N = np.full(shape[0], 1 / COLUMNS)
     columns = np.eye(COLUMNS)[[2] * ROWS]
     targets = {
-        "period": pages.Target(columns, np.arange(ROWS) < 1, "[Period]", "#009E73", np.full(shape, 0.9), chance),
-        "first": pages.Target(columns, np.arange(ROWS) < 5, "[First]", "#D55E00", np.full(shape, 0.4), chance),
+        "period": pages.Target(columns, np.arange(ROWS) < 1, "[Period]", "#009E73", np.full(shape, 0.9), chance_N),
+        "first": pages.Target(columns, np.arange(ROWS) < 5, "[First]", "#D55E00", np.full(shape, 0.4), chance_N),
     }
     view = views.view(tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK, targets=targets)
     browser.open(save(tmp_path / "m.html", [view]), "l=1&h=2")
@@ -507,7 +522,7 @@ def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path
     weights = views.attention(1, 2, 5, 5)
     mass = np.zeros((1, 2))
     targets = {
-        name: pages.Target(np.eye(5), np.ones(5, bool), title, "#000000", mass, 0.2)
+        name: pages.Target(np.eye(5), np.ones(5, bool), title, "#000000", mass, np.full(len(mass), 0.2))
         for name, title in (("delim", "[Delim]"), ("diagonal", "[Diagonal]"))
     }
     view = views.view(tokens=list("abcde"), weights_NHQK=weights, targets=targets, guided=[("delim", "diagonal")])

@@ -58,7 +58,9 @@ def test_numbers_are_those_of_the_weights():
         assert described["entropy"][layer][head] == pytest.approx(sum(rows) / 9, rel=1e-3)
     target = described["targets"]["next"]
     np.testing.assert_allclose(target["mass"], view.targets["next"].mass_NH, rtol=1e-3)
-    assert target["chance"] == pytest.approx(1 / 9, rel=1e-3) and described["guided"] == [["next", None, None]] * 2
+    assert (
+        target["chance"] == pytest.approx([1 / 9] * 2, rel=1e-3) and described["guided"] == [["next", None, None]] * 2
+    )
     assert described["sums"] is True and described["stored"] is None
 
 
@@ -67,7 +69,7 @@ def test_targets_are_stored_as_rows():
     view = views.view()
     columns = views.next_target(view.weights_NHQK)
     shared = pages.Target(
-        np.tile([0.5, 0.5, *[0.0] * 7], (9, 1)), np.ones(9, bool), "[X]", "#000", columns.mass_NH, math.nan
+        np.tile([0.5, 0.5, *[0.0] * 7], (9, 1)), np.ones(9, bool), "[X]", "#000", columns.mass_NH, np.full(2, np.nan)
     )
     given = {"next": columns, "x": shared}
     (described,) = json.loads(elements(pages.page("t", [views.view(targets=given)]))["meta"])["views"]
@@ -80,7 +82,7 @@ def test_targets_are_stored_as_rows():
                 for column, weight in found["distinct"][number]:
                     again[column] = weight
                 np.testing.assert_allclose(again, row_K)
-    assert len(described["targets"]["x"]["distinct"]) == 1 and described["targets"]["x"]["chance"] is None
+    assert len(described["targets"]["x"]["distinct"]) == 1 and described["targets"]["x"]["chance"] == [None] * 2
 
 
 def test_masked_cells_and_what_they_held():
@@ -110,7 +112,7 @@ def test_a_page_loads_nothing_and_keeps_text_as_text():
 
 def test_the_script_is_small_and_readable():
     script = (pages.FOLDER / "viewer.js").read_bytes()
-    assert len(script) <= 60_000 and max(map(len, script.splitlines())) < 250
+    assert len(script) <= 62_000 and max(map(len, script.splitlines())) < 250
 
 
 @pytest.mark.parametrize(("detail", "most"), [("full", 30e6), ("picture", 10e6)])
@@ -197,13 +199,23 @@ def test_a_notebook_shows_a_frame_and_a_picture(tmp_path):
 
 def test_a_pattern_of_few_rows_makes_a_head_less_strong():
     mass_NH, other_NH = np.array([[0.9, 0.1]]), np.array([[0.1, 0.4]])
-    one, most = np.arange(9) == 3, np.arange(9) < 8
+    one, most, chance_N = np.arange(9) == 3, np.arange(9) < 8, np.full(1, 0.1)
     targets = {
-        "period": pages.Target(np.eye(9), one, "[Period]", "#009E73", mass_NH, 0.1),
-        "next": pages.Target(np.eye(9), most, "[Next]", "#0072B2", other_NH, 0.1),
+        "period": pages.Target(np.eye(9), one, "[Period]", "#009E73", mass_NH, chance_N),
+        "next": pages.Target(np.eye(9), most, "[Next]", "#0072B2", other_NH, chance_N),
     }
     view = views.view(weights_NHQK=views.attention(1, 2), targets=targets)
     assert pages.strongest_heads(view, 1) == [(0, 1)]  # .3 in 8 rows, and not .8 in one
+
+
+def test_each_layer_has_its_own_chance():
+    target = pages.Target(
+        np.eye(9), np.ones(9, bool), "[Next]", "#0072B2", np.array([[0.5], [0.6]]), np.array([0.1, 0.3])
+    )
+    view = views.view(weights_NHQK=views.attention(2, 1), targets={"next": target}, windows=(None, 4), guided=())
+    assert pages.strongest_heads(view, 1) == [(0, 0)]  # .4 above chance, and not .3
+    (described,) = json.loads(elements(pages.page("t", [view]))["meta"])["views"]
+    assert described["windows"] == [None, 4] and described["targets"]["next"]["chance"] == [0.1, 0.3]
 
 
 def shown_in_a_notebook(monkeypatch, share, *given):

@@ -26,7 +26,7 @@ def next_target(weights_NHQK):
             for n in range(layers)
         ]
     )
-    return Target(matrix_QK, has_target_Q, "[Next]", "#0072B2", mass_NH, 1 / length)
+    return Target(matrix_QK, has_target_Q, "[Next]", "#0072B2", mass_NH, np.full(len(mass_NH), 1 / length))
 
 
 def view(name="one", length=9, tokens=None, **more):

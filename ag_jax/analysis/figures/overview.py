@@ -107,12 +107,12 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     for panel in axes.flat:
         panel.set_axis_off()
     for panel, (name, pattern) in zip(axes.flat, found.items(), strict=False):
-        image = _draw_mass(panel, name, pattern.mass_NH, pattern.chance, colours[name])
+        image = _draw_mass(panel, name, pattern.mass_NH, pattern.chance_N, colours[name])
         members = [head for head, owner in enumerate(owners) if owner == name]
         for run in assignment.runs(layers) if members else ():
             _outline(panel, members[0] - 0.5, run.start - 0.5, len(members), len(run), colours[name])
     strongest, legend = axes.flat[len(found) : cells]
-    chance = {name: pattern.chance for name, pattern in found.items()}
+    chance = {name: pattern.chance_N for name, pattern in found.items()}
     _draw_strongest(strongest, legend, *strongest_pattern(maps, special, assignment), chance, colours)
     for at in range(len(found) + 1):
         panel = axes.flat[at]
@@ -135,11 +135,13 @@ def _layer_head_axes(axes: Axes, layers: int, heads: int) -> None:
     axes.tick_params(length=0)
 
 
-def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, chance: float, colour: str) -> AxesImage:
+def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, chance_N: np.ndarray, colour: str) -> AxesImage:
     """Draw the attention mass of every layer and head on one pattern as a heat map, with numbers where they fit."""
     image = axes.imshow(mass_NH, cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto")
     _layer_head_axes(axes, *mass_NH.shape)
-    by_chance = "" if np.isnan(chance) else f" (chance {100 * chance:.0f} %)"
+    # Layers with a window have another level of chance than those without.
+    levels = " to ".join(dict.fromkeys(f"{100 * chance:.0f}" for chance in (chance_N.min(), chance_N.max())))
+    by_chance = "" if np.isnan(chance_N).any() else f" (chance {levels} %)"
     axes.set_title(f"{label(title(name))}{by_chance}", fontsize=MEDIUM, color=colour)
     if np.isnan(mass_NH).all():
         axes.text(0.5, 0.5, "points at nothing\nin this text", ha="center", va="center", transform=axes.transAxes)
@@ -155,12 +157,12 @@ def _draw_strongest(
     legend: Axes,
     best_NH: np.ndarray,
     mass_NH: np.ndarray,
-    chance: Mapping[str, float],
+    chance: Mapping[str, np.ndarray],
     colours: Mapping[str, str],
 ) -> None:
     """Draw each head in the colour of the pattern that explains it best, paler the nearer its mass is to chance."""
     full = np.array([[to_rgb(colours[name]) for name in names] for names in best_NH])
-    chance_NH = np.array([[chance[name] for name in names] for names in best_NH])
+    chance_NH = np.array([[chance[name][layer] for name in names] for layer, names in enumerate(best_NH)])
     above_NH = np.divide(mass_NH - chance_NH, 1 - chance_NH, out=np.zeros_like(mass_NH), where=chance_NH < 1)
     axes.imshow(1 - np.clip(above_NH, 0, 1)[:, :, None] * (1 - full), aspect="auto")
     _layer_head_axes(axes, *mass_NH.shape)

@@ -251,7 +251,7 @@ class _Masses:
         if self.maps.is_fixed and not owner:
             return ()  # hard-coded weights follow no pattern, however much of them happens to lie on one
         name = owner or self.best_NH[layer, head]
-        mass, chance = self.found[name].mass_NH[layer, head], self.found[name].chance
+        mass, chance = self.found[name].mass_NH[layer, head], self.found[name].chance_N[layer]
         if np.isnan(mass):
             return (f"– on {label(title(name))}",)
         return f"{mass:.2f} on {label(title(name))}", f"(chance {chance:.2f})"
