@@ -19,6 +19,10 @@
 
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
+# Packages are installed without compiled modules (see pip_install). With this variable, which many containers set, Python would
+# write none either, and every process would compile some 1,500 modules again.
+unset PYTHONDONTWRITEBYTECODE
+
 dry_run=no # yes: print the commands that change something, and run none of them
 
 say() { printf 'ag_jax: %s\n' "$*" >&2; }

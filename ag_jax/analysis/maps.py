@@ -110,6 +110,17 @@ class AttentionMaps:
     model: str = ""
     windows: tuple[int | None, ...] = ()
 
+    def __post_init__(self):
+        """Raise ValueError if weights are not finite, because tables and figures would show them as missing values."""
+        finite_N = np.isfinite(self.weights_NHQK).all((1, 2, 3))
+        if not finite_N.all():
+            layers = [str(layer + 1) for layer in np.flatnonzero(~finite_N)]
+            of = f" of {self.model}" if self.model else ""
+            raise ValueError(
+                f"{self.title}{of}: the attention is not finite in layer {', '.join(layers)}, because parameters are "
+                "NaN or scores overflow; inspect an earlier step, or a model whose training did not diverge"
+            )
+
     @property
     def title(self) -> str:
         """The kind of attention and, if outputs of heads were zeroed, their names."""

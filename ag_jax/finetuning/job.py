@@ -393,6 +393,7 @@ class _Training:
             "batch_size": trial.batch_size,
             **({} if trial.fold is None else {"fold": trial.fold}),
             "start": self.opened.description,
+            "start_sha256": self.opened.digest,
             "steps": history[-1].step,
             "planned_steps": self.spec.steps,
             "epochs": epochs,

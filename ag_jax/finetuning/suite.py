@@ -326,7 +326,7 @@ def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
             _check_initial(config, workdir, name, suite.material[first].task.metric)
         else:
             for one in of_task:
-                _check_start(directory_of(workdir, one), opened.description)
+                _check_start(directory_of(workdir, one), opened)
 
 
 def _check_warmup(suite: Suite, one: Trial) -> None:
@@ -526,15 +526,22 @@ def _with_absolute_path(description: str) -> str:
     return f"{step}{separator}{storage.directory(path)}"
 
 
-def _check_start(directory: epath.Path, start: str) -> None:
-    """Raise ValueError if a finished trial did not start from the weights that `start` describes."""
+def _check_start(directory: epath.Path, start: Pretrained) -> None:
+    """Raise ValueError if a finished trial started from other weights than `start`.
+
+    Results of earlier versions do not have the digest of the weights, and are compared by their description alone.
+    """
     if not is_done(directory):
         return
-    theirs = str(trial.read_result(directory).get("start", start))
-    if _with_absolute_path(theirs) != _with_absolute_path(start):
+    result, now = trial.read_result(directory), start.description
+    theirs = str(result.get("start", now))
+    remedy = f"delete {directory.parent} to train all of them again, or choose another --workdir"
+    if _with_absolute_path(theirs) != _with_absolute_path(now):
+        raise ValueError(f"{directory} started from {theirs}, trials would now start from {now}: {remedy}")
+    if result.get("start_sha256", start.digest) != start.digest:
         raise ValueError(
-            f"{directory} started from {theirs}, trials would now start from {start}: delete {directory.parent} to "
-            "train all of them again, or choose another --workdir"
+            f"{directory} started from {theirs}, which had other weights then: it was trained or written again since; "
+            f"{remedy}"
         )
 
 
@@ -586,7 +593,7 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
 
     def check() -> None:
         for directory in of_seed:
-            _check_start(directory, start.description)
+            _check_start(directory, start)
 
     hosts.from_first("the trials that are done", check)
     # The checkpoint's config, because the other task's recipe may have changed the dropout.

@@ -1,9 +1,13 @@
 """Open a model: a run, a fine-tuning trial that saved its weights, or a Hugging Face directory."""
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import jax
+import numpy as np
 from etils import epath
 
 from ag_jax.attention import guidance
@@ -57,6 +61,13 @@ class Pretrained:
     trained_length: int | None = None
     assignment: Assignment = Assignment()
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the encoder's parameters, by which trials notice that other weights were written to a path."""
+        found = hashlib.sha256()
+        hash_params(found, self.params.get("encoder", {}))
+        return found.hexdigest()
+
     @property
     def has_words(self) -> bool:
         """Whether there is a trained head for masked words, or all parameters are to be randomly initialised."""
@@ -71,6 +82,20 @@ class Pretrained:
     def translates(self) -> bool:
         """Whether the encoder is that of a translation model: it was trained on texts without a begin token."""
         return any(opened is not None and opened.config.translates for opened in (self.run, self.imported))
+
+
+class Hash(Protocol):
+    """A hash of `hashlib`."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+def hash_params(found: Hash, params: Any) -> None:
+    """Add the paths, types, shapes and values of parameters to a hash."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.asarray(leaf)
+        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ag_jax.analysis.maps import Assignment
 from ag_jax.data.tokenizers import Tokenizer
@@ -48,10 +47,7 @@ def digest(config: EncoderConfig, params: Any, tokenizer: Tokenizer) -> str:
     """Return the SHA-256 of a model: its architecture, its parameters and its tokenizer."""
     found = hashlib.sha256(json.dumps(dataclasses.asdict(config)).encode())
     found.update(tokenizer.fingerprint().encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = np.asarray(leaf)
-        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
+    opening.hash_params(found, params)
     return found.hexdigest()
 
 

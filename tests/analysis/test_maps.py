@@ -160,6 +160,13 @@ def test_chance_in_a_window_by_hand():
     np.testing.assert_array_equal(view.targets["first"].chance_N, found["first"].chance_N)
 
 
+def test_attention_that_is_not_finite_is_an_error(model, params):
+    damaged = jax.tree.map(np.array, params)
+    damaged["encoder"]["layers"]["attention"]["query"]["kernel"][1] = np.nan
+    with pytest.raises(ValueError, match=r"Encoder: the attention is not finite in layer 2, because .* earlier step"):
+        maps.attention_maps(model, damaged, WordTokenizer(), SENTENCE, 13)
+
+
 def test_maps_know_the_windows_of_their_model():
     model = tiny.model(window=4, global_every=2)
     found = maps.attention_maps(model, tiny.params(model, tiny.batch()), WordTokenizer(), SENTENCE, 13)

@@ -410,6 +410,32 @@ def test_a_checkpoint_that_went_on_is_told_from_what_it_was(tmp_path, data, call
     assert len(calls) == 3
 
 
+def test_a_checkpoint_that_was_trained_again_is_noticed(tmp_path, data, calls):
+    workdir, weights = epath.Path(tmp_path / "w"), tmp_path / "model" / "params"
+    weights.write_text("1.5")
+    train(config(tmp_path, data), workdir)
+    weights.write_text("1.25")
+    more = config(tmp_path, data, seeds=(0, 1, 2, 3))
+    message = r"started from step 1 of .*, which had other weights then: .* delete .*sst2 to"
+    with pytest.raises(ValueError, match=message):
+        train(more, workdir)
+    assert len(calls) == 3
+    for path in (tmp_path / "w").glob("sst2/*/result.json"):  # as in results of earlier versions
+        path.write_text(re.sub(r'"start_sha256": "\w+", ', "", path.read_text()))
+    train(more, workdir)
+    assert len(calls) == 4
+
+
+def test_a_first_task_that_was_trained_again_is_noticed(tmp_path, data, calls):
+    workdir, settings = epath.Path(tmp_path / "w"), {"tasks.rte.initial_task": "sst2"}
+    train(config(tmp_path, data, ("sst2", "rte"), (0,), **settings), workdir)
+    (first,) = (tmp_path / "w").glob("sst2/*/weights")
+    (first.parent / "params").write_text("2")
+    settings["tasks.rte.learning_rates"] = (1e-5, 2e-5)
+    with pytest.raises(ValueError, match=r"started from trial .*, which had other weights then"):
+        train(config(tmp_path, data, ("sst2", "rte"), (0,), **settings), workdir)
+
+
 def test_a_start_that_was_written_as_a_relative_path_is_the_same(tmp_path, data, calls, monkeypatch):
     workdir = epath.Path(tmp_path / "w")
     train(config(tmp_path, data), workdir)

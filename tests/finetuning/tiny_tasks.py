@@ -171,6 +171,7 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
         "batch_size": one.batch_size,
         "fold": one.fold,
         "start": start.description,
+        "start_sha256": start.digest,
         "epochs": [{"epoch": 1}, {"epoch": 2}],
         "best_epoch": 2,
         "metrics": kinds.evaluate(splits.task, splits.validation, predicted),
@@ -191,13 +192,16 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
 
 
 def open_encoder(checkpoint, step=None, *, fresh=False):
-    """In the place of `opening.open_encoder`; the description of a run ends with its length in files."""
+    """In the place of `opening.open_encoder`; the description of a run ends with its length in files, and its only
+    parameter is the number in its file `params`.
+    """
+    params = {"encoder": np.float32((path := pathlib.Path(checkpoint) / "params").exists() and path.read_text())}
     if (pathlib.Path(checkpoint) / "weights").exists():
-        return Pretrained(EncoderConfig(max_length=64), None, {}, "roberta", f"trial {checkpoint}")
+        return Pretrained(EncoderConfig(max_length=64), None, params, "roberta", f"trial {checkpoint}")
     if not pathlib.Path(checkpoint).is_dir():
         raise FileNotFoundError(f"{checkpoint} is no model")
     step = len([*pathlib.Path(checkpoint).iterdir()])
-    return Pretrained(EncoderConfig(max_length=64), None, {}, "roberta", f"step {step} of {checkpoint}")
+    return Pretrained(EncoderConfig(max_length=64), None, params, "roberta", f"step {step} of {checkpoint}")
 
 
 def accuracies(splits, *key) -> float:
