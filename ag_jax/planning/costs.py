@@ -139,7 +139,7 @@ class _Counter:
             opcode = instruction.opcode
             called = self.program.called(instruction) if opcode in ("fusion", "call", "async-start") else None
             if opcode == "while":
-                repeats = self.program.repeats(instruction)
+                repeats = self.program.repeats(instruction, computation)
                 if repeats is None:
                     self.unknown_loops.append(instruction.name)
                 body = self.program.computations[instruction.attribute(r"body=%?([\w.\-]+)")]

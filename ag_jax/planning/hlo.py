@@ -95,6 +95,13 @@ class Computation:
             for operand in dict.fromkeys(line.operands):
                 self.users.setdefault(operand, []).append(line)
 
+    def origin(self, name: str) -> Instruction:
+        """Return the instruction whose result the instruction `name` has: itself, or what it is a copy of."""
+        one = self.of[name]
+        while one.opcode in ("copy", "bitcast") and one.operands[0] in self.of:
+            one = self.of[one.operands[0]]
+        return one
+
     def arrays(self, name: str) -> tuple[HloArray, ...]:
         """Return the arrays of the result of the instruction `name`; () if it is not in this computation."""
         return self.of[name].arrays if name in self.of else ()
@@ -132,11 +139,15 @@ class HloModule:
         name = instruction.attribute(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
         return self.computations.get(name) if name else None
 
-    def repeats(self, loop: Instruction) -> int | None:
+    def repeats(self, loop: Instruction, around: Computation) -> int | None:
         """Return the number of iterations of a `while`; None if it is unknown.
 
-        It is the compiler's own figure, or else the constant that the loop's condition compares its counter with, which
-        assumes a counter from 0 in steps of 1, as in the loops of `jax.lax.scan`.
+        It is the compiler's own figure, or else the constant that the loop's condition compares its counter with, minus
+        the value from which the counter starts. The counter is taken to go in steps of 1, as in the loops of
+        `jax.lax.scan`. It does not always start from 0: the compiler may move the first iteration out of a loop, as it
+        does for several slices.
+
+        around: the computation that the loop is an instruction of.
         """
         noted = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
         if noted:
@@ -147,7 +158,39 @@ class HloModule:
         operands = [condition.of[name] for name in condition.root.operands if name in condition.of]
         constants = [operand.literal for operand in operands if operand.opcode == "constant"]
         limits = [int(literal) for literal in constants if literal.isdigit()]
-        return limits[0] if len(limits) == 1 else None
+        counters = [operand.attribute(r"index=(\d+)") for operand in operands if operand.opcode == "get-tuple-element"]
+        if len(limits) != 1 or len(counters) != 1:
+            return None
+        start = self._start(loop, around, int(counters[0]))
+        return None if start is None else max(0, limits[0] - start)
+
+    def _start(self, loop: Instruction, around: Computation, index: int) -> int | None:
+        """Return the constant with which an element of the tuple that a loop carries starts; None if it is none."""
+        first = around.of[loop.operands[0]]
+        if first.opcode != "tuple":
+            return None
+        value = around.origin(first.operands[index])
+        if value.opcode == "constant":
+            return int(value.literal) if value.literal.isdigit() else None
+        # A constant from outside an outer loop, which hands it on unchanged.
+        outer = self._loop_of_body.get(around.name)
+        number = value.attribute(r"index=(\d+)")
+        if outer is None or value.opcode != "get-tuple-element" or number is None:
+            return None
+        handed_on = around.origin(around.root.operands[int(number)]) if around.root.opcode == "tuple" else None
+        if handed_on is None or (handed_on.opcode, handed_on.attribute(r"index=(\d+)")) != (value.opcode, number):
+            return None
+        return self._start(*outer, int(number))
+
+    @functools.cached_property
+    def _loop_of_body(self) -> dict[str, tuple[Instruction, Computation]]:
+        """{name of a loop's body: the loop, and the computation that it is an instruction of}."""
+        return {
+            body: (instruction, computation)
+            for computation in self.computations.values()
+            for instruction in computation.instructions
+            if instruction.opcode == "while" and (body := instruction.attribute(r"body=%?([\w.\-]+)"))
+        }
 
 
 def parse_instruction(line: str) -> Instruction:

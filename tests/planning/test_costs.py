@@ -75,6 +75,61 @@ def test_by_hand():
     assert found.sent == 5 * 384 + 3 * tile and not found.unknown_loops
 
 
+@pytest.mark.parametrize(
+    ("start", "turns"),
+    [
+        ("constant(0)", 5),
+        ("constant(1)", 4),  # the first turn was moved out of the loop
+        ("copy(%one)\n  %one = s32[]{:T(128)} copy(%two)\n  %two = s32[]{:T(128)} constant(2)", 3),
+        ("get-tuple-element(%w.1), index=0", None),
+    ],
+)
+def test_a_loop_may_start_from_another_number_than_zero(start, turns):
+    found = costs.costs(
+        HloModule(TEXT.replace("%start = s32[]{:T(128)} constant(0)", f"%start = s32[]{{:T(128)}} {start}")), 8
+    )
+    assert found.flops == (turns or 1) * found.once_flops
+    assert found.unknown_loops == (() if turns else ("loop",))
+
+
+def test_a_start_from_outside_the_outer_loop():
+    """An outer loop of 3 turns hands on the start of the inner loop, as element 3 of what it carries."""
+    types = "(s32[], f32[8,128]{1,0:T(8,128)}, f32[5,8,128]{2,1,0:T(8,128)}, s32[])"
+    outer = f"""%around (all: {types}) -> {types} {{
+  %all = {types} parameter(0)
+  %turn = s32[] get-tuple-element(%all), index=0
+  %x.2 = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%all), index=1
+  %w.2 = f32[5,8,128]{{2,1,0:T(8,128)}} get-tuple-element(%all), index=2
+  %first = s32[] get-tuple-element(%all), index=3
+  %init = (s32[], f32[8,128], f32[5,8,128]) tuple(%first, %x.2, %w.2)
+  %loop = (s32[], f32[8,128], f32[5,8,128]) while(%init), condition=%condition, body=%body
+  %new = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%loop), index=1
+  ROOT %handed = {types} tuple(%turn, %new, %w.2, HANDED)
+}}
+
+%until (all.1: {types}) -> pred[] {{
+  %all.1 = {types} parameter(0)
+  %three = s32[] constant(3)
+  %turn.1 = s32[] get-tuple-element(%all.1), index=0
+  ROOT %less.1 = pred[] compare(%turn.1, %three), direction=LT
+}}
+
+ENTRY %main (w.1: f32[5,8,128], x.1: f32[8,128]) -> {types} {{
+  %w.1 = f32[5,8,128]{{2,1,0:T(8,128)}} parameter(0)
+  %x.1 = f32[8,128]{{1,0:T(8,128)}} parameter(1)
+  %zero.1 = s32[] constant(0)
+  %two = s32[] constant(2)
+  %begin = {types} tuple(%zero.1, %x.1, %w.1, %two)
+  ROOT %outer = {types} while(%begin), condition=%until, body=%around
+}}
+"""
+    whole = TEXT[: TEXT.index("ENTRY")] + outer
+    found = costs.costs(HloModule(whole.replace("HANDED", "%first")), 8)
+    assert found.flops == 3 * 3 * found.once_flops and not found.unknown_loops
+    changed = costs.costs(HloModule(whole.replace("HANDED", "%turn")), 8)
+    assert changed.unknown_loops == ("loop",)
+
+
 BETWEEN = """HloModule slices
 
 ENTRY %main (x: f32[256,1024]) -> f32[256,1024] {
@@ -241,7 +296,7 @@ def test_loops_on_a_tpu_against_the_compilers_sums(monkeypatch):
     assert reported[1]["flops"] == pytest.approx(3 * product, rel=0.02)
     assert reported[3]["flops"] == pytest.approx(8 * product, rel=0.02)
     assert loop.bytes > 1.3 * reported[1]["bytes accessed"]
-    monkeypatch.setattr(HloModule, "repeats", lambda self, loop: 1)
+    monkeypatch.setattr(HloModule, "repeats", lambda self, loop, around: 1)
     for unrolled in (1, 3):
         once = costs.costs(programs[unrolled], 1)
         assert 0.8 < once.bytes / reported[unrolled]["bytes accessed"] < 1.0
