@@ -66,10 +66,13 @@ def cache_directory(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_programs(tmp_path_factory):
-    """Set a compilation cache for the processes that tests start, because many of them compile the same programs.
+    """Set compilation caches for tests and for the processes that they start, because many compile the same programs.
 
-    Each pytest worker has its own cache, because JAX writes these files in place and without a lock.
+    Each pytest worker has its own caches, because JAX writes these files in place and without a lock. Programs of the
+    tests themselves are kept only if they take long to compile: small ones are rarely compiled twice.
     """
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled_by_tests")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
