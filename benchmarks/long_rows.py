@@ -14,6 +14,7 @@ import pathlib
 from typing import Any
 
 import cells
+import jax
 
 from ag_jax import config_reader
 from ag_jax.planning import compilation, plan, topology
@@ -33,10 +34,10 @@ def config_of(attention: str, length: int, chips: int) -> ExperimentConfig:
     return config_reader.parse(ExperimentConfig, values)
 
 
-def measure(attention: str, length: int, of: topology.Topology) -> dict[str, Any]:
+def measure(attention: str, length: int, of: topology.Topology, devices: list[jax.Device]) -> dict[str, Any]:
     """Compile one step; return its memory, its lower bound and the forecast of its time, in bytes and seconds."""
     config = config_of(attention, length, of.chips)
-    step = compilation.compile_step(config, of, of.compile_only_devices())
+    step = compilation.compile_step(config, of, devices)
     if isinstance(step, compilation.TooLarge):
         return {"fits": False, "needed_bytes": step.needed, "available_bytes": step.available}
     found = plan.estimates(config, of, step)
@@ -65,14 +66,15 @@ def main() -> None:
     cells.check(RESULTS, ROOT)
     topology.silence_libtpu()
     of = topology.parse(given.topology)
+    devices = of.compile_only_devices()  # before `stamp`, which would load libtpu without its flags for schedules
     done = [(line["topology"], line["attention"], line["length"]) for line in cells.read(RESULTS)]
     for attention in ("auto", "reference"):
         for length in given.lengths:
             cell = {"topology": given.topology, "attention": attention, "length": length}
             if tuple(cell.values()) in done:
                 continue
-            found = measure(attention, length, of)  # before `stamp`, which loads libtpu without the flags for schedules
-            line = cells.stamp(ROOT) | {"compiler": topology.versions()} | cell | found
+            line = cells.stamp(ROOT) | {"compiler": topology.versions()} | cell
+            line |= measure(attention, length, of, devices)
             cells.append(RESULTS, line, ROOT)
             print(line, flush=True)
 

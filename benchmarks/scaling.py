@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import cells
+import jax
 
 from ag_jax import config_reader
 from ag_jax.planning import compilation, plan, topology
@@ -69,9 +70,9 @@ def config_of(cell: Cell, chips: int) -> ExperimentConfig | None:
     return config_reader.parse(ExperimentConfig, values)
 
 
-def measure(config: ExperimentConfig, of: topology.Topology) -> dict[str, Any]:
+def measure(config: ExperimentConfig, of: topology.Topology, devices: list[jax.Device]) -> dict[str, Any]:
     """Compile one step; return its memory, and bounds and forecast of its time, in bytes and seconds."""
-    step = compilation.compile_step(config, of, of.compile_only_devices())
+    step = compilation.compile_step(config, of, devices)
     sizes = {"batch_size": config.training.batch_size, "microbatches": config.training.microbatches}
     if isinstance(step, compilation.TooLarge):
         return sizes | {"fits": False, "needed_bytes": step.needed, "available_bytes": step.available}
@@ -111,8 +112,9 @@ def main() -> None:
         config = config_of(cell, of.chips)
         if config is None or named in done:
             continue
-        found = measure(config, of)  # before `stamp`, which loads libtpu: its flags for schedules must be set by then
-        line = cells.stamp(ROOT) | {"compiler": topology.versions()} | named | {"chips": of.chips} | found
+        devices = of.compile_only_devices()  # before `stamp`, which would load libtpu without its flags for schedules
+        line = cells.stamp(ROOT) | {"compiler": topology.versions()} | named | {"chips": of.chips}
+        line |= measure(config, of, devices)
         cells.append(RESULTS, line, ROOT)
         print(line, flush=True)
 

@@ -22,7 +22,7 @@ RECORD = pathlib.Path(scaling.RESULTS)
 DOLLARS = 1.20  # a chip-hour
 TITLES = {
     ("roberta_12", "strong"): "RoBERTa with 12 layers and guidance, 256 sequences of 512 tokens a step",
-    ("roberta_12", "weak"): "The same with 32 sequences a chip",
+    ("roberta_12", "weak"): "RoBERTa with 12 layers and guidance, 32 sequences of 512 tokens a step and chip",
     ("roberta_large", "strong"): "RoBERTa-large, 8,192 sequences of 512 tokens a step",
 }
 HEADER = (

@@ -110,15 +110,15 @@ class AttentionMaps:
     model: str = ""
     windows: tuple[int | None, ...] = ()
 
-    def __post_init__(self):
+    def check_finite(self) -> None:
         """Raise ValueError if weights are not finite, because tables and figures would show them as missing values."""
         finite_N = np.isfinite(self.weights_NHQK).all((1, 2, 3))
         if not finite_N.all():
             layers = [str(layer + 1) for layer in np.flatnonzero(~finite_N)]
-            of = f" of {self.model}" if self.model else ""
             raise ValueError(
-                f"{self.title}{of}: the attention is not finite in layer {', '.join(layers)}, because parameters are "
-                "NaN or scores overflow; inspect an earlier step, or a model whose training did not diverge"
+                f"{self.title} of {self.model or 'the model'}: the attention is not finite in layer "
+                f"{', '.join(layers)}, because parameters are NaN or scores overflow: inspect an earlier step or "
+                "another model"
             )
 
     @property
@@ -175,7 +175,7 @@ class AttentionMaps:
     def visible_NQK(self) -> np.ndarray:
         """Which columns each row of each layer can attend to: all, or those within the layer's window.
 
-        In a decoder, a row sees only its own position and earlier ones.
+        A row of a decoder's self-attention sees only its own position and earlier ones.
         """
         layers, _, queries, keys = self.weights_NHQK.shape
         of_BQ, of_BK = jnp.ones((1, queries), jnp.int32), jnp.ones((1, keys), jnp.int32)
@@ -342,11 +342,11 @@ class Measured(NamedTuple):
 
     target_QK: target matrix.
     has_target_Q: which rows have a target.
-    mass_NH: sum of each head's weights where the target is not zero, averaged over the rows that have a target, 0 for
-        those whose target lies outside the layer's window. NaN if the pattern has no target in this sentence, such as
-        [Period] in a sentence without a full stop.
-    chance_N: in each layer, the mass of a head that attends uniformly to what it sees. Within a window, a head sees
-        fewer tokens, and perhaps not the target.
+    mass_NH: sum of each head's weights where the target is not zero, averaged over the rows that have a target. A row
+        whose target lies outside the layer's window counts as 0. NaN if the pattern has no target in this sentence,
+        such as [Period] in a sentence without a full stop.
+    chance_N: in each layer, the mass of a head that attends uniformly to what it sees: to all tokens, or to those in
+        the layer's window.
     """
 
     target_QK: np.ndarray
@@ -489,7 +489,9 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     local = [str(layer + 1) for layer in range(layers) if windows[layer] is not None]
     if local:
         word = "layers" if len(local) > 1 else "layer"
-        lines += ["", f"{word} {', '.join(local)}: a token sees a window of {maps.windows[int(local[0]) - 1]} tokens"]
+        side = max(window or 0 for window in windows) // 2
+        tokens = "token" if side == 1 else "tokens"
+        lines += ["", f"{word} {', '.join(local)}: a token sees itself and {side} {tokens} on each side"]
     if not all(pattern.has_target_Q.any() for pattern in found.values()):
         lines += ["", "– : the pattern points at nothing in this text"]
     return "\n".join(lines)

@@ -538,10 +538,10 @@ def _check_start(directory: epath.Path, start: Pretrained) -> None:
     remedy = f"delete {directory.parent} to train all of them again, or choose another --workdir"
     if _with_absolute_path(theirs) != _with_absolute_path(now):
         raise ValueError(f"{directory} started from {theirs}, trials would now start from {now}: {remedy}")
-    if result.get("start_sha256", start.digest) != start.digest:
+    if "start_sha256" in result and result["start_sha256"] != start.digest:
         raise ValueError(
-            f"{directory} started from {theirs}, which had other weights then: it was trained or written again since; "
-            f"{remedy}"
+            f"{directory} started from {theirs}, which had other weights then: it was trained or written again since, "
+            f"or another version of ag_jax read it; {remedy}"
         )
 
 

@@ -35,7 +35,7 @@ def look(opened: Inspected, text: str, target: str | None = None, without: Heads
     without: heads of the encoder whose outputs are zeroed. The attack, which is that of the whole model, is then not
         shown.
 
-    Raises ValueError for a target of a model that does not translate.
+    Raises ValueError for a target of a model that does not translate, and if the attention is not finite.
     """
     if target is not None:
         _check_target(opened, target)
@@ -44,6 +44,7 @@ def look(opened: Inspected, text: str, target: str | None = None, without: Heads
     options = (opened.tokenizer, text, opened.length)
     encoder = maps.attention_maps(opened.model, opened.params, *options, without=without)
     encoder = dataclasses.replace(encoder, model=opened.name)
+    encoder.check_finite()
     return _with_attack(Seen(opened, ((encoder, opened.assignment),)), without)
 
 
@@ -56,6 +57,8 @@ def _look_at_pair(opened: Inspected, text: str, target: str | None, without: Hea
         target = translator.beginning(text, opened.length - 1).text  # of as much as is shown, beside the end token
     pair = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, text, target, opened.length, without)
     found = [dataclasses.replace(one, model=opened.name) for one in pair]
+    for one in found:
+        one.check_finite()
     assignments = opened.assignment, opened.decoder_assignment, opened.cross_assignment
     lines = (f"text: {text}", f"translation, {origin}: {target}", "")
     return _with_attack(Seen(opened, tuple(zip(found, assignments, strict=True)), lines=lines, target=target), without)

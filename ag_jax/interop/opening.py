@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -63,7 +63,10 @@ class Pretrained:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the encoder's parameters, by which trials notice that other weights were written to a path."""
+        """SHA-256 of the encoder's parameters, without heads; the same for all encoders without parameters.
+
+        A suite compares it with that of its finished trials, to notice a checkpoint that was trained again.
+        """
         found = hashlib.sha256()
         hash_params(found, self.params.get("encoder", {}))
         return found.hexdigest()
@@ -84,14 +87,8 @@ class Pretrained:
         return any(opened is not None and opened.config.translates for opened in (self.run, self.imported))
 
 
-class Hash(Protocol):
-    """A hash of `hashlib`."""
-
-    def update(self, data: bytes, /) -> None: ...
-
-
-def hash_params(found: Hash, params: Any) -> None:
-    """Add the paths, types, shapes and values of parameters to a hash."""
+def hash_params(found: Any, params: Any) -> None:
+    """Add the paths, types, shapes and values of parameters to a hash of `hashlib`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
         found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())

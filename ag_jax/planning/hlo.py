@@ -102,6 +102,13 @@ class Computation:
             one = self.of[one.operands[0]]
         return one
 
+    def carried(self, one: Instruction) -> int | None:
+        """Return which element of the computation's only parameter, a tuple, an instruction takes; None for others."""
+        if one.opcode != "get-tuple-element" or self.origin(one.operands[0]).opcode != "parameter":
+            return None
+        index = one.attribute(r"index=(\d+)")
+        return None if index is None else int(index)
+
     def arrays(self, name: str) -> tuple[HloArray, ...]:
         """Return the arrays of the result of the instruction `name`; () if it is not in this computation."""
         return self.of[name].arrays if name in self.of else ()
@@ -145,7 +152,7 @@ class HloModule:
         It is the compiler's own figure, or else the constant that the loop's condition compares its counter with, minus
         the value from which the counter starts. The counter is taken to go in steps of 1, as in the loops of
         `jax.lax.scan`. It does not always start from 0: the compiler may move the first iteration out of a loop, as it
-        does for several slices.
+        does in programs for several TPU slices. The number is unknown if the constant or the start is not found.
 
         around: the computation that the loop is an instruction of.
         """
@@ -155,32 +162,37 @@ class HloModule:
         condition = self.computations[loop.attribute(r"condition=%?([\w.\-]+)")]
         if condition.root.opcode not in ("compare", "fusion"):
             return None
-        operands = [condition.of[name] for name in condition.root.operands if name in condition.of]
+        operands = [condition.origin(name) for name in condition.root.operands if name in condition.of]
         constants = [operand.literal for operand in operands if operand.opcode == "constant"]
         limits = [int(literal) for literal in constants if literal.isdigit()]
-        counters = [operand.attribute(r"index=(\d+)") for operand in operands if operand.opcode == "get-tuple-element"]
+        counters = [operand for operand in operands if operand.opcode != "constant"]
         if len(limits) != 1 or len(counters) != 1:
             return None
-        start = self._start(loop, around, int(counters[0]))
+        if counters[0].opcode == "parameter":  # the loop carries its counter alone
+            start = self._constant(loop.operands[0], around)
+        else:
+            index = condition.carried(counters[0])
+            start = None if index is None else self._start(loop, around, index)
         return None if start is None else max(0, limits[0] - start)
 
     def _start(self, loop: Instruction, around: Computation, index: int) -> int | None:
         """Return the constant with which an element of the tuple that a loop carries starts; None if it is none."""
-        first = around.of[loop.operands[0]]
-        if first.opcode != "tuple":
-            return None
-        value = around.origin(first.operands[index])
+        first = around.origin(loop.operands[0])
+        return self._constant(first.operands[index], around) if first.opcode == "tuple" else None
+
+    def _constant(self, name: str, around: Computation) -> int | None:
+        """Return the value of an integer constant; None if the instruction is another one, or depends on others.
+
+        It may come from outside of a loop whose body `around` is, if the loop hands it on unchanged.
+        """
+        value = around.origin(name)
         if value.opcode == "constant":
             return int(value.literal) if value.literal.isdigit() else None
-        # A constant from outside an outer loop, which hands it on unchanged.
-        outer = self._loop_of_body.get(around.name)
-        number = value.attribute(r"index=(\d+)")
-        if outer is None or value.opcode != "get-tuple-element" or number is None:
+        index, outer = around.carried(value), self._loop_of_body.get(around.name)
+        if index is None or outer is None or around.root.opcode != "tuple":
             return None
-        handed_on = around.origin(around.root.operands[int(number)]) if around.root.opcode == "tuple" else None
-        if handed_on is None or (handed_on.opcode, handed_on.attribute(r"index=(\d+)")) != (value.opcode, number):
-            return None
-        return self._start(*outer, int(number))
+        handed_on = around.origin(around.root.operands[index])
+        return self._start(*outer, index) if around.carried(handed_on) == index else None
 
     @functools.cached_property
     def _loop_of_body(self) -> dict[str, tuple[Instruction, Computation]]:

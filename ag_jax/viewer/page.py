@@ -74,8 +74,8 @@ class View:
     targets: the patterns whose masses are shown.
     special: positions of the columns that the tokenizer added, such as [CLS].
     is_causal: whether a row sees only the columns up to its own position.
-    windows: for each layer, the width W of its attention: a row sees its own column and W // 2 on each side. None for a
-        layer that sees all columns; empty if all layers do.
+    windows: for each layer, W if a row sees its own column and W // 2 columns on each side; None for a layer that sees
+        all columns. Empty if all layers do.
     hidden_NHQK: cells that an attack masked, where H is 1 if all heads share a mask; None without masks.
     before_NHQK: the weights without the attack, to show what share of attention the masked cells held; None takes
         `weights_NHQK`.

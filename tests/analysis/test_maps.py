@@ -154,7 +154,7 @@ def test_chance_in_a_window_by_hand():
     text = maps.mass_table(attention, tiny.SPECIAL, Assignment())
     rows = {line[:18].strip(): line.split() for line in text.splitlines()}
     assert "0.17" in rows["by chance (3)"] and "0.17" not in rows["by chance (all)"]
-    assert "layer 2: a token sees a window of 3 tokens" in text
+    assert "layer 2: a token sees itself and 1 token on each side" in text
     view = maps.viewer_view(attention, "one", "model", tiny.SPECIAL, Assignment())
     assert view.windows == (None, 3)
     np.testing.assert_array_equal(view.targets["first"].chance_N, found["first"].chance_N)
@@ -163,8 +163,11 @@ def test_chance_in_a_window_by_hand():
 def test_attention_that_is_not_finite_is_an_error(model, params):
     damaged = jax.tree.map(np.array, params)
     damaged["encoder"]["layers"]["attention"]["query"]["kernel"][1] = np.nan
-    with pytest.raises(ValueError, match=r"Encoder: the attention is not finite in layer 2, because .* earlier step"):
-        maps.attention_maps(model, damaged, WordTokenizer(), SENTENCE, 13)
+    maps.attention_maps(model, params, WordTokenizer(), SENTENCE, 13).check_finite()
+    found = maps.attention_maps(model, damaged, WordTokenizer(), SENTENCE, 13)
+    message = r"Encoder of runs/a, step 3: the attention is not finite in layer 2, because .* earlier step"
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(found, model="runs/a, step 3").check_finite()
 
 
 def test_maps_know_the_windows_of_their_model():

@@ -89,6 +89,7 @@ def _trial(directory: epath.Path) -> dict[str, Any]:
     predictions = {split: results.read_rows(epath.Path(directory), split) for split in SPLITS}
     result = _without_clock(_json(directory / "result.json"))
     result.pop("start")  # names the directory of the checkpoint
+    result.pop("start_sha256", None)  # which results of earlier versions do not have
     return {"result": result, "predictions": predictions}
 
 

@@ -49,7 +49,7 @@ def results(workdir):
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.suffix == ".jsonl" else None
         values = json.loads(path.read_text()) if rows is None else {"rows": rows}
         for row in [values, *values.get("epochs", []), *values.get("rows", [])]:
-            for clock in ("seconds", "tokens_per_second", "start"):
+            for clock in ("seconds", "tokens_per_second", "start", "start_sha256"):
                 row.pop(clock, None)
         found[str(path.relative_to(workdir))] = values
     return found

@@ -81,7 +81,7 @@ def test_by_hand():
         ("constant(0)", 5),
         ("constant(1)", 4),  # the first turn was moved out of the loop
         ("copy(%one)\n  %one = s32[]{:T(128)} copy(%two)\n  %two = s32[]{:T(128)} constant(2)", 3),
-        ("get-tuple-element(%w.1), index=0", None),
+        ("add(%one, %one)\n  %one = s32[]{:T(128)} constant(1)", None),
     ],
 )
 def test_a_loop_may_start_from_another_number_than_zero(start, turns):
@@ -90,6 +90,37 @@ def test_a_loop_may_start_from_another_number_than_zero(start, turns):
     )
     assert found.flops == (turns or 1) * found.once_flops
     assert found.unknown_loops == (() if turns else ("loop",))
+
+
+def test_a_condition_may_compare_a_copy_of_the_counter():
+    at = "%at = s32[]{:T(128)} get-tuple-element(%carry.1), index=0"
+    found = costs.costs(HloModule(TEXT.replace(at, at.replace("%at", "%at.1") + "\n  %at = s32[] copy(%at.1)")), 8)
+    assert found.flops == 5 * found.once_flops and not found.unknown_loops
+
+
+def test_a_loop_that_carries_its_counter_alone():
+    text = """HloModule alone
+
+%body (i: s32[]) -> s32[] {
+  %i = s32[] parameter(0)
+  %one = s32[] constant(1)
+  ROOT %next = s32[] add(%i, %one)
+}
+
+%condition (i.1: s32[]) -> pred[] {
+  %i.1 = s32[] parameter(0)
+  %limit = s32[] constant(7)
+  ROOT %less = pred[] compare(%i.1, %limit), direction=LT
+}
+
+ENTRY %main () -> s32[] {
+  %start = s32[] constant(2)
+  ROOT %loop = s32[] while(%start), condition=%condition, body=%body
+}
+"""
+    program = HloModule(text)
+    main = program.computations["main"]
+    assert program.repeats(main.root, main) == 5
 
 
 def test_a_start_from_outside_the_outer_loop():
@@ -128,6 +159,12 @@ ENTRY %main (w.1: f32[5,8,128], x.1: f32[8,128]) -> {types} {{
     assert found.flops == 3 * 3 * found.once_flops and not found.unknown_loops
     changed = costs.costs(HloModule(whole.replace("HANDED", "%turn")), 8)
     assert changed.unknown_loops == ("loop",)
+    # From another loop's result, whose element has the number of what the outer loop hands on.
+    other = "%other = (s32[], s32[], s32[], s32[]) while(%all), condition=%until, body=%body\n  "
+    from_result = whole.replace(
+        "%first = s32[] get-tuple-element(%all)", f"{other}%first = s32[] get-tuple-element(%other)"
+    )
+    assert "loop" in costs.costs(HloModule(from_result.replace("HANDED", "%first")), 8).unknown_loops
 
 
 BETWEEN = """HloModule slices
