@@ -182,7 +182,7 @@ def masses(directory: epath.Path) -> Line:
         for row, ids_L in enumerate(np.asarray(batch["tokens"]))
     ]
     best = {name: np.mean([of[name].mass_NH for of in found], axis=0).max(-1) for name in PATTERNS}
-    chance = {name: float(np.mean([of[name].chance for of in found])) for name in PATTERNS}
+    chance = {name: float(np.mean([of[name].chance_N for of in found])) for name in PATTERNS}
     return {"mass": {name: best_N.round(4).tolist() for name, best_N in best.items()}, "chance": chance}
 
 
