@@ -304,6 +304,21 @@ def test_a_zeroed_head_equals_an_output_kernel_of_zeros(places, monkeypatch, cap
     assert np.abs(shown[2].weights_NHQK - whole.cross.weights_NHQK).max() > 1e-3
 
 
+@pytest.mark.parametrize("place", ["run", "translation"])
+def test_attention_that_is_not_finite_is_refused(places, monkeypatch, capsys, place):
+    opened = best.open_for_inspection(places / place)
+    params = jax.tree.map(np.array, opened.params)
+    params["encoder"]["layers"]["attention"]["query"]["kernel"][1] = np.nan
+    changes = {"params": params}
+    if opened.translator is not None:
+        changes["translator"] = dataclasses.replace(opened.translator, params=params)
+    monkeypatch.setattr(best, "open_for_inspection", lambda *_, **__: dataclasses.replace(opened, **changes))
+    target = None if place == "run" else "we build the union"
+    assert cli.run_safely("inspect", request(places / place, target=target)) == 1
+    message = f"Encoder of {opened.name}: the attention is not finite in layer 2"
+    assert message in capsys.readouterr().err.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
