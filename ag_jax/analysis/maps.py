@@ -24,7 +24,7 @@ from ag_jax.analysis import tables
 from ag_jax.attention import patterns
 from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
-from ag_jax.attention.visibility import band_of, visible_mask
+from ag_jax.attention.visibility import band_of
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
@@ -95,7 +95,8 @@ class AttentionMaps:
     without: heads of the encoder whose outputs were zeroed. Their weights are those by which they attend.
     text: the text, or the text and its translation, for people; empty if only its tokens are known.
     model: name of the model and its training step, for people; empty if it is not known.
-    windows: for each layer, the width W of its attention (`EncoderConfig.windows`); empty if all layers see all tokens.
+    windows: for each layer, the window to which its attention is limited, or None (`EncoderConfig.windows`); empty if
+        no layer has one.
     """
 
     tokens: tuple[str, ...]
@@ -172,15 +173,18 @@ class AttentionMaps:
         return NotebookView(" ".join(self.tokens)[:80], views, detail)
 
     @property
-    def visible_NQK(self) -> np.ndarray:
-        """Which columns each row of each layer can attend to: all, or those within the layer's window.
+    def window_of_layer(self) -> tuple[int | None, ...]:
+        """The window of each layer, None for a layer without one."""
+        return self.windows or (None,) * len(self.weights_NHQK)
 
-        A row of a decoder's self-attention sees only its own position and earlier ones.
+    def visible_QK(self, window: int | None = None) -> np.ndarray:
+        """Return booleans `QK`: whether a row can attend to a column, in layers with this window.
+
+        In a decoder's self-attention, a row can attend to its own position and earlier ones.
         """
-        layers, _, queries, keys = self.weights_NHQK.shape
-        of_BQ, of_BK = jnp.ones((1, queries), jnp.int32), jnp.ones((1, keys), jnp.int32)
-        bands = [band_of(self.kind == "decoder", window) for window in self.windows or [None] * layers]
-        return np.concatenate([np.asarray(visible_mask(of_BQ, of_BK, band)) for band in bands])
+        shape_QK = self.weights_NHQK.shape[-2:]
+        query_Q1, key_1K = np.arange(shape_QK[0])[:, None], np.arange(shape_QK[1])[None, :]
+        return np.broadcast_to(band_of(self.kind == "decoder", window).contains(query_Q1, key_1K), shape_QK)
 
 
 def head_mask(config: EncoderConfig, without: Heads) -> np.ndarray | None:
@@ -357,14 +361,18 @@ class Measured(NamedTuple):
 
 def measured(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, Measured]:
     """Return {pattern: its targets and masses} for the patterns of `KINDS` and of `assignment`."""
-    uniform_NQK = maps.visible_NQK / maps.visible_NQK.sum(-1, keepdims=True, dtype=np.float32)
+    uniform = {}  # by window, of which there are at most two
+    for window in {*maps.window_of_layer}:
+        visible_QK = maps.visible_QK(window)
+        uniform[window] = visible_QK / visible_QK.sum(-1, keepdims=True, dtype=np.float32)
     found = {}
     for name in pattern_names(maps, assignment):
         target_QK, has_target_Q = _target(maps, special, name)
         rows, columns = np.nonzero((target_QK > 0) & has_target_Q[:, None])
         count = has_target_Q.sum() if has_target_Q.any() else np.nan
         mass_NH = maps.weights_NHQK[:, :, rows, columns].sum(-1, dtype=np.float64) / count
-        chance_N = uniform_NQK[:, rows, columns].sum(-1, dtype=np.float64) / count
+        chance = {window: of[rows, columns].sum(dtype=np.float64) / count for window, of in uniform.items()}
+        chance_N = np.array([chance[window] for window in maps.window_of_layer])
         found[name] = Measured(target_QK, has_target_Q, mass_NH, chance_N)
     return found
 
@@ -470,7 +478,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
             for name, members_NH, _ in columns
         ]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
-    windows = maps.windows or (None,) * layers
+    windows = maps.window_of_layer
     for window in dict.fromkeys(windows):
         where = "" if len({*windows}) == 1 else " (all)" if window is None else f" ({window})"
         table.add_row(

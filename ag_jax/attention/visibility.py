@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ag_jax.attention import segments
@@ -37,7 +38,7 @@ class Band(NamedTuple):
         """Band of the queries q that see a key k, around the key's position: k - right <= q <= k + left."""
         return Band(self.right, self.left)
 
-    def contains(self, query: Array | int, key: Array | int) -> Any:
+    def contains(self, query: Array | np.ndarray | int, key: Array | np.ndarray | int) -> Any:
         """Return whether the positions `key` lie in the band around the positions `query`; the two arrays broadcast."""
         inside: Any = True
         if self.left is not None:

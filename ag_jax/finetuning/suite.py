@@ -588,7 +588,8 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
             f"{best} is not the same on all hosts: host {blind[0]} does not see what host 0 wrote there. Take a "
             "--workdir on a file system that all hosts share"
         )
-    start = opening.open_encoder(str(best))
+    # The checkpoint's config, because the other task's recipe may have changed the dropout.
+    start = dataclasses.replace(opening.open_encoder(str(best)), config=opened.config)
     of_seed = [directory_of(suite.workdir, other) for other in suite.planned[one.task] if other.seed == one.seed]
 
     def check() -> None:
@@ -596,8 +597,7 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
             _check_start(directory, start)
 
     hosts.from_first("the trials that are done", check)
-    # The checkpoint's config, because the other task's recipe may have changed the dropout.
-    return dataclasses.replace(start, config=opened.config)
+    return start
 
 
 def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:

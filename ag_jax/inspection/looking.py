@@ -10,7 +10,7 @@ from ag_jax.interop.opening import Inspected
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seen:
-    """What is seen of a model's attention to a text.
+    """A model's attention to a text, without and with the attack that the model was trained against.
 
     opened: the model.
     shown: maps of each kind of attention with the patterns that guide its heads; the encoder's are first.

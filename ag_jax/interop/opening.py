@@ -73,7 +73,7 @@ class Pretrained:
 
     @property
     def has_words(self) -> bool:
-        """Whether there is a trained head for masked words, or all parameters are to be randomly initialised."""
+        """Whether a task that ranks words can use the encoder: its head for masked words is trained, or to be new."""
         return not self.params or "words" in self.params.get("task_head", {})
 
     @property
@@ -83,7 +83,7 @@ class Pretrained:
 
     @property
     def translates(self) -> bool:
-        """Whether the encoder is that of a translation model: it was trained on texts without a begin token."""
+        """Whether the encoder is part of a translation model, which reads texts without a begin token."""
         return any(opened is not None and opened.config.translates for opened in (self.run, self.imported))
 
 
@@ -387,10 +387,12 @@ def _pretrained(
     """
     config = task_encoder(config)
     encoder = dict(params["encoder"])
+    # The mask decoder, which is left out, may have been the only reader of absolute positions.
     if config.absolute_positions == "none":
         encoder["embeddings"] = {name: leaf for name, leaf in encoder["embeddings"].items() if name != "position"}
     given = {"encoder": encoder}
     first = {"dense": pooler} if style == "bert" and pooler else {}
+    # The head of a task works at the width of the encoder, that for words at the width of the embeddings.
     if style == "modernbert" and words and not config.is_projected:
         first = {name: words["words"][name] for name in ("dense", "norm")}
     if head := first | words:

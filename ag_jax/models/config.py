@@ -248,7 +248,7 @@ class EncoderConfig:
 
     @property
     def is_projected(self) -> bool:
-        """Whether the embeddings are projected because their width differs from the encoder's."""
+        """Whether embeddings have another width than the encoder, so that a projection is between them."""
         return self.embedding_width not in (None, self.width)
 
 

@@ -30,7 +30,7 @@ class HloArray:
 
     @functools.cached_property
     def in_hbm(self) -> bool:
-        """Whether the array is in the device's main memory, not in a memory on the chip."""
+        """True for arrays in the main memory of the device, False for those in a memory on the chip."""
         return "S(" not in self.layout
 
     @functools.cached_property

@@ -28,7 +28,7 @@ FILE = "words.json"
 
 @dataclasses.dataclass(frozen=True)
 class WordSteps:
-    """What a run that is measured in words does at which step.
+    """Length and milestones in steps of a run whose settings are in words.
 
     epoch_words: words that an epoch sees.
     epoch_rows: rows of an epoch.
@@ -131,6 +131,7 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
             "raise it, or lower training.batch_size"
         )
     pace.check_epochs(steps)
+    # A milestone is saved after the last step that does not go beyond its words; each needs a step of its own.
     milestones = {words: pace.steps(words) for words in training.milestone_words}
     earlier: dict[int, int] = {}
     for words, step in milestones.items():

@@ -175,7 +175,8 @@ def test_maps_know_the_windows_of_their_model():
     found = maps.attention_maps(model, tiny.params(model, tiny.batch()), WordTokenizer(), SENTENCE, 13)
     assert found.windows == (None, 4)
     seen_NQK = (found.weights_NHQK > 0).all(1)
-    np.testing.assert_array_equal(seen_NQK, found.visible_NQK)
+    for seen_QK, window in zip(seen_NQK, found.windows, strict=True):
+        np.testing.assert_array_equal(seen_QK, found.visible_QK(window))
 
 
 def test_mass_row_by_row():
@@ -257,7 +258,7 @@ def test_the_table():
 
 
 def test_the_table_of_a_model_of_which_some_layers_are_guided():
-    """In the other layers, the cells of guided heads are empty and the free heads are all heads."""
+    """A layer without guidance has no numbers for guided heads, and counts all of its heads as free."""
     attention = examples.sentence(layers=3, heads=5)
     table = maps.mass_table(attention, tiny.SPECIAL, Assignment((("period", 2), ("next", 3)), layers=(1,)))
     masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())

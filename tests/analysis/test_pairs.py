@@ -75,9 +75,9 @@ def test_rows_sum_to_one_over_what_they_see(pair):
     for one in pair:
         assert one.weights_NHQK.dtype == np.float32 and np.ptp(one.weights_NHQK) > 0.1
         np.testing.assert_allclose(one.weights_NHQK.sum(-1), 1.0, atol=1e-6)
-        visible_QK = one.visible_NQK[0]
+        visible_QK = one.visible_QK()
         assert (one.weights_NHQK[:, :, ~visible_QK] == 0).all() and (one.weights_NHQK[:, :, visible_QK] > 0).all()
-    assert pair.decoder.visible_NQK[0].sum() == 15 and pair.encoder.visible_NQK.all() and pair.cross.visible_NQK.all()
+    assert pair.decoder.visible_QK().sum() == 15 and pair.encoder.visible_QK().all() and pair.cross.visible_QK().all()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_hard_coded_maps_are_gaussians():
         for head, offset in enumerate(offsets):
             for (p, q), weight in np.ndenumerate(one.weights_NHQK[1, head]):
                 density = np.exp(-0.5 * (q - p - offset) ** 2) / np.sqrt(2 * np.pi)
-                assert weight == pytest.approx(density if one.visible_NQK[0][p, q] else 0.0, abs=1e-6)
+                assert weight == pytest.approx(density if one.visible_QK()[p, q] else 0.0, abs=1e-6)
 
 
 def test_heads_of_hard_coded_attention_are_not_called_free():
