@@ -270,7 +270,7 @@ class _Training:
             finish=self.finish,
             stop=self.is_over,
             keep=self.keep,
-            read_progress=lambda stored: read_progress(stored, self.steps_of_epoch, self.directory),
+            read_progress=self.read_progress,
             # Not the last checkpoint: those of a trial that failed are deleted.
             remedy=lambda _: (
                 f"The learning rate is {trial.learning_rate:g}: lower tasks.{trial.task}.learning_rates, or set "
@@ -278,6 +278,22 @@ class _Training:
             ),
             wandb=self.wandb_run,
         )
+
+    def read_progress(self, stored: dict[str, Any]) -> Progress:
+        """Return the progress in a checkpoint's JSON values, or that of a new trial if there are none.
+
+        Raises ValueError if the trial started from other weights than it would start from now.
+        """
+        if not stored:
+            return Progress(start_sha256=self.opened.digest)
+        progress = read_progress(stored, self.steps_of_epoch, self.directory)
+        if progress.start_sha256 not in (None, self.opened.digest):
+            raise ValueError(
+                f"{self.directory} cannot be resumed: it started from other weights than {self.opened.description} has "
+                "now, because these were trained or written again since, or another version of ag_jax read them; "
+                f"delete {self.directory} to train this trial from the beginning, or choose another --workdir"
+            )
+        return progress
 
     def initial_state(self, key: jax.Array) -> TrainState:
         """Return the state at step 0, with the checkpoint's encoder and a new head."""
@@ -393,7 +409,7 @@ class _Training:
             "batch_size": trial.batch_size,
             **({} if trial.fold is None else {"fold": trial.fold}),
             "start": self.opened.description,
-            "start_sha256": self.opened.digest,
+            **({"start_sha256": progress.start_sha256} if progress.start_sha256 else {}),
             "steps": history[-1].step,
             "planned_steps": self.spec.steps,
             "epochs": epochs,

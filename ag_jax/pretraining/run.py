@@ -138,8 +138,12 @@ def make_job(
     branched_at = branch.source(config)[1] if config.training.branch_from else 0
     stop = functools.partial(best.is_over, patience=config.training.patience, after=branched_at)
 
+    def best_evaluation(history: list[Evaluation]) -> Evaluation | None:
+        # A branch has no checkpoints of the evaluations of that other run.
+        return best.evaluation([evaluation for evaluation in history if evaluation.step > branched_at])
+
     def kept_step(history: list[Evaluation]) -> int | None:
-        found = best.evaluation(history) if config.training.keep_best else None
+        found = best_evaluation(history) if config.training.keep_best else None
         return None if found is None else found.step
 
     def describe(evaluation: Evaluation) -> str:
@@ -149,7 +153,7 @@ def make_job(
         del state, beat
         found = summary.summarise(workdir, primary.metric, progress)
         training = config.training
-        if (chosen := best.evaluation(progress.history)) is not None and (training.keep_best or training.patience):
+        if (chosen := best_evaluation(progress.history)) is not None and (training.keep_best or training.patience):
             found["best"] = {"step": chosen.step, best.metric: chosen.values[best.metric]}
         if found["steps"] == training.steps:
             return found

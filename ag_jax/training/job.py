@@ -60,6 +60,8 @@ class Progress:
     run: sums of the primary metric since the first step.
     tokens: number of tokens seen, without padding.
     history: the evaluations so far, in order.
+    start_sha256: digest of the weights from which a fine-tuning started; None for other jobs, and in checkpoints of
+        earlier versions.
     """
 
     interval: Sums = dataclasses.field(default_factory=dict)
@@ -68,6 +70,7 @@ class Progress:
     run: Sums = dataclasses.field(default_factory=dict)
     tokens: int = 0
     history: list[Evaluation] = dataclasses.field(default_factory=list)
+    start_sha256: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as JSON values."""

@@ -147,7 +147,10 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize("step", [2, 4, 8], ids=["first epoch", "second epoch", "third epoch"])
 def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, monkeypatch):
-    """An epoch has three steps; after the signal the same command resumes at the next step, bit for bit."""
+    """An epoch has three steps; after the signal the same command resumes at the next step, bit for bit.
+
+    It is not resumed with other weights to start from.
+    """
     asked = []
 
     def reached(_):
@@ -159,6 +162,9 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
     with pytest.raises(Interrupted, match=f"SIGTERM: stopped at step {step} of 9; everything is saved"):
         run(tmp_path)
     assert not (tmp_path / RESULT).exists()
+    other = tasks.pretrained({"encoder": {"weight": np.ones(1, np.float32)}})
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be resumed: it started from other weights .* delete"):
+        setting(keep=True, opened=other)(tmp_path)
     result = run(tmp_path)
     assert len(asked) == 9, "no step must be done again"
     whole, expected = undisturbed

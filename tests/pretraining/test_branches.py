@@ -82,9 +82,10 @@ def test_a_branch_that_died_before_its_first_checkpoint_begins_again(stable, tex
     )
 
 
-def test_time_and_patience_of_a_branch_are_its_own(stable, text, one_device):  # noqa: F811
+def test_time_patience_and_best_checkpoint_of_a_branch_are_its_own(stable, text, one_device):  # noqa: F811
     """A branch of a run that took long, and whose evaluations got worse, does not end before its first step."""
-    config = branch(text, f"{stable}", **{"training.patience": 2, "training.time_limit": 3600})
+    ends = {"training.patience": 2, "training.time_limit": 3600, "training.keep_best": True}
+    config = branch(text, f"{stable}", **ends, **{"training.checkpoint_every": 1})
     corpus = pretraining_corpus.prepare(config, stable)
     job = run.make_job(config, stable, corpus)
     metric = job.program.make_objective(job.hyperparameters).primary_metric.metric
@@ -96,6 +97,8 @@ def test_time_and_patience_of_a_branch_are_its_own(stable, text, one_device):  #
     assert not job.stop(history(*theirs)) and not job.stop(history(*theirs, (6, 3.5)))
     assert job.stop(history(*theirs, (6, 3.5), (8, 3.2))), "never better than the run before it"
     assert not job.stop(history(*theirs, (6, 3.5), (8, 2.9)))
+    assert job.best(history(*theirs)) is None
+    assert job.best(history(*theirs, (6, 3.5), (8, 3.2))) == 8, "the best of those whose checkpoints it has"
     found = job.first(job.program.abstract)
     assert found.progress["seconds"] == 0 and {one["seconds"] for one in found.progress["history"]} == {0}
     before = Checkpoints(stable / "checkpoints", read_only=True).restore(4, job.program.abstract).progress
