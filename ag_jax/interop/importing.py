@@ -1,7 +1,6 @@
 """Import a Hugging Face directory as a run directory at step 0, or as a fine-tuned model."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -289,8 +288,8 @@ def parameters(
     Raises ValueError that lists every missing, extra and misshapen tensor.
     """
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
-    init = functools.partial(build.make_program(config, tokenizer, mesh).init, build.random_keys(config.seed)[0])
-    fresh = names.flat(build.unboxed(jax.eval_shape(init)))
+    program = build.make_program(config, tokenizer, mesh)
+    fresh = names.flat(program.abstract.params)
     found = sources.untied_shapes(source)
     # Heads that the run needs and the directory lacks are randomly initialised below; everything else must be stored.
     shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, found, expected)
@@ -306,7 +305,7 @@ def parameters(
     )
     arrays = names.load(wanted, source.tensors, shapes)
     if new:
-        values = names.flat(build.unboxed(jax.jit(init)()))
+        values = names.flat(build.unboxed(jax.jit(program.init)(build.random_keys(config.seed)[0])))
         arrays |= {path: np.asarray(values[path]) for path in fresh if path.partition("/")[0] in new}
     return names.nested(arrays), new, left_out
 

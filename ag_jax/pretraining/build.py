@@ -185,8 +185,18 @@ def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh)
     So they are compiled once for all seeds of a comparison, and for all points of a search that differ only in
     `Hyperparameters`.
     """
-    ids = (tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
-    return _cached_program(static_settings(config), VocabularyInfo(vocabulary.vocabulary_size, *ids), mesh)
+    return _cached_program(static_settings(config), _info(vocabulary), mesh)
+
+
+def parameter_shapes(config: ExperimentConfig, vocabulary: Vocabulary) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of a run's model by path, without allocating them (cached, as above)."""
+    return _cached_shapes(static_settings(config), _info(vocabulary))
+
+
+def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of parameters by path, such as {"word_head/bias": (50265,)}."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
 
 
 def static_settings(config: ExperimentConfig) -> ExperimentConfig:
@@ -218,6 +228,18 @@ def static_settings(config: ExperimentConfig) -> ExperimentConfig:
 
 # A search goes back and forth between the programs of an arm, such as with and without dropout.
 _cached_program = functools.lru_cache(maxsize=8)(make_program)
+
+
+@functools.lru_cache(maxsize=32)
+def _cached_shapes(config: ExperimentConfig, vocabulary: VocabularyInfo) -> dict[str, tuple[int, ...]]:
+    model, example = reference_model(config, vocabulary), pipeline.empty_batch(config.data, rows=1)
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
+    return shapes_of(unboxed(made))
+
+
+def _info(vocabulary: Vocabulary) -> VocabularyInfo:
+    ids = (tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
+    return VocabularyInfo(vocabulary.vocabulary_size, *ids)
 
 
 def unboxed(params: Any) -> Any:

@@ -528,7 +528,7 @@ def _initial_params(
         )
     expected = program.abstract.params
     kept = [name for name in opened.params if name in expected]  # heads of only one of the runs are no error
-    theirs, ours = (_shapes({name: tree[name] for name in kept}) for tree in (opened.params, expected))
+    theirs, ours = (build.shapes_of({name: tree[name] for name in kept}) for tree in (opened.params, expected))
     if different := _differences(theirs, ours):
         raise ValueError(
             f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different) + "\n"
@@ -546,11 +546,6 @@ def _initial_params(
         notes = [f"{what}: {', '.join(which)}" for what, which in (("new", new), ("dropped", dropped)) if which]
         print("; ".join([f"starting from step {opened.step} of {opened.workdir}", *notes]), file=sys.stderr, flush=True)
     return given
-
-
-def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
 
 
 def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenizer, params: Any) -> None:
@@ -685,7 +680,7 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     step = _chosen(step, steps, workdir)
     params, adversary_params = split_params(checkpoints.restore_params(step))
     checkpoints.close()
-    _check_fits(model, params, config, workdir)
+    _check_fits(params, build.parameter_shapes(config, tokenizer), workdir)
     origin, pooler = origins.read(workdir, model.config.width)
     if "next_head" in params and "next_head" not in origin.untrained(step):
         pooler = params["next_head"]["pooler"]
@@ -706,12 +701,9 @@ def _warn_of_bias(config: ExperimentConfig, workdir: epath.Path, step: int) -> N
         )
 
 
-def _check_fits(model: workloads.Model, params: Any, config: ExperimentConfig, workdir: epath.Path) -> None:
+def _check_fits(params: Any, expected: dict[str, tuple[int, ...]], workdir: epath.Path) -> None:
     """Raise ValueError if a checkpoint's parameters have other names or shapes than the model of `config.json`."""
-    example = pipeline.empty_batch(config.data, rows=1)
-    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
-    expected, found = _shapes(build.unboxed(made)), _shapes(params)
-    if different := _differences(found, expected):
+    if different := _differences(build.shapes_of(params), expected):
         raise ValueError(
             f"{workdir / 'config.json'} describes another model than the checkpoints beside it hold, so one of them "
             "was changed:\n" + "\n".join(different) + "\nRestore the original config.json, or the original checkpoints"

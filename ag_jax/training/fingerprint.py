@@ -74,6 +74,7 @@ def _bits(array: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
 
 
+@jax.jit  # so that it is traced once for all arrays of a shape and type
 def _hashed_sum(array: jax.Array) -> jax.Array:
     """Return the checksum of an array: the sum of hashes of its elements' bits and positions (see `fingerprint`)."""
     seed = jnp.uint32(zlib.crc32(f"{array.dtype}{array.shape}".encode()))

@@ -1,7 +1,6 @@
 """Compiled training and evaluation steps, shared by all runs that differ only in seed and `Hyperparameters`."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,8 +59,8 @@ def make_program(
         once.
     """
     # Shapes do not depend on the key, nor on the hyperparameters.
-    boxed, optimizer = functools.partial(init, jax.random.key(0)), make_optimizer(Hyperparameters())
-    shardings = state_shardings(boxed, optimizer, mesh)
+    abstract_params, optimizer = jax.eval_shape(init, jax.random.key(0)), make_optimizer(Hyperparameters())
+    shardings = state_shardings(abstract_params, optimizer, mesh)
 
     def create(key: jax.Array) -> TrainState:
         return create_state(nn.unbox(init(key)), optimizer)
@@ -72,7 +71,7 @@ def make_program(
         mesh=mesh,
         init=init,
         shardings=shardings,
-        abstract=abstract_state(boxed, optimizer, shardings),
+        abstract=abstract_state(abstract_params, optimizer, shardings),
         # With output shardings every array is made on the device that keeps it.
         create=jax.jit(create, out_shardings=shardings),
         train_step=compile_train_step(make_objective, make_optimizer, microbatch_rows, mesh, shardings),

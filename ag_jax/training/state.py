@@ -1,7 +1,6 @@
 """Train state: step, parameters and optimizer state, with their shapes and shardings."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -30,12 +29,11 @@ class TrainState:
     opt_state: optax.OptState
 
 
-def state_shardings(init: Callable[[], Params], optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Return a `TrainState` of shardings for the parameters of `init()`, which are boxed with their axis names.
+def state_shardings(abstract_params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Return a `TrainState` of shardings for parameters whose shapes are given, boxed with the names of their axes.
 
     The optimizer's moments are sharded like their parameters; everything else is replicated.
     """
-    abstract_params = jax.eval_shape(init)
     params = sharding.parameter_shardings(abstract_params, mesh)
     everywhere: Any = NamedSharding(mesh, PartitionSpec())
     abstract_opt_state = jax.eval_shape(optimizer.init, nn.unbox(abstract_params))
@@ -77,10 +75,13 @@ def with_params(state: TrainState, given: Params, shardings: TrainState) -> Trai
 
 
 def abstract_state(
-    init: Callable[[], Params], optimizer: optax.GradientTransformation, shardings: TrainState
+    abstract_params: Params, optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
-    """Return the state's shapes, types and shardings without creating it, to restore a checkpoint or to compile."""
-    shapes = jax.eval_shape(lambda: create_state(nn.unbox(init()), optimizer))
+    """Return the state's shapes, types and shardings without creating it, to restore a checkpoint or to compile.
+
+    abstract_params: shapes of the parameters, boxed with the names of their axes.
+    """
+    shapes = jax.eval_shape(lambda params: create_state(params, optimizer), nn.unbox(abstract_params))
     return jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes, shardings
     )
