@@ -215,9 +215,7 @@ def small_scale(name: str, arm: str) -> str:
 
 
 # The others take seconds each to compile programs that are nearly those of other tests.
-@pytest.mark.parametrize(
-    "name", some(FILES, TRANSLATION, "deberta/table4_ablation.py", "roberta/table2_input_formats.py")
-)
+@pytest.mark.parametrize("name", some(FILES, TRANSLATION, "deberta/table4_ablation.py"))
 def test_one_tiny_step(name, source, tmp_path, one_device):
     """A run from the config file to the summary, with the last arm, which has the most settings."""
     config = parsed(name, small_scale(name, ARGUMENTS[name]["arm"][-1]), **TINY, **source(name))
@@ -710,7 +708,7 @@ def test_the_methods_of_asas_figure_4():
         assert (config.training.batch_size, config.data.sequence_length) == (16, 512)
 
 
-def test_asas_table_6(tmp_path, one_device):
+def test_asas_table_6(tmp_path):
     start = tiny_tasks.checkpoint(tmp_path)
     long = json.loads((start / "config.json").read_text())
     long["model"]["max_length"] = 512
@@ -731,6 +729,10 @@ def test_asas_table_6(tmp_path, one_device):
     assert small.training.steps * small.training.batch_size * small.data.sequence_length < 1e6
     assert parsed("asa/table6_pretraining.py", f"run={start},arm=plain").adversarial.method == "none"
 
+
+@pytest.mark.exhaustive
+def test_asas_table_6_as_a_comparison(tmp_path, one_device):
+    start = tiny_tasks.checkpoint(tmp_path)
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text(TEXT)
     few = {key: value for key, value in TINY.items() if not key.startswith(("model", "data"))}

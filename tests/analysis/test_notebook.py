@@ -84,6 +84,7 @@ def test_it_is_committed_without_outputs(name):
     exec("\n".join(imports), {})
 
 
+@pytest.mark.exhaustive
 def test_it_shows_a_run(trained, alone):
     """That of the quickstart, which the notebook finds from its own folder by a relative path."""
     (alone / "runs").symlink_to(trained / "runs")

@@ -498,14 +498,13 @@ TRIED = {
 }
 
 
-# Three heads, folds and two attacks; the others train nearly the same programs for seconds each.
+# Two heads, folds and an attack; the others train nearly the same programs for seconds each.
 @pytest.mark.parametrize(
     "name",
     some(
         TRIED,
         "finetune/squad.py",
         "finetune/oromo.py",
-        "asa/table1_generalization.py",
         "asa/table4_adversarial_training.py",
     ),
 )

@@ -112,7 +112,7 @@ def without_unused(params):
     return params | {"encoder": params["encoder"] | {"layers": layers}}
 
 
-@pytest.mark.parametrize("kind", some(tasks.KINDS, "choice", "tagging", "span_or_none"))
+@pytest.mark.parametrize("kind", some(tasks.KINDS, "choice", "span_or_none"))
 def test_every_kind_is_learnt(kind, tmp_path, one_device):
     result = setting(kind, epochs=16, learning_rate=3e-3, **STILL)(tmp_path)
     assert result["metrics"][tasks.KINDS[kind]["metric"]] > 0.9

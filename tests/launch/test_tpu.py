@@ -348,6 +348,7 @@ def test_preempted_tpu_is_made_again_and_the_command_goes_on(cloud):
     assert (cloud.folder / "installed").read_text().count("-r requirements.txt") == 2  # a new machine
 
 
+@pytest.mark.exhaustive
 def test_a_failure_in_a_preemption_is_no_failure(cloud):
     cloud.fates("fails-in-preemption", "done")
     cloud.create("--spot")
@@ -380,6 +381,7 @@ def test_a_tpu_that_somebody_deletes_is_not_made_again(cloud, script):
         (cloud.folder / "deleted.json").rename(cloud.folder / "tpu.json")  # for the clearing up
 
 
+@pytest.mark.exhaustive
 def test_creation_that_fails_once_after_a_preemption_is_tried_again(cloud):
     cloud.fates("preempted", "done")
     cloud.create("--spot")
@@ -415,6 +417,7 @@ def test_a_command_that_fails_is_tried_again_and_then_given_up(cloud):
     assert "queued-resources create" not in cloud.verbs()
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_lost_another_is_no_failure(cloud):
     cloud.fates("exit 75", "done")
     cloud.create()
@@ -429,6 +432,7 @@ def test_of_several_exit_statuses_the_failure_counts(cloud):
     assert cloud.train("--retries=0").returncode == 9
 
 
+@pytest.mark.exhaustive
 def test_a_failure_that_passes(cloud):
     cloud.fates("exit 1", "done")
     cloud.create()
@@ -606,6 +610,7 @@ def test_without_an_environment_the_command_is_not_checked_and_that_is_told(clou
     assert result.returncode == 0 and "warning: the command is not checked before it runs on the TPU" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_tpu_that_was_made_elsewhere(cloud):
     cloud.create()
     cloud.tpu(only_node=True, spot=True)
@@ -633,6 +638,7 @@ def test_what_is_not_committed_travels_and_what_is_ignored_does_not(cloud):
     assert not copied & {"secret.txt", "gone.py", "runs", ".git"}
 
 
+@pytest.mark.exhaustive
 def test_a_network_that_fails_for_a_moment_is_waited_for(cloud):
     cloud.fates("waits")
     cloud.create()

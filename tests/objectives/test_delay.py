@@ -36,7 +36,6 @@ def asa(begin):
     ("attack", "metric", "microbatches"),
     some(
         [(freelb, "delta_norm", 1), (freelb, "delta_norm", 2), (asa, "masked", 1), (asa, "masked", 2)],
-        (freelb, "delta_norm", 1),
         (asa, "masked", 2),
     ),
 )

@@ -39,7 +39,6 @@ def kl(one, other):
     ("kind", "form"),
     some(
         itertools.product(["classification", "tagging"], ["symmetric", "one_way"]),
-        ("classification", "one_way"),
         ("tagging", "symmetric"),
     ),
 )

@@ -210,7 +210,7 @@ def stepped(objective):
     ("method", "terms"),
     [
         ("asa", {"translation", "asa", "penalty"}),
-        ("freelb", {"translation"}),
+        pytest.param("freelb", {"translation"}, marks=pytest.mark.exhaustive),
         pytest.param("smart", {"translation", "smart"}, marks=pytest.mark.exhaustive),
         pytest.param("magnitude", {"translation", "masking"}, marks=pytest.mark.exhaustive),
     ],
