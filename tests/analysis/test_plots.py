@@ -362,7 +362,7 @@ def test_cells_are_square_unless_a_side_is_short():
         assert ratio == pytest.approx(1.0) if one.kind != "cross" else 1 < ratio < queries / keys
 
 
-@pytest.mark.parametrize(("source", "target"), some([(40, 36), (30, 1), (200, 7)], (30, 1), (200, 7)))
+@pytest.mark.parametrize(("source", "target"), some([(40, 36), (30, 1), (200, 7)], (30, 1)))
 def test_pairs_of_any_length(tmp_path, source, target):
     """Up to 40 tokens all labels are drawn; more are thinned, each side by itself."""
     for one in pair_of(source, target, layers=(1, 2), heads=2)[1:]:
