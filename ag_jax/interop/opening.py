@@ -65,7 +65,7 @@ class Pretrained:
     def digest(self) -> str:
         """SHA-256 of the encoder's parameters, without heads; the same for all encoders without parameters.
 
-        A suite compares it with that of its finished trials, to notice a checkpoint that was trained again.
+        A suite compares it with that of its trials, to notice a checkpoint that was trained again.
         """
         found = hashlib.sha256()
         hash_params(found, self.params.get("encoder", {}))

@@ -189,12 +189,15 @@ def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh)
 
 
 def parameter_shapes(config: ExperimentConfig, vocabulary: Vocabulary) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters of a run's model by path, without allocating them (cached, as above)."""
+    """Return the shapes of the parameters of a run's model by path, without allocating them.
+
+    Those of an adversary are left out. Cached as in `shared_program`; do not change the returned dict.
+    """
     return _cached_shapes(static_settings(config), _info(vocabulary))
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of parameters by path, such as {"word_head/bias": (50265,)}."""
+    """Return the shapes of parameters (arrays, or `jax.ShapeDtypeStruct`) by path, as {"word_head/bias": (50265,)}."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
 

@@ -27,7 +27,8 @@ class TrainingConfig:
     checkpoint_every: steps between two checkpoints.
     keep_last: number of the newest checkpoints that are kept, those at multiples of `checkpoint_every` before others,
         such as that of an interruption.
-    keep_best: whether the checkpoint of the best evaluation is kept, too, by `best_metric`.
+    keep_best: whether the checkpoint of the best evaluation is kept, too, by `best_metric`. Those before `branch_from`
+        do not count.
     patience: number of evaluations in a row without a better `best_metric` after which the run ends before its last
         step; its schedules stay those of all steps. Those before `branch_from` do not count. None trains all steps.
     best_metric: metric of the evaluations by which they are compared, such as mlm_accuracy; lower is better for losses

@@ -51,8 +51,9 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Progress:
-    """Metric sums over the latest steps and over all steps, token count and evaluations of a job, which are saved in a
-    checkpoint with the training state.
+    """Metric sums over the latest steps and over all steps, token count, evaluations and start of a job.
+
+    It is saved in a checkpoint with the training state.
 
     interval: sums of the metrics since the last row in `metrics.jsonl`.
     since_evaluation: sums of the primary metric since the last evaluation.
@@ -60,8 +61,8 @@ class Progress:
     run: sums of the primary metric since the first step.
     tokens: number of tokens seen, without padding.
     history: the evaluations so far, in order.
-    start_sha256: digest of the weights from which a fine-tuning started; None for other jobs, and in checkpoints of
-        earlier versions.
+    start_sha256: digest of the encoder from which a fine-tuning started; None for other jobs, and if an earlier version
+        of ag_jax began the fine-tuning.
     """
 
     interval: Sums = dataclasses.field(default_factory=dict)

@@ -30,9 +30,11 @@ class TrainState:
 
 
 def state_shardings(abstract_params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Return a `TrainState` of shardings for parameters whose shapes are given, boxed with the names of their axes.
+    """Return a `TrainState` of shardings, one for each array of a state that is not made yet.
 
     The optimizer's moments are sharded like their parameters; everything else is replicated.
+
+    abstract_params: shapes and types of the parameters, boxed with the names of their axes.
     """
     params = sharding.parameter_shardings(abstract_params, mesh)
     everywhere: Any = NamedSharding(mesh, PartitionSpec())
@@ -79,7 +81,8 @@ def abstract_state(
 ) -> TrainState:
     """Return the state's shapes, types and shardings without creating it, to restore a checkpoint or to compile.
 
-    abstract_params: shapes of the parameters, boxed with the names of their axes.
+    abstract_params: shapes and types of the parameters, boxed with the names of their axes.
+    shardings: what `state_shardings` returns for them.
     """
     shapes = jax.eval_shape(lambda params: create_state(params, optimizer), nn.unbox(abstract_params))
     return jax.tree.map(

@@ -163,7 +163,7 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
         run(tmp_path)
     assert not (tmp_path / RESULT).exists()
     other = tasks.pretrained({"encoder": {"weight": np.ones(1, np.float32)}})
-    with pytest.raises(ValueError, match=f"{tmp_path} cannot be resumed: it started from other weights .* delete"):
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be resumed: it started from other weights .* Delete"):
         setting(keep=True, opened=other)(tmp_path)
     result = run(tmp_path)
     assert len(asked) == 9, "no step must be done again"
