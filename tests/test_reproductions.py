@@ -3,8 +3,10 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
+from ag_jax.evaluation import significance
 from tests import scripts
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -31,6 +33,22 @@ def test_the_readme_has_the_table_of_now(script):
     text = (ROOT / "README.md").read_text()
     written = pages.with_tables(text, "README.md", "reproductions.py", [script.table()])
     assert written == text, "run `python benchmarks/reproductions.py`"
+
+
+def test_the_quickstart_over_five_seeds_says_what_was_recorded():
+    record = json.loads((ROOT / "benchmarks/results/quickstart_seeds.json").read_text())
+    (row,) = (line for line in (ROOT / "docs/reproduction.md").read_text().splitlines() if "quickstart_seeds" in line)
+    steps = {arm: {"left": record["arms"][arm]["left_plateau_at_step"]} for arm in ("mlm", "ag")}
+    losses = {arm: {"loss": record["arms"][arm]["values"]["validation_loss"]} for arm in ("mlm", "ag")}
+    assert record["seeds"] == [0, 1, 2, 3, 4] and "five seeds" in row
+    for values, digits in ((steps, 0), (losses, 3)):
+        (found,) = significance.over_seeds(values)["ag"].values()
+        means = [f"{np.mean(*of.values()):.{digits}f}" for of in values.values()]
+        written = [f"{value:.{digits}f}".replace("-", "−") for value in (found.mean, *found.interval)]
+        smallest = f"{found.smallest:.{digits}f}".removeprefix("0")
+        assert f"{means[0]} and {means[1]}" in row or f"{means[0]}, {means[1]}" in row
+        assert f"{written[0]} ({written[1]} to {written[2]}), p < .001, shows {smallest}" in row
+        assert found.p_value < 0.001
 
 
 def test_every_table_and_figure_has_a_command(script):

@@ -65,7 +65,7 @@ def make_head(
     texts: the number of texts of every example, see `Head`.
     pooling: what a head for texts reads, see `Head`.
     """
-    low, high = task.span
+    low, high = task.span  # of a regression's labels
     return Head(
         task.name,
         task.kind,

@@ -110,16 +110,18 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: epath.P
     source = sources.read(directories.find(path))
     tokenizer = _tokenizer(source)
     place = tokenizer_place or source.directory
-    if source.decoder.layers:
+    if source.decoder.layers:  # a translation model, whose files also say how it generates
         generation = _generation(source, tokenizer)
         config = translation_config(source, tokenizer, place, generation)
     else:
         generation, config = None, experiment_config(source, place)
+    # The head of a fine-tuned model is no error: a run does not have it.
     kind = task_heads.kind_of(source.family, source.architectures)
     heads = [name.theirs for name in task_heads.names(source.family, kind)] if kind else []
     params, new, left_out = parameters(source, config, tokenizer, (*expected, *heads))
     if generation and generation.without_padding:
         params = marian.without_padding(params, tokenizer.specials.pad)
+    # A pooler belongs to the next-sentence head where there is one; otherwise it may begin the head of a task.
     pooler = params.pop("pooler", {}) if "next_head" not in params else params["next_head"]["pooler"]
     return OpenModel(
         source, config, tokenizer, params, pooler, tuple(new), tuple(left_out), generation.notes if generation else ()
@@ -256,6 +258,7 @@ def translation_config(
     Raises ValueError if the decoder starts from a token from which it cannot start here.
     """
     values, file = _generation_file(source)
+    # The embeddings show whether the decoder's first token is a vector of zeros.
     words = source.tensors.read(marian.target_words(source.decoder.tie))
     start = marian.start_of(source.values | values, np.asarray(words), tokenizer.specials, file)
     languages = [name or side for name, side in zip(tokenizer.languages, ("source", "target"), strict=True)]

@@ -73,7 +73,10 @@ class Pretrained:
 
     @property
     def has_words(self) -> bool:
-        """Whether a task that ranks words can use the encoder: its head for masked words is trained, or to be new."""
+        """Whether tasks that rank words can be fine-tuned: they need a trained head for masked words.
+
+        Also true if all parameters are to be randomly initialised, because that head is then new, too.
+        """
         return not self.params or "words" in self.params.get("task_head", {})
 
     @property
@@ -83,7 +86,7 @@ class Pretrained:
 
     @property
     def translates(self) -> bool:
-        """Whether the encoder is part of a translation model, which reads texts without a begin token."""
+        """Whether the encoder is that of a translation model. Such an encoder reads texts without a begin token."""
         return any(opened is not None and opened.config.translates for opened in (self.run, self.imported))
 
 

@@ -25,7 +25,7 @@ from ag_jax.objectives.guided import Guided
 from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.workloads import Model, Vocabulary, VocabularyInfo, reference_model, workload_of
-from ag_jax.training import program, sharding
+from ag_jax.training import fingerprint, program, sharding
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, make_optimizer
@@ -198,8 +198,7 @@ def parameter_shapes(config: ExperimentConfig, vocabulary: Vocabulary) -> dict[s
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of parameters (arrays, or `jax.ShapeDtypeStruct`) by path, as {"word_head/bias": (50265,)}."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+    return {path: leaf.shape for path, leaf in fingerprint.paths(params).items()}
 
 
 def static_settings(config: ExperimentConfig) -> ExperimentConfig:

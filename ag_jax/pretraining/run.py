@@ -139,7 +139,7 @@ def make_job(
     stop = functools.partial(best.is_over, patience=config.training.patience, after=branched_at)
 
     def best_evaluation(history: list[Evaluation]) -> Evaluation | None:
-        # A branch has no checkpoints of the evaluations of that other run.
+        # A branch has no checkpoints of the evaluations before it began.
         return best.evaluation([evaluation for evaluation in history if evaluation.step > branched_at])
 
     def kept_step(history: list[Evaluation]) -> int | None:
@@ -150,6 +150,7 @@ def make_job(
         return f"step {evaluation.step}: validation {primary.label} {evaluation.values[primary.metric]:.3f}"
 
     def finish(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
+        """Return the summary of the run, with its best evaluation and what ended it before its last step."""
         del state, beat
         found = summary.summarise(workdir, primary.metric, progress)
         training = config.training
@@ -164,6 +165,7 @@ def make_job(
         return found | {by: getattr(training, by)}
 
     def pause(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
+        """Return the summary of a run that pauses, with an evaluation of its current parameters."""
         # Not a row of metrics.jsonl, nor in the progress: the run goes on as one that never paused.
         step = int(state.step)
         if not progress.is_evaluated(step):
@@ -347,7 +349,7 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
     extends = config.training.steps > steps and extension.is_finished(steps, workdir)
     may_differ: tuple[str, ...] = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
     if not extends and any(settings["translation.average"] > 1 for settings in (there, here)):
-        # Checkpoints at equal distances are averaged. An extended run has a config, and distances, of its own.
+        # This setting decides which checkpoints are averaged, so it may change only when a finished run is extended.
         may_differ = tuple(name for name in may_differ if name != "training.checkpoint_every")
     limits = [settings["data.validation_rows"] for settings in (there, here)]
     recorded = pretraining_corpus.read_summary(workdir) if limits[0] != limits[1] else None
@@ -430,7 +432,8 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     if in_words is not None:
         words.record(in_words, workdir)
     chosen = build.choose_attention(config, job.program.mesh)
-    # Each host tests the kernel on a device of its own. Hosts that run different programs would wait forever.
+    # Every host chooses by testing the kernel on its own device. Hosts that ran different programs would wait for each
+    # other forever.
     hosts.agree("their implementation of attention (reference runs everywhere)", {"model.attention": chosen.name})
     if hosts.is_first():
         print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)

@@ -189,6 +189,7 @@ def metrics_evaluator(
     """
 
     def evaluate(params: Any, step: int, beat: Beat) -> dict[str, Any]:
+        """Return the objective's metrics after a training step (see `Evaluator`)."""
         sums: Sums = {}
         for batch in batches():
             placed = sharding.place_batch(batch, program.mesh)

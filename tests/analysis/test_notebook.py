@@ -86,7 +86,7 @@ def test_it_is_committed_without_outputs(name):
 
 @pytest.mark.exhaustive
 def test_it_shows_a_run(trained, alone):
-    """That of the quickstart, which the notebook finds from its own folder by a relative path."""
+    """Without a named run, the notebook shows the quickstart's, at a path relative to the notebook's folder."""
     (alone / "runs").symlink_to(trained / "runs")
     printed, pages, pictures = execute(MAPS, alone / "notebooks")
     assert "quickstart/ag-seed0, step 3\n3 layers of 5 heads\n" in printed

@@ -125,7 +125,7 @@ COMMAND = re.compile(r"ag-jax (?:finetune|compare) --config=(\S+?):(\S+) --workd
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_the_commands_of_a_docstring_have_the_data_that_they_need(name):
-    """What is not given as a folder is read from TFDS, which must have it."""
+    """A command without a folder of data reads its tasks from TensorFlow Datasets, which must have them."""
     text = (CONFIGS / name).read_text().replace("\\\n", "")
     commands = COMMAND.findall(text)
     assert commands and {path for path, _ in commands} == {name.removesuffix(".py")}

@@ -177,6 +177,17 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
     assert run(tmp_path) == result and len(asked) == 9, "a trial that is done is not done again"
 
 
+def test_hosts_agree_on_the_weights_that_a_trial_starts_from(tmp_path, one_device, monkeypatch):
+    def differ(what, facts):
+        raise ValueError(f"the hosts differ in {what}: {facts}")
+
+    monkeypatch.setattr(job.hosts, "agree", differ)
+    digest = tasks.pretrained().digest
+    with pytest.raises(ValueError, match=f"differ in the weights that a trial starts from: {{'sha256': '{digest}'}}"):
+        setting()(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, one_device, monkeypatch):
     """The best epoch is the first: its weights, for the test set, must still be there for the second try."""
     run = setting(patience=1, learning_rate=0.5)
@@ -206,7 +217,10 @@ def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, o
     ("before", "rows", "expected"), [(7, 16, 16), (20, 16, 20), (None, 16, 24), (7, 99, 24), (0, 16, 16)]
 )
 def test_the_longest_text_of_training(before, rows, expected):
-    """In tokens: of the model, of rows of the trial, and of both; a model has 24 positions."""
+    """The longest text that a fine-tuned model has seen is the longer of those of pre-training and of the trial.
+
+    It is at most the 24 positions of the model, and all of them if that of pre-training is unknown.
+    """
     opened = dataclasses.replace(tasks.pretrained(), trained_length=before)
     assert job.trained_length(opened, Recipe(max_length=rows)) == expected
 

@@ -160,7 +160,7 @@ def test_import_export_import_is_bit_equal(round_trip):
 
 @pytest.mark.parametrize("round_trip", some(TIES, "target"), indirect=True)
 def test_an_imported_run(round_trip):
-    """It translates, its decoder starts from zero, and its settings say what the files said."""
+    """An imported run translates, and has the settings of the Hugging Face files; its decoder starts from zeros."""
     folder, opened = round_trip
     config = opened.config
     assert config.decoding == DecodingConfig(6, "power", 1.0, ends="first")

@@ -40,7 +40,7 @@ def branch(text, origin, **changed):  # noqa: F811
     return settings(text, 8, **{**SETTINGS, "training.branch_from": f"{origin}:4", **changed})
 
 
-def test_a_branch_ends_as_a_run_with_that_schedule_from_the_beginning(stable, text, tmp_path, one_device, capsys):  # noqa: F811
+def test_a_branch_equals_a_run_with_its_schedule(stable, text, tmp_path, one_device, capsys):  # noqa: F811
     """With all rows of metrics; also if it was stopped, and when the other run is gone.
 
     Not to the bit, because the numbers of steps are constants of the compiled programs, which round differently.
@@ -66,8 +66,8 @@ def test_a_branch_ends_as_a_run_with_that_schedule_from_the_beginning(stable, te
     assert found["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-5)
 
 
-def test_a_branch_that_died_before_its_first_checkpoint_begins_again(stable, text, tmp_path, one_device, capsys):  # noqa: F811
-    """A learning rate that differs at the first step is said."""
+def test_a_branch_killed_before_its_first_checkpoint(stable, text, tmp_path, one_device, capsys):  # noqa: F811
+    """The branch begins again; a learning rate that differs at its first step is printed."""
     workdir = epath.Path(tmp_path / "run")
     config = branch(text, stable, **{"optimizer.decay_steps": None, "optimizer.decay": "linear"})
     run.train(config, workdir, pause_at=5)
