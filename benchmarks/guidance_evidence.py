@@ -1,6 +1,6 @@
 """Pre-train modern encoders with and without guidance (configs/modern/guidance.py), and record each run.
 
-    python benchmarks/guidance_evidence.py --workdir=DIR [--blimp=FOLDER | --rates]
+    python benchmarks/guidance_evidence.py --workdir=DIR [--blimp=FOLDER | --rates | --depths]
 
 First, one run for each norm, optimizer and learning rate, with learned positions and without guidance, chooses the
 learning rate of each norm and optimizer, by the validation loss; that of post-norm and AdamW is the quickstart's, whose
@@ -15,11 +15,12 @@ a line are skipped, others are resumed; several processes may share the work, ea
 paradigm (`--pairs`) with every recorded run, which must still be in the folder --workdir; these lines are in
 guidance_modern_blimp.jsonl. With --rates, the command trains the arms without guidance and with all patterns at more
 learning rates instead (post-norm, seed 0, both kinds of positions, both optimizers); these lines are in
-guidance_modern_rates.jsonl. A file with lines of another commit, and uncommitted changes, are errors
-(benchmarks/cells.py).
+guidance_modern_rates.jsonl. With --depths, it trains the quickstart's two arms with 8, 12 and 16 layers, each with and
+without warm-up, and three seeds; these lines are in guidance_depth.jsonl. A file with lines of another commit, and
+uncommitted changes, are errors (benchmarks/cells.py).
 
 Hardware and time: about four minutes a run and a minute for 50 pairs of each paradigm on 2 CPU cores that nothing else
-uses; 72 runs, and 32 with --rates.
+uses; 72 runs, and 32 with --rates. With --depths, 36 runs of four to eight minutes.
 """
 
 import argparse
@@ -31,7 +32,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import cells
 import jax
@@ -58,13 +59,14 @@ from ag_jax.training.stopping import Interrupted
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "modern" / "guidance.py"
-NAME = "guidance_modern"
+NAME, DEPTH_NAME = "guidance_modern", "guidance_depth"
 POSITIONS, NORMS, OPTIMIZERS = ("learned", "rotary"), ("post", "pre"), ("adamw", "muon")
 ARMS = ("none", "all")
 LEARNING_RATES, SEEDS = (1e-3, 2e-3, 4e-3), (0, 1, 2)
 KNOWN = {("post", "adamw"): 2e-3}  # benchmarks/results/quickstart_search.json
 RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3), "muon": (2e-3, 4e-3, 8e-3, 16e-3)}  # of --rates
 PATTERNS = ("next", "prev", "first")  # arms of one pattern alone
+LAYERS, WARMUPS, DEPTH_ARMS = (8, 12, 16), (0, 220), ("mlm", "ag")  # of --depths
 MASS_ROWS = 64  # rows of the held-out text on which attention is measured
 
 
@@ -78,6 +80,38 @@ class Cell(cells.Cell):
     arm: str
     learning_rate: float
     seed: int
+
+    def config(self) -> ExperimentConfig:
+        """Return the config of the run."""
+        chosen = ",".join(f"{name}={getattr(self, name)}" for name in ("positions", "norm", "optimizer", "arm"))
+        return _parsed(
+            f"{CONFIG}:{chosen},scale=small", {"optimizer.learning_rate": self.learning_rate, "seed": self.seed}
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthCell(cells.Cell):
+    """A run of the quickstart with another number of layers or warm-up steps that is recorded as one line."""
+
+    layers: int
+    warmup_steps: int
+    arm: str
+    seed: int
+
+    def config(self) -> ExperimentConfig:
+        """Return the config of the run."""
+        overrides = {"model.layers": self.layers, "optimizer.warmup_steps": self.warmup_steps, "seed": self.seed}
+        return _parsed(f"quickstart:arm={self.arm}", overrides)
+
+
+AnyCell = TypeVar("AnyCell", Cell, DepthCell)
+
+
+def _parsed(source: str, overrides: dict[str, Any]) -> ExperimentConfig:
+    """Return the config of a file with some settings changed, and without TensorBoard's files."""
+    return config_reader.parse(
+        ExperimentConfig, config_reader.load(source, overrides | {"training.tensorboard": False})
+    )
 
 
 def selection() -> list[Cell]:
@@ -133,22 +167,26 @@ def waiting(lines: Sequence[Line]) -> list[Cell]:
     return without_line(selection() if rates is None else planned(rates), lines)
 
 
-def without_line(of: Iterable[Cell], lines: Iterable[Line]) -> list[Cell]:
-    """Return the cells that have no line."""
-    found = set(map(Cell.of, lines))
+def by_depth() -> list[DepthCell]:
+    """Return the cells that show how guidance depends on depth and warm-up, seed by seed."""
+    return [
+        DepthCell(layers, warmup_steps, arm, seed)
+        for seed in SEEDS
+        for layers in LAYERS
+        for warmup_steps in WARMUPS
+        for arm in DEPTH_ARMS
+    ]
+
+
+def without_line(of: Sequence[AnyCell], lines: Iterable[Line]) -> list[AnyCell]:
+    """Return the cells that have no line. All are of one class."""
+    found = {type(of[0]).of(line) for line in lines} if of else set()
     return [cell for cell in of if cell not in found]
 
 
-def config_of(cell: Cell) -> ExperimentConfig:
-    """Return the config of a run."""
-    chosen = ",".join(f"{name}={getattr(cell, name)}" for name in ("positions", "norm", "optimizer", "arm"))
-    overrides = {"optimizer.learning_rate": cell.learning_rate, "seed": cell.seed, "training.tensorboard": False}
-    return config_reader.parse(ExperimentConfig, config_reader.load(f"{CONFIG}:{chosen},scale=small", overrides))
-
-
-def trained(cell: Cell, lines: Sequence[Line], root: epath.Path) -> Line:
+def trained(cell: Cell | DepthCell, lines: Sequence[Line], root: epath.Path) -> Line:
     """Train the run of a cell below `root`, resume it, or read it if it is done; return the results for its line."""
-    config, directory, begun, start = config_of(cell), root / cell.name, os.getloadavg()[0], time.monotonic()
+    config, directory, begun, start = cell.config(), root / cell.name, os.getloadavg()[0], time.monotonic()
     line = dataclasses.asdict(cell) | {"steps": config.training.steps}
     try:
         summary = run.train(config, directory)
@@ -212,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--blimp", help="folder of BLiMP's pairs, to score the recorded runs")
     what.add_argument("--rates", action="store_true", help="train at more learning rates")
+    what.add_argument("--depths", action="store_true", help="train with more layers, with and without warm-up")
     parser.add_argument("--pairs", type=int, default=50, help="pairs of each paradigm")
     parser.add_argument("--compilation-cache", help="directory in which JAX keeps compiled programs between processes")
     options = parser.parse_args(arguments)
@@ -222,9 +261,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Below the commit, so that runs of another commit are never read or resumed.
     root = epath.Path(options.workdir).expanduser().resolve() / cells.commit(ROOT)[:12]
     train = functools.partial(trained, root=root)
-    if options.rates:
-        of_rates = functools.partial(without_line, by_rate())
-        cells.share(folder / f"{NAME}_rates.jsonl", ROOT, root, of_rates, train, lambda cell: cell.name)
+    if options.rates or options.depths:
+        of, name = (by_rate(), f"{NAME}_rates") if options.rates else (by_depth(), DEPTH_NAME)
+        cells.share(
+            folder / f"{name}.jsonl", ROOT, root, functools.partial(without_line, of), train, lambda cell: cell.name
+        )
         return
     if not options.blimp:
         cells.share(path, ROOT, root, waiting, train, lambda cell: cell.name)
@@ -236,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def unscored(lines: Sequence[Line]) -> list[Cell]:
         done = {Cell.of(line) for line in cells.read(path) if "failed" not in line}
-        return without_line((cell for cell in planned(rates) if cell in done), lines)
+        return without_line([cell for cell in planned(rates) if cell in done], lines)
 
     measure = functools.partial(judged, root=root, pairs=pairs)
     cells.share(folder / f"{NAME}_blimp.jsonl", ROOT, root / "blimp", unscored, measure, lambda cell: cell.name)

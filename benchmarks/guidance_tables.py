@@ -18,7 +18,18 @@ import numpy as np
 import pages
 import scipy.stats
 from cells import Line
-from guidance_evidence import ARMS, NORMS, OPTIMIZERS, PATTERNS, POSITIONS
+from guidance_evidence import (
+    ARMS,
+    DEPTH_ARMS,
+    DEPTH_NAME,
+    LAYERS,
+    NAME,
+    NORMS,
+    OPTIMIZERS,
+    PATTERNS,
+    POSITIONS,
+    WARMUPS,
+)
 
 from ag_jax.analysis import markdown
 from ag_jax.evaluation import significance
@@ -31,8 +42,8 @@ BASE = ("post", "adamw")  # norm and optimizer of the runs with one pattern alon
 LOSS, SCORE = "validation loss", "BLiMP"
 DIFFERENCE = ("difference (95 % interval)", "p", "shows")
 
-# positions, norm, optimizer, arm
-Setting = tuple[str, str, str, str]
+# positions, norm, optimizer, arm; or layers, warm-up steps, arm
+Setting = tuple[str | int, ...]
 # The number that each run has, by setting and seed.
 Numbers = Mapping[Setting, Mapping[int, float]]
 
@@ -221,12 +232,58 @@ def by_rate(lines: Sequence[Line]) -> list[str]:
     return text
 
 
-def tables(lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[Line]) -> Iterator[str]:
+def by_depth(lines: Sequence[Line]) -> list[str]:
+    """Return the lines of a table with the loss, and the step at which the plateau is left, by depth and warm-up, and
+    of a table with the effect of the warm-up.
+    """
+    losses: dict[Setting, dict[int, float]] = collections.defaultdict(dict)
+    left: dict[Setting, dict[int, str]] = collections.defaultdict(dict)
+    for line in lines:
+        setting, failed = (line["layers"], line["warmup_steps"], line["arm"]), "failed" in line
+        if not failed:
+            losses[setting][line["seed"]] = line["validation_loss"]
+        step = "diverged" if failed else line["left_plateau_at_step"] or "never"
+        left[setting][line["seed"]] = str(step)
+    mlm, ag = DEPTH_ARMS
+    of = list(itertools.product(LAYERS, WARMUPS))
+    found = tested({str(each): contrast(losses, {(*each, ag): 1.0, (*each, mlm): -1.0}) for each in of})
+    rows = [
+        [
+            *map(str, each),
+            *(shown(losses.get((*each, arm), {}), 3) for arm in DEPTH_ARMS),
+            *pages.difference_cells(found[str(each)], 3),
+            *(", ".join(step for _, step in sorted(left.get((*each, arm), {}).items())) or "–" for arm in DEPTH_ARMS),
+        ]
+        for each in of
+    ]
+    header = ("layers", "warm-up", *DEPTH_ARMS, *DIFFERENCE, *(f"left at, {arm}" for arm in DEPTH_ARMS))
+    title = f"The effect of {WARMUPS[1]} steps of warm-up on the validation loss of these runs:"
+    return [*markdown.table(header, rows), title, "", *of_warmup(losses)]
+
+
+def of_warmup(losses: Numbers) -> list[str]:
+    """Return the lines of a table with the loss with warm-up, minus that without, of each depth and arm."""
+    without, with_warmup = WARMUPS
+    of = list(itertools.product(LAYERS, DEPTH_ARMS))
+    found = tested(
+        {
+            str((layers, arm)): contrast(losses, {(layers, with_warmup, arm): 1.0, (layers, without, arm): -1.0})
+            for layers, arm in of
+        }
+    )
+    rows = [[str(layers), arm, *pages.difference_cells(found[str((layers, arm))], 3)] for layers, arm in of]
+    return markdown.table(("layers", "arm", *DIFFERENCE), rows)
+
+
+def tables(
+    lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[Line], depths: Sequence[Line]
+) -> Iterator[str]:
     """Yield the lines of all tables, as Markdown.
 
     lines: of the runs.
     scored: of the minimal pairs.
     rates: of the runs at more learning rates.
+    depths: of the runs with more layers, with and without warm-up.
     """
     losses = of_runs(lines, lambda line: line["validation_loss"])
     yield from ("**Validation loss** after 1,100 steps:", "", *by_block(losses, 3))
@@ -245,8 +302,16 @@ def tables(lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[Line])
     if rates:
         yield "**Validation loss by learning rate** (post-norm, seed 0), and in brackets the attention to the next"
         yield from ("token, in percent: of the best head of each layer, as a mean over layers.", "", *by_rate(rates))
+    if depths:
+        yield "**Depth and warm-up** of the quickstart (learned positions, post-norm, AdamW at 2e-3): validation loss,"
+        yield from ("and the steps at which runs left the plateau, one number a seed.", "", *by_depth(depths))
+
+
+def recorded() -> list[list[Line]]:
+    """Return the lines of all records, in the order in which `tables` takes them."""
+    names = (NAME, f"{NAME}_blimp", f"{NAME}_rates", DEPTH_NAME)
+    return [cells.read(RECORDS / f"{name}.jsonl") for name in names]
 
 
 if __name__ == "__main__":
-    records = [cells.read(RECORDS / f"guidance_modern{part}.jsonl") for part in ("", "_blimp", "_rates")]
-    pages.write(PAGE, "guidance_tables.py", tables(*records))
+    pages.write(PAGE, "guidance_tables.py", tables(*recorded()))

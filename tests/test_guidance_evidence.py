@@ -74,17 +74,34 @@ def test_learning_rates_are_a_grid():
 def test_the_configs_differ_in_the_factors_alone():
     """All 22 settings, and the learning rate and seed of the cell."""
     cell = evidence.Cell("rotary", "pre", "muon", "next", 3e-3, 2)
-    config = evidence.config_of(cell)
+    config = cell.config()
     assert (config.model.positions, config.model.norm_position, config.optimizer.kind) == ("rotary", "pre", "muon")
     assert (config.guidance.heads, config.guidance.mode, config.guidance.alpha) == ("next:1", "loss", 1.0)
     assert (config.optimizer.learning_rate, config.seed, config.training.steps) == (3e-3, 2, 1100)
     quickstart = pretraining_config.parse(evidence.config_reader.load("quickstart:arm=ag"))
-    guided = evidence.config_of(evidence.Cell("learned", "post", "adamw", "all", 2e-3, 0))
+    guided = evidence.Cell("learned", "post", "adamw", "all", 2e-3, 0).config()
     assert (guided.model, guided.data, guided.optimizer) == (quickstart.model, quickstart.data, quickstart.optimizer)
     assert guided.guidance == quickstart.guidance
-    every = {evidence.config_of(cell) for cell in evidence.planned(RATES)}
+    every = {cell.config() for cell in evidence.planned(RATES)}
     assert len(every) == 66
-    assert evidence.config_of(evidence.Cell("learned", "post", "adamw", "none", 2e-3, 0)).guidance.mode == "none"
+    assert evidence.Cell("learned", "post", "adamw", "none", 2e-3, 0).config().guidance.mode == "none"
+
+
+def test_depths_are_a_grid():
+    """Both arms of the quickstart at three depths, each with and without warm-up; the rest is the quickstart's."""
+    found = evidence.by_depth()
+    assert len(found) == len(set(found)) == len({cell.name for cell in found}) == 3 * 2 * 2 * 3
+    assert [cell.seed for cell in found] == sorted(cell.seed for cell in found)
+    assert evidence.without_line(found, map(vars, found[1:])) == found[:1]
+    configs = {cell: cell.config() for cell in found}
+    read = {(c.model.layers, c.optimizer.warmup_steps, c.guidance.mode, c.seed) for c in configs.values()}
+    assert read == set(itertools.product((8, 12, 16), (0, 220), ("none", "loss"), (0, 1, 2)))
+    assert {(c.optimizer.learning_rate, c.training.steps, c.model.width) for c in configs.values()} == {
+        (2e-3, 1100, 96)
+    }
+    quickstart = pretraining_config.parse(evidence.config_reader.load("quickstart:arm=ag"))
+    same = configs[evidence.DepthCell(8, 220, "ag", 0)]
+    assert (same.model, same.data, same.optimizer) == (quickstart.model, quickstart.data, quickstart.optimizer)
 
 
 def test_the_best_head_of_a_layer_counts(monkeypatch):
@@ -150,6 +167,11 @@ def test_runs_are_recorded_and_then_scored(monkeypatch, tmp_path, capsys):
     done.clear()
     evidence.main([*options, "--rates"])
     assert done == evidence.by_rate() and len(cells.read(tmp_path / "results" / "guidance_modern_rates.jsonl")) == 32
+    done.clear()
+    monkeypatch.setattr(evidence, "trained", lambda cell, lines, root: done.append(cell) or dict(vars(cell)))
+    for _ in range(2):  # the second time, all have a line
+        evidence.main([*options, "--depths"])
+        assert done == evidence.by_depth() and len(cells.read(tmp_path / "results" / "guidance_depth.jsonl")) == 36
     left_out = set(map(evidence.Cell.of, lines)) - set(map(evidence.Cell.of, scored))
     assert len(left_out) == 1 + 6 and evidence.planned(RATES)[-1] in left_out
 
