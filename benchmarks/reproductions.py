@@ -6,7 +6,7 @@ A row is a config in the folder of a paper. The first line of its docstring says
 tables and figures it makes, such as "(table 3, figure 5)"; `MORE` lists further ones of some configs. A record in
 benchmarks/results/ belongs to the config that its `command` names: to the small size if the command has scale=small or
 the config is in `SMALL`, and otherwise to the full size. A record of a config in `SMALL` that has a list `repeats`
-belongs to the configs in this list alone.
+belongs to the configs in this list alone. `LINES` has the configs of records that are JSON lines; these are small.
 """
 
 import ast
@@ -47,6 +47,13 @@ SMALL = {
         "asa/figure4_temperature",
         "asa/figure5_masking",
     ),
+}
+_ON_REAL_WEIGHTS = tuple(config for config in SMALL["asa/real_weights"] if config != "asa/figure4_temperature")
+LINES = {
+    "asa_real_weights_cola": _ON_REAL_WEIGHTS,
+    "asa_real_weights_sst2": SMALL["asa/real_weights"],
+    "asa_real_weights_wnut17": _ON_REAL_WEIGHTS,
+    "guidance_depth": ("ag/table3_language_modeling",),
 }
 _IN_PARENTHESES = re.compile(rf" \(((?:{'|'.join(KINDS)}) [^()]*)\)")
 
@@ -93,7 +100,10 @@ def records() -> Iterator[tuple[str, bool, str]]:
 
 
 def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
-    """Yield (config, whether the size is small, file, its content) for each record of a command with a config."""
+    """Yield (config, whether the size is small, file, its content) for each record of a command with a config.
+
+    The content of records that are JSON lines is left out.
+    """
     for path in sorted((ROOT / RESULTS).glob("*.json")):
         content = json.loads(path.read_text())
         words = shlex.split(content.get("command") or "")
@@ -104,6 +114,10 @@ def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
                 small = config in SMALL or "scale=small" in argument.split(",")
                 repeated = content.get("repeats", SMALL.get(config, (config,)))
                 yield from ((of, small, path, content) for of in repeated)
+    for name, configs in LINES.items():
+        path = ROOT / RESULTS / f"{name}.jsonl"
+        if path.exists():
+            yield from ((config, True, path, {}) for config in configs)
 
 
 def table() -> str:

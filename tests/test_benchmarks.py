@@ -56,16 +56,6 @@ def test_results_have_no_paths_of_a_machine():
         assert not re.search(r"(?<![\w.])/(root|home|tmp|work|opt|usr)/", path.read_text()), path
 
 
-def test_results_of_the_earlier_freelb_say_so():
-    found = [json.loads(path.read_text()).get("tasks", {}).get("sst2", {}) for path in RESULTS]
-    recorded = [task["notes"] for task in found if "freelb" in task.get("arms", {})]
-    assert recorded and all(
-        any(note.startswith("freelb: recorded with an earlier definition") for note in notes)
-        or "subset_seed=" in " ".join(notes)
-        for notes in recorded
-    )
-
-
 STEPS = {  # rows of the README's table of the cost of guidance, and their records
     "kernel, without guidance": "plan_v5e-8-mlm",
     "kernel, with guidance": "plan_v5e-8",

@@ -81,10 +81,18 @@ def test_records_are_told_apart_by_size(script, tmp_path, monkeypatch):
         "laptop": {"command": "ag-jax compare --config=quickstart"},
     }.items():
         (tmp_path / script.RESULTS / f"{name}.json").write_text(json.dumps(content))
+    for name in ("guidance_depth", "asa_real_weights_selection"):  # the second belongs to no config
+        (tmp_path / script.RESULTS / f"{name}.jsonl").write_text("{}\n")
     link = "[{0}](benchmarks/results/{0}.json)".format
     assert set(script.records()) == {
         ("roberta/table1_masking", False, link("full")),
         ("roberta/table1_masking", True, link("small")),
         ("ag/table7_translation", False, link("started") + " (stopped early)"),
         ("ag/table3_language_modeling", True, link("laptop")),
+        ("ag/table3_language_modeling", True, "[guidance_depth](benchmarks/results/guidance_depth.jsonl)"),
     }
+
+
+def test_records_of_lines_name_configs(script):
+    configs = {config for of in script.LINES.values() for config in of}
+    assert configs <= set(script.rows()) and len(configs) == 6

@@ -13,10 +13,9 @@ Hardware and time: the paper does not say what it used. 55k examples, three to f
 need an accelerator. scale=small takes one to three minutes for each trial on 2 CPU cores.
 
 Expected (BERT-base; PAWS-QQP, HellaSWAG, WNUT-17): Bernoulli 86.1, 40.5, 48.2; scheduled 85.4, 40.2, 48.7; magnitude
-84.6, 39.9, 47.3; ASA 87.7, 40.8, 49.8. scale=paper has not been run with this program yet. scale=small on SST-2 only,
-from the quickstart's guided checkpoint, trained on the first 6,400 examples of the file
-(benchmarks/results/asa_table3_small.json): plain 69.2, ASA 63.4, Bernoulli 64.2 and 61.1, scheduled 62.6, magnitude
-68.3. p over the three seeds is 0.19 or more, because in each attacked arm except magnitude one seed stayed at chance.
+84.6, 39.9, 47.3; ASA 87.7, 40.8, 49.8. scale=paper has not been run with this program yet. With scale=small the
+quickstart's model learns too little to compare the arms. asa/real_weights compares them on a published BERT, with the
+results in docs/reproduction.md.
 
 Deviations: the paper's Bernoulli is the better of two shares. Here they are two arms, and the arm that is better on
 the development set corresponds to that row. The paper does not say whether the schedule has a share for each layer

@@ -18,12 +18,9 @@ accelerator. scale=small takes minutes for each trial on 2 CPU cores.
 
 Expected (BERT-base; MNLI, QNLI, PAWS-QQP, HellaSWAG): FreeLB 85.3, 91.1, 86.3, 39.6; SMART 85.5, 91.6, 85.8, 38.2; ASA
 85.0, 91.4, 87.7, 40.8; plain (its tables 1 and 2) 84.1, 90.4, 81.7, 39.7. scale=paper has not been run with this
-program yet. scale=small on SST-2 only, from the quickstart's guided checkpoint, trained on the first 6,400 examples of
-the file (benchmarks/results/asa_table4_small.json): plain 69.2, longer 64.5, SMART 70.5, ASA 63.4, and FreeLB at
-chance, 50.9, with all three seeds (p 0.007). That FreeLB run had two passes, where this config now has three, and a
-step size made for RoBERTa-large: one ascent step of 0.1 takes the loss of this model from 0.64 to 1.17. The bound of
-0.6 on the norm was not reached (the perturbation had norm 0.586; both measured once, by hand). One seed of longer and
-one of ASA stayed at chance; p is 0.48 or more except for FreeLB.
+program yet. With scale=small the quickstart's model learns too little to compare the arms, and FreeLB's step size of
+0.1, made for RoBERTa-large, is too long for it. asa/real_weights compares the arms on a published BERT, with the
+results in docs/reproduction.md.
 
 Deviations: the paper names no settings of FreeLB and SMART. FreeLB has the settings released for RoBERTa-large on each
 task, with fairseq's count of passes (`freelb.count=fairseq`), on PAWS-QQP the settings of QQP and on HellaSWAG those
