@@ -474,6 +474,15 @@ def choices_of(given: str) -> dict[str, Any]:
     return {}
 
 
+def values_of(given: str) -> dict[str, Any]:
+    """Return the value of each argument of a config file, {name: value}; {} if it does not read them by `arguments`.
+
+    given: the file with some arguments, such as `FILE:name=value,...`; the others have their defaults.
+    """
+    choices = choices_of(given)
+    return vars(arguments(given.partition(":")[2], **choices)) if choices else {}
+
+
 def _open(given: str) -> tuple[str, types.ModuleType]:
     """Return the path and the executed module of the config file `given`.
 

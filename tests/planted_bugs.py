@@ -687,6 +687,48 @@ BUGS = (
         "if not any(is_done(directory_of(suite.workdir, other)) for other in needed):",
         "tests/finetuning/test_suite.py",
     ),
+    Bug(
+        "a failure with other settings counts",
+        "ag_jax/pretraining/search/states.py",
+        'failure is None or failure.get("settings", _settings(config)) != _settings(config)',
+        "failure is None",
+        "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "a seed of a failed point skips the rung",
+        "ag_jax/pretraining/search/choose.py",
+        "                for number in losses\n                for seed",
+        "                for number in losses\n                if losses[number] is None\n                for seed",
+        "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "a loss at a rung may be infinite",
+        "ag_jax/pretraining/search/run.py",
+        "None if next_run.pause_at is None else states.not_finite(losses)",
+        "None",
+        "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "arms of a search are paired by the names of their points",
+        "ag_jax/pretraining/search/report.py",
+        "tuple(one.point.settings.items()): one.point.name",
+        "one.point.name: one.point.name",
+        "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "the best point of a smaller grid stays",
+        "ag_jax/pretraining/search/run.py",
+        "            (workdir / BEST).unlink(missing_ok=True)\n",
+        "            pass\n",
+        "tests/pretraining/search/test_search.py",
+    ),
+    Bug(
+        "steps in words are those of a failed attempt's tokenizer",
+        "ag_jax/pretraining/words.py",
+        "workdir if begun else None",
+        "workdir",
+        "tests/pretraining/test_words.py",
+    ),
 )
 
 

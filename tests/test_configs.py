@@ -331,6 +331,13 @@ def test_table_3_takes_the_best_points_of_a_search(tmp_path):
     assert (best.guidance.fraction, best.guidance.alpha, best.optimizer.learning_rate) == (0.75, 1.0, 1e-4)
     with pytest.raises(ValueError, match="best.json does not exist: expected the --workdir of a finished"):
         parsed(name, f"arm=ag,best={tmp_path / 'other'}")
+    searched_with = {"language": "oromo", "layers": 12, "scale": "paper"}
+    content = {"metric": "validation_loss", "arms": arms, "arguments": searched_with}
+    (tmp_path / "best.json").write_text(json.dumps(content))
+    assert parsed(name, f"language=oromo,arm=mlm,best={tmp_path}").optimizer.warmup_steps == 123
+    for wrong, named in (("", "language=oromo"), ("language=oromo,scale=small,", "scale=paper")):
+        with pytest.raises(ValueError, match=f"is of a search with {named}, expected"):
+            parsed(name, f"{wrong}arm=mlm,best={tmp_path}")
 
 
 @pytest.mark.parametrize(

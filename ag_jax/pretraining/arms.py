@@ -11,6 +11,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.json_files import read_json
 from ag_jax.distributed import hosts
+from ag_jax.pretraining.config import ExperimentConfig
 
 NOT_COMPARED = {"title", "seed"}  # arms that differ only in these settings count as the same
 
@@ -50,6 +51,18 @@ def of_report(workdir: epath.PathLike) -> tuple[list[str], list[int]]:
 def load(source: str, arm: str, overrides: Mapping[str, Any]) -> config_reader.ConfigDict:
     """Load the config of one arm of the config file `source`, with the flags `overrides` on top."""
     return config_reader.load(config_reader.with_argument(source, "arm", arm), overrides)
+
+
+def check_seed(config: ExperimentConfig, seeds: Sequence[int], setting: str) -> None:
+    """Raise ValueError if a config sets `seed` to another value than one of `seeds`, which the runs have.
+
+    setting: name of the setting with `seeds`, for the message.
+    """
+    if config.seed and config.seed not in seeds:
+        raise ValueError(
+            f"seed={config.seed} would be ignored, because the runs have the seeds of {setting}="
+            f"{','.join(map(str, seeds))}: set --config.{setting}={config.seed}, and leave out seed"
+        )
 
 
 def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any]) -> list[str]:

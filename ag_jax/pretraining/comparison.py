@@ -46,6 +46,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     translations by different tests, or if there is no milestone at which the report shows their attention.
     """
     config = pretraining_config.parse(config_reader.load(source, overrides))
+    arms.check_seed(config, config.comparison.seeds, "comparison.seeds")
     compared, configs = arms.names(source, config.comparison.arms, "comparison.arms", "train"), {}
     for seed in config.comparison.seeds:
         for arm in compared:

@@ -7,6 +7,7 @@ model may already have been trained on some of them.
 
 import collections
 import dataclasses
+import functools
 import json
 import sys
 from typing import Any
@@ -29,14 +30,17 @@ SUMMARY, TOKENIZER = "corpus.json", "tokenizer"
 NAMED = 10  # most files of a kind that a message lists
 
 
-def prepare(config: ExperimentConfig, workdir: epath.Path) -> Corpus:
+def prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
     """Make the tokenizer and the rows of a run; writes nothing to the run directory. Hosts with a common cache share
     the work.
+
+    workdir: the run directory; None for a run that has not begun.
 
     Raises ValueError, on every host, if hosts made different rows, or if the files of the text changed since the run
     began and `data.accept_changed_text` is not set.
     """
-    hosts.from_first("the files of the text", lambda: check_files(config, workdir))
+    if workdir is not None:
+        hosts.from_first("the files of the text", functools.partial(check_files, config, workdir))
     return _prepare(config.data, workdir)
 
 
@@ -185,10 +189,12 @@ def _has_begun(workdir: epath.Path) -> bool:
     return any((workdir / name).exists() for name in (SUMMARY, "metrics.jsonl", "checkpoints"))
 
 
-def _prepare(data: DataConfig, workdir: epath.Path) -> Corpus:
+def _prepare(data: DataConfig, workdir: epath.Path | None) -> Corpus:
     # All hosts look for a tokenizer in the directory before host 0 writes that of a new run: it does so after `agree`.
     quiet = not hosts.is_first()
-    corpus = pipeline.prepare(with_own_tokenizer(data, workdir), quiet=quiet, claim=lock.Claims())
+    if workdir is not None:
+        data = with_own_tokenizer(data, workdir)
+    corpus = pipeline.prepare(data, quiet=quiet, claim=lock.Claims())
     hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
     return corpus
 

@@ -308,10 +308,15 @@ def _mark(mark: epath.Path) -> None:
 def check_workdir(config: ExperimentConfig, workdir: epath.Path) -> int | None:
     """Return `training.steps` of the run in a directory; None if the directory holds nothing worth keeping.
 
-    Raises ValueError, with the settings that differ, if that is a run of another config.
+    Raises ValueError, with the settings that differ, if that is a run of another config, and if it has no settings.
     """
     path = workdir / "config.json"
     if not path.exists():
+        if is_begun(workdir):
+            raise ValueError(
+                f"{workdir} holds a run without its settings, because {path} does not exist: copy this file, too, or "
+                "choose another directory"
+            )
         return None
     theirs = pretraining_config.read_settings(path)
     if is_begun(workdir) or not theirs.keys() <= config_reader.to_dict(config).keys():  # a file of another program

@@ -100,8 +100,13 @@ def resolve(
     """
     if not is_needed(config):
         return config, None
-    stored = hosts.from_first("the steps in words", lambda: (workdir / FILE).exists() and is_begun(workdir))
-    found = read(workdir) if stored else of_corpus(config, pretraining_corpus.prepare(config, workdir))
+    begun, stored = hosts.from_first(
+        "the steps in words", lambda: (begun := is_begun(workdir), begun and (workdir / FILE).exists())
+    )
+    if stored:
+        found = read(workdir)
+    else:  # the tokenizer and `corpus.json` of an attempt that failed are not those of the run
+        found = of_corpus(config, pretraining_corpus.prepare(config, workdir if begun else None))
     if stored and config.training.words is None:  # the run may be extended to more steps than it began with
         _Pace(config, found.epoch_words, found.epoch_rows).check_epochs(config.training.steps)
     if config.training.words is not None:

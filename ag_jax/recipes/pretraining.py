@@ -137,13 +137,14 @@ def table_11(config: Config, language: str, layers: int, arm: str) -> None:
         config.guidance.update(mode="loss", fraction=0.5, alpha=alpha, hold_steps=20_000)
 
 
-def searched(config: Config, directory: str, arm: str) -> None:
+def searched(config: Config, directory: str, arm: str, **expected: Any) -> None:
     """Set the settings of the best point of a finished search (`ag-jax search --config=ag/section4_5_search`).
 
     directory: the --workdir of the search.
     arm: "mlm" for the best point without guidance, "ag" for the best of all arms with guidance, whose names begin so.
+    expected: arguments that the search must have had.
     """
-    config.update_from_flattened_dict(choose.read_best(directory, arm))
+    config.update_from_flattened_dict(choose.read_best(directory, arm, expected))
 
 
 def epochs(config: Config, tokens: float, count: float) -> None:

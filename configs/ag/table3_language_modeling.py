@@ -63,6 +63,7 @@ def get_config(argument: str = ""):
     else:
         config.data.expected_tokens = int(tokens)
     if chosen.best:
-        pretraining.searched(config, chosen.best, chosen.arm)
+        of_text = {"language": chosen.language} if chosen.scale == "paper" else {}  # at scale=small there is one text
+        pretraining.searched(config, chosen.best, chosen.arm, layers=chosen.layers, scale=chosen.scale, **of_text)
     config.comparison.arms = "mlm,ag"
     return config

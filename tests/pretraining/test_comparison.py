@@ -195,6 +195,12 @@ def test_a_comparison_without_milestones_is_rejected_before_it_is_trained():
         comparison.arm_configs(CONFIG, {"training.milestones": ()})
 
 
+def test_a_seed_that_no_run_would_have_is_refused():
+    with pytest.raises(ValueError, match="seed=5 would be ignored, because .*set --config.comparison.seeds=5"):
+        comparison.arm_configs("quickstart", {"seed": 5})
+    assert {seed for _, seed in comparison.arm_configs("quickstart", {"seed": 5, "comparison.seeds": (4, 5)})} == {4, 5}
+
+
 def test_flags_that_override_the_arms_are_reported(compared):
     """The quickstart's arms differ in the settings of guidance, and share the warm-up."""
     sentence = "--config.guidance.alpha=2.0 overrides what the arms set: 10.0 (mlm), 1.0 (ag)"

@@ -165,6 +165,19 @@ def test_the_steps_of_a_failed_attempt_are_not_those_of_the_next_run(whole, text
     assert words.resolve(changed, workdir, run.is_begun)[1] == words.read(whole)
 
 
+def test_the_tokenizer_of_a_failed_attempt_is_not_that_of_the_next_run(whole, text, tmp_path):
+    """Another vocabulary gives other rows, and so another number of steps; the text of the attempt may differ, too."""
+    workdir = epath.Path(tmp_path / "run")
+    shutil.copytree(whole / "tokenizer", workdir / "tokenizer")
+    for name in ("config.json", "corpus.json"):
+        shutil.copy(whole / name, workdir / name)
+    changed = settings(text, **{"data.tokenizer.vocabulary_size": 265})
+    fresh = words.resolve(changed, epath.Path(tmp_path / "fresh"), run.is_begun)[1]
+    assert words.resolve(changed, workdir, run.is_begun)[1] == fresh != words.read(whole)
+    (workdir / "corpus.json").write_text((workdir / "corpus.json").read_text().replace(".txt", ".text"))
+    assert words.resolve(changed, workdir, run.is_begun)[1] == fresh
+
+
 def test_another_length_is_another_run(whole, text):
     for changed in ({"training.words": 800}, {"training.milestone_words": (150, 700)}):
         with pytest.raises(ValueError, match="holds a run of another config"):

@@ -17,6 +17,7 @@ the order of its source; see `assign`.
 Shape letters: B batch, K sources.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -28,6 +29,7 @@ import numpy as np
 from ag_jax.data import order, randomness
 from ag_jax.data.config import DataConfig
 from ag_jax.data.text import sources
+from ag_jax.data.text.files import warn_once
 from ag_jax.data.text.store import Rows
 
 SCALE = 2**24  # shares are whole multiples of its inverse, so that they are exact on every machine
@@ -38,15 +40,20 @@ def components(config: DataConfig, identity: Callable[[str], list[Any]] = source
 
     identity: returns what identifies the content of a source, as `sources.identity`.
 
-    Raises ValueError for weights in `data.validation_source`, and for a file that is in two sources, because one source
-    would train on what the other holds out.
+    Raises ValueError for weights in `data.validation_source`, and for a file that is in two sources, or twice in a text
+    that holds out a part, because it would be trained on what is held out. Warns of files that are both in
+    `data.validation_source` and in `data.source`.
     """
     if config.validation_source and sources.weights(config.validation_source):
         raise ValueError(
             f"data.validation_source={config.validation_source!r} has weights, but validation reads every row once: "
             "leave the weights out"
         )
+    if config.validation_source:
+        _warn_of_common(identity(config.source), identity(config.validation_source))
     if sources.weights(config.source) is None:
+        if len(sources.parts(config.source)) > 1 and not config.validation_source:
+            _check_once(config.source, identity(config.source))
         return [config]
     if config.max_words is not None:
         raise ValueError(
@@ -67,6 +74,26 @@ def components(config: DataConfig, identity: Callable[[str], list[Any]] = source
         dataclasses.replace(config, source=path, skip_words=(words,) if words else ())
         for path, words in zip(paths, skipped, strict=True)
     ]
+
+
+def _check_once(source: str, items: list[Any]) -> None:
+    """Raise ValueError if a file is in two parts of a source, whose identity is `items`."""
+    counts = collections.Counter(map(str, items))
+    if twice := [item[0] for item in items if counts[str(item)] > 1]:
+        raise ValueError(
+            f"data.source={source!r} has {twice[0]} twice, so that one copy would be trained on what is held "
+            "out of the other: name it once; data.duplicates repeats all rows"
+        )
+
+
+def _warn_of_common(trained_on: list[Any], held_out: list[Any]) -> None:
+    """Warn of files that are in `data.source` and in `data.validation_source`, whose identities are given."""
+    known = set(map(str, trained_on))
+    if common := [item[0] for item in held_out if str(item) in known]:
+        warn_once(
+            f"data.source and data.validation_source have {len(common):,} files in common, the first being "
+            f"{common[0]}: their loss is that of text which the model is trained on"
+        )
 
 
 def shares(config: DataConfig) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from etils import epath
@@ -51,7 +51,8 @@ def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]
 
     At each rung, the points of an arm with the lower losses go on, half of them rounded up. A point that failed counts
     as the worst; a point that an earlier search without rungs trained to the end is not compared and not stopped. The
-    runs of an arm whose rung is not decided, because a run has not come that far, are trained to this rung.
+    runs of an arm whose rung is not decided, because a run has not come that far, are trained to this rung. So are the
+    other seeds of a point that failed with one seed: with --retry that seed may still come to the rung.
     """
     next_runs: list[NextRun] = []
     stopped: dict[int, int] = {}
@@ -65,8 +66,7 @@ def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]
             }
             missing = [
                 NextRun(number, seed, steps[number])
-                for number, loss in losses.items()
-                if loss is None
+                for number in losses
                 for seed in study.points[number].configs
                 if not states[number, seed].is_over and str(steps[number]) not in states[number, seed].rungs
             ]
@@ -175,22 +175,32 @@ def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
                 study.search.metric: winner.losses[study.search.metric],
                 "chosen_among": len(of_arm),
             }
-    return {"command": study.command, "metric": study.search.metric, "arms": chosen}
+    of_file = {"command": study.command, "arguments": dict(study.arguments)}
+    return {**of_file, "metric": study.search.metric, "arms": chosen}
 
 
-def read_best(directory: epath.PathLike, arm: str) -> dict[str, Any]:
+def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a finished search chose for an arm, {"section.key": value}: all that its grids search.
 
     directory: the --workdir of the search.
     arm: name of the arm; `ag` stands for the arm `ag` and for all arms whose names begin with `ag_`, and the best point
         of all of them is returned.
+    expected: arguments that the config file of the search must have had, {name: value}.
 
-    Raises ValueError if there is no `best.json`, or no such arm in it.
+    Raises ValueError if there is no `best.json`, if the search had other arguments, or if there is no such arm.
     """
     path = storage.directory(directory) / BEST
     if not path.exists():
         raise ValueError(f"{path} does not exist: expected the --workdir of a finished `ag-jax search`")
     content = read_json(path, dict, {"arms": dict, "metric": str})
+    had = {"arguments": {}} | content  # files of earlier versions do not have them
+    check_fields(path, had, {"arguments": dict})
+    had = had["arguments"]
+    if other := [name for name in expected if had.get(name, expected[name]) != expected[name]]:
+        raise ValueError(
+            f"{path} is of a search with {', '.join(f'{name}={had[name]}' for name in other)}, expected "
+            f"{', '.join(f'{name}={expected[name]}' for name in other)}: give the --workdir of such a search"
+        )
     found, metric = content["arms"], content["metric"]
     check_fields(path, found, dict.fromkeys(found, dict))
     for winner in found.values():

@@ -46,6 +46,7 @@ class Study:
 
     title: title of the report.
     command: the command that runs it, without --workdir.
+    arguments: value of each argument of the config file but `arm`, {name: value}.
     search: its settings.
     points: all points, in the order of the arms and of the grids.
     overridden: a sentence for each flag that overrides what the arms set.
@@ -53,6 +54,7 @@ class Study:
 
     title: str
     command: str
+    arguments: Mapping[str, Any]
     search: SearchConfig
     points: tuple[Point, ...]
     overridden: tuple[str, ...]
@@ -79,12 +81,14 @@ def study(source: str, overrides: dict[str, Any]) -> Study:
     """
     config = pretraining_config.parse(config_reader.load(source, overrides))
     search = config.search
+    arms.check_seed(config, search.seeds, "search.seeds")
     if not search.grids:
         raise ValueError(
             f"{source} has no grids to search: set search.grids in the config file, such as config.search.grids.ag = "
             '{"optimizer": {"learning_rate": (1e-3, 2e-3)}}'
         )
-    has_arms = "arm" in config_reader.choices_of(source)
+    arguments = config_reader.values_of(source)
+    has_arms = arguments.pop("arm", None) is not None
     points: list[Point] = []
     for arm in search.grids:
         of_arm = config_reader.with_argument(source, "arm", arm) if has_arms else source
@@ -97,7 +101,7 @@ def study(source: str, overrides: dict[str, Any]) -> Study:
     _check_rungs(search, in_steps)
     flags = arms.overridden(source, search.grids, overrides) if has_arms else []
     command = arms.command("search", source, overrides)
-    return Study(config.title, command, search, tuple(points), tuple(flags))
+    return Study(config.title, command, arguments, search, tuple(points), tuple(flags))
 
 
 def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConfig) -> list[Point]:
@@ -241,6 +245,12 @@ def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
                     f"search.rungs compares runs after the same steps, and training.{name}={value} may end them "
                     "before: leave one of them out"
                 )
+        at = [round(fraction * training.steps) for fraction in search.rungs]
+        if len(set(at)) < len(at):
+            raise ValueError(
+                f"search.rungs={','.join(map(str, search.rungs))} of {training.steps} steps are the steps "
+                f"{', '.join(map(str, at))}: leave out those that come twice"
+            )
         for fraction in search.rungs:
             if not training.log_every <= round(fraction * training.steps) < training.steps:
                 raise ValueError(

@@ -126,14 +126,17 @@ def _paired(results: Sequence[Result], left: Mapping[tuple[str, str], bool]) -> 
 
     Only points that are done in both arms count.
     """
-    names = {arm: [one.point.name for one in of_arm] for arm, of_arm in choose.by_arm(results).items()}
+    # By settings, because names have only the last parts of the settings' names.
+    names = {
+        arm: {tuple(one.point.settings.items()): one.point.name for one in of_arm}
+        for arm, of_arm in choose.by_arm(results).items()
+    }
     found = []
     for one, other in itertools.combinations(names, 2):
-        if set(names[one]) != set(names[other]):
+        if names[one].keys() != names[other].keys():
             continue
-        pairs = [
-            (left[one, name], left[other, name]) for name in names[one] if (one, name) in left and (other, name) in left
-        ]
+        of_points = [((one, name), (other, names[other][settings])) for settings, name in names[one].items()]
+        pairs = [(left[first], left[second]) for first, second in of_points if first in left and second in left]
         alone = [sum(pair == wanted for pair in pairs) for wanted in ((True, False), (False, True))]
         found.append(
             {"arms": [one, other], "points": len(pairs), "left_plateau_alone": alone, "p_value": mcnemar(*alone)}
@@ -194,9 +197,12 @@ def markdown(
 
 def _chosen(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
     count = len(of_arm["points"])
+    unfinished = sum(one["status"] == "unfinished" for one in of_arm["points"].values())
     if of_arm["best"] is None:
-        return [f"None of the {count} points is done without a failure, so there is no best one.", ""]
-    lines = [f"The best of {count} points by `{metric}` is **{of_arm['best']}**."]
+        reason = f"{unfinished} are not finished" if unfinished else "all failed"
+        return [f"There is no best point: of {count} points, {reason}.", ""]
+    so_far = f", of which {unfinished} are not finished," if unfinished else ""
+    lines = [f"The best of {count} points{so_far} by `{metric}` is **{of_arm['best']}**."]
     if len(study.search.seeds) > 1:
         lines.append(f"A point is judged by the mean over the seeds {', '.join(map(str, study.search.seeds))}.")
     if metric == "validation_loss":

@@ -54,15 +54,18 @@ def search(
     arms.announce(study.overridden)
     own = numbers_of(share, len(study.points), "points")
     hosts.from_first("the run directories", functools.partial(_check, study, workdir))
-    if retry:
-        hosts.from_first("the failures", functools.partial(_forget_failures, study, workdir, own))
+    if failed := hosts.from_first("the failures", functools.partial(_failed, study, workdir, own, retry)):
+        hosts.tell(f"{failed} runs failed before and are not trained again: --retry trains them")
     _train(study, workdir, own)
     path = workdir / "report.md"
     if hosts.is_first():
         found = _write(study, workdir)
         if all(result.status == "failed" for result in found):
             reasons = "\n".join(f"  {one.point.arm}/{one.point.name}: {_reason(one)}" for one in found)
-            raise ValueError(f"every point of {workdir} failed:\n{reasons}")
+            raise ValueError(
+                f"every point of {workdir} failed:\n{reasons}\nChange the settings that made the runs fail, or train "
+                "them again with --retry"
+            )
     return path
 
 
@@ -109,10 +112,17 @@ def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epat
         )
 
 
-def _forget_failures(study: Study, workdir: epath.Path, own: set[int]) -> None:
+def _failed(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> int:
+    """Return how many runs of the points in `own` failed before; with `retry`, forget that they did, and return 0."""
+    failed = 0
     for number in own:
-        for seed in study.points[number].configs:
-            (study.points[number].directory(workdir, seed) / FAILURE).unlink(missing_ok=True)
+        for seed, config in study.points[number].configs.items():
+            directory = study.points[number].directory(workdir, seed)
+            if retry:
+                (directory / FAILURE).unlink(missing_ok=True)
+            else:
+                failed += states.read(directory, config).failure is not None
+    return failed
 
 
 def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
@@ -121,6 +131,8 @@ def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
 
     def read_next() -> list[list[int | None]]:
         next_runs, _ = choose.halved(study, states.read_all(study, workdir))
+        if next_runs:  # the best point is not known; the file may be of a smaller grid
+            (workdir / BEST).unlink(missing_ok=True)
         return [[one.number, one.seed, one.pause_at] for one in next_runs]
 
     while next_runs := [NextRun(*values) for values in hosts.from_first("the runs to train", read_next)]:
@@ -155,12 +167,15 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
             raise
         failed = f"out of memory: {error}"
     else:
-        if next_run.pause_at is not None and hosts.is_first():
-            states.write_rung(directory, next_run.pause_at, losses)
-        hosts.tell(f"{name}: {study.search.metric} {losses[study.search.metric]:.3f}")
-        return
+        reason = None if next_run.pause_at is None else states.not_finite(losses)
+        if reason is None:
+            if next_run.pause_at is not None and hosts.is_first():
+                states.write_rung(directory, next_run.pause_at, losses)
+            hosts.tell(f"{name}: {study.search.metric} {losses[study.search.metric]:.3f}")
+            return
+        failed = f"{reason} at step {next_run.pause_at}"
     if hosts.is_first():
-        states.write_failure(directory, failed)
+        states.write_failure(directory, config, failed)
     hosts.tell(f"{name} failed: {failed}")
 
 
@@ -186,8 +201,6 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
         storage.write_whole(workdir / "search.json", json.dumps(numbers, indent=2) + "\n")
         if numbers["complete"]:
             storage.write_whole(workdir / BEST, json.dumps(choose.best_json(study, results), indent=2) + "\n")
-        else:  # of a smaller grid
-            (workdir / BEST).unlink(missing_ok=True)
         drawn = figures.heat_maps(report.heat_maps(study, results), workdir / "figures")
         storage.write_whole(workdir / "report.md", report.markdown(study, results, numbers, drawn) + "\n")
     return results

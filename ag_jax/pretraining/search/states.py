@@ -1,16 +1,19 @@
 """How far the runs of a search are, read from their directories: the tree of runs is all the state that a search has.
 
-A run is done when its `summary.json` is there. `failure.json` says why a run failed, and `rungs.json` holds its losses
-at the steps at which it was compared with others.
+A run is done when its `summary.json` is there. `failure.json` says why a run failed, and with which settings;
+`rungs.json` holds its losses at the steps at which it was compared with others.
 """
 
 import dataclasses
+import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
+from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
 from ag_jax.pretraining import run
@@ -19,6 +22,8 @@ from ag_jax.pretraining.search.points import Study
 
 FAILURE, RUNGS = "failure.json", "rungs.json"
 LOSSES = ("train_loss", "validation_loss", "average_train_loss")
+# Settings that do not decide whether a run fails.
+NOT_OF_FAILURE = ("title", "comparison.", "data.cache_dir", "inspection.", "search.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +49,34 @@ States = dict[tuple[int, int], RunState]  # by number of the point and seed
 
 
 def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
-    """Read the state of a run. Raises ValueError, with the file's name, if a file is damaged."""
+    """Read the state of a run. A failure with other settings than those of `config` does not count.
+
+    Raises ValueError, with the file's name, if a file is damaged.
+    """
     rungs = _rungs(directory / RUNGS)
     summary = run.read_summary(directory)
     if summary is not None and run.is_complete(summary, config):
-        found = {name: summary[name] for name in LOSSES}
-        if bad := [name for name, value in found.items() if not math.isfinite(value)]:
-            return RunState(failure=f"{bad[0]} is not finite", rungs=rungs)
-        return RunState(losses=found, rungs=rungs)
-    failure = directory / FAILURE
-    reason = read_json(failure, dict, {"reason": str})["reason"] if failure.exists() else None
-    return RunState(failure=reason, rungs=rungs)
+        if (reason := not_finite(summary)) is not None:
+            return RunState(failure=reason, rungs=rungs)
+        return RunState(losses={name: summary[name] for name in LOSSES}, rungs=rungs)
+    path = directory / FAILURE
+    failure = read_json(path, dict, {"reason": str}) if path.exists() else None
+    # Files of earlier versions do not have the settings.
+    if failure is None or failure.get("settings", _settings(config)) != _settings(config):
+        return RunState(rungs=rungs)
+    return RunState(failure=failure["reason"], rungs=rungs)
+
+
+def not_finite(losses: Mapping[str, float]) -> str | None:
+    """Return a sentence that names the first of `LOSSES` that is not finite; None if all are."""
+    return next((f"{name} is not finite" for name in LOSSES if not math.isfinite(losses[name])), None)
+
+
+def _settings(config: ExperimentConfig) -> str:
+    """Return a hash of the settings with which a run may fail, such as its batch size and the devices that it uses."""
+    settings = config_reader.flat(config_reader.to_dict(config))
+    kept = {name: value for name, value in settings.items() if not name.startswith(NOT_OF_FAILURE)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _rungs(path: epath.Path) -> dict[str, dict[str, float]]:
@@ -74,10 +96,11 @@ def read_all(study: Study, workdir: epath.Path) -> States:
     }
 
 
-def write_failure(directory: epath.Path, reason: str) -> None:
-    """Note that a run failed, so that it is not trained again."""
+def write_failure(directory: epath.Path, config: ExperimentConfig, reason: str) -> None:
+    """Note that a run failed, so that it is not trained again with the same settings."""
     directory.mkdir(parents=True, exist_ok=True)
-    storage.write_whole(directory / FAILURE, json.dumps({"reason": reason}, indent=2) + "\n")
+    failure = {"reason": reason, "settings": _settings(config)}
+    storage.write_whole(directory / FAILURE, json.dumps(failure, indent=2) + "\n")
 
 
 def write_rung(directory: epath.Path, step: int, losses: dict[str, Any]) -> None:

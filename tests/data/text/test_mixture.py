@@ -253,6 +253,13 @@ def test_weights_that_cannot_be(source, message):
         sources.weights(source)
 
 
+def test_validation_on_text_that_is_trained_on_is_warned_of(config, folder, tmp_path, caplog):
+    chosen = dataclasses.replace(config, source=f"{folder}/few", cache_dir=str(tmp_path / "cache"))
+    for held_out, warned in (("one.txt", 0), ("few/0.txt", 1)):
+        pipeline.prepare(dataclasses.replace(chosen, validation_source=f"{folder}/{held_out}"))
+        assert caplog.text.count("have 1 files in common, the first being ") == warned
+
+
 def test_mixtures_that_cannot_be(config, folder, tmp_path):
     def prepare(source, **changes):
         chosen = dataclasses.replace(config, source=source, cache_dir=str(tmp_path / "cache"), **changes)
@@ -262,6 +269,8 @@ def test_mixtures_that_cannot_be(config, folder, tmp_path):
         ValueError, match=r"0\.txt is in two of the sources, .*few' and .*0\.txt', so that one would be"
     ):
         prepare(f"{folder}/few:1,{folder}/few/0.txt:1")
+    with pytest.raises(ValueError, match=r"data.source='.*' has .*0\.txt twice, so that one copy would be trained on"):
+        prepare(f"{folder}/few,{folder}/few/0.txt")
     with pytest.raises(ValueError, match=r"a share of 1e-08 of the rows, expected at least 6e-08: raise its weight"):
         prepare(f"{folder}/few:1,{folder}/one.txt:1e-8")
     with pytest.raises(FileNotFoundError, match="nowhere' does not exist"):

@@ -5,6 +5,7 @@ import math
 import pathlib
 import time
 
+from ag_jax import config_reader
 from ag_jax.distributed import storage
 from ag_jax.pretraining import run
 from ag_jax.pretraining.search import run as search_run
@@ -70,9 +71,15 @@ def loss_of(config, step: int) -> float:
     )
 
 
+def begin(config, directory) -> None:
+    """Write the settings of a run, as training does at its start."""
+    directory.mkdir(parents=True, exist_ok=True)
+    storage.write_whole(directory / "config.json", json.dumps(config_reader.to_dict(config)))
+
+
 def stub(config, directory, labels, pause_at=None):
     """Note the call in `calls.txt` of the search, and write `summary.json` at the end of a run."""
-    directory.mkdir(parents=True, exist_ok=True)
+    begin(config, directory)
     with open(directory.parent.parent / "calls.txt", "a") as calls:
         calls.write(f"{directory.parent.name}/{directory.name} {pause_at}\n")
     rate = config.optimizer.learning_rate

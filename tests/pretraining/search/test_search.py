@@ -4,13 +4,16 @@ import json
 import math
 import statistics
 
+import jax
 import pytest
 from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.pretraining import corpus, run, words
-from ag_jax.pretraining.search import choose, points
+from ag_jax.pretraining.search import choose, points, report
 from ag_jax.pretraining.search import run as search_run
+from ag_jax.pretraining.search.choose import NextRun
+from ag_jax.pretraining.search.states import RunState
 from tests import commands
 from tests.pretraining.search import studies
 from tests.pretraining.search.studies import config_file, rates
@@ -68,10 +71,10 @@ def test_every_point_once_and_the_best_is_known(stubbed, tmp_path):
     assert "| `optimizer.learning_rate` | 0.1 | 3 | 5.000 | 5.250 |" in text
     assert "| mlm | 4 of 6 | 67% | 0 | 5.026 | 4.301 to 5.750 |" in text
     assert "figures/search_mlm.png" in text and (tmp_path / "made" / "figures" / "search_mlm.png").exists()
-    chosen = choose.read_best(tmp_path / "made", "mlm")
+    chosen = choose.read_best(tmp_path / "made", "mlm", {})
     assert chosen == {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 0}
     with pytest.raises(ValueError, match="no best point of arm ag: it has mlm"):
-        choose.read_best(tmp_path / "made", "ag")
+        choose.read_best(tmp_path / "made", "ag", {})
 
 
 def test_the_best_point_states_what_only_the_grids_of_other_arms_search(stubbed, tmp_path):
@@ -81,7 +84,7 @@ def test_the_best_point_states_what_only_the_grids_of_other_arms_search(stubbed,
         **{"optimizer.learning_rate": 0.3, "optimizer.warmup_steps": 2},
     )
     stubbed(source)
-    found = {arm: choose.read_best(tmp_path / "made", arm) for arm in ("mlm", "ag")}
+    found = {arm: choose.read_best(tmp_path / "made", arm, {}) for arm in ("mlm", "ag")}
     assert found["mlm"] == {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 2}
     assert found["ag"] == {"optimizer.learning_rate": 0.3, "optimizer.warmup_steps": 0}
 
@@ -91,6 +94,31 @@ def test_a_larger_grid_keeps_what_is_done(stubbed, tmp_path):
     found, calls = stubbed(config_file(tmp_path / "three.py", {"mlm": rates(0.1, 0.01, 0.02)}))
     assert calls == ["mlm/lr0.01-seed0 None"] and found["arms"]["mlm"]["best"] == "lr0.01"
     assert stubbed(str(tmp_path / "three.py")) == (found, [])
+
+
+def test_the_best_point_of_a_smaller_grid_is_not_that_of_an_unfinished_search(stubbed, tmp_path, monkeypatch):
+    stubbed(config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)}))
+
+    def ends(*_, **__):
+        raise RuntimeError("the machine is gone")
+
+    monkeypatch.setattr(run, "train", ends)
+    with pytest.raises(RuntimeError, match="the machine is gone"):
+        stubbed(config_file(tmp_path / "three.py", {"mlm": rates(0.1, 0.01, 0.02)}))
+    with pytest.raises(ValueError, match="expected the --workdir of a finished `ag-jax search`"):
+        choose.read_best(tmp_path / "made", "mlm", {})
+
+
+def test_the_best_point_of_another_search_is_refused(stubbed, tmp_path):
+    """Of one whose config file had other arguments; those that the file does not take are not compared."""
+    path = tmp_path / "sized.py"
+    config_file(path, {"mlm": rates(0.1, 0.02)})
+    path.write_text(path.read_text().replace('arm=("mlm", "ag"))', 'arm=("mlm", "ag"), layers=(2, 4), scale="paper")'))
+    stubbed(f"{path}:layers=4")
+    expected = {"layers": 4, "scale": "paper", "language": "oromo"}
+    assert choose.read_best(tmp_path / "made", "mlm", expected)["optimizer.learning_rate"] == 0.02
+    with pytest.raises(ValueError, match="best.json is of a search with layers=4, expected layers=2: give the"):
+        choose.read_best(tmp_path / "made", "mlm", expected | {"layers": 2})
 
 
 def test_ties_go_to_the_earlier_point_and_seeds_are_averaged(stubbed, tmp_path):
@@ -191,8 +219,6 @@ def test_arms_with_the_same_points_are_paired(stubbed, tmp_path):
 
 
 def test_out_of_memory_is_a_failure_and_other_errors_are_not(monkeypatch, tmp_path, stubbed):
-    import jax
-
     messages = iter(["RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.", "INTERNAL: a defect"])
 
     def too_large(*_, **__):
@@ -204,6 +230,66 @@ def test_out_of_memory_is_a_failure_and_other_errors_are_not(monkeypatch, tmp_pa
     noted = json.loads((tmp_path / "made" / "mlm" / "lr0.1-seed0" / "failure.json").read_text())
     assert noted["reason"].startswith("out of memory: RESOURCE_EXHAUSTED")
     assert not (tmp_path / "made" / "mlm" / "lr0.2-seed0" / "failure.json").exists()
+
+
+def test_failures_with_other_settings_do_not_count(monkeypatch, tmp_path, stubbed, capsys):
+    """Two runs need too much memory with four rows a step, and are trained with two; nothing is trained twice."""
+
+    def too_large(config, directory, labels, pause_at=None):
+        if config.training.batch_size == 4:
+            studies.begin(config, directory)
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+        return studies.stub(config, directory, labels, pause_at)
+
+    monkeypatch.setattr(run, "train", too_large)
+    source = config_file(tmp_path / "large.py", {"mlm": rates(0.1, 0.2)})
+    for told in (False, True):
+        with pytest.raises(ValueError, match="(?s)every point .* failed:.*or train them again with --retry"):
+            stubbed(source)
+        assert ("2 runs failed before and are not trained again: --retry" in capsys.readouterr().err) == told
+    smaller = {"training.batch_size": 2, "search.seeds": (0,), "title": "the same runs"}
+    found, calls = stubbed(source, smaller)
+    assert found["complete"] and len(calls) == 2 and stubbed(source, smaller) == (found, [])
+
+
+def test_a_seed_of_a_failed_point_comes_to_every_rung(tmp_path):
+    """Otherwise its losses there would not be known when --retry trains the seed that failed."""
+    source = config_file(tmp_path / "seeds.py", {"mlm": rates(0.02)})
+    study = points.study(source, {"search.seeds": (studies.UNLUCKY, 0), "search.rungs": (0.5,)})
+    found = {(0, studies.UNLUCKY): RunState(failure="diverged"), (0, 0): RunState()}
+    assert choose.halved(study, found)[0] == [NextRun(0, 0, 4)]
+    found[0, 0] = RunState(rungs={"4": dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), 5.0)})
+    assert choose.halved(study, found)[0] == [NextRun(0, 0, None)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_at_a_rung_that_is_not_finite_is_a_failure(monkeypatch, tmp_path, stubbed, bad):
+    def not_finite(config, directory, labels, pause_at=None):
+        losses = studies.stub(config, directory, labels, pause_at)
+        return losses | ({"validation_loss": bad} if config.optimizer.learning_rate == 0.3 else {})
+
+    monkeypatch.setattr(run, "train", not_finite)
+    source = config_file(tmp_path / "rungs.py", {"mlm": rates(0.3, 0.02, 0.4, 0.8)}, **{"search.rungs": (0.5,)})
+    found, _ = stubbed(source)
+    failed = found["arms"]["mlm"]["points"]["lr0.3"]
+    assert failed["failures"] == {"0": "validation_loss is not finite at step 4"}
+    assert found["arms"]["mlm"]["robustness"]["failed"] == 1
+    assert [*found["arms"]["mlm"]["points"]] == ["lr0.02", "lr0.4", "lr0.8", "lr0.3"]
+
+
+def test_arms_with_other_settings_are_not_paired(tmp_path):
+    """Names of points have the last parts of the settings' names only."""
+
+    def result(arm, setting):
+        point = points.Point(arm, "step_size0.1", {setting: 0.1}, {})
+        return choose.Result(point, "done", {"validation_loss": 5.0}, None, {})
+
+    left = {(arm, "step_size0.1"): arm == "freelb" for arm in ("freelb", "smart", "again")}
+    settings = {arm: f"adversarial.{arm}.step_size" for arm in ("freelb", "smart")} | {
+        "again": "adversarial.freelb.step_size"
+    }
+    found = report._paired([result(arm, setting) for arm, setting in settings.items()], left)
+    assert found == [{"arms": ["freelb", "again"], "points": 1, "left_plateau_alone": [1, 0], "p_value": 1.0}]
 
 
 def test_halving_stops_the_worse_half(stubbed, tmp_path):
@@ -302,6 +388,8 @@ REFUSED = {
     ),
     "flag": ({"mlm": rates(0.1)}, {"optimizer.learning_rate": 0.5}, "leave the flag out"),
     "seed": ({"mlm": {"seed": (1, 2)}}, {}, "seed cannot be searched"),
+    "ignored seed": ({"mlm": rates(0.1)}, {"seed": 5}, "seed=5 would be ignored.*set --config.search.seeds=5"),
+    "one rung twice": ({"mlm": rates(0.1)}, {"search.rungs": (0.5, 0.55)}, "of 8 steps are the steps 4, 4: leave out"),
     "early rung": ({"mlm": rates(0.1)}, {"search.rungs": (0.125,)}, "training.log_every=2 on"),
     "rungs": ({"mlm": rates(0.1)}, {"search.rungs": (0.5, 0.25)}, "ascending order"),
     "metric": ({"mlm": rates(0.1)}, {"search.metric": "loss"}, "search.metric must be one of validation_loss"),
@@ -345,6 +433,9 @@ def test_the_directory_of_another_run_is_refused_before_anything_runs(stubbed, t
     )
     with pytest.raises(ValueError, match="model.width: there 24, now 12"):
         stubbed(source)
+    (last / "config.json").unlink()
+    with pytest.raises(ValueError, match="lr0.02-seed0 holds a run without its settings, because .*config.json does"):
+        stubbed(source)
     assert not (tmp_path / "made" / "calls.txt").exists()
 
 
@@ -364,8 +455,10 @@ def test_finished_runs_are_not_extended(stubbed, tmp_path):
 def test_a_run_past_a_rung_is_refused_before_anything_runs(stubbed, tmp_path):
     """Its losses are those of a longer training than the others have at the rung."""
     source = config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.02)})
+    directory = epath.Path(tmp_path / "made" / "mlm" / "lr0.02-seed0")
+    studies.begin(points.study(source, {}).points[1].configs[0], directory)
     for step in (2, 6):
-        (tmp_path / "made" / "mlm" / "lr0.02-seed0" / "checkpoints" / str(step)).mkdir(parents=True)
+        (directory / "checkpoints" / str(step)).mkdir(parents=True)
     with pytest.raises(ValueError, match="lr0.02-seed0 is at step 6, and its losses at the rung at step 4 are not"):
         stubbed(source, {"search.rungs": (0.5,)})
     assert not (tmp_path / "made" / "calls.txt").exists()
@@ -383,8 +476,8 @@ def test_a_run_past_a_rung_is_refused_before_anything_runs(stubbed, tmp_path):
 )
 def test_damaged_files_are_named(name, content, message, stubbed, tmp_path):
     source = config_file(tmp_path / "one.py", {"mlm": rates(0.1)})
-    directory = tmp_path / "made" / "mlm" / "lr0.1-seed0"
-    directory.mkdir(parents=True)
+    directory = epath.Path(tmp_path / "made" / "mlm" / "lr0.1-seed0")
+    studies.begin(points.study(source, {}).points[0].configs[0], directory)
     (directory / name).write_text(content)
     with pytest.raises(ValueError, match=f"{name}: .*{message}"):
         stubbed(source)
