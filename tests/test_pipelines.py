@@ -14,11 +14,13 @@ import pytest
 from etils import epath
 
 from ag_jax import pipelines
+from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import exporting, finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder
+from ag_jax.pipelines import words
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.config import TrainingConfig
@@ -76,6 +78,18 @@ def row(*texts):
 
 def as_batch(tokens):
     return {"tokens": tokens, "segment_ids": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "sentencepiece_unigram", "sentencepiece_bpe"])
+def test_no_space_is_put_behind_a_mask(kind):
+    """The tokens behind a masked word are those behind any word; a tokenizer may put a space before every text."""
+    texts = ["the roads were good.", "the roads, they were good", "the roads- good. We build the roads."] * 5
+    tokenizer = tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=300 if kind == "byte_bpe" else 28), texts)
+    before = tokenizer.encode("the roads")
+    for after in (".", ", they were good", " were good", "- good."):
+        whole = tokenizer.encode("the roads" + after)
+        # Not the same tokens: those of sentencepiece may span the border between word and full stop.
+        assert tokenizer.decode([*before, *words._continuation(after, tokenizer)]) == tokenizer.decode(whole)
 
 
 @pytest.mark.parametrize("name", ["run", "hf"])

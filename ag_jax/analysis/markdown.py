@@ -1,13 +1,20 @@
 """Tables of reports in Markdown."""
 
+import re
 from collections.abc import Iterable
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """Return the lines of a Markdown table, with a blank line after it.
 
-    rows: texts of the cells, as many in each row as in `header`.
+    rows: texts of the cells, as many in each row as in `header`. Bars in them are escaped, because a bare bar ends a
+        cell, even inside code.
     """
     names = list(header)
-    first, *others = (f"| {' | '.join(cells)} |" for cells in (names, *rows))
+    first, *others = (f"| {' | '.join(map(escaped, cells))} |" for cells in (names, *rows))
     return [first, "|---" * len(names) + "|", *others, ""]
+
+
+def escaped(text: str) -> str:
+    """Return a text for a cell of a table, with its bars escaped unless they are so already."""
+    return re.sub(r"(?<!\\)\|", r"\|", text)

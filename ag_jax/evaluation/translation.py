@@ -194,7 +194,7 @@ def score_rows(scores: Mapping[str, Score]) -> list[list[str]]:
             LABELS[found.metric] + (" (of tokenised text)" if found.note else ""),
             f"{found.value:.2f}",
             "–" if found.interval is None else f"{_range('{:.2f}', found.interval)} (mean {found.mean:.2f})",
-            f"`{_escaped(found.signature)}`",
+            f"`{found.signature}`",
         ]
         for found in scores.values()
     ]
@@ -208,7 +208,7 @@ def difference_rows(comparison: Mapping[str, Mapping[str, Difference]]) -> list[
     """
     return [
         [
-            _escaped(system),
+            system,
             LABELS[found.metric],
             f"{found.difference:+.2f}",
             "–" if found.interval is None else _range("{:+.2f}", found.interval),
@@ -348,8 +348,3 @@ def _shown_p(found: Difference) -> str:
 
 def _range(form: str, interval: tuple[float, float]) -> str:
     return " to ".join(form.format(end) for end in interval)
-
-
-def _escaped(text: str) -> str:
-    """Return a text with its bars escaped, because a bare bar ends a cell of a Markdown table, even inside code."""
-    return text.replace("|", r"\|")

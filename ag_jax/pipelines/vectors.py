@@ -77,7 +77,8 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None, *, bat
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     opened = opening.open_encoder(best.resolve(directory), step)
     model, params = Encoder(opened.config), opened.params["encoder"]
-    shape = RowSettings(opened.tokenizer.specials, opened.config.max_length, opened.config.token_types)
+    longest = opened.config.max_length if opened.translates else opened.length  # as translation reads sources
+    shape = RowSettings(opened.tokenizer.specials, longest, opened.config.token_types)
 
     @jax.jit
     def apply(batch: dict[str, Any]) -> jax.Array:

@@ -117,7 +117,7 @@ class FillMask(BatchedPipeline):
             raise ValueError(f"there is no mask to fill in {text!r}: write <mask> where a word is missing")
         ids = [*self.tokenizer.encode(parts[0])]
         for part in parts[1:]:
-            ids += [self.tokenizer.specials.mask, *(self.tokenizer.encode(part) if part else [])]
+            ids += [self.tokenizer.specials.mask, *(_continuation(part, self.tokenizer) if part else [])]
         room = self._shape.room(pair=False)
         if len(ids) > room:
             raise ValueError(f"the text has {len(ids)} tokens, but the model has room for {room}: shorten it")
@@ -141,7 +141,7 @@ def fill_mask(directory: str, step: int | None = None, *, batch_size: int = BATC
     size = check_batch_size(batch_size)
     opened = opening.open_masked_lm(best.resolve(directory), step)
     model, params, tokenizer = opened.model, opened.params, opened.tokenizer
-    shape = RowSettings(tokenizer.specials, model.config.max_length, model.config.token_types)
+    shape = RowSettings(tokenizer.specials, opened.length, model.config.token_types)
 
     @jax.jit
     def apply(batch: dict[str, Any]) -> jax.Array:
@@ -151,9 +151,24 @@ def fill_mask(directory: str, step: int | None = None, *, batch_size: int = BATC
     at = f"step {opened.run.step} of the run" if opened.run is not None else "Hugging Face model"
     about = (
         f"{at}; a vocabulary of {tokenizer.vocabulary_size}; {model.config.layers} layers of width "
-        f"{model.config.width}; rows of {model.config.max_length} tokens"
+        f"{model.config.width}; rows of {shape.max_length} tokens"
     )
     return FillMask(str(directory), about, size, tokenizer, shape, apply)
+
+
+_FILLER = "a"  # a letter before a text that follows a mask
+
+
+def _continuation(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the token ids of a text that follows a masked word.
+
+    Without a space between them: some tokenizers put one before every text that they are given. So the text is read
+    behind a letter, unless that letter would share a token with it.
+    """
+    [(ids, spans)] = tokenizer.locate_batch([_FILLER + text])
+    own = [id for id, (begin, _) in zip(ids, spans, strict=True) if begin >= len(_FILLER)]
+    is_apart = all(begin >= len(_FILLER) or end <= len(_FILLER) for begin, end in spans)
+    return own if is_apart and not text[0].isspace() else tokenizer.encode(text)
 
 
 def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:

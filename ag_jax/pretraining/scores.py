@@ -87,10 +87,7 @@ def _result(
 
     if not is_translated:
         print(f"translating {len(lines.sources):,} lines of {name} with {translator.name}", file=sys.stderr, flush=True)
-        try:
-            found = list(translate.translate_stream(translator, lines.sources, name))
-        except translate.LineTooLong as error:
-            raise ValueError(f"test set {name}: {error}") from error
+        found = list(translate.translate_stream(translator, lines.sources, f"test set {name}"))
     scores: dict[str, dict[str, Any]] = {}
     try:
         for metric, score in translation.score(found, lines.references, tokenize=tokenize).items():

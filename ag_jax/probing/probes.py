@@ -27,7 +27,7 @@ def make(name: str, config: ProbeConfig, compared: Sequence[ProbedModel]) -> Pro
     query cannot be asked.
     """
     probe = MAKERS[config.kind](name, config, _limits(config, compared))
-    checking.check(probe)
+    checking.check(probe, among_words="words" in config.modes)
     if np.asarray(probe.development, bool).all():
         raise ValueError(f"the probe {name} has queries for development only: give documents for the test, too")
     return probe

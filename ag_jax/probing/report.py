@@ -176,25 +176,29 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         for kind, of in kinds.items()
         if of is not None and kind in _shown(numbers)
     ]
-    if not rows:
-        return []
-    header = ["arm", "kind", "difference", "95 % interval", "p"]
-    lines = [
-        f"Differences from {baseline} in the score of the head chosen on development, by a paired bootstrap over "
-        "documents, for these models. The smallest p that it can give is 2 / (resamples + 1):",
-        "",
-        *table(header, rows),
-    ]
-    by_seed = [
-        [arm, kind, *difference_cells(of)]
+    of_heads = f"Differences from {baseline} in the score of the head chosen on development"
+    lines = []
+    if rows:
+        header = ["arm", "kind", "difference", "95 % interval", "p"]
+        lines += [
+            f"{of_heads}, by a paired bootstrap over documents, for these models. The smallest p that it can give is "
+            "2 / (resamples + 1):",
+            "",
+            *table(header, rows),
+        ]
+    tested = [
+        (kind, [arm, kind, *difference_cells(of)])
         for arm, kinds in numbers["differences_over_seeds"].items()
         for kind, of in kinds.items()
-        if of is not None and kind in _shown(numbers)
+        if of is not None
     ]
+    by_seed = [row for kind, row in tested if kind in _shown(numbers)]
     if by_seed:
-        header = ["arm", "kind", *DIFFERENCE_HEADER]
-        lines += [f"The same differences, paired by seed. {DIFFERENCE_EXPLAINED}", ""]
-        lines += table(header, by_seed)
+        more = ""
+        if len(tested) > len(by_seed):
+            more = f" There are {len(tested)} of these tests, because kinds that are not shown count, too."
+        lines += [f"{of_heads}, paired by seed. {DIFFERENCE_EXPLAINED}{more}", ""]
+        lines += table(["arm", "kind", *DIFFERENCE_HEADER], by_seed)
     return lines
 
 

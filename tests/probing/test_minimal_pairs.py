@@ -133,9 +133,9 @@ def test_pairs_that_are_too_long_are_left_out_and_counted():
 
 def test_accuracies_are_means_over_paradigms_and_ties_are_wrong():
     pairs = [Pair(f"a{index}", "b", name, term, "f") for index, (name, term) in enumerate(
-        [("p", "t"), ("p", "t"), ("p", "t"), ("p", "t"), ("q", "t"), ("q", "t"), ("r", "u")]
+        [("p", "t")] * 4 + [("q", "t")] * 6 + [("r", "u")]
     )]  # fmt: skip
-    scores = np.array([[2, 1], [1, 1], [1, 2], [3, 1], [5, 1], [4, 1], [np.nan, 1]], float)
+    scores = np.array([[2, 1], [1, 1], [1, 2], [3, 1], *[[5, 1]] * 6, [np.nan, 1]], float)
     judged = results.Judged("m", 3, 100, "token", dict.fromkeys(scoring.SCORES, scores), 0, 1)
     other = dataclasses.replace(judged, scores=dict.fromkeys(scoring.SCORES, scores[:, ::-1]))
     content = report.numbers(pairs, {"first": [[judged]], "second": [[other]]})
@@ -145,10 +145,26 @@ def test_accuracies_are_means_over_paradigms_and_ties_are_wrong():
     assert of["all"]["all"]["accuracy"] == of["term"]["t"]["accuracy"] == pytest.approx(0.75)
     # Only p varies: of the mean of two paradigms, half the deviation of a mean of 4 pairs of which 2 are right.
     assert of["all"]["all"]["half_interval"] == pytest.approx(1.96 * math.sqrt(0.25 / 4) / 2)
-    changes = [-1, 0, 1, -1, -1, -1]  # p: -1/4, q: -1
+    assert of["paradigm"]["p"]["half_interval"] is None and of["paradigm"]["q"]["half_interval"] is None
+    changes = [-1, 0, 1, -1]  # p: -1/4, q: -1
     assert content["differences"]["second"][0]["difference"] == pytest.approx((np.mean(changes[:4]) - 1) / 2)
     text = "\n".join(report.markdown(content))
     assert "| first | token | 75.0 ± 24.5 |" in text and "GPT-2 83.0" in text and "pairs too long: 1" in text
+
+
+@pytest.mark.parametrize(
+    ("right", "paradigms", "known"),
+    [
+        ([1, 0] * 5, "a" * 10, True),
+        ([1, 0] * 4, "a" * 8, False),
+        ([1] * 12, "a" * 12, False),
+        ([1, 0] * 6, "abcdefghijkl", False),
+    ],
+)
+def test_intervals_need_pairs_that_differ(right, paradigms, known):
+    """And several in every paradigm: a deviation of zero would make few pairs look certain."""
+    mean, half = report.accuracy(np.array(right, float), np.array(list(paradigms)), sorted(set(paradigms)))
+    assert mean == np.mean(right) and (half is not None) == known
 
 
 def write(folder, name, pairs, **more):
@@ -218,7 +234,7 @@ def test_the_accuracies_that_blimp_publishes_stand_beside(tmp_path):
     judged = results.Judged("m", None, None, "token", scores, 0, 0)
     content = report.numbers(PAIRS[:12], {"first": [[judged]]}, found)
     assert content["published"]["LSTM"]["all"]["all"] == pytest.approx(0.75)
-    assert "| one | 100.0 ± 0.0 | 60.0 | 75.0 | 100.0 | 0.0 |" in "\n".join(report.markdown(content))
+    assert "| one | 100.0 | 60.0 | 75.0 | 100.0 | 0.0 |" in "\n".join(report.markdown(content))
     assert len(minimal_pairs.read(str(tmp_path))) == 12  # it is no file of pairs
     assert minimal_pairs.published(str(tmp_path / "data" / "deep" / "er")) == {}
     summary.write_text(json.dumps(models[0] | {"gpt2": 7}))

@@ -92,7 +92,7 @@ def test_the_differences_over_seeds(report):
     assert found["mean"] == pytest.approx(sum(tests["guided"]) / 2 - sum(tests["plain"]) / 2, abs=1e-6)
     assert found["p_value"] == pytest.approx(expected.pvalue, abs=1e-4)
     text = (report / "report.md").read_text()
-    assert "The same differences, paired by seed." in text
+    assert "in the score of the head chosen on development, paired by seed." in text
 
 
 def test_nothing_is_done_twice(place, report, monkeypatch):

@@ -24,6 +24,7 @@ SEGMENTED = (".xml", ".sgm", ".sgml")
 # Breton texts end in .br, as do files compressed with Brotli; the latter are not UTF-8, which is noticed, too.
 _NOT_LINES = (files.NOT_TEXT | {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".tar"}) - {".br", *SEGMENTED}
 _SEGMENT_TAG = re.compile(r"<(/?)seg\b[^>]*>", re.IGNORECASE)
+_TAG = re.compile(r"</?[A-Za-z]")  # the beginning of a line of markup
 _REFERENCE = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
 
 
@@ -79,7 +80,7 @@ def one_line(text: str) -> str:
 def _lines(opened: IO[bytes], place: str, *, has_tags: bool) -> Iterator[str | None]:
     for number, line in fields.lines(opened, place):
         text = one_line(decoded(line, place, number))
-        yield None if has_tags and text.startswith("<") else text
+        yield None if has_tags and _TAG.match(text) else text
 
 
 def _segments(opened: IO[bytes], place: str) -> Iterator[str]:

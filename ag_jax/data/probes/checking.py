@@ -11,10 +11,12 @@ from ag_jax.data.probes.queries import ALL, Probe, Query
 COMPUTED = frozenset(["chance", "best fixed offset"])  # baselines that reports compute
 
 
-def check(probe: Probe) -> None:
+def check(probe: Probe, *, among_words: bool = True) -> None:
     """Raise ValueError for the first error in a probe that could not be asked, or would be scored wrongly.
 
     The message names the probe, and the window, baseline or query.
+
+    among_words: whether the probe is asked in the mode `words`.
     """
     name = f"the probe {probe.name}"
     if not probe.windows or not probe.queries:
@@ -35,11 +37,23 @@ def check(probe: Probe) -> None:
     words = [len(window.words) for window in probe.windows]
     for number, query in enumerate(probe.queries):
         try:
-            fault = _fault(query, words)
+            fault = _fault(query, words) or (among_words and _never_right(query, probe.before)) or None
         except TypeError as error:
             fault = f"expected integers, in tuples as `Query` has them ({error})"
         if fault:
             raise ValueError(f"{name}, query {number} ({query!r:.200}): {fault}")
+
+
+def _never_right(query: Query, before: bool) -> str | None:
+    """Return what is wrong with a query if no head may choose any of its answers in the mode `words`; None otherwise.
+
+    before: `Probe.before`.
+    """
+    answers = [word for word in query.answers if word != query.at and not (before and word >= query.begin)]
+    if answers or not len(query.answers):
+        return None
+    among = f"of the words before `begin`={query.begin}" if before else f"other than `at`={query.at}"
+    return f"expected one of `answers` to be one {among}, among which a head chooses, got {tuple(query.answers)}"
 
 
 def _listed(dropped: Mapping[str, int]) -> str:

@@ -44,6 +44,7 @@ RULES: dict[str, tuple[str, tuple[str, ...]]] = {
     )
 }
 # NML and NX are parts of noun phrases. Each step searches for any of its labels from its side.
+PUNCTUATION = frozenset([",", ":", ".", "``", "''"])
 NOUN_PHRASES = frozenset(["NP", "NX", "NML"])
 NOUN_PHRASE_STEPS = (
     ("right", frozenset("NN NNP NNPS NNS NX NML JJR".split())),
@@ -164,8 +165,13 @@ def _head_child(node: Node) -> int:
 
 
 def _coordinated(children: Sequence[Node], index: int) -> int:
-    """Return the child before a conjunction, if the one after it was found: the head is that of the first part."""
-    return index - 2 if index >= 2 and children[index - 1].label == "CC" else index
+    """Return the child before a conjunction, and before the punctuation there, if the one after it was found: the head
+    is that of the first part.
+    """
+    if index < 2 or children[index - 1].label != "CC":
+        return index
+    words = [at for at in range(index - 1) if children[at].label not in PUNCTUATION]
+    return words[-1] if words else index
 
 
 def _category(node: Node) -> str:

@@ -44,6 +44,15 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
         raise FileNotFoundError(f"{base} has no file that ends in {' or '.join(endings)}; choose another folder")
 
 
+def check_new(text: str, place: str, places: dict[str, str]) -> None:
+    """Raise ValueError if a text was read before, because its queries would count twice.
+
+    places: {text: its file} of the texts read so far, to which this one is added.
+    """
+    if (other := places.setdefault(text, place)) != place:
+        raise ValueError(f"{place} has the same content as {other}: remove one of both")
+
+
 def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
     """Return whether the name of a file, of any file below a folder, or of a member of an archive has an ending.
 

@@ -101,9 +101,11 @@ def read(path: str | os.PathLike, dropped: collections.Counter[str]) -> Iterator
     dropped: is increased by the rows whose names or pronoun are not whole words.
 
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
-    the format.
+    the format, and for two files with the same content.
     """
+    places: dict[str, str] = {}
     for place, text in files.texts(path, ENDINGS):
+        files.check_new(text, place, places)
         header: list[str] = []
         for number, line in files.numbered_lines(text):
             where = f"{place}, line {number}"

@@ -90,9 +90,11 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
     its file, below the path that was given, and its line.
 
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
-    the format or is not a tree.
+    the format or is not a tree, and for two files with the same content.
     """
+    places: dict[str, str] = {}
     for place, text in files.texts(path, ENDINGS):
+        files.check_new(text, place, places)
         document, file = "", files.below(place, path)
         rows: list[list[str]] = []
         first = 0

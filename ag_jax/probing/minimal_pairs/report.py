@@ -15,6 +15,8 @@ from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.probing.minimal_pairs.results import Judged
 from ag_jax.probing.minimal_pairs.scoring import SCORES
 
+FEWEST = 10  # pairs, for an interval
+
 FIGURE = "figures/minimal_pairs.png"
 ALL = "all"
 # Overall accuracies of Warstadt et al. 2020, table 3, on all 67,000 pairs, by the likelihood of whole sentences.
@@ -66,22 +68,26 @@ def groups_of(pairs: Sequence[Pair]) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def accuracy(right_P: np.ndarray, paradigm_P: np.ndarray, paradigms: Sequence[str]) -> tuple[float, float] | None:
+def accuracy(
+    right_P: np.ndarray, paradigm_P: np.ndarray, paradigms: Sequence[str]
+) -> tuple[float, float | None] | None:
     """Return the mean over paradigms of the mean of their pairs, and half of its 95 % interval, a normal one for
     independent pairs; None if no pair was scored.
 
+    The half interval is None for fewer than `FEWEST` pairs, for a paradigm with a single pair, and if the pairs of each
+    paradigm are all alike, because their variance is not known then.
+
     right_P: 1 where a pair is right, or any number that is averaged in its place; NaN where a pair was left out.
     """
-    means, variances = [], []
-    for name in paradigms:
-        values = right_P[paradigm_P == name]
-        values = values[~np.isnan(values)]
-        if len(values):
-            means.append(values.mean())
-            variances.append(values.var() / len(values))
-    if not means:
+    of_paradigms = [right_P[(paradigm_P == name) & ~np.isnan(right_P)] for name in paradigms]
+    of_paradigms = [values for values in of_paradigms if len(values)]
+    if not of_paradigms:
         return None
-    return float(np.mean(means)), 1.96 * math.sqrt(sum(variances)) / len(means)
+    counts = [len(values) for values in of_paradigms]
+    variance = sum(values.var() / len(values) for values in of_paradigms)
+    is_known = sum(counts) >= FEWEST and min(counts) > 1 and variance > 0
+    half = 1.96 * math.sqrt(variance) / len(counts) if is_known else None
+    return float(np.mean([values.mean() for values in of_paradigms])), half
 
 
 def right(scores_P2: np.ndarray) -> np.ndarray:
@@ -115,14 +121,14 @@ def _of_model(pairs: Sequence[Pair], judged: Judged) -> dict[str, Any]:
 
 def _differences(
     pairs: Sequence[Pair], judged: Mapping[str, Sequence[Sequence[Judged]]]
-) -> dict[str, list[dict[str, float] | None]]:
+) -> dict[str, list[dict[str, float | None] | None]]:
     """Return for each arm but the first, and each of its models, the difference of the last checkpoint's accuracy from
     that of the first arm's model of the same number, or its only one, on the same pairs, by the first arm's score.
     """
     paradigm_P = np.array([pair.paradigm for pair in pairs])
     names = sorted(set(paradigm_P.tolist()))
     (_, baseline), *others = judged.items()
-    found: dict[str, list[dict[str, float] | None]] = {}
+    found: dict[str, list[dict[str, float | None] | None]] = {}
     for arm, models in others:
         found[arm] = []
         for number, checkpoints in enumerate(models):
@@ -165,12 +171,14 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
             rows.append([name(arm, number), score, *cells, str(last[score]["ties"])])
     lines += [*table(["model", "score", *columns, "ties"], rows), ""]
     lines += [_published(), ""]
+    first = next(iter(content["models"]))
     for arm, of_arm in content["differences"].items():
         for number, found in enumerate(of_arm):
             if found is not None:
                 lines.append(
-                    f"* {name(arm, number)}: {100 * found['difference']:+.1f} ± {100 * found['half_interval']:.1f} "
-                    "points from the first model, on the same pairs."
+                    f"* {name(arm, number)}: {100 * found['difference']:+.1f}{_half(found)} points from "
+                    f"{name(first, number) if number < len(content['models'][first]) else name(first, 0)}, on the same "
+                    "pairs, by the score of that model."
                 )
     notes = _notes(models, name)
     lines += [*notes, *([""] if notes or content["differences"] else [])]
@@ -229,15 +237,22 @@ def _terms(
     return [*table([kind, *(name(*key) for key in models), *published], rows), ""]
 
 
-def _cell(found: Mapping[str, float] | None) -> str:
-    return "–" if found is None else f"{100 * found['accuracy']:.1f} ± {100 * found['half_interval']:.1f}"
+def _cell(found: Mapping[str, Any] | None) -> str:
+    return "–" if found is None else f"{100 * found['accuracy']:.1f}{_half(found)}"
+
+
+def _half(found: Mapping[str, float | None]) -> str:
+    half = found["half_interval"]
+    return "" if half is None else f" ± {100 * half:.1f}"
 
 
 def points(content: Mapping[str, Any]) -> dict[str, list[list[tuple[int, float, float]]]]:
-    """Return for each arm and model (step, accuracy on all pairs, half of its interval) of each checkpoint."""
+    """Return for each arm and model (step, accuracy on all pairs, half of its interval) of each checkpoint; 0 for an
+    interval that is not known.
+    """
 
     def of_model(checkpoints: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]]:
         found = [(of["step"], of[of["default"]][ALL][ALL]) for of in checkpoints]
-        return [(step, value["accuracy"], value["half_interval"]) for step, value in found if value is not None]
+        return [(step, value["accuracy"], value["half_interval"] or 0.0) for step, value in found if value is not None]
 
     return {arm: [of_model(checkpoints) for checkpoints in of_arm] for arm, of_arm in content["models"].items()}

@@ -43,10 +43,10 @@ def test_an_empty_file_has_no_lines(tmp_path):
 
 
 def test_tags_are_no_text_in_the_files_that_have_them(tmp_path):
-    content = "<url>http://a</url>\n <title>A</title>\n1 < 2\nText.\n"
+    content = "<url>http://a</url>\n <title>A</title>\n1 < 2\n<3 you\nText.\n"
     for name, expected in (
-        ("train.tags.en-de.en", [None, None, "1 < 2", "Text."]),
-        ("train.en", ["<url>http://a</url>", "<title>A</title>", "1 < 2", "Text."]),
+        ("train.tags.en-de.en", [None, None, "1 < 2", "<3 you", "Text."]),
+        ("train.en", ["<url>http://a</url>", "<title>A</title>", "1 < 2", "<3 you", "Text."]),
     ):
         (tmp_path / name).write_text(content)
         assert read(tmp_path / name) == expected

@@ -51,6 +51,7 @@ def test_what_can_be_asked():
         ({"answers": 3}, "expected `answers` to be a tuple, got int"),
         ({"answers": (3.0,)}, "expected integers, in tuples"),
         ({"right": (2,)}, "expected numbers of 2 candidates, counted from 0, in `right`, got 2"),
+        ({"answers": (2,)}, "expected one of `answers` to be one other than `at`=2, .* got .2,."),
         ({"kind": "all"}, "expected `kind` to be a name, and not 'all'.* got 'all'"),
         ({"kind": ""}, "expected `kind` to be a name"),
     ],
@@ -58,6 +59,15 @@ def test_what_can_be_asked():
 def test_faults_of_a_query(changed, message):
     with pytest.raises(ValueError, match=f"the probe mine, query 0 .Query.window=.*: .*{message}"):
         checking.check(probe(dataclasses.replace(FIRST, **changed)))
+
+
+def test_answers_that_no_head_may_choose():
+    """Behind the mention in a probe with `before`; in the mode `positions` heads choose among all tokens."""
+    behind = probe(dataclasses.replace(FIRST, answers=(3, 4)), before=True)
+    with pytest.raises(ValueError, match="to be one of the words before `begin`=.*, got .3, 4."):
+        checking.check(behind)
+    checking.check(behind, among_words=False)
+    checking.check(dataclasses.replace(behind, before=False))
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,8 @@ def test_heads_by_parses(write):
         ("(NP(NP* *)) *)", None, None),
         ("(NP* * *)", "NNP NNP POS", 1),
         ("(NP* * *)", "NN CC NN", 0),
+        ("(NP* * * * *)", "NNS , NNS CC NNS", 2),
+        ("(NP* * * * * *)", "NNS , NNS , CC NNS", 2),
         ("(NP(NP*) * (NP*))", "NNP CC NNP", 0),
         ("(NP* (QP* *))", "DT CD CD", 1),
         ("(NP-SBJ* (ADJP* *))", "DT RB JJ", 2),

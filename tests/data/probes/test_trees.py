@@ -1,5 +1,7 @@
 """Dependencies: a sentence by hand, damages, and the English Web Treebank."""
 
+import gzip
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,13 @@ def test_names_do_not_depend_on_the_path(write, monkeypatch):
 def test_damaged_files(write, content, message):
     with pytest.raises(ValueError, match=message):
         trees.dependencies(write("one.conllu", content))
+
+
+def test_a_file_and_its_compressed_copy_are_not_read_both(write, tmp_path):
+    path = write("one.conllu", sentence())
+    (path.parent / "one.conllu.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match="one.conllu.gz has the same content as .*one.conllu: remove one of both"):
+        trees.dependencies(path.parent)
 
 
 def test_the_english_web_treebank(shared):
