@@ -93,19 +93,21 @@ def check_imported(task: Task) -> None:
 def of_imported(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
     """Return the values of a task's custom metrics, functions of (labels, predictions) that return a number.
 
-    Labels and predictions are indices of classes, numbers, or tags; of a choice a label is a tuple with the indices of
-    the right candidates, and of a question it is a tuple with the texts of its answers.
+    Labels and predictions are indices of classes, numbers, or tuples of tags; of a choice a label is a tuple with the
+    indices of the right candidates, and of a question it is a tuple with the texts of its answers.
 
     Raises ValueError if a function cannot be imported, fails, or returns no finite number.
     """
     found = {}
+    # Tags that were read from a file of predictions are lists.
+    predicted = [tuple(one) if isinstance(one, list) else one for one in predictions]
     for name in filter(is_import_path, task.metrics):
         labels = [getattr(example, _LABELS[type(example)]) for example in examples]
         if examples and isinstance(examples[0], Question):
             labels = [tuple(text for text, _ in answers) for answers in labels]
         function = imported.function(f"tasks.{task.name}.metric", name)
         try:
-            value = float(function(labels, list(predictions)))
+            value = float(function(labels, list(predicted)))
         except Exception as error:  # the function is not ours, and may raise anything
             raise ValueError(
                 f"the metric {name} of task {task.name} failed: {type(error).__name__}: {error}; it must be a function "

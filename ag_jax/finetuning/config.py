@@ -135,6 +135,11 @@ class Recipe:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name} must be one or more numbers without repetition, got {values}")
+        if len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
+            raise ValueError(
+                "learning_rates must differ in their first six digits, which name the directories of trials, got "
+                f"{self.learning_rates}: leave one of them out"
+            )
         for batch_size in self.batch_sizes:
             if self.microbatches and batch_size % self.microbatches:
                 raise ValueError(

@@ -13,6 +13,7 @@ from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Task, T
 from ag_jax.evaluation import metrics, predictions
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.encoded import Encoded
+from ag_jax.training.loop import NonFiniteError
 
 IN_FLIGHT = 8  # batches that are computed before their logits are copied from the device
 
@@ -60,10 +61,10 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
 
     logits: the logits of each row of `encoded.features`.
 
-    Raises ValueError for logits that are not finite.
+    Raises NonFiniteError for logits that are not finite.
     """
     if not all(np.isfinite(row).all() for row in logits):
-        raise ValueError(f"the model of task {task.name} outputs NaN or infinity: lower its learning rate")
+        raise NonFiniteError(f"the model of task {task.name} outputs NaN or infinity: lower its learning rate")
     examples = encoded.examples
     scores = kinds.scores(task, examples, encoded.features, logits)
     found = [kinds.decide(task, example, of_example) for example, of_example in zip(examples, scores, strict=True)]

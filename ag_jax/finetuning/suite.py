@@ -494,11 +494,16 @@ def _ended(
 
     seed: seed of the trials; None for all.
 
-    Raises ValueError, with the name of the file, if a result lacks the metric of its task.
+    Raises ValueError, with the name of the file, if a result is that of another trial or lacks the metric of its task.
     """
-    directories = [directory_of(workdir, one) for one in trials(config, name) if seed in (None, one.seed)]
-    found = [(trial.read_result(directory), directory) for directory in directories]
-    for result, directory in found:
+    found = []
+    for one in trials(config, name):
+        if seed not in (None, one.seed):
+            continue
+        directory = directory_of(workdir, one)
+        result = trial.read_result(directory)
+        trial.check_result(one, directory, result)
+        found.append((result, directory))
         if "failed" not in result and metric not in result["metrics"]:
             measured = ", ".join(result["metrics"]) or "none"
             raise ValueError(

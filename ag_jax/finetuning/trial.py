@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 from etils import epath
@@ -47,15 +48,33 @@ def is_begun(directory: epath.Path) -> bool:
 
 
 def read_result(directory: epath.Path) -> dict[str, Any]:
-    """Read the `result.json` of a finished trial. Raises ValueError, with the file's name, if it is damaged."""
+    """Read the `result.json` of a finished trial.
+
+    Raises ValueError, with the file's name, if the file is damaged or has metrics that are not finite.
+    """
     path = directory / RESULT
     result = read_json(path, dict, {"task": str, "learning_rate": float, "batch_size": int, "seed": int})
     if "failed" not in result:
         counts = dict.fromkeys(("best_epoch", "truncated", "cut_words", "lost", "skipped"), int)
         check_fields(path, result, {"metrics": dict, "epochs": list, "examples": dict, "seconds": float, **counts})
         check_fields(path, result["metrics"], dict.fromkeys(result["metrics"], float))
+        for name, value in result["metrics"].items():
+            if not math.isfinite(value):
+                raise ValueError(f"{path}: expected a finite {name}, got {value}; delete {directory} to train it again")
         check_fields(path, result["examples"], dict.fromkeys(("train", "validation"), int))
     return result
+
+
+def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) -> None:
+    """Raise ValueError if a result is that of another trial than the one to which its directory belongs."""
+    for name in ("task", "learning_rate", "batch_size", "seed", "fold"):
+        theirs, ours = result.get(name), getattr(trial, name)
+        is_same = math.isclose(theirs, ours, rel_tol=1e-5) if name == "learning_rate" else theirs == ours
+        if not is_same:
+            raise ValueError(
+                f"{directory / RESULT} is the result of another trial: expected {name}={ours}, got {theirs}; delete "
+                f"{directory} to train the trial itself"
+            )
 
 
 def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:

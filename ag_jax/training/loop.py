@@ -29,7 +29,7 @@ TOLD_FROM = 1.0  # seconds that training waits for a save from which on a line s
 
 
 class NonFiniteError(Exception):
-    """Error of a run whose loss, in training or in an evaluation, or gradient is no longer finite."""
+    """Error of a run of which a loss or a gradient, or in an evaluation an output of the model, is not finite."""
 
 
 class Loop:

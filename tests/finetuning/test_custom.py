@@ -11,7 +11,7 @@ from etils import epath
 
 from ag_jax import config_reader, pipelines
 from ag_jax.data.tasks.custom import CustomTask
-from ag_jax.data.tasks.task import Question, Texts
+from ag_jax.data.tasks.task import Question, TaggedSentence, Texts
 from ag_jax.finetuning import best, comparison, development, kinds, splits, suite
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop import exporting, finetuned
@@ -68,6 +68,7 @@ def metrics(monkeypatch):
     module.kappa = lambda labels, found: float(np.mean(np.equal(labels, found))) / 2
     module.wrong = lambda labels, found: "high"
     module.endless = lambda labels, found: np.inf
+    module.same_tags = lambda labels, found: np.mean([one == other for one, other in zip(labels, found, strict=True)])
     module.overlap = lambda labels, found: sum(one in of for of, one in zip(labels, found, strict=True)) / len(found)
     monkeypatch.setitem(sys.modules, "my_metrics", module)
 
@@ -215,6 +216,10 @@ def test_folds_of_a_custom_task(folder):
         splits.find_task("own", Recipe(folds=3, custom=CustomTask("span", train="a.json", validation="b.json")))
 
 
+def tagged():
+    return TaggedSentence("0", ("Ana", "left"), ("B-PER", "O"))
+
+
 def test_metrics_from_outside():
     recipe = Recipe(metric="my_metrics.kappa")
     task = splits.find_task("sst2", recipe)
@@ -224,6 +229,9 @@ def test_metrics_from_outside():
     asked = splits.find_task("squad1", Recipe(metric="my_metrics.overlap"))
     questions = [Question(str(number), "q", "a b", (("a", 0), ("a b", 0))) for number in range(4)]
     assert kinds.evaluate(asked, questions, ["a", "b", "a b", ""])["my_metrics.overlap"] == 0.5
+    tagging, sentences = splits.find_task("conll2003", Recipe(metric="my_metrics.same_tags")), [tagged(), tagged()]
+    for found in ([("B-PER", "O")] * 2, [["B-PER", "O"]] * 2):  # of a model, and of a file of predictions
+        assert kinds.evaluate(tagging, sentences, found)["my_metrics.same_tags"] == 1.0
     for name, message in (
         ("wrong", "the metric my_metrics.wrong of task sst2 failed: ValueError"),
         ("endless", "the metric my_metrics.endless of task sst2 must return a finite number, got inf"),

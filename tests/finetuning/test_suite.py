@@ -449,7 +449,11 @@ def test_a_start_that_was_written_as_a_relative_path_is_the_same(tmp_path, data,
 
 @pytest.mark.parametrize(
     ("text", "other", "message"),
-    [('"accuracy"', '"accurate"', "expected accuracy among"), ('"train": 24', '"train": []', "'train'")],
+    [
+        ('"accuracy"', '"accurate"', "expected accuracy among"),
+        ('"train": 24', '"train": []', "'train'"),
+        ('"accuracy": ', '"accuracy": NaN, "other": ', "expected a finite accuracy, got nan; delete .*seed0"),
+    ],
 )
 def test_a_result_that_was_changed_is_named(tmp_path, data, calls, text, other, message):
     workdir = epath.Path(tmp_path / "w")
@@ -459,6 +463,30 @@ def test_a_result_that_was_changed_is_named(tmp_path, data, calls, text, other, 
     path.write_text(path.read_text().replace(text, other))
     with pytest.raises(ValueError, match=f"{path}: .*{message}"):
         train(config(tmp_path, data, seeds=(0,)), workdir)
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "message"),
+    [
+        ('"seed": 1', '"seed": 0', "expected seed=1, got 0; delete .*lr2e-05-bs32-seed1 to"),
+        ('"learning_rate": 2e-05', '"learning_rate": 3e-05', "expected learning_rate=2e-05, got 3e-05"),
+        ('"batch_size": 32', '"batch_size": 16', "expected batch_size=32, got 16"),
+        ('"task": "sst2"', '"task": "rte"', "expected task=sst2, got rte"),
+        ('"fold": null', '"fold": 1', "expected fold=None, got 1"),
+        ('"learning_rate": 2e-05', '"learning_rate": 2.000001e-05', None),
+    ],
+)
+def test_the_result_of_another_trial_is_noticed(tmp_path, data, calls, text, other, message):
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data, seeds=(1,)), workdir)
+    (path,) = (tmp_path / "w").glob("sst2/*/result.json")
+    assert text in path.read_text()
+    path.write_text(path.read_text().replace(text, other))
+    if message is None:
+        train(config(tmp_path, data, seeds=(1,)), workdir)
+        return
+    with pytest.raises(ValueError, match=f"{path} is the result of another trial: {message}"):
+        train(config(tmp_path, data, seeds=(1,)), workdir)
 
 
 def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, calls, monkeypatch):

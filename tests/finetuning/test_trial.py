@@ -12,7 +12,7 @@ from etils import epath
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.distributed import storage
-from ag_jax.finetuning import attack, encoded, job, program
+from ag_jax.finetuning import attack, encoded, job, predicting, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import run_trial
 from ag_jax.finetuning.trial import RESULT, Trial
@@ -345,6 +345,15 @@ def test_losses_that_are_no_numbers_are_told(tmp_path, one_device):
     ):
         setting(learning_rate=1e30)(tmp_path)
     assert not (tmp_path / RESULT).exists()
+
+
+def test_outputs_that_are_no_numbers_fail_the_trial():
+    opened, splits = tasks.pretrained(), tasks.splits("classification")
+    data = encoded.encode(splits, opened.tokenizer, opened.config, RECIPE)
+    for value in (np.nan, np.inf):
+        logits = [np.full(2, value)] * len(data.validation.features)
+        with pytest.raises(NonFiniteError, match="the model of task classification outputs NaN or infinity"):
+            predicting.predicted(data.task, data.validation, logits)
 
 
 def test_what_cannot_be_is_refused(tmp_path, one_device):
