@@ -120,7 +120,7 @@ def encode(
 
     max_length: the most tokens of a row.
     token_types: the number of token types of the model; with 2, the second text of a pair has type 1.
-    training: leave out windows that hold no answer, where every question has one.
+    training: leave out windows without a target, see `RowSettings`.
     stride: tokens from one window of a context to the next, half a window at most.
 
     Raises ValueError if max_length leaves no room for text.

@@ -175,10 +175,12 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
         drawn("train", train, recipe.train_examples),
         drawn(chooses, validation, recipe.validation_examples),
     )
-    found = Splits(task, train, validation, others, tuple(notes))
-    if recipe.folds:
-        of_fold(found, 0, recipe.folds)  # only to reject more folds than examples
-    return found
+    found = Splits(task, train, validation, others)
+    for number in range(recipe.folds or 0):
+        parts = of_fold(found, number, recipe.folds)  # which rejects more folds than examples
+        if recipe.custom.kind:
+            notes += custom.notes_of_fold(task, number, parts.train, parts.others["test"])
+    return dataclasses.replace(found, notes=tuple(notes))
 
 
 def of_fold(splits: Splits, number: int, count: int) -> Splits:

@@ -211,9 +211,23 @@ def test_a_flag_with_labels_is_a_list_and_stored_labels_may_have_commas():
 def test_folds_of_a_custom_task(folder):
     made = CustomTask("classification", train="a.csv", text="review", label="stars")
     read = splits.read("own", Recipe(folds=3, custom=made), str(folder))
-    assert len(read.train) == 30 and not read.others and read.notes == ()
+    assert len(read.train) == 30 and not read.others and read.notes == ("f1 is that of the class two",)
     with pytest.raises(ValueError, match="tasks.own.folds is for tasks without a validation split"):
         splits.find_task("own", Recipe(folds=3, custom=CustomTask("span", train="a.json", validation="b.json")))
+
+
+def test_folds_that_lack_a_class_or_share_texts_are_said(folder):
+    rows = ["one,a", "two,a", "three,a", "four,b", "one,b", "six,b", "seven,c", "one,c", "nine,c"]
+    (folder / "sorted.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    made = CustomTask("classification", train="sorted.csv")
+    assert splits.read("own", Recipe(folds=3, custom=made), str(folder)).notes == (
+        "fold 0: no training example has the label a, b",
+        "fold 0: 1 of 3 test examples have a text that is also among its training examples",
+        "fold 1: no training example has the label b, c",
+        "fold 1: 1 of 3 test examples have a text that is also among its training examples",
+        "fold 2: no training example has the label a, c",
+        "fold 2: 1 of 3 test examples have a text that is also among its training examples",
+    )
 
 
 def tagged():

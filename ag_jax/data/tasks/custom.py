@@ -357,26 +357,55 @@ def load(
 
 
 def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> list[str]:
-    """Return remarks on the examples for the report: held-out examples, classes without training examples, repeated
-    texts.
+    """Return remarks on the examples for the report: held-out examples, the class of F1, classes without training
+    examples, repeated texts.
     """
     found = []
+    if task.kind == "classification" and "f1" in task.metrics:
+        found.append(f"f1 is that of the class {task.labels[1]}")
     if not settings.validation and "validation" in splits:
         held, rest = len(splits["validation"]), len(splits["train"])
         found.append(
             f"validation: {held:,} of {held + rest:,} examples of {settings.train}, about one in {settings.held_out}, "
             "held out by a hash of their texts"
         )
-    if task.kind == "classification":
-        seen = {getattr(example, "label", None) for example in splits["train"]}
-        if unseen := [label for number, label in enumerate(task.labels) if number not in seen]:
-            found.append(f"no training example has the label {', '.join(unseen)}")
-    learned = {custom_records.content(example) for example in splits["train"]}
+    if unseen := _unseen(task, splits["train"]):
+        found.append(f"no training example has the label {unseen}")
     for split, examples in splits.items():
-        repeated = sum(custom_records.content(example) in learned for example in examples)
-        if split != "train" and repeated:
+        if split != "train" and (repeated := _repeated(examples, splits["train"])):
             found.append(f"{split}: {repeated:,} of {len(examples):,} examples have a text of the training examples")
     return found
+
+
+def notes_of_fold(task: Task, number: int, train: Examples, test: Examples) -> list[str]:
+    """Return remarks on fold `number` of a cross-validation: classes without training examples, repeated texts.
+
+    train: the examples that the model of the fold is trained on.
+    test: the examples that it is tested on.
+    """
+    found = []
+    if unseen := _unseen(task, train):
+        found.append(f"fold {number}: no training example has the label {unseen}")
+    if repeated := _repeated(test, train):
+        found.append(
+            f"fold {number}: {repeated:,} of {len(test):,} test examples have a text that is also among its training "
+            "examples"
+        )
+    return found
+
+
+def _unseen(task: Task, train: Examples) -> str:
+    """Return the classes that no training example has, comma-separated; "" for other tasks than classification."""
+    if task.kind != "classification":
+        return ""
+    seen = {getattr(example, "label", None) for example in train}
+    return ", ".join(label for number, label in enumerate(task.labels) if number not in seen)
+
+
+def _repeated(examples: Examples, train: Examples) -> int:
+    """Return the number of examples whose text is that of a training example."""
+    learned = {custom_records.content(example) for example in train}
+    return sum(custom_records.content(example) in learned for example in examples)
 
 
 def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) -> list[LocatedRecord]:

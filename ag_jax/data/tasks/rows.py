@@ -49,7 +49,8 @@ class RowSettings:
     specials: the tokenizer's special tokens.
     max_length: the most tokens of a row.
     token_types: the number of the model's token types; with 2, the second text of a pair has token type 1.
-    training: leave out windows without the answer, in tasks where every question has an answer.
+    training: leave out windows without a target: those without the answer, in tasks where every question has an
+        answer, and all windows of a question whose answer fits in none.
     stride: tokens from one window of a context to the next, at most half a window.
     Raises ValueError if stride is below 1 or max_length below `SHORTEST`.
     """

@@ -63,10 +63,13 @@ def encode_questions(task: Task, examples: Sequence[Question], tokenizer: Tokeni
         # Only questions are truncated: a long context gives more windows instead.
         truncated += len(kept) < len(question)
         answered = [row for row, _ in found if row["starts"]]
-        lost += bool(example.answers) and not answered
+        is_lost = bool(example.answers) and not answered
+        lost += is_lost
         for row, places in found:
-            # A window without the answer has no target in training; evaluations search all windows.
-            if settings.training and task.answerable and not row["starts"]:
+            if is_lost:  # that the question has no answer would be wrong
+                row["weights"] = np.float32(0)
+            # A window without a target teaches nothing in training; evaluations search all windows.
+            if settings.training and not row["weights"]:
                 continue
             rows.append(row)
             characters.append(places)

@@ -123,6 +123,15 @@ def test_an_answer_that_fits_no_window_is_counted(bpe):
     assert encoded(bpe, question("a mat")).lost == encoded(bpe, question(), task=SQUAD2).lost == 0
 
 
+def test_an_answer_that_fits_no_window_is_not_learned_as_none(bpe):
+    long, none = question(CONTEXT[4:90]), question()
+    whole = encoded(bpe, long, none, task=SQUAD2)
+    assert whole.lost == 1 and len(whole) % 2 == 0
+    assert [row["weights"] for row in whole.rows] == [0.0] * (len(whole) // 2) + [1.0] * (len(whole) // 2)
+    training = encoded(bpe, long, none, task=SQUAD2, training=True)
+    assert set(training.owner) == {1} and training.lost == 1
+
+
 def test_a_question_without_known_answers_is_only_predicted(bpe):
     unknown = dataclasses.replace(question(), answers=None)
     for task in (SQUAD1, SQUAD2):
