@@ -141,10 +141,11 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
 
 
 def _kept(folder: epath.Path) -> list[epath.Path]:
-    """Return the directories of a task's finished trials whose weights were saved."""
+    """Return the directories of a task's successful trials whose weights were saved."""
     if not folder.is_dir():
         return []
-    return [one for one in sorted(folder.iterdir()) if suite.is_done(one) and finetuned.locate(one) is not None]
+    saved = [one for one in sorted(folder.iterdir()) if suite.is_done(one) and finetuned.locate(one) is not None]
+    return [one for one in saved if "failed" not in trial.read_result(one)]
 
 
 def _score(directory: epath.Path, metric: str) -> float:

@@ -224,19 +224,20 @@ def _constant_notes(split: str, predicted: SplitPredictions) -> list[str]:
 
     Only for classes and tags, which may be so unevenly distributed that such a model has a high score.
     """
-    task, count = predicted.task, 0
+    task = predicted.task
     if not task.labels or len(predicted.examples) < 2:
         return []
-    same = ""
+    same: list[str] = []  # of each such model, what it predicted
     for rows in predicted.rows:
         found = {tag for row in rows for tag in row["prediction"]} if task.kind == "tagging" else {*_predictions(rows)}
         if len(found) == 1:
             (only,) = found
-            same = only if task.kind == "tagging" else task.labels[only]
-            count += 1
-    what = f"{count} of {len(predicted.rows)} models" if len(predicted.rows) > 1 else "the model"
+            same.append(only if task.kind == "tagging" else task.labels[only])
+    what = f"{len(same)} of {len(predicted.rows)} models" if len(predicted.rows) > 1 else "the model"
     every = "word" if task.kind == "tagging" else "example"
-    return [f"{split}: {what} predicted {same!r} for every {every}, so nothing useful was learnt"] * (count > 0)
+    values = " or ".join(map(repr, sorted({*same})))
+    shown = f"one and the same ({values})" if len({*same}) > 1 else values
+    return [f"{split}: {what} predicted {shown} for every {every}, so nothing useful was learnt"] * bool(same)
 
 
 def _key(result: Result) -> tuple:

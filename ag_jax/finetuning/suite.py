@@ -16,7 +16,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
-from ag_jax.data.tasks import catalogue
+from ag_jax.data.tasks import catalogue, custom
 from ag_jax.distributed import hosts, lock, parts, shared_files, storage
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import choosing, encoded, job, report, results, traces, trial
@@ -126,7 +126,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
         return
     there, here = (_comparable(values, begun & ours["tasks"].keys()) for values in (theirs, ours))
     for key in here:
-        if key.endswith(FINGERPRINT) and there.get(key) is None:  # written before tasks of the catalogue had one
+        if key.endswith(FINGERPRINT) and custom.is_same(there.get(key), here[key]):
             there[key] = here[key]
     different = [
         f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
@@ -136,9 +136,11 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     if different:
         changed = [name for name in ours["tasks"] if there.get(key := f"tasks.{name}{FINGERPRINT}") != here.get(key)]
         folders = ", ".join(str(workdir / name) for name in changed)
+        is_read = any(config.tasks[name].custom.reader for name in changed)
+        also = ", or their reader returns other records for them" if is_read else ""
         remedy = (
-            f"The files of {', '.join(changed)} are not those that these trials were trained on: put back the earlier "
-            f"files, choose another directory, or delete {folders} to train again"
+            f"The files of {', '.join(changed)} are not those that these trials were trained on{also}: put back the "
+            f"earlier files, choose another directory, or delete {folders} to train again"
             if changed
             else "Use those settings, or choose another directory"
         )

@@ -13,7 +13,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.distributed import lock
-from ag_jax.finetuning import comparison, development, report, results, suite
+from ag_jax.finetuning import best, comparison, development, report, results, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop.opening import Pretrained
@@ -512,6 +512,16 @@ def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, cal
         train(config(tmp_path, data, **{"tasks.sst2.learning_rates": (9.0,)}), workdir)
 
 
+def test_a_failed_trial_with_weights_is_not_the_best(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data, keep="best"), workdir)
+    failed = workdir / "sst2" / "lr2e-05-bs32-seed1"
+    suite.trial.write_failure(next(suite.trials(config(tmp_path, data, seeds=(1,)), "sst2")), failed, "not finite")
+    assert (failed / "weights").exists()
+    found = best.find(workdir)
+    assert found.directory != failed and "of 2 trials of sst2" in found.reason
+
+
 def test_weights_that_another_task_wants_are_missed_at_once(tmp_path, data, calls):
     workdir = epath.Path(tmp_path / "w")
     train(config(tmp_path, data), workdir)
@@ -618,6 +628,9 @@ def test_models_that_always_predict_the_same_are_reported():
         "test: the model predicted 'positive' for every example, so nothing useful was learnt"
     ]
     assert note([0, 0, 0, 0], [0, 1, 0, 1])[0].startswith("test: 1 of 2 models predicted 'negative' for every example")
+    assert note([0, 0, 0, 0], [0, 1, 0, 1], [1, 1, 1, 1])[0].startswith(
+        "test: 2 of 3 models predicted one and the same ('negative' or 'positive') for every example"
+    )
     task = task_splits.find_task("conll2003", Recipe())
     assert "predicted 'O' for every word" in note([["O", "O"], ["O"], ["O"], ["O"]])[0]
     assert note([["O", "B-PER"], ["O"], ["O"], ["O"]]) == []

@@ -63,10 +63,16 @@ def race(record: Record, task: Task, labelled: bool) -> list[Choices]:
     examples = []
     for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True)):
         candidates = _filled(question, _texts({"options": texts}, "options"))
-        # An unknown letter becomes -1, which `_choices` rejects in labelled splits.
-        right = None if is_unknown(answer) else "ABCDEFGH".find(str(answer).strip() or "?")
+        right = None if is_unknown(answer) else _index_of_letter(answer)
         examples.append(_choices(f"{record['id']}-{number}", article, candidates, right, labelled))
     return examples
+
+
+def _index_of_letter(answer: Any) -> int:
+    letter = str(answer).strip()
+    if letter not in tuple("ABCDEFGH"):
+        raise ValueError(f"expected an answer that is one of the letters A to H, got {answer!r}")
+    return ord(letter) - ord("A")
 
 
 def dream(record: Record, task: Task, labelled: bool) -> list[Choices]:

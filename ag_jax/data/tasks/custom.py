@@ -65,8 +65,9 @@ class CustomTask:
     separator: what separates the columns of a table; None: a comma in .csv, and in .tsv a tab without quotes.
     reader: import path of a function from the path of a file to its examples, each a dict from columns to values, for
         files of other forms.
-    fingerprint: hash of the content of the task's files, also of a task of the catalogue. The program fills it in, so
-        that no suite is resumed, and no trial inspected, with files that have changed since.
+    fingerprint: hash of the content of the task's files, also of a task of the catalogue, and behind a hyphen that of
+        the records that `reader` returns. The program fills it in, so that no suite is resumed, and no trial inspected,
+        with files that have changed since.
     """
 
     kind: Kind | None = None
@@ -98,6 +99,15 @@ class CustomTask:
             local.check(f"custom.{name}", getattr(self, name))
         if not self.train:
             raise ValueError("custom.train must be a file with training examples, got none")
+        if self.validation and self.held_out != CustomTask.held_out:
+            raise ValueError(
+                f"custom.held_out must be left out, got {self.held_out}: with custom.validation={self.validation}, no "
+                "training examples are held out"
+            )
+        if self.reader and self.separator:
+            raise ValueError(
+                f"custom.separator must be none, got {self.separator}: custom.reader={self.reader} reads the files"
+            )
         if self.labels and self.kind not in ("classification", "tagging"):
             raise ValueError(f"custom.labels must be empty for a task of {self.kind}, got {', '.join(self.labels)}")
         if len(self.labels) == 1 and self.kind == "classification":
@@ -259,7 +269,8 @@ def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
             )
     located = {split: _located(name, settings, files[split], split) for split in files}
     read = _read_labels(name, settings, located["train"], files["train"])
-    return dataclasses.replace(settings, **read, fingerprint=custom_records.fingerprint(_files(name, settings, root)))
+    made = located if settings.reader else {}
+    return dataclasses.replace(settings, **read, fingerprint=_fingerprint(_files(name, settings, root), made))
 
 
 def _files(name: str, settings: CustomTask, root: str | None) -> dict[str, list[pathlib.Path]]:
@@ -267,6 +278,24 @@ def _files(name: str, settings: CustomTask, root: str | None) -> dict[str, list[
     if settings.kind is None:
         return readers.find_files(_of_catalogue(name, settings), root or "")
     return {split: [file] for split, file in settings.files(root).items()}
+
+
+def _fingerprint(files: Mapping[str, list[pathlib.Path]], made: Mapping[str, list[LocatedRecord]]) -> str:
+    """Return the fingerprint of a task.
+
+    files: the files of each split.
+    made: the records that a reader returns for each split; empty without a reader.
+    """
+    of_files = custom_records.fingerprint(files)
+    return f"{of_files}-{custom_records.fingerprint_of_records(made)}" if made else of_files
+
+
+def is_same(stored: str | None, now: str | None) -> bool:
+    """Return whether a stored fingerprint stands for the same examples as the one of the present files.
+
+    Earlier versions stored no fingerprint of tasks of the catalogue, and no hash of the records that a reader returns.
+    """
+    return not stored or (now or "").startswith(stored)
 
 
 def _read_labels(
@@ -302,12 +331,15 @@ def check_unchanged(name: str, settings: CustomTask, root: str | None) -> None:
         if not file.is_file():
             raise FileNotFoundError(f"tasks.{name}.custom.{split}={file} does not exist: put the file back")
     files = _files(name, settings, root)
-    if custom_records.fingerprint(files) != settings.fingerprint:
+    given = settings.files(root) if settings.reader else {}
+    made = {split: _located(name, settings, file, split) for split, file in given.items()}
+    if not is_same(settings.fingerprint, _fingerprint(files, made)):
         # The first file of each split, because a split of RACE has thousands.
         shown = dict.fromkeys(str(of_split[0]) for of_split in files.values() if of_split)
+        also = f" or what {settings.reader} returns for them" if settings.reader else ""
         raise ValueError(
-            f"the files of task {name} ({', '.join(shown) or 'none is there'}) have changed since its training: put "
-            "back the earlier files, or train it again in another --workdir"
+            f"the files of task {name} ({', '.join(shown) or 'none is there'}){also} have changed since its training: "
+            "put back the earlier files, or train it again in another --workdir"
         )
 
 

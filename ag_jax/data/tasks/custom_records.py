@@ -6,6 +6,7 @@ content of tags and answers, which call them words, tags and answers.
 """
 
 import hashlib
+import json
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -295,3 +296,13 @@ def fingerprint(files: Mapping[str, Sequence[pathlib.Path]]) -> str:
             with file.open("rb") as opened:
                 found.update(f"{split}\n".encode() + hashlib.file_digest(opened, "sha256").digest())
     return found.hexdigest()[:16]
+
+
+def fingerprint_of_records(located: Mapping[str, Sequence[LocatedRecord]]) -> str:
+    """Return a hash of the records of a reader, by split, in hexadecimal digits.
+
+    A value that JSON has no form for counts by its type alone, because its text may differ from process to process.
+    """
+    records = [[split, [record for _, record in of_split]] for split, of_split in located.items()]
+    written = json.dumps(records, skipkeys=True, default=lambda value: type(value).__name__)
+    return hashlib.sha256(written.encode()).hexdigest()[:16]

@@ -134,7 +134,7 @@ def _unwrapped(text: str) -> str:
 def _number(task: Task, value: Any) -> float:
     low, high = task.span
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not low <= number <= high:

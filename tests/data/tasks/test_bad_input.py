@@ -91,6 +91,9 @@ BAD = {
     "number": ("stsb", "train", "STS-B/train.tsv",
         rows(STS, (0, "a", "b", 5), (1, "a", "b", 5.2), (2, "a", "b", "nan"), (3, "a", "b", "?")),
         r"line 3: expected a number from 0 to 5 as label, got '5.2'", 3),
+    "truth": ("stsb", "train", "glue/stsb/train.jsonl",
+        json_lines(*({"sentence1": "a", "sentence2": "b", "label": label} for label in (1, True))),
+        r"line 2: expected a number from 0 to 5 as label, got True", 1),
     "too many tags": ("wnut17", "train", "wnut17/train.conll", "a\tO\nb\n\nc\tO\n",
         r"wnut17/train.conll, line 1: line 2 has no tag", 1),
     "unknown tag": ("wnut17", "train", "wnut17/train.conll", "a\tO\n\nb\tO\nc\tB-animal\n",
@@ -127,6 +130,8 @@ BAD = {
         r" got \['x'\]", 2),
     "option": ("race_high", "train", "RACE/train/high/1.txt", json.dumps(RACE | {"answers": ["C"]}),
         r"1.txt: unknown label 2: expected the number of a candidate, 0 to 1", 1),
+    "letters": ("race_high", "train", "RACE/train/high/1.txt", json.dumps(RACE | {"answers": ["AB"]}),
+        r"1.txt: expected an answer that is one of the letters A to H, got 'AB'", 1),
     "options": ("race_high", "train", "RACE/train/high/1.txt", json.dumps(RACE | {"options": [["a"], ["b"]]}),
         r"one list of options and one answer for each question, got 1 questions, 2 lists of options and 1 answers", 1),
     "entity": ("record", "train", "record/train.jsonl",
@@ -174,7 +179,7 @@ BAD = {
 def test_malformed_rows_are_named_counted_and_left_out_on_demand(tmp_path, name):
     task, split, file, content, message, count = BAD[name]
     root = write(tmp_path, {file: content})
-    if name in ("option", "options"):  # a file that is one row needs a neighbour that is good
+    if name in ("option", "letters", "options"):  # a file that is one row needs a neighbour that is good
         write(tmp_path, {"RACE/train/high/0.txt": json.dumps(RACE)})
     with pytest.raises(ValueError, match=message) as raised:
         load(TASKS[task], root, split)

@@ -515,6 +515,26 @@ def test_files_that_have_changed_since(tmp_path):
         custom.check_unchanged("own", found, str(tmp_path))
 
 
+def test_a_reader_that_has_changed_since(tmp_path, monkeypatch):
+    module = types.ModuleType("my_reader")
+    monkeypatch.setitem(sys.modules, "my_reader", module)
+
+    def make(second):
+        module.read = lambda path: [{"review": "x", "stars": 1, "at": object()}, {"review": "y", "stars": second}]
+
+    make(2)
+    write(tmp_path, {"a.poem": "x\ny\n"})
+    found = settings(tmp_path, train="a.poem", reader="my_reader.read")
+    make(2)
+    custom.check_unchanged("own", found, str(tmp_path))
+    earlier = dataclasses.replace(found, fingerprint=found.fingerprint.partition("-")[0])
+    assert custom.is_same(earlier.fingerprint, found.fingerprint) and earlier != found
+    make(1)
+    with pytest.raises(ValueError, match=r"a.poem\) or what my_reader.read returns for them have changed since"):
+        custom.check_unchanged("own", found, str(tmp_path))
+    custom.check_unchanged("own", earlier, str(tmp_path))  # of a version that did not store the records
+
+
 def test_what_the_report_notes(tmp_path):
     write(tmp_path, {"a.csv": REVIEWS, "b.csv": "review,stars\nfilm 3,1\nnew,2\n"})
     found = settings(tmp_path, validation="b.csv", labels=("1", "2", "3", "4"))
@@ -541,6 +561,11 @@ def test_what_the_report_notes(tmp_path):
         ({"labels": ("a",)}, r"at least two classes, got a"),
         ({"choices": ("a", "b")}, r"custom.choices must name the columns .*only of such a task"),
         ({"kind": "choice"}, r"custom.choices must name the columns .*got none for one of choice"),
+        (
+            {"validation": "b.csv", "held_out": 5},
+            r"custom.held_out must be left out, got 5: with custom.validation=b.csv",
+        ),
+        ({"reader": "a.read", "separator": "tab"}, r"custom.separator must be none, got tab: custom.reader=a.read"),
         ({"lowest": 1.0}, r"custom.lowest and custom.highest must be none for a task of classification"),
         ({"kind": "regression", "lowest": 2.0, "highest": 1.0}, r"custom.lowest must be below custom.highest"),
         ({"answerable": True}, r"custom.answerable must be none for a task of classification"),
