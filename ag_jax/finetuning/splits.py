@@ -176,8 +176,9 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
         drawn(chooses, validation, recipe.validation_examples),
     )
     found = Splits(task, train, validation, others)
-    for number in range(recipe.folds or 0):
-        parts = of_fold(found, number, recipe.folds)  # which rejects more folds than examples
+    count = recipe.folds or 0
+    for number in range(count):
+        parts = of_fold(found, number, count)  # which rejects more folds than examples
         if recipe.custom.kind:
             notes += custom.notes_of_fold(task, number, parts.train, parts.others["test"])
     return dataclasses.replace(found, notes=tuple(notes))

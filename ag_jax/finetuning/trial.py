@@ -68,7 +68,8 @@ def read_result(directory: epath.Path) -> dict[str, Any]:
 def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) -> None:
     """Raise ValueError if a result is that of another trial than the one to which its directory belongs."""
     for name in ("task", "learning_rate", "batch_size", "seed", "fold"):
-        theirs, ours = result.get(name), getattr(trial, name)
+        theirs: Any = result.get(name)
+        ours = getattr(trial, name)
         is_same = math.isclose(theirs, ours, rel_tol=1e-5) if name == "learning_rate" else theirs == ours
         if not is_same:
             raise ValueError(
