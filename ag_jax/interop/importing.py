@@ -77,6 +77,7 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
+    _check_expected(expected)
     directories.check_free(workdir)
     source = sources.read(directories.find(path))
     if _kind(source, expected):
@@ -107,6 +108,7 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: epath.P
     expected: prefixes of the names of tensors that may be left out.
     tokenizer_place: the tokenizer's path in the returned config, by default the model's directory.
     """
+    _check_expected(expected)
     source = sources.read(directories.find(path))
     tokenizer = _tokenizer(source)
     place = tokenizer_place or source.directory
@@ -118,7 +120,7 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: epath.P
     # The head of a fine-tuned model is no error: a run does not have it.
     kind = task_heads.kind_of(source.family, source.architectures)
     heads = [name.theirs for name in task_heads.names(source.family, kind)] if kind else []
-    params, new, left_out = parameters(source, config, tokenizer, (*expected, *heads))
+    params, new, left_out = parameters(source, config, tokenizer, expected, heads)
     if generation and generation.without_padding:
         params = marian.without_padding(params, tokenizer.specials.pad)
     # A pooler belongs to the next-sentence head where there is one; otherwise it may begin the head of a task.
@@ -140,6 +142,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError if the model has no task head, or anything does not fit.
     """
+    _check_expected(expected)
     source = sources.read(directories.find(path))
     kind = task_heads.kind_of(source.family, source.architectures)
     if kind is None:
@@ -165,6 +168,14 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
     )
     params = names.nested(names.load(wanted, source.tensors, shapes))
     return FineTuned(head, config, _tokenizer(source), params, _origin(source, path)), tuple(left_out)
+
+
+def _check_expected(expected: Sequence[str]) -> None:
+    """Raise ValueError if a prefix is empty: it would stand for every tensor."""
+    if "" in expected:
+        raise ValueError(
+            "--expect has an empty name, which is the beginning of every tensor's name: remove the extra comma"
+        )
 
 
 def _kind(source: Source, expected: Sequence[str]) -> str | None:
@@ -280,7 +291,11 @@ def translation_config(
 
 
 def parameters(
-    source: Source, config: ExperimentConfig, tokenizer: Tokenizer, expected: Sequence[str]
+    source: Source,
+    config: ExperimentConfig,
+    tokenizer: Tokenizer,
+    expected: Sequence[str],
+    task_head: Sequence[str] = (),
 ) -> tuple[dict, list[str], list[str]]:
     """Return the nested parameters, the names of output heads with random values, and of tensors that were not used.
 
@@ -288,6 +303,7 @@ def parameters(
     head reads.
 
     expected: prefixes of the names of tensors that may be left out.
+    task_head: names of the tensors of the model's task head, which are left out where no parameter has them.
     Raises ValueError that lists every missing, extra and misshapen tensor.
     """
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
@@ -303,7 +319,7 @@ def parameters(
         wanted,
         found,
         f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} in its config.json",
-        (*expected, *source.family.left_out),
+        (*expected, *task_head, *source.family.left_out),
         "\nTo leave out tensors without a parameter, list prefixes of their names: --expect=classifier,qa_outputs",
     )
     arrays = names.load(wanted, source.tensors, shapes)

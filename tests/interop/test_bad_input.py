@@ -77,6 +77,16 @@ def test_heads_of_others_are_left_out_where_the_call_expects_them(tmp_path):
     assert found.left_out == ("classifier.bias", "classifier.weight")
 
 
+def test_an_empty_name_does_not_leave_everything_out(tmp_path):
+    """From a trailing comma: every name begins with it."""
+    head = {"classifier.weight": np.zeros((2, 6), np.float32), "surprise": np.zeros(2, np.float32)}
+    directory = with_tensors("bert", tmp_path / "hf", lambda tensors: tensors | head)
+    refused(directory, tmp_path, "--expect has an empty name", expected=["classifier", ""])
+    for opener in (importing.open_model, importing.open_finetuned):
+        with pytest.raises(ValueError, match="remove the extra comma"):
+            opener(str(directory), ["classifier", ""])
+
+
 def test_copies_of_tied_tensors_must_be_equal(tmp_path):
     name = "cls.predictions.decoder.weight"
     words = "bert.embeddings.word_embeddings.weight"

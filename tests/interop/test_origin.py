@@ -209,6 +209,21 @@ def test_the_pooler_of_a_bert_begins_a_head(bare, text, tmp_path, one_device):  
     np.testing.assert_array_equal(run.open_run(pairs).params["next_head"]["pooler"]["kernel"], pooler)
 
 
+def test_the_pooler_of_a_task_head_that_is_left_out_is_kept(tmp_path):
+    def with_head(tensors):
+        pooler = {"bert.pooler.dense.weight": np.eye(6, dtype=np.float32), "bert.pooler.dense.bias": np.ones(6, "f")}
+        return tensors | pooler | {"classifier.weight": np.ones((2, 6), "f"), "classifier.bias": np.ones(2, "f")}
+
+    directory = with_tensors("bert", tmp_path / "theirs", with_head)
+    settings = json.loads((directory / "config.json").read_text())
+    settings["architectures"] = ["BertForSequenceClassification"]
+    (directory / "config.json").write_text(json.dumps(settings))
+    found = importing.convert(str(directory), epath.Path(tmp_path / "run"), expected=["classifier"])
+    assert set(found.left_out) == {"classifier.weight", "classifier.bias"}
+    np.testing.assert_array_equal(run.open_run(epath.Path(tmp_path / "run")).pooler["kernel"], np.eye(6))
+    assert not importing.open_model(str(directory), ["classifier", "bert.pooler"]).pooler
+
+
 def test_a_head_for_sentence_pairs_alone(tmp_path):
     """`BertForNextSentencePrediction`: its word head is new, and is left out again."""
 
