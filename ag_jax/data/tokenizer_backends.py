@@ -70,11 +70,19 @@ class HuggingFace:
     def treat_as_text(self, names: Collection[str]) -> None:
         """Encode the special tokens `names` in a text as text, and other special tokens as the tokens that they are."""
         others = [token for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        if all(token.content in names for token in others):
+        is_unigram = isinstance(self._tokenizer.model, huggingface.models.Unigram)
+        if not is_unigram and all(token.content in names for token in others):
             return
         values = json.loads(self._tokenizer.to_str())
         for token in values["added_tokens"]:
             token["special"] = token["special"] and token["content"] in names
+        if is_unigram:
+            # A unigram model finds every piece of its vocabulary in a text, so the encoder knows these by other names.
+            hidden = {name: f"\0{name}" for name in names}
+            for token in values["added_tokens"]:
+                token["content"] = hidden.get(token["content"], token["content"])
+            pieces = values["model"]["vocab"]
+            values["model"]["vocab"] = [[hidden.get(piece, piece), score] for piece, score in pieces]
         self._encoder = huggingface.Tokenizer.from_str(json.dumps(values))
         self._encoder.encode_special_tokens = True
 

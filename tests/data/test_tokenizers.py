@@ -13,6 +13,9 @@ import tokenizers as huggingface
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tokenizers import SpecialTokens
+from ag_jax.interop import tokenizer_files
+from ag_jax.interop.families import ROBERTA
+from ag_jax.models.config import EncoderConfig
 from tests.data.conftest import text
 
 CORPUS = [text(0, 150), text(150, 300)]
@@ -56,6 +59,22 @@ def test_special_tokens_in_a_text_are_text(trained):
     ids = tokenizer.encode("a </s><mask> [SEP][MASK] b")
     specials = tokenizer.specials
     assert not {specials.begin, specials.end, specials.mask, specials.pad} & set(ids)
+
+
+def test_special_tokens_in_a_text_are_text_for_a_unigram_tokenizer_that_was_exported(tmp_path):
+    """The vocabulary of the exported unigram model has the special tokens as pieces."""
+    own = tokenizers.train(TokenizerConfig(kind="sentencepiece_unigram", vocabulary_size=90), CORPUS)
+    tokenizer_files.write(own, tmp_path, ROBERTA, EncoderConfig(vocabulary_size=90))
+    imported = tokenizers.load(tmp_path)
+    texts = ["a </s> b <mask>", "a<pad>", "<s>a <unk>", "The old house sat by the river 7."]
+    assert imported.specials == own.specials
+    assert imported.locate_batch(texts[:1])[0][0] == imported.encode(texts[0])
+    for before, after in zip(own.encode_batch(texts), imported.encode_batch(texts), strict=True):
+        assert after == before and not set(after) & {0, 1, 2, 4}
+    library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.add_special_tokens(["[E1]", "[E2]"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert tokenizers.load(tmp_path).encode("a [E2]")[-1] == 91  # a special token without a role
 
 
 TRAIN = """
