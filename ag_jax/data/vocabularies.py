@@ -27,10 +27,19 @@ from ag_jax.data.tokenizer_backends import (
 )
 
 SETTINGS, ADDED, SPECIALS = "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"
+_MODEL = "config.json"  # of a model, which may name the class of its tokenizer, too
 FILES = ("vocab.json", "merges.txt", "vocab.txt", SOURCE_MODEL, TARGET_MODEL, SETTINGS, ADDED, SPECIALS)
 SPECIAL_SETTINGS = ("cls_token", "bos_token", "sep_token", "eos_token", "pad_token", "unk_token", "mask_token")
 BERT_NAMES = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
 _WORDPIECE = ("BertTokenizer", "ElectraTokenizer")
+_ONLY_WORDPIECE = {
+    "do_basic_tokenize": True,
+    "word_tokenizer_type": "basic",
+    "subword_tokenizer_type": "wordpiece",
+    "never_split": [],
+    "clean_text": True,
+    "wordpieces_prefix": "##",
+}
 _MARIAN = ("MarianTokenizer",)
 _MARIAN_SPECIALS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _BYTE_BPE = ("RobertaTokenizer", "GPT2Tokenizer", "DebertaTokenizer")
@@ -75,7 +84,7 @@ def load_wordpiece(vocabulary: pathlib.Path) -> HuggingFace:
 
     Raises ValueError for unreadable files and unsupported settings.
     """
-    settings = settings_beside(vocabulary, _WORDPIECE, {"do_basic_tokenize": True})
+    settings = settings_beside(vocabulary, _WORDPIECE, _ONLY_WORDPIECE)
     unknown = special_names(vocabulary.parent).get("unk_token", "[UNK]")
     tokenizer = wordpiece(
         read(vocabulary, lambda file: huggingface.models.WordPiece.from_file(file, unk_token=unknown)),
@@ -148,7 +157,7 @@ def settings_beside(
     """Check that the settings in the tokenizer_config.json beside a vocabulary are supported, and return the settings
     that are not null.
 
-    Returns {} if there is no such file.
+    Returns {} if there is no such file. Without `tokenizer_class` there, the one in config.json counts.
 
     vocabulary: the file of the vocabulary.
     classes: names of tokenizer classes that split text alike, without the ending Fast.
@@ -160,7 +169,8 @@ def settings_beside(
     """
     file = vocabulary.parent / SETTINGS
     settings = _settings(file)
-    named = settings.get("tokenizer_class", "").removesuffix("Fast")
+    of_model = _object(file.with_name(_MODEL)).get("tokenizer_class")
+    named = str(settings.get("tokenizer_class", of_model or "")).removesuffix("Fast")
     wrong = [] if named in ("", *classes) else [f"tokenizer_class={named} is not one of {', '.join(classes)}"]
     for key, value in (only or {}).items():
         if settings.get(key, value) != value:
@@ -171,7 +181,7 @@ def settings_beside(
             f".save_pretrained(...) writes a tokenizer.json, which is loaded instead of {vocabulary.name}."
         )
         raise ValueError(
-            f"{vocabulary.name} cannot be loaded with the settings in {file}: {'; '.join(wrong)}. {remedy}"
+            f"{vocabulary.name} cannot be loaded with the settings in {file} or {_MODEL}: {'; '.join(wrong)}. {remedy}"
         )
     return settings
 

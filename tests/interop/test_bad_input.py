@@ -292,11 +292,25 @@ def test_a_tokenizer_whose_padding_is_elsewhere(tmp_path):
             "tokenizer_class=BertJapaneseTokenizer is not one of BertTokenizer",
         ),
         ({"tokenizer_class": "BertTokenizerFast", "do_basic_tokenize": False}, "do_basic_tokenize=False"),
+        ({"word_tokenizer_type": "mecab"}, "word_tokenizer_type='mecab' is not supported, only 'basic'"),
+        ({"subword_tokenizer_type": "character"}, "subword_tokenizer_type='character'"),
+        ({"never_split": ["union"]}, "never_split=['union']"),
+        ({"clean_text": False}, "clean_text=False"),
+        ({"wordpieces_prefix": "@@"}, "wordpieces_prefix='@@'"),
     ],
 )
 def test_a_tokenizer_that_cuts_in_another_way(settings_beside, said, directory, tmp_path):
     (directory / "tokenizer_config.json").write_text(json.dumps(settings_beside))
     refused(directory, tmp_path, said, "tokenizer.json")
+
+
+def test_the_tokenizer_class_of_a_models_config(directory, tmp_path):
+    """It counts where tokenizer_config.json names none."""
+    settings(directory, tokenizer_class="BertJapaneseTokenizer")
+    refused(directory, tmp_path, "config.json: tokenizer_class=BertJapaneseTokenizer is not one of BertTokenizer")
+    neutral = {"tokenizer_class": "BertTokenizer", "word_tokenizer_type": "basic", "never_split": None}
+    (directory / "tokenizer_config.json").write_text(json.dumps(neutral))
+    assert importing.convert(str(directory), epath.Path(tmp_path / "run")).family == "bert"
 
 
 def test_added_tokens_of_another_vocabulary(directory, tmp_path):
