@@ -95,6 +95,10 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
         require(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
     if family.root == "roberta":
         require(
+            config.token_types <= 1,
+            f"both texts of a pair have the same token type (model.token_types={config.token_types})",
+        )
+        require(
             config.position_offset == pad + 1,
             f"it counts positions from the padding id + 1 = {pad + 1} (model.position_offset={config.position_offset})",
         )
