@@ -488,6 +488,30 @@ def test_embed(name, places):
     assert mean([]).shape == (0, CONFIG.width)
 
 
+@pytest.mark.parametrize(
+    ("modes", "modules", "pooling", "said"),
+    [
+        ({"mean": False, "cls": True}, ["Transformer", "Pooling", "Normalize"], "first", None),
+        ({}, ["Transformer", "Pooling"], "mean", None),
+        ({"mean": False, "cls": True}, [], "mean", 'asks for pooling_mode_cls_token, .*call embed with pooling="first"'),
+        ({"mean": True}, [], "first", "got pooling='first'"),
+        ({"max": True}, [], "mean", "asks for pooling_mode_max_tokens, .*compute them with sentence-transformers"),
+        ({"mean": True, "max": True}, [], "mean", "pooling_mode_mean_tokens and pooling_mode_max_tokens"),
+        ({"mean": True}, ["Transformer", "Pooling", "Dense"], "mean", "names sentence_transformers.models.Dense, which"),
+    ],
+)
+def test_embed_heeds_the_files_of_sentence_transformers(modes, modules, pooling, said, tmp_path):
+    (tmp_path / "1_Pooling").mkdir()
+    names = {"cls": "pooling_mode_cls_token"}
+    modes = {names.get(mode, f"pooling_mode_{mode}_tokens"): value for mode, value in modes.items()}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 6} | modes))
+    types = [{"idx": 0, "type": f"sentence_transformers.models.{name}"} for name in modules]
+    (tmp_path / "modules.json").write_text(json.dumps(types))
+    error, said = (FileNotFoundError, "is no model") if said is None else (ValueError, said)
+    with pytest.raises(error, match=said):
+        pipelines.embed(str(tmp_path), pooling)
+
+
 @pytest.fixture(scope="module")
 def translation(tmp_path_factory):
     """Make a run that translates."""
@@ -607,8 +631,16 @@ def test_no_flipped_bit_of_a_fine_tuned_model_goes_unnoticed(places, tmp_path, c
     with pytest.raises(ValueError, match="is damaged"):
         finetuned.load(copied)
     (copied / finetuned.WEIGHTS).unlink()
-    with pytest.raises(FileNotFoundError, match=finetuned.WEIGHTS):
+    with pytest.raises(FileNotFoundError, match=f"{finetuned.WEIGHTS} is missing: copy the directory anew, or train"):
         finetuned.load(copied)
+
+
+def test_a_tokenizer_that_is_missing_is_to_be_copied(places, tmp_path):
+    for name, at in (("run", "run"), ("span", "span/weights")):
+        shutil.copytree(places / name, tmp_path / name)
+        shutil.rmtree(tmp_path / at / "tokenizer")
+        with pytest.raises(FileNotFoundError, match=f"{at}/tokenizer is missing, .*: copy it from the original"):
+            opening.open_encoder(str(tmp_path / name))
 
 
 def test_a_fine_tuned_model_of_an_earlier_version_is_opened_with_a_warning(places, tmp_path, capsys):

@@ -259,6 +259,15 @@ def load(path: str | os.PathLike) -> Tokenizer:
         return _load(local, str(named), saved)
 
 
+def load_trained(directory: epath.Path) -> Tokenizer:
+    """Load the tokenizer that a trained model saved in `directory`. Raises as `load`, and tells to copy a missing one."""
+    if not directory.exists():
+        raise FileNotFoundError(
+            f"{directory} is missing, the tokenizer that the model was trained with: copy it from the original"
+        )
+    return load(directory)
+
+
 def _checksums(files: dict[str, bytes]) -> bytes:
     """Return the content of `checksum.json` for the files of a tokenizer."""
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}

@@ -160,6 +160,10 @@ def load(directory: epath.PathLike) -> FineTuned:
         counts = read_heads("guided_heads", settings.guided_heads) if settings.guided_heads else ()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
+    if not (place / WEIGHTS).exists():
+        raise FileNotFoundError(
+            f"{place / WEIGHTS} is missing: copy the directory anew, or train again with --config.keep=best"
+        )
     weights = (place / WEIGHTS).read_bytes()
     if written is None:
         print(
@@ -177,7 +181,7 @@ def load(directory: epath.PathLike) -> FineTuned:
         _check(settings, traverse_util.flatten_dict(params, sep="/"))
     except (TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
-    tokenizer = tokenizers.load(place / TOKENIZER)
+    tokenizer = tokenizers.load_trained(place / TOKENIZER)
     rest = params, settings.origin, adversary_params, settings.trained_length
     return FineTuned(settings.head, settings.model, tokenizer, *rest, Assignment(counts, settings.guided_layers))
 

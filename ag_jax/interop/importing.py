@@ -208,12 +208,13 @@ def _origin(source: Source, path: str) -> Origin:
 
 
 def _tokenizer(source: Source) -> Tokenizer:
-    """Return the directory's tokenizer. Raises ValueError if its size or padding id does not fit the model."""
+    """Return the directory's tokenizer. Raises ValueError if its size or special tokens do not fit the model."""
     tokenizer = tokenizer_files.read(source.directory, source.family)
     tokenizer_files.check_size(tokenizer, source.config.vocabulary_size, source.directory)
-    _check_padding(source, tokenizer)
     if source.decoder.layers:
         marian.check_tokens(source.values, tokenizer.specials, source.directory / "config.json")
+    else:
+        _check_special_ids(source, tokenizer)
     return tokenizer
 
 
@@ -340,11 +341,19 @@ def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[st
     return {"pooler/kernel": (source.config.width,) * 2, "pooler/bias": (source.config.width,)}
 
 
-def _check_padding(source: Source, tokenizer: Tokenizer) -> None:
-    """Raise ValueError if RoBERTa's positions do not count from the tokenizer's padding id + 1."""
-    if source.family.root == "roberta" and source.config.position_offset != tokenizer.specials.pad + 1:
+def _check_special_ids(source: Source, tokenizer: Tokenizer) -> None:
+    """Raise ValueError if config.json and the tokenizer have different ids for padding, [CLS] or [SEP], and if RoBERTa's
+    positions do not count from the tokenizer's padding id + 1.
+    """
+    file, specials = source.directory / "config.json", tokenizer.specials
+    if source.family.root == "roberta" and source.config.position_offset != specials.pad + 1:
         raise ValueError(
-            f"{source.directory / 'config.json'} counts positions from pad_token_id + 1 = "
-            f"{source.config.position_offset}, but the tokenizer's padding is {tokenizer.specials.pad}: one of them is "
-            "of another model; copy both from the same one"
+            f"{file} counts positions from pad_token_id + 1 = {source.config.position_offset}, but the tokenizer's "
+            f"padding is {specials.pad}: one of them is of another model; copy both from the same one"
         )
+    for key, id in (("pad_token_id", specials.pad), ("cls_token_id", specials.begin), ("sep_token_id", specials.end)):
+        if source.values.get(key) not in (None, id):
+            raise ValueError(
+                f"{file} has {key}={source.values[key]!r}, but the tokenizer's id is {id}: one of them is of another "
+                "model; copy both from the same one"
+            )

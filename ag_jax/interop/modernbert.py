@@ -67,7 +67,8 @@ def _base(settings: Settings, kind: str) -> float:
     parameters = settings.take("rope_parameters", {})
     of_kind = parameters.get(kind) or {}
     old, default = _BASES[kind]
-    if not isinstance(of_kind, dict) or of_kind.get("rope_type", "default") != "default":
+    # Earlier versions of transformers call `rope_type` just `type`.
+    if not isinstance(of_kind, dict) or of_kind.get("rope_type", of_kind.get("type", "default")) != "default":
         settings.problems.append(f"rope_parameters.{kind}={of_kind!r} is not supported, only rope_type='default'")
         return default
     if kind == _LOCAL and not of_kind and settings.has(old) and settings.raw(old) is None:

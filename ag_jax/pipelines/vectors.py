@@ -7,8 +7,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tasks.rows import Features, RowSettings
+from ag_jax.distributed import storage
 from ag_jax.finetuning import best, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.opening import Pretrained
@@ -17,6 +20,10 @@ from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, one_or_many
 from ag_jax.pipelines.pipeline import BatchedPipeline
 
 POOLINGS = ("mean", "first")
+# In the files of sentence-transformers: settings of 1_Pooling/config.json, and modules that leave vectors as they are,
+# apart from their length.
+_THEIR_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+_THEIR_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
@@ -67,7 +74,8 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None, *, bat
     step: step of a run's checkpoint, the newest by default.
     batch_size: the most texts that are computed together.
 
-    Raises ValueError for another pooling, and ValueError or FileNotFoundError if there is no model.
+    Raises ValueError for another pooling, also if files of sentence-transformers beside the model ask for it or for
+    further layers, and ValueError or FileNotFoundError if there is no model.
 
         embed = pipelines.embed("runs/quickstart/ag-seed0")
         embed(["We will rebuild our roads.", "The union is strong."]).shape
@@ -75,7 +83,9 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None, *, bat
     size = check_batch_size(batch_size)
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    opened = opening.open_encoder(best.resolve(directory), step)
+    found = best.resolve(directory)
+    _check_sentence_transformers(storage.directory(found), pooling)
+    opened = opening.open_encoder(found, step)
     model, params = Encoder(opened.config), opened.params["encoder"]
     longest = opened.config.max_length if opened.translates else opened.length  # as translation reads sources
     shape = RowSettings(opened.tokenizer.specials, longest, opened.config.token_types)
@@ -94,3 +104,25 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None, *, bat
     pooled = "mean over tokens" if pooling == "mean" else "vector of the first token"
     about = f"{pooled}; {opened.config.layers} layers of width {opened.config.width}; rows of {shape.max_length} tokens"
     return Embed(str(directory), about, size, opened, shape, apply)
+
+
+def _check_sentence_transformers(directory: epath.Path, pooling: str) -> None:
+    """Raise ValueError if files of sentence-transformers beside a model ask for another pooling or for more layers."""
+    file = directory / "1_Pooling" / "config.json"
+    if file.exists():
+        modes = [key for key, value in read_json(file).items() if key.startswith("pooling_mode_") and value is True]
+        if modes and [_THEIR_POOLINGS.get(mode) for mode in modes] != [pooling]:
+            theirs = _THEIR_POOLINGS.get(modes[0]) if len(modes) == 1 else None
+            remedy = f'call embed with pooling="{theirs}"' if theirs else "compute them with sentence-transformers"
+            raise ValueError(
+                f"{file} asks for {' and '.join(modes)}, got pooling={pooling!r}, which gives other vectors than those "
+                f"that the model was trained for: {remedy}, or delete the file to pool in another way"
+            )
+    file = directory / "modules.json"
+    modules = read_json(file, list) if file.exists() else []
+    named = [str(module.get("type")) for module in modules if isinstance(module, dict)]
+    if other := [name for name in named if name.rpartition(".")[2] not in _THEIR_MODULES]:
+        raise ValueError(
+            f"{file} names {', '.join(other)}, which embed does not apply, so its vectors would be others than those "
+            "that the model was trained for: compute them with sentence-transformers, or delete the file to do without"
+        )

@@ -681,7 +681,7 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     """
     workdir = storage.directory(workdir)
     config = read_config(workdir)
-    tokenizer = tokenizers.load(workdir / "tokenizer")
+    tokenizer = tokenizers.load_trained(workdir / "tokenizer")
     model = workloads.reference_model(config, tokenizer)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()

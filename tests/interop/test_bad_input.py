@@ -292,6 +292,14 @@ def test_a_tokenizer_whose_padding_is_elsewhere(tmp_path):
     refused(directory, tmp_path, "pad_token_id + 1 = 3", "padding is 1")
 
 
+@pytest.mark.parametrize(("key", "id"), [("pad_token_id", 0), ("cls_token_id", 2), ("sep_token_id", 3)])
+def test_special_tokens_whose_ids_are_others(key, id, directory, tmp_path):
+    settings(directory, **{key: 5})
+    refused(directory, tmp_path, f"config.json has {key}=5, but the tokenizer's id is {id}")
+    settings(directory, **{key: None}, bos_token_id=9)
+    importing.open_model(str(directory))
+
+
 @pytest.mark.parametrize(
     ("settings_beside", "said"),
     [

@@ -98,6 +98,10 @@ def test_layers_with_and_without_windows(layers, settings, types):
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
             "rope_parameters.full_attention",
         ),
+        (
+            {"rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}},
+            "rope_parameters.sliding_attention",
+        ),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
         ({"classifier_bias": True}, "classifier_bias=True is not supported, only False"),
         ({"hidden_activation": "gelu_new"}, "hidden_activation='gelu_new' is not supported, only gelu, relu and silu"),
