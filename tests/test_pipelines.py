@@ -493,11 +493,21 @@ def test_embed(name, places):
     [
         ({"mean": False, "cls": True}, ["Transformer", "Pooling", "Normalize"], "first", None),
         ({}, ["Transformer", "Pooling"], "mean", None),
-        ({"mean": False, "cls": True}, [], "mean", 'asks for pooling_mode_cls_token, .*call embed with pooling="first"'),
+        (
+            {"mean": False, "cls": True},
+            [],
+            "mean",
+            'asks for pooling_mode_cls_token, .*call embed with pooling="first"',
+        ),
         ({"mean": True}, [], "first", "got pooling='first'"),
         ({"max": True}, [], "mean", "asks for pooling_mode_max_tokens, .*compute them with sentence-transformers"),
         ({"mean": True, "max": True}, [], "mean", "pooling_mode_mean_tokens and pooling_mode_max_tokens"),
-        ({"mean": True}, ["Transformer", "Pooling", "Dense"], "mean", "names sentence_transformers.models.Dense, which"),
+        (
+            {"mean": True},
+            ["Transformer", "Pooling", "Dense"],
+            "mean",
+            "names sentence_transformers.models.Dense, which",
+        ),
     ],
 )
 def test_embed_heeds_the_files_of_sentence_transformers(modes, modules, pooling, said, tmp_path):

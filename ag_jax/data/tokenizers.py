@@ -260,7 +260,10 @@ def load(path: str | os.PathLike) -> Tokenizer:
 
 
 def load_trained(directory: epath.Path) -> Tokenizer:
-    """Load the tokenizer that a trained model saved in `directory`. Raises as `load`, and tells to copy a missing one."""
+    """Load the tokenizer that was saved with a trained model.
+
+    Raises FileNotFoundError if it is missing, and ValueError as `load` does.
+    """
     if not directory.exists():
         raise FileNotFoundError(
             f"{directory} is missing, the tokenizer that the model was trained with: copy it from the original"

@@ -3,11 +3,16 @@
 import dataclasses
 import pathlib
 import re
+import shlex
 from typing import Any
 
+from ag_jax.interop import tensors, tokenizer_files
 from ag_jax.interop.front_matter import REPOSITORY
+from ag_jax.interop.importing import GENERATION
 
 MAIN = "main"  # the revision that is opened if none is named
+# Files that an upload replaces or deletes: transformers would read those of an earlier model beside the new ones.
+REPLACED = ("model*.safetensors", tensors.INDEX, GENERATION, *tokenizer_files.NAMES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +31,14 @@ class Repository:
     def push(self, directory: pathlib.Path, revision: str = MAIN) -> str:
         """Create the repository if it does not exist, upload a directory to it, and return its address.
 
+        Weights, tokenizer and settings of generation of an earlier model there are deleted.
+
         revision: the branch to upload to, which is created if it does not exist.
 
         Raises ValueError, in one line, if the hub does not accept it; the directory stays as it is.
         """
-        of_revision = "" if revision == MAIN else f" --revision={revision}"
+        deleted = " ".join(f"--delete={shlex.quote(pattern)}" for pattern in REPLACED)
+        options = deleted if revision == MAIN else f"--revision={revision} {deleted}"
         try:
             address = self.api.create_repo(self.name, private=self.private or None, exist_ok=True)
             # `exist_ok` leaves an existing repository as visible as it is.
@@ -44,19 +52,20 @@ class Repository:
                     repo_id=self.name,
                     folder_path=directory,
                     commit_message="Upload a model exported by ag_jax",
+                    delete_patterns=list(REPLACED),
                     **branch,
                 )
         except Exception as error:  # exceptions of huggingface_hub, and of libraries below it
             raise ValueError(
                 f"the model is saved in {directory}, but the Hugging Face hub did not take it as {self.name} "
                 f"({reason(error)}). Check the network and that your token may write there, then run: "
-                f"hf upload {self.name} {directory}{of_revision}{' --private' if self.private else ''}"
+                f"hf upload {self.name} {directory} {options}{' --private' if self.private else ''}"
             ) from error
         if is_public:
             raise ValueError(
                 f"the model is saved in {directory}, but nothing was pushed: --private was given, and {self.name} "
                 f"exists and is public. Make it private on the hub, then run: hf upload {self.name} {directory}"
-                f"{of_revision}"
+                f" {options}"
             )
         return str(address)
 

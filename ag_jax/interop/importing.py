@@ -342,8 +342,8 @@ def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[st
 
 
 def _check_special_ids(source: Source, tokenizer: Tokenizer) -> None:
-    """Raise ValueError if config.json and the tokenizer have different ids for padding, [CLS] or [SEP], and if RoBERTa's
-    positions do not count from the tokenizer's padding id + 1.
+    """Raise ValueError if config.json and the tokenizer have different ids for the padding, begin or end token, and if
+    RoBERTa's positions do not count from the tokenizer's padding id + 1.
     """
     file, specials = source.directory / "config.json", tokenizer.specials
     if source.family.root == "roberta" and source.config.position_offset != specials.pad + 1:

@@ -68,11 +68,13 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
     without_types = family.root == "roberta" or family.model_type == "modernbert" or config.token_types == 1
     two = 0 if without_types else 1  # token type of the second text
     between = " ".join([f"{end}:0"] * tokenizer.specials.pair_separators)
-    library.post_processor = processors.TemplateProcessing(
+    template = processors.TemplateProcessing(
         single=f"{begin}:0 $A:0 {end}:0",
         pair=f"{begin}:0 $A:0 {between} $B:{two} {end}:{two}",
         special_tokens=[(begin, roles["begin"]), (end, roles["end"])],
     )
+    trimming = _trimming(library)
+    library.post_processor = processors.Sequence([*trimming, template]) if trimming else template
     (directory / "tokenizer.json").write_text(library.to_str(pretty=True), encoding="utf-8")
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     settings = {
@@ -90,3 +92,13 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _trimming(library: huggingface.Tokenizer) -> list[processors.ByteLevel]:
+    """Return the post-processor that leaves spaces out of a tokenizer's offsets; [] if its offsets include them."""
+    state = json.loads(library.post_processor.__getstate__()) if library.post_processor else {}
+    return [
+        processors.ByteLevel(add_prefix_space=part.get("add_prefix_space", True), trim_offsets=True)
+        for part in state.get("processors", [state])
+        if part.get("trim_offsets")
+    ][:1]

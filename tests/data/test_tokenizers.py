@@ -77,6 +77,23 @@ def test_special_tokens_in_a_text_are_text_for_a_unigram_tokenizer_that_was_expo
     assert tokenizers.load(tmp_path).encode("a [E2]")[-1] == 91  # a special token without a role
 
 
+@pytest.mark.parametrize("trims", [False, True])
+def test_an_exported_tokenizer_keeps_its_offsets(trims, tmp_path):
+    """RoBERTa's post-processor leaves the space before a word out of the word's offsets."""
+    own = tokenizers.train(TokenizerConfig(kind="byte_bpe", vocabulary_size=320), CORPUS)
+    library = huggingface.Tokenizer.from_str(own.file()[1].decode())
+    library.post_processor = huggingface.processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=trims)
+    given = tokenizers.load(directory_of(library, tmp_path / "given"))
+    after = given
+    for name in ("once", "twice"):
+        (tmp_path / name).mkdir()
+        tokenizer_files.write(after, tmp_path / name, ROBERTA, EncoderConfig(vocabulary_size=320))
+        after = tokenizers.load(tmp_path / name)
+        assert after.locate_batch(["the old house"]) == given.locate_batch(["the old house"])
+        assert after.specials == given.specials
+    assert (given.locate_batch(["a b"])[0][1][-1] == (2, 3)) == trims
+
+
 TRAIN = """
 import sys
 from ag_jax.data import tokenizers

@@ -13,6 +13,11 @@ from ag_jax import main
 from ag_jax.interop import importing
 from tests.interop.test_goldens import GOLDENS
 
+# Files that a repository may have of an earlier model, and others.
+STALE = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "vocab.txt", "merges.txt", "spiece.model"]
+STALE += ["special_tokens_map.json", "added_tokens.json", "generation_config.json"]
+EARLIER = [*STALE, "onnx/model.onnx", "checkpoint-5/model.safetensors", "figure.png", "LICENSE"]
+
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
@@ -28,9 +33,10 @@ def api(monkeypatch):
     stand_in.whoami.return_value = {"name": "me"}
     stand_in.create_repo.side_effect = lambda name, **_: f"https://huggingface.co/{name}"
     stand_in.model_info.return_value = types.SimpleNamespace(private=False)
-    stand_in.uploaded = {}
+    stand_in.uploaded, stand_in.deleted = {}, []
 
-    def upload(*, repo_id, folder_path, commit_message):
+    def upload(*, repo_id, folder_path, commit_message, delete_patterns):
+        stand_in.deleted += huggingface_hub.utils.filter_repo_objects(EARLIER, allow_patterns=delete_patterns)
         stand_in.uploaded[repo_id] = {path.name: path.read_bytes() for path in pathlib.Path(folder_path).iterdir()}
 
     stand_in.upload_folder.side_effect = upload
@@ -48,6 +54,7 @@ def test_what_is_pushed(given, name, api, workdir, tmp_path, capsys):
     assert export(workdir, target, f"--push={given}", "--language=en") == 0
     api.create_repo.assert_called_once_with(name, private=None, exist_ok=True)
     assert api.uploaded == {name: {path.name: path.read_bytes() for path in target.iterdir()}}
+    assert api.deleted == STALE
     assert {"config.json", "model.safetensors", "README.md"} <= set(api.uploaded[name])
     card = api.uploaded[name]["README.md"].decode()
     assert f'.from_pretrained("{name}")' in card and "language:\n- en\n" in card
@@ -71,11 +78,14 @@ def test_a_push_that_fails_keeps_the_export(method, api, workdir, tmp_path, caps
     target = tmp_path / "out"
     assert export(workdir, target, "--push=mine") == 1
     said = capsys.readouterr().err
+    said, _, deleted = said.partition(" --delete=")
     assert said == (
         f"ag-jax export: the model is saved in {target}, but the Hugging Face hub did not take it as me/mine "
         "(PermissionError: 403 Forbidden: no write access). Check the network and that your token may write there, "
-        f"then run: hf upload me/mine {target}\n"
+        f"then run: hf upload me/mine {target}"
     )
+    command = deleted.strip().split(" --delete=")
+    assert command[:2] == ["'model*.safetensors'", "model.safetensors.index.json"] and command[-1] == "'*.model'"
     assert (target / "model.safetensors").exists() and (target / "README.md").exists()
 
 

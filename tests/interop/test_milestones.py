@@ -68,7 +68,7 @@ def test_each_directory_is_a_whole_model(workdir, tmp_path, capsys, monkeypatch)
 def test_each_is_a_revision(api, workdir, tmp_path, capsys):  # noqa: F811
     uploaded = {}
 
-    def upload(*, repo_id, folder_path, commit_message, revision="main"):
+    def upload(*, repo_id, folder_path, commit_message, delete_patterns, revision="main"):
         uploaded[revision] = (repo_id, pathlib.Path(folder_path))
 
     api.upload_folder.side_effect = upload
@@ -82,7 +82,8 @@ def test_each_is_a_revision(api, workdir, tmp_path, capsys):  # noqa: F811
     api.create_branch.side_effect = PermissionError("403")
     assert export(workdir, tmp_path / "second", "--push=baby") == 1
     said = capsys.readouterr().err
-    assert f"run: hf upload me/baby {tmp_path}/second/chck_1K --revision=chck_1K; then so for chck_2500\n" in said
+    assert f"run: hf upload me/baby {tmp_path}/second/chck_1K --revision=chck_1K --delete=" in said
+    assert said.endswith("; then so for chck_2500\n")
 
 
 def test_what_cannot_be_exported(workdir, tmp_path, capsys):
