@@ -231,8 +231,9 @@ def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
     rows = read_metrics(directory)
     for row in rows:
         wanted = ["tokens_seen"]
-        if row["split"] == "train":  # the speed is None where a step was compiled and no other followed
-            wanted += [metric, *(["tokens_per_second"] if row.get("tokens_per_second", "") is not None else [])]
+        # The loss is None where no token was masked, the speed where a step was compiled and no other followed.
+        if row["split"] == "train":
+            wanted += [key for key in (metric, "tokens_per_second") if row.get(key, "") is not None]
         if lacking := [key for key in wanted if not isinstance(row.get(key), (int, float))]:
             raise ValueError(
                 f"{directory / 'metrics.jsonl'}: the row of step {row['step']} has no number as "

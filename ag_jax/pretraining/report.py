@@ -47,7 +47,8 @@ def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.
     rows: the rows of metrics.jsonl.
     metric: the name of the loss.
     """
-    return next((row["step"] for row in rows if row["split"] == "train" and row[metric] < loss), None)
+    below = (row for row in rows if row["split"] == "train" and row[metric] is not None and row[metric] < loss)
+    return next((row["step"] for row in below), None)
 
 
 def settled_step(rows: list[dict[str, Any]]) -> int | None:
@@ -59,7 +60,8 @@ def settled_step(rows: list[dict[str, Any]]) -> int | None:
 
     rows: the rows of metrics.jsonl.
     """
-    values = [(row["step"], row[GUIDANCE_LOSS]) for row in rows if row["split"] == "train" and GUIDANCE_LOSS in row]
+    train = (row for row in rows if row["split"] == "train")
+    values = [(row["step"], row[GUIDANCE_LOSS]) for row in train if row.get(GUIDANCE_LOSS) is not None]
     if not values:
         return None
     first, lowest = values[0][1], min(value for _, value in values)

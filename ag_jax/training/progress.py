@@ -102,8 +102,10 @@ class ProgressLine:
     def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
         """Show a row of training metrics, and the estimated number of seconds left; None if it is unknown."""
         # A loss is None if it was not measured, such as that of an attack before it begins.
-        losses = [name for name in metrics.losses(row, self._primary) if row[name] is not None]
-        first, *others = (f"{name} {row[name]:.3f}" for name in losses)
+        losses = {
+            name: f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary) if row[name] is not None
+        }
+        first, others = losses.pop(self._primary, ""), losses.values()
         rate = f"lr {row['learning_rate']:.2e}"
         speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f} tokens/s"
         mfu = "" if row.get("mfu") is None else f"MFU {row['mfu']:.1%}"

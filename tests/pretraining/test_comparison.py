@@ -306,9 +306,16 @@ def test_rows_that_were_changed_are_named(compared, tmp_path, overrides, key, mo
         comparison.compare(CONFIG, overrides, epath.Path(tmp_path / "copy"))
 
 
+def test_rows_without_a_masked_token_are_read(tmp_path):
+    rows = [{**ROW, "tokens_seen": 64, "mlm_loss": None}, {**ROW, "step": 2, "tokens_seen": 128}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert comparison._rows(epath.Path(tmp_path), "mlm_loss") == rows
+
+
 def test_leaving_the_plateau():
     rows = [ROW | {"step": step, "mlm_loss": loss} for step, loss in ((10, 6.6), (20, 6.2), (30, 6.4))]
     assert report.first_step_below(rows, 6.3) == 20
+    assert report.first_step_below([ROW | {"mlm_loss": None}, *rows], 6.3) == 20, "no token was masked in step 1"
     assert report.first_step_below(rows, 5.0) is None
     assert report.first_step_below([row | {"split": "validation"} for row in rows], 6.3) is None
 
@@ -318,6 +325,7 @@ def test_where_the_guidance_loss_settles():
     losses = [0.5, 0.2, 0.121, 0.119, 0.1, *[0.3] * 34, 0.45]
     rows = [ROW | {"step": 10 * number, "ag_loss": loss} for number, loss in enumerate(losses, 1)]
     assert report.settled_step([*rows, ROW | {"split": "validation", "ag_loss": 9.0}]) == 40
+    assert report.settled_step([ROW | {"ag_loss": None}, *rows]) == 40
     assert report.settled_step(rows[:1]) == 10 and report.settled_step([ROW]) is None
     summary = {"train_loss": 5.0, "validation_loss": 5.0, "average_train_loss": 5.0}
     arms = [ArmResults("mlm", [summary], [[ROW]], {}), ArmResults("ag", [summary], [rows], {"guidance.mode": "loss"})]

@@ -120,10 +120,12 @@ def test_the_line_shows_what_is_known(capsys):
     line.update(row(mfu=0.3333), 4000.4)
     line.begin("validating ...")
     line.update(row(tokens_per_second=None), None)
+    line.update(row(mlm_loss=None, ag_loss=0.5), None)  # no token was masked
     assert capsys.readouterr().err.splitlines() == [
         "run: step 0 of 9, compiling the step ...",
         "run: step 3/9  mlm_loss 2.500  lr 1.00e-04  1,234 tokens/s  MFU 33.3%  1:06:40 left",
         "run: step 3/9  mlm_loss 2.500  lr 1.00e-04",
+        "run: step 3/9  ag_loss 0.500  lr 1.00e-04  1,234 tokens/s",
     ]
 
 
