@@ -1,17 +1,21 @@
 """Extension of finished runs: training continues when `training.steps` is raised.
 
-The summary of the shorter run stays as `summary-STEPS.json`, and its last checkpoint and milestones are kept.
+The summary of the shorter run stays as `summary-STEPS.json`, and its last checkpoint and milestones are kept. Their
+steps are in `kept_steps.json`, because the longer run may have other milestones.
 """
 
+import json
 import re
 import sys
+from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.distributed import storage
 from ag_jax.pretraining.config import ExperimentConfig
 
-SUMMARY = "summary.json"
+SUMMARY, KEPT = "summary.json", "kept_steps.json"
 _EARLIER = re.compile(r"summary-(\d+)\.json")
 
 
@@ -34,8 +38,11 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
     """Mark a finished run of `steps` steps as unfinished, so that training can extend the run to
     `config.training.steps`; print both numbers.
 
-    For this, the run's summary is renamed.
+    For this, the run's summary is renamed. The steps of its milestones are stored; its `config.json` must still be that
+    of the shorter run.
     """
+    kept = {*_stored_steps(workdir), *_steps(_stored_milestones(workdir), [*earlier_lengths(workdir), steps])}
+    storage.write_whole(workdir / KEPT, json.dumps({"steps": sorted(kept)}) + "\n")
     if (workdir / SUMMARY).exists():
         (workdir / SUMMARY).rename(workdir / f"summary-{steps}.json")
     print(
@@ -50,12 +57,32 @@ def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]
     """Return the steps of the milestones that a run had before it was resumed or extended; their checkpoints are never
     deleted.
 
-    These are the `training.milestones`, stored or given now, of all lengths of the run.
+    These are the `training.milestones`, stored or given now, of all lengths of the run, and those that it had when it
+    was extended (`begin`).
     """
-    fractions, lengths = set(config.training.milestones), earlier_lengths(workdir)
-    # The run may have begun with other milestones, such as those of an earlier version.
+    fractions, lengths = {*config.training.milestones, *_stored_milestones(workdir)}, earlier_lengths(workdir)
     if (workdir / "config.json").exists():
-        stored = read_json(workdir / "config.json", dict)
-        fractions |= set(stored["training"]["milestones"] if "milestones" in stored.get("training", {}) else ())
         lengths = [*lengths, config.training.steps]
-    return tuple(sorted({round(fraction * steps) for steps in lengths for fraction in fractions}))
+    return tuple(sorted({*_stored_steps(workdir), *_steps(fractions, lengths)}))
+
+
+def _steps(fractions: Iterable[float], lengths: Sequence[int]) -> set[int]:
+    return {round(fraction * steps) for fraction in fractions for steps in lengths}
+
+
+def _stored_milestones(workdir: epath.Path) -> list[float]:
+    """Return the milestones of a run's `config.json`, which may be others than those given now, such as those of an
+    earlier version; none before the run begins.
+    """
+    path = workdir / "config.json"
+    return read_json(path, dict).get("training", {}).get("milestones", []) if path.exists() else []
+
+
+def _stored_steps(workdir: epath.Path) -> list[int]:
+    """Return the steps that `begin` stored; none for a run that was not extended, or by an earlier version."""
+    path = workdir / KEPT
+    if not path.exists():
+        return []
+    stored = read_json(path, fields={"steps": list})["steps"]
+    check_fields(path, dict(enumerate(stored)), dict.fromkeys(range(len(stored)), int))
+    return stored

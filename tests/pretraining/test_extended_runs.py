@@ -1,5 +1,6 @@
 """Finished runs whose `training.steps` is raised."""
 
+import itertools
 import json
 import shutil
 
@@ -146,3 +147,20 @@ def test_milestones_of_a_run_are_kept_when_it_goes_on(tmp_path):
     assert extension.kept_steps(config, directory / "not_begun") == ()
     (directory / "config.json").write_text('{"training": {"milestones": [0.0, 0.01, 1.0]}}')
     assert extension.kept_steps(config, directory) == (0, 10, 20, 100, 200, 1000, 2000)
+
+
+def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
+    def config(steps, *milestones):
+        return ExperimentConfig(training=TrainingConfig(steps=steps, milestones=milestones))
+
+    directory, lengths = epath.Path(tmp_path), [(1000, (0.0, 0.3)), (2000, (0.25,)), (4000, (1.0,))]
+    for (before, milestones), (steps, others) in itertools.pairwise(lengths):
+        (directory / "config.json").write_text(json.dumps({"training": {"milestones": milestones}}))
+        (directory / "summary.json").write_text("{}")
+        extension.begin(before, config(steps, *others), directory)
+    (directory / "config.json").write_text('{"training": {"milestones": [1.0]}}')
+    kept = extension.kept_steps(config(4000, 1.0), directory)
+    assert {0, 300, 250, 500, 1000, 2000, 4000} == set(kept)
+    (directory / "kept_steps.json").write_text('{"steps": [0, "300"]}')
+    with pytest.raises(ValueError, match="kept_steps.json: expected a JSON whole number under the key 1, got .300."):
+        extension.kept_steps(config(4000, 1.0), directory)
