@@ -72,13 +72,17 @@ def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any
     for key, value in overrides.items():
         lost = {arm: settings.get(key) for arm, settings in own.items()}
         if len({repr(of_arm) for of_arm in lost.values()}) > 1:
-            listed = ", ".join(f"{config_reader.shown(of_arm)} ({arm})" for arm, of_arm in lost.items())
-            sentences.append(f"--config.{key}={config_reader.shown(value)} overrides what the arms set: {listed}")
+            sentences.append(f"--config.{key}={config_reader.shown(value)} overrides what the arms set: {listed(lost)}")
     return sentences
 
 
+def listed(values: Mapping[str, Any]) -> str:
+    """Return the value of a setting in each arm as text, such as `10.0 (mlm), 1.0 (ag)`."""
+    return ", ".join(f"{config_reader.shown(value)} ({arm})" for arm, value in values.items())
+
+
 def announce(sentences: Sequence[str]) -> None:
-    """Print to stderr, on host 0 only, the warnings that flags override settings of the arms."""
+    """Print warnings about a comparison to stderr, on host 0 only, such as that flags override settings of the arms."""
     if hosts.is_first():
         for sentence in sentences:
             print(sentence, file=sys.stderr, flush=True)

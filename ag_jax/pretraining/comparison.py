@@ -1,6 +1,8 @@
 """`ag-jax compare` for pre-training: train every arm with every seed, and write the report."""
 
+import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,6 +38,16 @@ from ag_jax.training.metrics import read_metrics
 from ag_jax.training.wandb_run import Labels
 from ag_jax.viewer import page as viewer
 
+FIGURES = (  # files that a comparison draws
+    "loss_over_*.png",
+    "attention_mass.png",
+    "masked_share.png",
+    "patterns.png",
+    "maps_layer*_head*.png",
+    "last_layer.png",
+    "cross_attention.png",
+    "maps.html",
+)
 PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # Deshpande & Narasimhan 2020, figure 4
 
 
@@ -89,17 +101,18 @@ def compare(
     share = None if part is None else parts.parse_part(part)
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, list(dict.fromkeys(arm for arm, _ in configs)), overrides)
-    arms.announce(overridden)
+    incomparable = _incomparable(configs)
+    arms.announce([*overridden, *incomparable])
     if share is None:
         with lock.hold(workdir):
-            return _compare(source, overrides, configs, workdir, overridden)
+            return _compare(source, overrides, configs, workdir, overridden, incomparable)
     if left := _train_share(configs, workdir, share):
         hosts.tell(
             f"part {part} is done; {left} of {len(configs)} runs are left to other parts, the last of which reports"
         )
         return None
     with lock.hold_in_turn(workdir, hosts.tell):
-        return _compare(source, overrides, configs, workdir, overridden)
+        return _compare(source, overrides, configs, workdir, overridden, incomparable)
 
 
 def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epath.Path, share: parts.Share) -> int:
@@ -165,6 +178,7 @@ def _compare(
     configs: dict[tuple[str, int], ExperimentConfig],
     workdir: epath.Path,
     overridden: Sequence[str],
+    incomparable: Sequence[str],
 ) -> epath.Path:
     compared = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {key: _directory(workdir, *key) for key in configs}
@@ -178,6 +192,13 @@ def _compare(
     path = workdir / "report.md"
     if not hosts.is_first():
         return path
+    runs = {f"{arm}-seed{seed}": (config, directories[arm, seed]) for (arm, seed), config in configs.items()}
+    mixed = [
+        *pretraining_corpus.other_texts(runs),
+        *_other_limits(dict(zip(runs, summaries.values(), strict=True))),
+    ]
+    arms.announce(mixed)
+    warnings = [*incomparable, *mixed]
     first_run, first = next(iter(configs.items()))
     seeds, workload = first.comparison.seeds, workloads.workload_of(first)
     scores_translations = first.translates and bool(first.translation.tests)
@@ -214,14 +235,55 @@ def _compare(
         "title": first.title,
         "command": command,
         **({"overridden": overridden} if overridden else {}),
+        **({"warnings": warnings} if warnings else {}),
         **numbers,
         **({"translations": translations} if translations else {}),
     }
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
     more = translation_report.markdown(translations, seeds, compared[0]) + last_layer.markdown(measured)
-    text = report.markdown(first.title, headline, results, numbers, figures, command, overridden, more)
+    text = report.markdown(first.title, headline, results, numbers, figures, command, [*overridden, *warnings], more)
     storage.write_whole(path, text + "\n")
     return path
+
+
+def _incomparable(configs: Mapping[tuple[str, int], ExperimentConfig]) -> list[str]:
+    """Return a sentence for each setting in which arms differ, so that their validation losses are of other tokens."""
+    of_arms = {arm: _measured_on(config) for (arm, _), config in configs.items()}
+    sentences = []
+    for key in dict.fromkeys(itertools.chain.from_iterable(of_arms.values())):
+        values = {arm: settings.get(key) for arm, settings in of_arms.items()}
+        if len(set(map(repr, values.values()))) > 1:
+            sentences.append(
+                f"the arms are measured by other predictions, so that a lower loss does not mean a better model: they "
+                f"differ in {key}: {arms.listed(values)}"
+            )
+    return sentences
+
+
+def _measured_on(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the flat settings of a run that decide which tokens of its held-out text are predicted."""
+    data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
+    without = [*run.MAY_DIFFER, "data.masking.count", "data.masking.static_copies"]
+    if data.validation_source is not None:
+        without += ["data.validation_fraction", "data.validation_tokens"]
+        if data.tokenizer.path is not None:
+            without += ["data.source", "data.target", "data.skip_words", "data.max_words"]
+    if data.tokenizer.path is not None:  # it has its own
+        without += ["data.tokenizer.kind", "data.tokenizer.vocabulary_size", "data.tokenizer.lowercase"]
+    flat = config_reader.flat({"data": dataclasses.asdict(data)})
+    return {key: value for key, value in flat.items() if not config_reader.is_among(key, without)}
+
+
+def _other_limits(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a sentence if runs, given by their summaries, were ended by different limits; none otherwise."""
+    ended = {
+        name: " and ".join(f"training.{key}={found[key]}" for key in ("time_limit", "patience") if key in found)
+        for name, found in summaries.items()
+    }
+    if len(set(ended.values())) == 1:
+        return []
+    listed = arms.listed({name: limit or "all steps" for name, limit in ended.items()})
+    return [f"the runs were not all ended by the same limit, although their losses depend on it: {listed}"]
 
 
 def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
@@ -277,8 +339,7 @@ def _figures(
     for x, name in (("step", "steps"), ("tokens_seen", "tokens")):
         path = directory / f"loss_over_{name}.png"
         if x == "tokens_seen" and curves.same_tokens(series):
-            path.unlink(missing_ok=True)  # the same curves again
-            continue
+            continue  # the same curves again
         drawn.append((f"Loss over {name}", plots.loss_curves(series, path, x, headline, plateau, about)))
     guided = {arm.name: arm.metrics[0] for arm in results if runs[arm.name][1].guidance.mode != "none"}
     if guided:
@@ -314,6 +375,10 @@ def _figures(
     else:
         drawn.append(translation_report.cross_attention(runs, directory / "cross_attention.png", about))
     drawn.append(("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special)))
+    kept = {path.name for _, path in drawn}
+    for path in itertools.chain.from_iterable(map(directory.glob, FIGURES)):
+        if path.name not in kept:  # a figure of an earlier report, such as one of other arms
+            path.unlink()
     return [(caption, f"figures/{path.name}") for caption, path in drawn]
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -164,6 +165,37 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
             "the run"
         ) from error
     return summary
+
+
+def other_texts(runs: Mapping[str, tuple[ExperimentConfig, epath.Path]]) -> list[str]:
+    """Return a sentence for each run that was trained on other text than the first run with the same settings of data,
+    such as if the text changed between them.
+
+    runs: config and directory of each run.
+    """
+    sentences = []
+    first: dict[DataConfig, tuple[str, dict[str, Any]]] = {}
+    for name, (config, workdir) in runs.items():
+        if (recorded := read_summary(workdir)) is None:
+            continue
+        # Without the settings that do not change the rows.
+        of_rows = dataclasses.replace(
+            config.data,
+            masking=DataConfig.masking,
+            cache_dir=None,
+            verify_cache=False,
+            accept_changed_text=False,
+            expected_tokens=None,
+        )
+        other, there = first.setdefault(of_rows, (name, recorded))
+        changes = [
+            f"{fact} {there[fact]:,} there, {recorded[fact]:,} here"
+            for fact in ("train rows", "validation rows")
+            if there[fact] != recorded[fact]
+        ] + [line.strip() for line in _changed_files(there["files"], recorded["files"])]
+        if changes:
+            sentences.append(f"{name} was trained on other text than {other}: {'; '.join(changes)}")
+    return sentences
 
 
 def with_own_tokenizer(config: DataConfig, workdir: epath.Path) -> DataConfig:

@@ -101,7 +101,11 @@ def numbers(
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
         if any({"time_limit", "patience"} & summary.keys() for summary in arm.summaries):
-            result["arms"][arm.name]["ended_at_step"] = [summary["steps"] for summary in arm.summaries]
+            result["arms"][arm.name]["ended_at_step"] = [
+                # The summaries of earlier versions, which trained all steps, have no number of steps.
+                summary.get("steps", arm.settings.get("training.steps"))
+                for summary in arm.summaries
+            ]
         if None not in (settled := [settled_step(rows) for rows in arm.metrics]):
             result["arms"][arm.name]["guidance_settled_at_step"] = settled
         if (share := masked_share(arm.metrics)) is not None:
@@ -165,17 +169,17 @@ def markdown(
     results: dict[str, Any],
     figures: Sequence[tuple[str, str]],
     command: str,
-    overridden: Sequence[str] = (),
+    warnings: Sequence[str] = (),
     more: Sequence[str] = (),
 ) -> str:
     """Return the report of a comparison of runs as Markdown; `results` are its numbers, computed from `arms`.
 
     results: the numbers of the report, as `numbers` returns them.
     figures: (caption, path relative to the report) of each figure.
-    overridden: the sentences that `arms.overridden` returns.
+    warnings: sentences that stand above the numbers, such as those that `arms.overridden` returns.
     more: lines of further sections, after the losses.
     """
-    lines = [f"# {title}", "", f"`{command}`", "", *flag_warnings(overridden)]
+    lines = [f"# {title}", "", f"`{command}`", "", *flag_warnings(warnings)]
     lines += _loss_table(primary, arms, results)
     lines += _reading(primary, arms, results)
     lines += more
@@ -271,7 +275,7 @@ def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[s
 
 
 def flag_warnings(sentences: Sequence[str]) -> list[str]:
-    """Return report lines that show `sentences`; each sentence warns that a flag overrides settings of the arms."""
+    """Return report lines that show `sentences`, such as that a flag overrides settings of the arms."""
     return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
 
 

@@ -461,12 +461,17 @@ def is_complete(found: dict[str, Any], config: ExperimentConfig) -> bool:
 
 
 def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: float) -> int:
-    """Return the step of a finished run's checkpoint at a milestone, or its last step if the run ended before.
+    """Return the step of a finished run's checkpoint at a milestone, or its last step if the run ended before. If there
+    is no checkpoint of the last milestone, because the run was trained with others, that of the last checkpoint.
 
     fraction: one of `training.milestones`.
     """
-    found = read_summary(storage.directory(workdir)) or {}
-    return min(round(fraction * config.training.steps), found.get("steps", config.training.steps))
+    workdir = storage.directory(workdir)
+    found = read_summary(workdir) or {}
+    step = min(round(fraction * config.training.steps), found.get("steps", config.training.steps))
+    saved = checkpoint_steps(workdir)
+    is_lost = saved and step not in saved and fraction == max(config.training.milestones)
+    return saved[-1] if is_lost else step
 
 
 def milestone_steps(config: ExperimentConfig, workdir: epath.PathLike) -> dict[float, int]:

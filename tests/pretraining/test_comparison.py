@@ -89,6 +89,8 @@ def compared(overrides, tmp_path_factory):
     assert calls == ["mlm-seed3", "ag-seed3", "mlm-seed8"]
     assert not (workdir / "report.md").exists()
     first_run = (workdir / "ag-seed3" / "metrics.jsonl").read_bytes()
+    (workdir / "figures").mkdir()
+    (workdir / "figures" / "maps_layer9_head9.png").write_bytes(b"")  # of an earlier report
     path = comparison.compare(CONFIG, overrides, workdir)
     assert (workdir / "ag-seed3" / "metrics.jsonl").read_bytes() == first_run
     patch.undo()
@@ -145,6 +147,10 @@ def test_the_report_shows_what_it_links_to(compared):
     text = compared.read_text()
     links = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
     assert len(links) >= 7
+    assert {path.name for path in (compared.parent / "figures").iterdir()} == {
+        *(link.removeprefix("figures/") for link in links),
+        "maps.html",
+    }
     for link in links:
         assert (compared.parent / link).read_bytes().startswith(b"\x89PNG")
     # The batches of both arms are equal, so the curves over tokens would be those over steps.
@@ -164,6 +170,9 @@ def test_milestones_that_a_run_was_not_trained_with_are_left_out(compared):
     assert list(run.milestone_steps(other, directory).items()) == [(0.0, 0), (1.0, steps)]
     labels = [label for label, _ in comparison._maps_during_training(directory, other)]
     assert labels == ["step 0, 0 % of training", f"step {steps}, 100 % of training"]
+    never_saved = dataclasses.replace(config, training=dataclasses.replace(config.training, milestones=(0.0, 0.17)))
+    assert list(run.milestone_steps(never_saved, directory).items()) == [(0.0, 0), (0.17, steps)]
+    assert [label for label, _ in comparison._maps_during_training(directory, never_saved)][1] == "step 6, the last one"
 
 
 def test_the_last_layer_of_every_arm_and_seed(compared):
@@ -345,6 +354,42 @@ def test_runs_that_the_time_ended_are_shown():
     assert found["arms"]["ag"]["ended_at_step"] == [50] and "ended_at_step" not in found["arms"]["mlm"]
     text = report.markdown("T", MLM, arms, found, [], "c")
     assert "| Ended by `training.time_limit` at step | – | 50 |" in text
+
+    of_earlier_version = {key: value for key, value in summary.items() if key != "steps"}
+    mixed = dataclasses.replace(
+        arms[1], summaries=[of_earlier_version, *arms[1].summaries], settings={"training.steps": 70}
+    )
+    two = dataclasses.replace(arms[0], summaries=[summary, summary])
+    assert report.numbers([two, mixed], (0, 1), MLM, 6.0)["arms"]["ag"]["ended_at_step"] == [70, 50]
+
+
+def test_runs_that_different_limits_ended_are_named():
+    summaries = {"ag-seed0": {"time_limit": 50}, "ag-seed1": {"time_limit": 100}, "mlm-seed0": {}}
+    (sentence,) = comparison._other_limits(summaries)
+    listed = "training.time_limit=50 (ag-seed0), training.time_limit=100 (ag-seed1), all steps (mlm-seed0)"
+    assert sentence.endswith(f"depend on it: {listed}")
+    assert not comparison._other_limits({"ag-seed0": {"patience": 2}, "mlm-seed0": {"patience": 2}})
+
+
+def test_arms_whose_losses_are_of_other_tokens_are_named(overrides):
+    configs = comparison.arm_configs(CONFIG, overrides)
+    assert not comparison._incomparable(configs)
+
+    def with_data(**changes):
+        changed = dict(configs)
+        for seed in (3, 8):
+            one = configs["ag", seed]
+            changed["ag", seed] = dataclasses.replace(one, data=dataclasses.replace(one.data, **changes))
+        return comparison._incomparable(changed)
+
+    masking = configs["ag", 3].data.masking
+    (sentence,) = with_data(masking=dataclasses.replace(masking, rate=0.3, static_copies=4))
+    assert "they differ in data.masking.rate: " in sentence and sentence.endswith(": 0.15 (mlm), 0.3 (ag)")
+    assert not with_data(masking=dataclasses.replace(masking, rate=0.3, evaluation_rate=0.15))
+    tokenizer = dataclasses.replace(configs["ag", 3].data.tokenizer, vocabulary_size=500)
+    assert "differ in data.tokenizer.vocabulary_size: " in with_data(tokenizer=tokenizer)[0]
+    assert "differ in data.validation_fraction: " in with_data(validation_fraction=0.2)[0]
+    assert not with_data(cache_dir="elsewhere", accept_changed_text=True)
 
 
 def test_the_arm_with_the_lowest_loss_is_named_whichever_it_is():

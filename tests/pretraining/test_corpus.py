@@ -186,6 +186,21 @@ def test_a_comparison_trains_no_arm_on_text_that_is_not_that_of_another(config, 
         comparison.compare(source, overrides, workdir)
 
 
+def test_runs_on_other_text_are_named(config, workdir, tmp_path):
+    """A finished run is only read, so that nothing else notices that the text changed before the next one began."""
+    same, other = (epath.Path(tmp_path / name) for name in ("same", "other"))
+    begin(config, same)
+    change_text(config)
+    begin(config, other)
+    accepts = with_data(config, accept_changed_text=True)
+    assert pretraining_corpus.other_texts({"a": (config, workdir), "b": (config, same)}) == []
+    runs = {"a": (accepts, workdir), "b": (accepts, same), "c": (accepts, other)}
+    (sentence,) = pretraining_corpus.other_texts(runs)
+    assert sentence.startswith("c was trained on other text than a: train rows") and "added: 8.txt" in sentence
+    runs["c"] = with_data(config, skip_words=(3,)), other
+    assert pretraining_corpus.other_texts(runs) == [], "arms may differ in their text on purpose"
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"files": {"source": [3]}, "train rows": 1, "validation rows": 1}', "\xff"]
 )
