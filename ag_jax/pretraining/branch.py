@@ -15,7 +15,7 @@ from etils import epath
 from ag_jax.attention import guidance
 from ag_jax.data import tokenizers
 from ag_jax.distributed import storage
-from ag_jax.pretraining import alpha, origin
+from ag_jax.pretraining import alpha, mask_trace, origin
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -35,7 +35,7 @@ MAY_DIFFER = (
     "training.steps",
     "training.words",
 )
-_COPIED = (pretraining_corpus.SUMMARY, alpha.ALPHA, origin.FILE, origin.POOLER)
+_COPIED = (pretraining_corpus.SUMMARY, alpha.ALPHA, mask_trace.FILE, origin.FILE, origin.POOLER)
 
 
 def source(config: ExperimentConfig) -> tuple[epath.Path, int]:

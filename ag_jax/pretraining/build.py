@@ -20,6 +20,7 @@ from ag_jax.data import pipeline
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.objectives.adversarial.masking import Trace
 from ag_jax.objectives.base import Objective
 from ag_jax.objectives.guided import Guided
 from ag_jax.pretraining import mask_trace
@@ -60,15 +61,22 @@ def assignment(config: ExperimentConfig) -> Assignment:
 
 
 def make_objective(
-    config: ExperimentConfig, vocabulary: Vocabulary, model: Model, devices: int, hyperparameters: Hyperparameters
+    config: ExperimentConfig,
+    vocabulary: Vocabulary,
+    model: Model,
+    devices: int,
+    hyperparameters: Hyperparameters,
+    trace: Trace | None = None,
 ) -> Objective:
     """Return the objective of a run: its workload's objective, with guidance and an attack if the config has them.
 
     hyperparameters: replace those of the config.
+    trace: as in `guided_and_attacked`.
     """
     objective = workload_of(config).make_objective(config, vocabulary, model, devices)
     special, guided = special_tokens(vocabulary), hyperparameters.in_guidance(config.guidance)
-    return guided_and_attacked(objective, guided, config.adversarial, model.config, special, config.training.steps)
+    steps = config.training.steps
+    return guided_and_attacked(objective, guided, config.adversarial, model.config, special, steps, trace)
 
 
 def guided_and_attacked(
@@ -78,12 +86,14 @@ def guided_and_attacked(
     encoder: EncoderConfig,
     special: PatternTokens,
     steps: int,
+    trace: Trace | None = None,
 ) -> Objective:
     """Return the objective with guidance, and with an attack on the guided model, as far as the settings have them.
 
     encoder: the config of the encoder.
     special: the token ids that patterns look for.
     steps: the number of steps of the run, for schedules.
+    trace: the shares that `adversarial.method=scheduled` masks; None reads them from the run that its settings name.
     """
     if guidance_config.mode != "none":
         objective = Guided(
@@ -99,7 +109,7 @@ def guided_and_attacked(
         )
     # The attack is outermost: FreeLB must be, because it computes its gradient itself, and the second pass of the other
     # attacks then has the guidance of `mode=bias`, too.
-    trace = mask_trace.read(adversarial_config, encoder.layers)
+    trace = trace or mask_trace.read(adversarial_config, encoder.layers)
     return adversarial.wrap(objective, adversarial_config, adversarial.AttackContext(encoder, special, steps, trace))
 
 
@@ -140,8 +150,9 @@ def optimizer_of(config: ExperimentConfig, hyperparameters: Hyperparameters) -> 
     return make_optimizer(settings, config.training.steps, adversary_optimizer(config.adversarial, settings))
 
 
-def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
-    """Return the jitted training and evaluation steps of a run, and its initialisation, for the devices of `mesh`.
+def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, trace: Trace | None = None) -> Program:
+    """Return the jitted training and evaluation steps of a run, and its initialisation, for the devices of `mesh`;
+    `trace` is that of `guided_and_attacked`.
 
     The `Hyperparameters` of the config are arguments of the steps, and have no effect here.
 
@@ -168,7 +179,7 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -
         adversary = adversarial.init(config.adversarial, model.config, jax.random.fold_in(key, 1))
         return example_model.init(key, example, deterministic=True)["params"] | adversary
 
-    objective = functools.partial(make_objective, config, vocabulary, model, mesh.size)
+    objective = functools.partial(make_objective, config, vocabulary, model, mesh.size, trace=trace)
     optimizer = functools.partial(optimizer_of, config)
     return program.make_program(objective, optimizer, init, mesh, rows)
 
@@ -179,13 +190,14 @@ def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     return init_key, dropout_key
 
 
-def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh) -> Program:
-    """Return the jitted steps of a run (`make_program`), cached for configs with the same `static_settings`.
+def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, trace: Trace | None = None) -> Program:
+    """Return the jitted steps of a run (`make_program`), cached for configs with the same `static_settings`
+    and the same trace.
 
     So they are compiled once for all seeds of a comparison, and for all points of a search that differ only in
     `Hyperparameters`.
     """
-    return _cached_program(static_settings(config), _info(vocabulary), mesh)
+    return _cached_program(static_settings(config), _info(vocabulary), mesh, trace)
 
 
 def parameter_shapes(config: ExperimentConfig, vocabulary: Vocabulary) -> dict[str, tuple[int, ...]]:

@@ -1,15 +1,56 @@
 """The share of attention that an earlier run's adversary masked, as a schedule for non-learned masks.
 
 This is `adversarial.method=scheduled`. The share is that of the pairs of a query and a key that are masked in a layer.
+It is stored in the run directory when the run begins (`trace.json`), and a resumed run reads it from there, whatever
+became of the earlier run.
 """
+
+import dataclasses
+import json
 
 from etils import epath
 
 from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.distributed import hosts, storage
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.masking import Trace
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training.metrics import read_metrics
+
+FILE = "trace.json"
+
+
+def of_run(config: AdversarialConfig, layers: int, workdir: epath.Path) -> Trace | None:
+    """Return the trace of a run: that in its directory, or that of the earlier run (`read`) if the directory has none.
+
+    Raises ValueError if the file is damaged.
+    """
+    path = workdir / FILE
+    if config.method != "scheduled" or not path.exists():
+        return read(config, layers)
+    stored = read_json(path, fields={"progress": list, "shares": list})
+    progress, shares = stored["progress"], stored["shares"]
+    rows = [row if isinstance(row, list) else [] for row in shares]
+    if {len(row) for row in rows} != {layers} or len(rows) != len(progress):
+        raise ValueError(
+            f"{path}: expected a share for each of {layers} layers at each of {len(progress)} points of the run, got "
+            f"others in {len(rows)} rows; put back a copy of the file"
+        )
+    for row in (progress, *rows):
+        check_fields(path, dict(enumerate(row)), dict.fromkeys(range(len(row)), float))
+    return Trace(tuple(progress), tuple(map(tuple, rows)))
+
+
+def record(config: AdversarialConfig, layers: int, workdir: epath.Path) -> None:
+    """Store the trace of a run that begins, on host 0; a file that is there stays."""
+
+    def write() -> None:
+        if not (workdir / FILE).exists():
+            trace = read(config, layers)
+            storage.write_whole(workdir / FILE, json.dumps(dataclasses.asdict(trace)) + "\n")
+
+    if config.method == "scheduled":
+        hosts.from_first("the trace", write)
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:

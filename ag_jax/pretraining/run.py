@@ -1,9 +1,9 @@
 """Pre-training runs and their directories: train, evaluate and open a run.
 
 A run directory holds `config.json`, `corpus.json`, `tokenizer/`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`,
-`figures/` and, when the run is done, `summary.json`; `words.json` if settings are in words; `hosts.json` if several
-hosts share it, `lock.json` while it is trained, `profile/` with `training.profile`, and `origin.json` if it did not
-start from randomly initialised weights.
+`figures/` and, when the run is done, `summary.json`; `words.json` if settings are in words; `trace.json` with
+`adversarial.method=scheduled`; `hosts.json` if several hosts share it, `lock.json` while it is trained, `profile/` with
+`training.profile`, and `origin.json` if it did not start from randomly initialised weights.
 """
 
 import dataclasses
@@ -103,7 +103,8 @@ def make_job(
     pause_at: step after which the training pauses (`Job.pause_at`).
     saved_steps: further steps whose checkpoints are saved, and kept.
     """
-    program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh))
+    trace = mask_trace.of_run(config.adversarial, config.model.layers, workdir)
+    program = build.shared_program(config, corpus.tokenizer, sharding.make_mesh(config.mesh), trace)
     # Every host makes only the rows of a batch that its own devices hold.
     host_rows = functools.cache(functools.partial(sharding.process_rows, program.mesh))
     rows = host_rows(config.training.batch_size)
@@ -385,8 +386,8 @@ def _remove_attempt(workdir: epath.Path) -> None:
     """Delete the files of a run that stopped before anything was worth keeping, so that the next run in `workdir`
     does not go on with them.
     """
-    of_run = (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, origins.FILE, origins.POOLER, "metrics.jsonl")
-    for name in of_run:
+    described = (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, mask_trace.FILE, origins.FILE, origins.POOLER)
+    for name in (*described, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
     if (workdir / "checkpoints").exists():
         (workdir / "checkpoints").rmtree()
@@ -411,7 +412,8 @@ def train(
     if config.training.branch_from and not is_begun(workdir):
         branch.check(config, MAY_DIFFER)
     # Only for their errors: a directory should not be claimed by a config that cannot be trained.
-    mask_trace.read(config.adversarial, config.model.layers)
+    if not (is_begun(workdir) or config.training.branch_from):  # both may have the trace in a run directory
+        mask_trace.read(config.adversarial, config.model.layers)
     check_tests(config, workdir)
     with lock.hold(workdir):
         return _train(config, workdir, labels, pause_at)
@@ -434,6 +436,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     saved_steps = tuple(in_words.milestones.values()) if in_words else ()
     job = make_job(config, workdir, corpus, labels, pause_at, saved_steps)
     pretraining_corpus.record(config, workdir, corpus)
+    mask_trace.record(config.adversarial, config.model.layers, workdir)
     if in_words is not None:
         words.record(in_words, workdir)
     chosen = build.choose_attention(config, job.program.mesh)

@@ -140,7 +140,8 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
         {"training.initial_weights": str(workdir), "training.steps": 1, "adversarial.method": "scheduled"}
     )
     values.update_from_flattened_dict({"adversarial.masking.trace": str(workdir), "training.log_every": 1})
-    after = run.train(pretraining_config.parse(values), epath.Path(tmp_path / "on"))
+    config = pretraining_config.parse(values)
+    after = run.train(config, epath.Path(tmp_path / "on"))
     assert np.isfinite(after["train_loss"])
     row = rows(tmp_path / "on")[0]
     recorded = next(row for row in rows(workdir) if row["split"] == "train")["masked/layers"]
@@ -148,6 +149,9 @@ def test_the_adversary_stays_behind(whole, text, tmp_path, one_device):
     assert "penalty" not in str(sorted(row)) and "masking_loss" in row
     workdir.rename(workdir.parent / "gone")
     assert np.isfinite(run.evaluate(epath.Path(tmp_path / "on"))["mlm_loss"]), "masks are not asked for"
+    assert run.train(config, epath.Path(tmp_path / "on")) == after
+    job = run.make_job(config, epath.Path(tmp_path / "on"), pipeline.prepare(config.data, quiet=True))
+    assert job.program.make_objective(Hyperparameters()), "its masks are those of trace.json"
     (workdir.parent / "gone").rename(workdir)
 
 
@@ -190,6 +194,27 @@ def test_traces_that_cannot_be_are_refused(whole, text, tmp_path):
     with pytest.raises(ValueError, match="that run masked no attention; choose one with method=asa"):
         read(tmp_path)
     assert mask_trace.read(AdversarialConfig(), 2) is None
+
+
+def test_the_trace_of_a_run_stays_when_the_earlier_run_goes_on(whole, tmp_path):
+    earlier, workdir = tmp_path / "asa", epath.Path(tmp_path / "run")
+    earlier.mkdir()
+    workdir.mkdir()
+    for name in ("metrics.jsonl", "config.json", "summary.json"):
+        (earlier / name).write_text((whole[0] / name).read_text())
+    config = AdversarialConfig("scheduled", masking=FixedMaskConfig(trace=str(earlier)))
+    trace = mask_trace.of_run(config, 2, workdir)
+    mask_trace.record(config, 2, workdir)
+    stored = json.loads((earlier / "config.json").read_text())
+    stored["training"]["steps"] *= 2  # it was extended
+    (earlier / "config.json").write_text(json.dumps(stored))
+    assert mask_trace.read(config, 2) != trace == mask_trace.of_run(config, 2, workdir)
+    mask_trace.record(config, 2, workdir)
+    assert mask_trace.of_run(config, 2, workdir) == trace
+    for damaged in ('{"progress": [0.5], "shares": [[0.1]]}', '{"progress": [0.5], "shares": [[0.1, "0.2"]]}', "{}"):
+        (workdir / "trace.json").write_text(damaged)
+        with pytest.raises(ValueError, match="run/trace.json: expected"):
+            mask_trace.of_run(config, 2, workdir)
 
 
 def test_without_an_attack_a_run_is_what_it_was(text):

@@ -50,6 +50,16 @@ def test_config_survives_json():
         ("mesh.fsdp", 0, "mesh.fsdp must be at least 1"),
         ("mesh.tensor", 5, "mesh.tensor=5 must divide model.heads=12"),
         ("seed", -1, "seed must be at least 0, got -1"),
+        (
+            "adversarial",
+            {"method": "asa", "asa": {"delay_steps": 100_000}},
+            "asa.delay_steps=100000 must be below training",
+        ),
+        (
+            "adversarial",
+            {"method": "freelb", "freelb": {"begin_step": 100_001}},
+            "freelb.begin_step=100001 must be below training.steps=100000, or the attack never begins",
+        ),
         ("data.sequence_length", 1024, "longer than the model's model.max_length=512"),
         ("data.format", "segment_pair_nsp", "model.token_types=1: set it to 2"),
         ("data.format", "full_sentence", "did you mean 'full_sentences'"),
@@ -67,6 +77,17 @@ def test_what_is_wrong_is_named(key, value, message):
     section[last] = value
     with pytest.raises(ValueError, match=message):
         parse(config)
+
+
+def test_a_delay_that_leaves_no_steps_after_the_warm_up():
+    flat = {"training.steps": 100, "optimizer.warmup_steps": 90, "adversarial.method": "asa"}
+    delay = "adversarial.asa.delay_steps"
+    with pytest.raises(
+        ValueError, match="warmup_steps=90 must be below the 20 steps after adversarial.asa.delay_steps=80"
+    ):
+        parse(nested(flat | {delay: 80}))
+    parse(nested(flat | {delay: 9}))
+    parse(nested(flat | {delay: 200, "adversarial.method": "r_drop"}))
 
 
 def electra(**settings):

@@ -23,7 +23,8 @@ CORRECTED = dataclasses.replace(FIRST, seed=5)
 def attempt(workdir) -> None:
     """What a first attempt leaves that ended before its first checkpoint and its first row of metrics."""
     run.claim_workdir(FIRST, workdir)
-    (workdir / "corpus.json").write_text("{}")
+    for name in ("corpus.json", "trace.json"):
+        (workdir / name).write_text("{}")
     (workdir / "metrics.jsonl").write_text("")
     (workdir / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
 
