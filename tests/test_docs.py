@@ -44,6 +44,21 @@ def test_every_page_is_linked_from_the_readme():
     assert pages <= set(targets(ROOT / "README.md"))
 
 
+def test_the_settings_with_which_a_run_may_be_resumed_are_all_listed():
+    """A name without a section is of the section of the name before it."""
+    _, after = (ROOT / "docs" / "guide.md").read_text().split("Only the following settings may differ")
+    listed, section = set(), ""
+    for row in re.findall(r"^\| (`.*?) \|", after.split("All other settings")[0], re.MULTILINE):
+        for name in re.findall("`(.*?)`", row):
+            if "." in name:
+                section = name.split(".")[0]
+            listed.add(name.removesuffix("*") if "." in name or name == "title" else f"{section}.{name}")
+    known = config_reader.flat(config_reader.to_dict(ExperimentConfig()))
+    may_differ = {key for key in known if config_reader.is_among(key, run.MAY_DIFFER)}
+    expected = may_differ | {"data.validation_rows"}  # under a condition, which is in the table, too
+    assert {key for key in known if config_reader.is_among(key, listed)} == expected
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     assert [target for target in targets(page) if not target.exists()] == []

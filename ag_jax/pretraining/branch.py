@@ -8,6 +8,7 @@ learning rate may be others. Nothing of the other run is needed any more once th
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 from etils import epath
@@ -81,9 +82,11 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
         )
 
 
-def check_length(config: ExperimentConfig) -> None:
-    """Raise ValueError if a branch begins at its last step or later. Steps and words of the other run are part of its
-    own length.
+def check_length(config: ExperimentConfig, milestones: Mapping[int, int] | None = None) -> None:
+    """Raise ValueError if a branch begins at its last step or later, or at one of its milestones in words or later.
+    Steps and words of the other run are part of its own length.
+
+    milestones: {words: step} of `training.milestone_words`, once it is known.
     """
     (directory, step), training = source(config), config.training
     if step >= training.steps:
@@ -91,6 +94,11 @@ def check_length(config: ExperimentConfig) -> None:
         if training.words is not None:
             length += f" of training.words={training.words:,}, which also counts the words before the branch"
         raise ValueError(f"training.branch_from={directory}:{step} is not before the last step, {length}: raise it")
+    if passed := [words for words, of_milestone in (milestones or {}).items() if of_milestone <= step]:
+        raise ValueError(
+            f"training.milestone_words has {', '.join(f'{words:,}' for words in passed)}, which the other run had seen "
+            f"at training.branch_from={directory}:{step}, so that the branch cannot save it: leave it out"
+        )
 
 
 def begin(config: ExperimentConfig, workdir: epath.Path) -> None:

@@ -421,8 +421,8 @@ def train(
 
 def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_at: int | None) -> dict[str, Any]:
     config, in_words = words.resolve(config, workdir, is_begun)
-    if config.training.branch_from and config.training.words is not None:  # its number of steps is only known now
-        branch.check_length(config)
+    if config.training.branch_from and in_words is not None and not is_begun(workdir):
+        branch.check_length(config, in_words.milestones)  # its number of steps is only known now
     claim_workdir(config, workdir)
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and is_complete(done, config):

@@ -30,7 +30,8 @@ class TrainingConfig:
     keep_best: whether the checkpoint of the best evaluation is kept, too, by `best_metric`. Those before `branch_from`
         do not count.
     patience: number of evaluations in a row without a better `best_metric` after which the run ends before its last
-        step; its schedules stay those of all steps. Those before `branch_from` do not count. None trains all steps.
+        step; its schedules stay those of all steps. Those before `branch_from` do not count, but their best value is
+        still the one to be beaten. None trains all steps.
     best_metric: metric of the evaluations by which they are compared, such as mlm_accuracy; lower is better for losses
         and nll, higher for others. None takes the loss by which the run is summarised.
     keep_every: checkpoints at multiples of this many steps are kept, too; None keeps no others.

@@ -113,6 +113,15 @@ def test_a_branch_whose_words_end_before_it_begins(stable, text, tmp_path):  # n
     assert not (workdir / "config.json").exists()
 
 
+def test_milestones_in_words_that_lie_before_a_branch(stable, text, tmp_path):  # noqa: F811
+    workdir = epath.Path(tmp_path / "run")
+    changed = {"training.milestone_words": (150, 350)}  # at steps 3 and 7 or so
+    message = f"milestone_words has 150, which the other run had seen at training.branch_from={stable}:4, so that"
+    with pytest.raises(ValueError, match=message):
+        run.train(branch(text, stable, **changed), workdir)
+    assert not (workdir / "config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
