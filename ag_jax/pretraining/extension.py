@@ -84,5 +84,6 @@ def _stored_steps(workdir: epath.Path) -> list[int]:
     if not path.exists():
         return []
     stored = read_json(path, fields={"steps": list})["steps"]
-    check_fields(path, dict(enumerate(stored)), dict.fromkeys(range(len(stored)), int))
+    values = {str(number): step for number, step in enumerate(stored)}
+    check_fields(path, values, dict.fromkeys(values, int))
     return stored

@@ -37,7 +37,8 @@ def of_run(config: AdversarialConfig, layers: int, workdir: epath.Path) -> Trace
             f"others in {len(rows)} rows; put back a copy of the file"
         )
     for row in (progress, *rows):
-        check_fields(path, dict(enumerate(row)), dict.fromkeys(range(len(row)), float))
+        values = {str(number): value for number, value in enumerate(row)}
+        check_fields(path, values, dict.fromkeys(values, float))
     return Trace(tuple(progress), tuple(map(tuple, rows)))
 
 
@@ -45,8 +46,8 @@ def record(config: AdversarialConfig, layers: int, workdir: epath.Path) -> None:
     """Store the trace of a run that begins, on host 0; a file that is there stays."""
 
     def write() -> None:
-        if not (workdir / FILE).exists():
-            trace = read(config, layers)
+        trace = None if (workdir / FILE).exists() else read(config, layers)
+        if trace is not None:
             storage.write_whole(workdir / FILE, json.dumps(dataclasses.asdict(trace)) + "\n")
 
     if config.method == "scheduled":

@@ -162,5 +162,5 @@ def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
     kept = extension.kept_steps(config(4000, 1.0), directory)
     assert {0, 300, 250, 500, 1000, 2000, 4000} == set(kept)
     (directory / "kept_steps.json").write_text('{"steps": [0, "300"]}')
-    with pytest.raises(ValueError, match="kept_steps.json: expected a JSON whole number under the key 1, got .300."):
+    with pytest.raises(ValueError, match="kept_steps.json: expected a JSON whole number under the key '1', got .300."):
         extension.kept_steps(config(4000, 1.0), directory)
