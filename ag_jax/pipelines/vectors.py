@@ -11,7 +11,6 @@ from etils import epath
 
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tasks.rows import Features, RowSettings
-from ag_jax.distributed import storage
 from ag_jax.finetuning import best, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.opening import Pretrained
@@ -84,7 +83,7 @@ def embed(directory: str, pooling: str = "mean", step: int | None = None, *, bat
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
     found = best.resolve(directory)
-    _check_sentence_transformers(storage.directory(found), pooling)
+    _check_sentence_transformers(epath.Path(found).expanduser(), pooling)
     opened = opening.open_encoder(found, step)
     model, params = Encoder(opened.config), opened.params["encoder"]
     longest = opened.config.max_length if opened.translates else opened.length  # as translation reads sources
