@@ -352,7 +352,9 @@ def _check_special_ids(source: Source, tokenizer: Tokenizer) -> None:
             f"padding is {specials.pad}: one of them is of another model; copy both from the same one"
         )
     for key, id in (("pad_token_id", specials.pad), ("cls_token_id", specials.begin), ("sep_token_id", specials.end)):
-        if source.values.get(key) not in (None, id):
+        # transformers writes a padding id of 0 for models that were given none, and masks padding anyway.
+        given = None if (key, source.values.get(key)) == ("pad_token_id", 0) else source.values.get(key)
+        if given not in (None, id):
             raise ValueError(
                 f"{file} has {key}={source.values[key]!r}, but the tokenizer's id is {id}: one of them is of another "
                 "model; copy both from the same one"

@@ -300,6 +300,16 @@ def test_special_tokens_whose_ids_are_others(key, id, directory, tmp_path):
     importing.open_model(str(directory))
 
 
+def test_a_padding_id_that_was_not_given(directory, tmp_path):
+    """transformers writes 0 then, whatever the vocabulary has there."""
+    first, second, *others = (directory / "vocab.txt").read_text().splitlines()
+    (directory / "vocab.txt").write_text("\n".join([second, first, *others]) + "\n")
+    settings(directory, pad_token_id=0)
+    assert importing.open_model(str(directory)).tokenizer.specials.pad == 1
+    settings(directory, pad_token_id=5)
+    refused(directory, tmp_path, "config.json has pad_token_id=5, but the tokenizer's id is 1")
+
+
 @pytest.mark.parametrize(
     ("settings_beside", "said"),
     [
