@@ -102,7 +102,7 @@ def records() -> Iterator[tuple[str, bool, str]]:
 def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
     """Yield (config, whether the size is small, file, its content) for each record of a command with a config.
 
-    The content of records that are JSON lines is left out.
+    Of records that are JSON lines, the content is that of the first line.
     """
     for path in sorted((ROOT / RESULTS).glob("*.json")):
         content = json.loads(path.read_text())
@@ -117,7 +117,8 @@ def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
     for name, configs in LINES.items():
         path = ROOT / RESULTS / f"{name}.jsonl"
         if path.exists():
-            yield from ((config, True, path, {}) for config in configs)
+            first = json.loads(path.read_text().partition("\n")[0])
+            yield from ((config, True, path, first) for config in configs)
 
 
 def table() -> str:

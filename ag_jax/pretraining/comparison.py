@@ -195,7 +195,7 @@ def _compare(
     runs = {f"{arm}-seed{seed}": (config, directories[arm, seed]) for (arm, seed), config in configs.items()}
     mixed = [
         *pretraining_corpus.other_texts(runs),
-        *_other_limits(dict(zip(runs, summaries.values(), strict=True))),
+        *_other_limits(dict(zip(runs, zip(configs.values(), summaries.values(), strict=True), strict=True))),
     ]
     arms.announce(mixed)
     warnings = [*incomparable, *mixed]
@@ -274,16 +274,18 @@ def _measured_on(config: ExperimentConfig) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if not config_reader.is_among(key, without)}
 
 
-def _other_limits(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence if runs, given by their summaries, were ended by different limits; none otherwise."""
-    ended = {
-        name: " and ".join(f"training.{key}={found[key]}" for key in ("time_limit", "patience") if key in found)
-        for name, found in summaries.items()
-    }
-    if len(set(ended.values())) == 1:
-        return []
-    listed = arms.listed({name: limit or "all steps" for name, limit in ended.items()})
-    return [f"the runs were not all ended by the same limit, although their losses depend on it: {listed}"]
+def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]) -> list[str]:
+    """Return a sentence for each run that was ended by another limit than its config has now.
+
+    runs: config and summary of each run. The summary has the limit by which the run ended, if one did.
+    """
+    return [
+        f"{name} was ended by training.{key}={summary[key]}, which is {config_reader.shown(now)} now, so its "
+        "losses are those of another length"
+        for name, (config, summary) in runs.items()
+        for key in ("time_limit", "patience")
+        if key in summary and summary[key] != (now := getattr(config.training, key))
+    ]
 
 
 def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:

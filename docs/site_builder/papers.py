@@ -61,6 +61,9 @@ def results(config: str, site: Site, folder: pathlib.Path) -> Iterator[str]:
             link = site.of_file(path.relative_to(ROOT).as_posix(), folder)
             yield f"**Recorded: [{path.stem}]({link})**, {'a small size' if small else 'the size of the paper'}"
             yield pages.fence("bash", record["command"])
+            if path.suffix == ".jsonl":
+                yield "Each line is a run or a trial. [Reproduction of the papers](../reproduction.md) has the tables."
+                continue
             for key in ("stopped", "conditions", "note"):
                 if key in record:
                     yield pages.sentence(plain(f"{key}: {record[key]}"))

@@ -363,12 +363,16 @@ def test_runs_that_the_time_ended_are_shown():
     assert report.numbers([two, mixed], (0, 1), MLM, 6.0)["arms"]["ag"]["ended_at_step"] == [70, 50]
 
 
-def test_runs_that_different_limits_ended_are_named():
+def test_runs_that_another_limit_ended_are_named(overrides):
+    """One that reached its last step did so within the limit, as far as anybody knows."""
+    configs = comparison.arm_configs(
+        CONFIG, overrides | {"training.time_limit": 50, "training.patience": 2, "training.evaluate_every": 2}
+    )
+    config = next(iter(configs.values()))
     summaries = {"ag-seed0": {"time_limit": 50}, "ag-seed1": {"time_limit": 100}, "mlm-seed0": {}}
-    (sentence,) = comparison._other_limits(summaries)
-    listed = "training.time_limit=50 (ag-seed0), training.time_limit=100 (ag-seed1), all steps (mlm-seed0)"
-    assert sentence.endswith(f"depend on it: {listed}")
-    assert not comparison._other_limits({"ag-seed0": {"patience": 2}, "mlm-seed0": {"patience": 2}})
+    (sentence,) = comparison._other_limits({name: (config, found) for name, found in summaries.items()})
+    assert sentence.startswith("ag-seed1 was ended by training.time_limit=100, which is 50 now")
+    assert not comparison._other_limits({"ag-seed0": (config, {"patience": 2}), "mlm-seed0": (config, {})})
 
 
 def test_arms_whose_losses_are_of_other_tokens_are_named(overrides):
