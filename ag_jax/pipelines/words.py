@@ -156,19 +156,18 @@ def fill_mask(directory: str, step: int | None = None, *, batch_size: int = BATC
     return FillMask(str(directory), about, size, tokenizer, shape, apply)
 
 
-_FILLER = "a"  # a letter before a text that follows a mask
-
-
 def _continuation(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the token ids of a text that follows a masked word.
 
     Without a space between them: some tokenizers put one before every text that they are given. So the text is read
     behind a letter, unless that letter would share a token with it.
     """
-    [(ids, spans)] = tokenizer.locate_batch([_FILLER + text])
-    own = [id for id, (begin, _) in zip(ids, spans, strict=True) if begin >= len(_FILLER)]
-    is_apart = all(begin >= len(_FILLER) or end <= len(_FILLER) for begin, end in spans)
-    return own if is_apart and not text[0].isspace() else tokenizer.encode(text)
+    if text[0].isspace():
+        return tokenizer.encode(text)
+    [(ids, spans)] = tokenizer.locate_batch(["a" + text])
+    if any(begin < 1 < end for begin, end in spans):
+        return tokenizer.encode(text)
+    return [id for id, (begin, _) in zip(ids, spans, strict=True) if begin >= 1]
 
 
 def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:

@@ -37,7 +37,9 @@ def check(probe: Probe, *, among_words: bool = True) -> None:
     words = [len(window.words) for window in probe.windows]
     for number, query in enumerate(probe.queries):
         try:
-            fault = _fault(query, words) or (among_words and _never_right(query, probe.before)) or None
+            fault = _fault(query, words)
+            if fault is None and among_words:
+                fault = _never_right(query, probe.before)
         except TypeError as error:
             fault = f"expected integers, in tuples as `Query` has them ({error})"
         if fault:
