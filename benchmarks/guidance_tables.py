@@ -1,17 +1,20 @@
-"""Write the tables of guidance in modern encoders into docs/reproduction.md, from the lines of guidance_evidence.py.
+"""Write the tables of guidance into docs/reproduction.md, from the lines of guidance_evidence.py and from a search.
 
     python benchmarks/guidance_tables.py
 
 A *block* is a combination of positions, norm and optimizer. All differences are paired by seed: the effect of a factor
 is the mean difference over all combinations of the others, taken for each seed. A seed is compared only if all runs
-that a row needs are recorded and none failed. p is corrected by Holm's method for all tests of a table.
+that a row needs are recorded and none failed. p is corrected by Holm's method for all tests of a table. The
+table of robustness is that of the search's own report.
 """
 
 import collections
 import itertools
+import json
 import pathlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import cells
 import numpy as np
@@ -34,10 +37,12 @@ from guidance_evidence import (
 from ag_jax.analysis import markdown
 from ag_jax.evaluation import significance
 from ag_jax.evaluation.significance import PairedDifference
+from ag_jax.pretraining.search.report import robustness_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/reproduction.md"
 RECORDS = ROOT / "benchmarks" / "results"
+SEARCH = "section4_5_search_small"
 BASE = ("post", "adamw")  # norm and optimizer of the runs with one pattern alone
 LOSS, SCORE = "validation loss", "BLiMP"
 DIFFERENCE = ("difference (95 % interval)", "p", "shows")
@@ -276,7 +281,11 @@ def of_warmup(losses: Numbers) -> list[str]:
 
 
 def tables(
-    lines: Sequence[Line], scored: Sequence[Line], rates: Sequence[Line], depths: Sequence[Line]
+    lines: Sequence[Line],
+    scored: Sequence[Line],
+    rates: Sequence[Line],
+    depths: Sequence[Line],
+    search: Mapping[str, Any] | None,
 ) -> Iterator[str]:
     """Yield the lines of all tables, as Markdown.
 
@@ -284,6 +293,7 @@ def tables(
     scored: of the minimal pairs.
     rates: of the runs at more learning rates.
     depths: of the runs with more layers, with and without warm-up.
+    search: content of the search's search.json.
     """
     losses = of_runs(lines, lambda line: line["validation_loss"])
     yield from ("**Validation loss** after 1,100 steps:", "", *by_block(losses, 3))
@@ -305,12 +315,17 @@ def tables(
     if depths:
         yield "**Depth and warm-up** of the quickstart (learned positions, post-norm, AdamW at 2e-3): validation loss,"
         yield from ("and the steps at which runs left the plateau, one number a seed.", "", *by_depth(depths))
+    if search is not None:
+        yield "**Robustness to hyperparameters** of the quickstart's model (`ag/section4_5_search:scale=small`)."
+        yield from robustness_table(search)
 
 
-def recorded() -> list[list[Line]]:
-    """Return the lines of all records, in the order in which `tables` takes them."""
+def recorded() -> list[Any]:
+    """Return the content of all records, in the order in which `tables` takes them."""
     names = (NAME, f"{NAME}_blimp", f"{NAME}_rates", DEPTH_NAME)
-    return [cells.read(RECORDS / f"{name}.jsonl") for name in names]
+    search = RECORDS / f"{SEARCH}.json"
+    found = json.loads(search.read_text()) if search.exists() else None
+    return [*(cells.read(RECORDS / f"{name}.jsonl") for name in names), found]
 
 
 if __name__ == "__main__":

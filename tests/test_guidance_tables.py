@@ -165,6 +165,16 @@ def test_depth_and_warmup():
     assert effects["12", "ag"].startswith(f"{warmup[1, 1]:+.3f} (")
 
 
+def test_robustness_of_a_search():
+    of_arm = {"points": 18, "left_plateau": 9, "failed": 0, "median": 6.5, "lowest": 6.25, "highest": 6.75}
+    paired = [{"arms": ["mlm", "ag"], "points": 18, "left_plateau_alone": [0, 6], "p_value": 2 / 2**6}]
+    search = {"metric": "validation_loss", "arms": {"mlm": {"robustness": of_arm}}, "paired": paired}
+    text = list(tables.tables([], [], [], [], search))
+    assert ["mlm", "9 of 18", "50%", "0", "6.500", "6.250 to 6.750"] in rows_of(text)
+    assert any("0 left the plateau in mlm alone, 6 in ag alone (p = 0.031," in line for line in text)
+    assert not any("Robustness" in line for line in tables.tables([], [], [], [], None))
+
+
 def test_the_page_has_the_tables_of_now():
     text = (pages.ROOT / tables.PAGE).read_text()
     written = pages.with_tables(text, tables.PAGE, "guidance_tables.py", tables.tables(*tables.recorded()))

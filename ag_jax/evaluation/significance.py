@@ -11,6 +11,8 @@ import scipy.stats
 ROUNDING = 1e-9  # relative to the values: differences closer than this count as equal
 SIGNIFICANT = 0.05  # p-values below it are marked (Deshpande & Narasimhan 2020, table 4)
 POWER = 0.8  # probability with which a test should find a difference that is there
+# Pairs whose outcomes differ, all in the same direction: with fewer, `mcnemar` cannot give p < SIGNIFICANT.
+MCNEMAR_NEEDS = 6
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,8 @@ import pytest
 import scipy.stats
 
 from ag_jax.evaluation.significance import (
+    MCNEMAR_NEEDS,
+    SIGNIFICANT,
     holm,
     mcnemar,
     over_seeds,
@@ -112,3 +114,7 @@ def test_differences_of_arms_over_seeds():
 def test_mcnemar_is_the_exact_test(one, other, expected):
     """Twice the probability of the smaller count or fewer in throws of a coin."""
     assert mcnemar(one, other) == pytest.approx(expected)
+
+
+def test_the_fewest_pairs_that_mcnemar_needs():
+    assert mcnemar(MCNEMAR_NEEDS - 1, 0) >= SIGNIFICANT > mcnemar(MCNEMAR_NEEDS, 0)

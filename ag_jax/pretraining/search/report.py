@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ag_jax import config_reader
 from ag_jax.analysis.figures.search import HeatMap
 from ag_jax.analysis.markdown import table
-from ag_jax.evaluation.significance import mcnemar
+from ag_jax.evaluation.significance import MCNEMAR_NEEDS, mcnemar
 from ag_jax.pretraining.report import flag_warnings
 from ag_jax.pretraining.search import choose
 from ag_jax.pretraining.search.choose import Result
@@ -186,7 +186,7 @@ def markdown(
     if not found["complete"]:
         unfinished = sum(one.status == "unfinished" for one in results)
         lines += [f"**{unfinished} of {len(results)} points are not finished: run the same command again.**", ""]
-    lines += _robustness_table(found, metric)
+    lines += ["## Robustness", "", *robustness_table(found)]
     for arm, of_arm in choose.by_arm(results).items():
         numbers_of_arm = found["arms"][arm]
         lines += [f"## {arm}", "", *_chosen(numbers_of_arm, metric, study), *_ranking(of_arm, numbers_of_arm, metric)]
@@ -254,7 +254,11 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
     return [explained, "", *table(["Setting", "Value", "Points", "Best", "Median"], rows)]
 
 
-def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
+def robustness_table(found: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the table of robustness, with the tests between arms, as Markdown.
+
+    found: the numbers of a search, as `numbers` returns them.
+    """
     explained = (
         "A point has left the plateau if its validation loss is clearly below that of guessing by frequency, without "
         "context. Only points that are done count: those that failed, because a run diverged or needed too much "
@@ -268,13 +272,14 @@ def _robustness_table(found: Mapping[str, Any], metric: str) -> list[str]:
         low, high = _shown(one["lowest"]), _shown(one["highest"])
         cells = [f"{one['left_plateau']} of {one['points']}", share, str(one["failed"]), _shown(one["median"])]
         rows.append([arm, *cells, f"{low} to {high}"])
-    header = ["Arm", "Left the plateau", "Share", "Failed", f"Median `{metric}`", "Range"]
-    lines = ["## Robustness", "", explained, "", *table(header, rows)]
+    header = ["Arm", "Left the plateau", "Share", "Failed", f"Median `{found['metric']}`", "Range"]
+    lines = [explained, "", *table(header, rows)]
     for pair in found["paired"]:
         (one, other), (alone, other_alone) = pair["arms"], pair["left_plateau_alone"]
         lines += [
             f"{one} and {other} have the same points, {pair['points']} of them done in both: {alone} left the plateau "
-            f"in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test).",
+            f"in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test; "
+            f"p < .05 takes at least {MCNEMAR_NEEDS} points that leave it in one arm alone).",
             "",
         ]
     return lines

@@ -216,6 +216,7 @@ def test_arms_with_the_same_points_are_paired(stubbed, tmp_path):
     assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [1, 0], "p_value": 1.0}]
     text = (tmp_path / "made" / "report.md").read_text()
     assert "the same points, 2 of them done in both: 1 left the plateau in ag alone, 0 in mlm alone (p = 1," in text
+    assert "exact McNemar test; p < .05 takes at least 6 points that leave it in one arm alone)." in text
 
 
 def test_out_of_memory_is_a_failure_and_other_errors_are_not(monkeypatch, tmp_path, stubbed):
