@@ -88,6 +88,15 @@ def in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[None]
         time.sleep(LOOK_EVERY)
 
 
+def is_held(directory: epath.Path) -> bool:
+    """Return whether the directory has a lock whose holder may still run. Not collective.
+
+    The holder of a lock of another machine may run as long as the file is there.
+    """
+    found = _Lock(directory).read() if (directory / FILE).exists() else None
+    return found is not None and (found[1] is None or not found[1].is_gone())
+
+
 class Claims:
     """Locks that processes take if they are free, to share work without doing any of it twice.
 
@@ -209,7 +218,7 @@ class _Lock:
         self._made, self._holder = True, Holder.this_process()
         try:
             taken = self._create()
-            if not taken and (found := self._read()):
+            if not taken and (found := self.read()):
                 text, holder = found
                 gone = holder.is_gone() if holder else None
                 if is_unchanged(self._directory, text) if gone is None else gone:
@@ -247,7 +256,7 @@ class _Lock:
 
     def _remove_if_stale(self) -> None:
         """Remove the lock file if it is stale. Raises ValueError if the lock's holder still runs."""
-        found = self._read()
+        found = self.read()
         if found is None:  # its holder released it in the meantime
             return
         text, holder = found
@@ -276,7 +285,7 @@ class _Lock:
         try:
             with contextlib.suppress(OSError):  # some network file systems have no flock
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            if self._read() == found:
+            if self.read() == found:
                 self._path.unlink(missing_ok=True)
         finally:
             os.close(folder)
@@ -298,12 +307,12 @@ class _Lock:
         deadline = time.monotonic() + STALE_AFTER
         while time.monotonic() < deadline:
             time.sleep(LOOK_EVERY)
-            found = self._read()
+            found = self.read()
             if found is None or found[0] != text:
                 return found is None, found and found[1]
         return True, None
 
-    def _read(self) -> tuple[str, Holder | None] | None:
+    def read(self) -> tuple[str, Holder | None] | None:
         """Return the lock file's text and the holder that it names (None if damaged); None if there is no file."""
         try:
             text = storage.read_whole(self._path)
@@ -316,7 +325,7 @@ class _Lock:
             return text, None
 
     def _is_ours(self) -> bool:
-        found = self._read()
+        found = self.read()
         return found is not None and found[1] == self._holder
 
     def _text(self, beats: int) -> str:
@@ -329,7 +338,7 @@ class _Lock:
             with contextlib.suppress(
                 Exception
             ):  # such as a full disk, or a store's error; the next rewrite may succeed
-                holder = found[1] if (found := self._read()) else None
+                holder = found[1] if (found := self.read()) else None
                 if holder not in (self._holder, None) or (found is None and self._is_claim):
                     self._leave(holder)
                     return

@@ -170,12 +170,27 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
         ) from error
 
 
+def _claim_again(config: FinetuningConfig, workdir: epath.Path, name: str) -> None:
+    """Check that `workdir` is still claimed for the suite and its task `name`, and claim it for the task if it is not.
+
+    Between the suite's claim and its first trial of a task, another process may have claimed the same directory: for
+    other settings, which is an error, or for other tasks.
+    """
+    check_directory(config, workdir)
+    if name not in read_settings(workdir / "config.json")["tasks"]:
+        claim(config, workdir)
+
+
 def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any]:
-    """Return the settings of the tasks that have a trial with something worth keeping: a result, or a checkpoint."""
+    """Return the settings of the tasks that have a trial with something worth keeping: a result, or a checkpoint.
+
+    Also of those that have a trial at which a process is at work.
+    """
     return {
         name: recipe
         for name, recipe in settings.get("tasks", {}).items()
-        if (workdir / name).exists() and any(trial.is_begun(path) for path in (workdir / name).iterdir())
+        if (workdir / name).exists()
+        and any(trial.is_begun(path) or lock.is_held(path) for path in (workdir / name).iterdir())
     }
 
 
@@ -460,6 +475,7 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
     config, workdir, metric = suite.config, suite.workdir, suite.material[one.task].task.metric
     directory, start = directory_of(workdir, one), _initial(suite, one)
     with lock.hold(directory):
+        hosts.from_first("the settings of the suite", lambda: _claim_again(config, workdir, one.task))
         try:
             attacked = traces.resolved(one, workdir)
             keep = config.keeps_weights(one.task)

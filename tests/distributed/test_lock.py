@@ -61,6 +61,17 @@ def test_it_is_held_and_then_gone(directory):
     assert names(directory) == []
 
 
+def test_whether_a_directory_is_held(directory, sleeper):
+    assert not lock.is_held(directory)
+    with lock.hold(directory):
+        assert lock.is_held(directory)
+    assert not lock.is_held(directory)
+    write(directory, host="another")
+    assert lock.is_held(directory), "nothing says that its process has ended"
+    write(directory, pid=sleeper.pid, process_started="long ago")
+    assert not lock.is_held(directory)
+
+
 def test_in_turn_waits_for_the_other(directory):
     """The lines that were printed; the second holder begins when the first has ended."""
     order, said, first = [], [], threading.Event()

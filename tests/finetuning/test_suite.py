@@ -275,6 +275,36 @@ def test_a_trial_that_was_begun_is_not_gone_on_with_under_other_settings(tmp_pat
     train(config(tmp_path, data), workdir)
 
 
+def test_a_trial_that_another_process_has_just_begun_is_not_mixed_with_other_settings(
+    tmp_path, data, calls, monkeypatch
+):
+    """While a trial is trained, and between the claim and the first trial, when no file shows another process."""
+    workdir, ours = epath.Path(tmp_path / "w"), config(tmp_path, data, seeds=(0,))
+    others = config(tmp_path, data, seeds=(0,), **{"tasks.sst2.epochs": 1})
+    with lock.hold(workdir / "sst2" / "lr2e-05-bs32-seed0"):
+        suite.claim(ours, workdir)
+        suite.claim(config(tmp_path, data, ("rte",)), workdir)  # has its place beside it
+        with pytest.raises(ValueError, match="tasks.sst2.epochs: there 2, now 1\n"):
+            train(others, workdir)
+    assert suite.read_settings(workdir / "config.json")["tasks"].keys() == {"sst2", "rte"}
+    encode = suite.encoded.encode
+
+    def claimed_meanwhile(by):
+        def encode_late(*arguments):
+            suite.claim(by, workdir)
+            return encode(*arguments)
+
+        monkeypatch.setattr(suite.encoded, "encode", encode_late)
+
+    claimed_meanwhile(others)
+    with pytest.raises(ValueError, match="tasks.sst2.epochs: there 1, now 2\n"):
+        train(ours, workdir)
+    assert not calls
+    claimed_meanwhile(config(tmp_path, data, ("rte",)))
+    train(ours, workdir)
+    assert "sst2" in suite.read_settings(workdir / "config.json")["tasks"], "it is claimed again"
+
+
 def copy_of(data, tmp_path) -> pathlib.Path:
     return pathlib.Path(shutil.copytree(data, tmp_path / "data"))
 
