@@ -24,6 +24,7 @@ from ag_jax.distributed import storage
 from ag_jax.finetuning import best
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
+from ag_jax.inspection import pages
 from ag_jax.inspection.heads import Chosen, choose
 from ag_jax.interop import exporting, finetuned
 from ag_jax.interop.finetuned import FineTuned
@@ -35,6 +36,7 @@ from ag_jax.pretraining.report import ArmResults
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
 from tests.finetuning import tasks
+from tests.viewer import views
 
 TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
 TEXT = "we build strong roads " * 5  # 20 tokens: of the models' 24 positions 22, of the run's 16 tokens 14 are free
@@ -629,6 +631,19 @@ def test_a_page_of_several_models_and_steps(places, tmp_path, capsys):
     assert "selects checkpoints of a run, but" in capsys.readouterr().err
     assert cli.run_safely("inspect", request(places / "run", steps=["all"])) == 1
     assert "give --html=FILE, too" in capsys.readouterr().err
+
+
+def test_heads_of_a_page_that_another_model_lacks():
+    """They are known before anything is drawn; a decoder with fewer layers stores those that it has."""
+    shallow = dataclasses.replace(CONFIG, layers=1)
+    other = SimpleNamespace(model=SimpleNamespace(config=shallow), directory="shallow")
+    seen = SimpleNamespace(opened=SimpleNamespace(model=SimpleNamespace(config=CONFIG), directory="deep"))
+    page = pages.Page("m.html", lambda directory, step: other, against=["shallow"])
+    with pytest.raises(ValueError, match=r"--without=2.1: there is no such head in --against=shallow, which has 1 lay"):
+        pages.make_views(page, seen, TEXT, ((0, 1), (1, 0)))
+    view = views.view()  # 2 layers of 3 heads
+    assert pages._own_heads(view, ((0, 0), (1, 3), (1, 2), (4, 1))) == ((0, 0), (1, 2))
+    assert pages._own_heads(view, None) is None
 
 
 def test_a_page_of_a_translation(places, tmp_path, capsys):

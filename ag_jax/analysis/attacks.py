@@ -122,15 +122,15 @@ class Temperatures:
     metric: name of the score.
     taus: temperatures, ascending.
     means: mean score over seeds at each temperature, as a fraction.
-    deviations: standard deviation over seeds at each temperature, as a fraction.
+    deviations: standard deviation over seeds at each temperature, as a fraction; None with one seed.
     plain: score without an attack, as a fraction; None if it was not measured.
-    several: whether there are several seeds, so that `deviations` mean something.
+    several: whether there are several seeds.
     """
 
     metric: str
     taus: tuple[float, ...]
     means: tuple[float, ...]
-    deviations: tuple[float, ...]
+    deviations: tuple[float | None, ...]
     plain: float | None = None
     several: bool = True
 

@@ -11,6 +11,7 @@ a text of n tokens and the map A, the mean over the heads of a layer, of which e
 All three are shares of all attention. The columns leave the diagonal out, so that no attention is counted twice:
 diagonal + stripes is at most 1, and attention to oneself makes no stripe. k grows with n, so that the level of chance
 hardly depends on the length: with uniform attention the shares are 1/n, k (n - 1) / n^2 (about 1/20) and (n - 1) / n^2.
+In a layer with a window, uniform attention is that to the tokens in the window, so its diagonal has a larger share.
 
 Shape letters: N layers, B batch, H heads, L length, Q query position, K key position.
 """
@@ -24,6 +25,7 @@ from rich.text import Text
 
 from ag_jax.analysis import maps, tables
 from ag_jax.analysis.maps import AttentionMaps, EncoderModel
+from ag_jax.attention.visibility import band_of
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Ports
 
@@ -49,7 +51,7 @@ class Measured:
     """Shares of attention as means over several texts.
 
     found: of a model.
-    uniform: of uniform attention to the same texts.
+    uniform: of attention to the same texts that is uniform over what a layer sees.
     texts: number of texts.
     """
 
@@ -83,9 +85,19 @@ def shares(maps_NQK: np.ndarray) -> Shares:
     return Shares(diagonal_NK.sum(-1) / tokens, largest_NK.sum(-1) / tokens, columns_NK[:, 0] / tokens)
 
 
-def uniform_shares(tokens: int) -> Shares:
-    """Return the shares of uniform attention to a text, the level of chance, as those of a single layer."""
-    return shares(np.full((1, tokens, tokens), 1 / tokens))
+def uniform_shares(tokens: int, windows: Sequence[int | None] = (None,)) -> Shares:
+    """Return the shares of attention that is uniform over the tokens that a layer sees, the level of chance.
+
+    windows: for each layer, the window to which its attention is limited, None for a layer that sees all tokens.
+    """
+    query_Q1, key_1K = np.arange(tokens)[:, None], np.arange(tokens)[None, :]
+    found = {}
+    for window in {*windows}:
+        seen_QK = np.broadcast_to(band_of(False, window).contains(query_Q1, key_1K), (tokens, tokens))
+        found[window] = shares((seen_QK / seen_QK.sum(-1, keepdims=True))[None])
+    return Shares(
+        *(np.concatenate(of_layers) for of_layers in zip(*(found[window] for window in windows), strict=True))
+    )
 
 
 def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> Measured:
@@ -99,7 +111,7 @@ def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> 
     found, uniform = [], []
     for maps_NQK in _mean_maps(model, params, batch):
         found.append(shares(maps_NQK))
-        uniform.append(uniform_shares(maps_NQK.shape[-1]))
+        uniform.append(uniform_shares(maps_NQK.shape[-1], model.config.windows))
     if not found:
         raise ValueError("shares of attention need at least one text, but all rows of the batch are empty")
     return Measured(_mean(found), _mean(uniform), len(found))
@@ -136,10 +148,12 @@ def shares_of_maps(maps: AttentionMaps) -> Shares:
 def shares_table(maps: AttentionMaps) -> str:
     """Return a printable table of the shares of attention on the diagonal and on stripes, with a row for each layer.
 
-    The last row has the shares of uniform attention.
+    The last row has the shares of uniform attention; there are two such rows if some layers see only a window, with its
+    width in the name of one.
     """
     found, tokens = shares_of_maps(maps), len(maps.tokens)
-    chance, count = uniform_shares(tokens), stripe_count(tokens)
+    windows, count = tuple(dict.fromkeys(maps.window_of_layer)), stripe_count(tokens)
+    chance = uniform_shares(tokens, windows)
     table = tables.new_table()
     table.add_column("layer", justify="right", no_wrap=True)
     for label in LABELS.values():
@@ -148,7 +162,9 @@ def shares_table(maps: AttentionMaps) -> str:
     for layer in range(layers):
         cells = [f"{values[layer]:.2f}" for values in found]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
-    table.add_row("by chance", *(f"{values[0]:.2f}" for values in chance))
+    for at, window in enumerate(windows):
+        where = "" if len(windows) == 1 else " (all)" if window is None else f" ({window})"
+        table.add_row(f"by chance{where}", *(f"{values[at]:.2f}" for values in chance))
     columns = "column" if count == 1 else f"{count} columns"
     lines = [
         f"Encoder: attention on the diagonal, on stripes (the heaviest {columns}) and on the first token, mean over "

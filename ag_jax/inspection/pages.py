@@ -65,16 +65,30 @@ def make_views(page: Page, seen: Seen, text: str, without: Heads) -> list[View]:
 
     seen: what was seen of the first model.
 
-    Raises ValueError for a step that the run does not have, and for steps of a model without any.
+    Raises ValueError for a step that the run does not have, for steps of a model without any, and if a further model
+    lacks one of the heads `without`.
     """
     config = seen.opened.model.config
     chosen = read_heads(page.heads, config.layers, config.heads, "heads")
     others = [page.open_model(storage.directory(directory), None) for directory in page.against]
+    for other in others:
+        _check_heads(other, without)
     own, *names = _short_names([seen.opened.directory, *(other.directory for other in others)])
     found = _of_steps(page, seen, own, text, without, chosen) if page.steps else views_of(seen, own)
     for other, name in zip(others, names, strict=True):
         found += views_of(look(other, text, seen.target if other.translator else None, without), name)
     return found
+
+
+def _check_heads(other: Inspected, without: Heads) -> None:
+    config = other.model.config
+    for layer, head in without:
+        if layer >= config.layers or head >= config.heads:
+            raise ValueError(
+                f"--without={layer + 1}.{head + 1}: there is no such head in --against={other.directory}, which has "
+                f"{config.layers} layers of {config.heads} heads; the head is left out of all models of a page: choose "
+                "heads that all of them have, or leave out --against"
+            )
 
 
 def _short_names(directories: Sequence[epath.Path]) -> list[str]:
@@ -96,8 +110,14 @@ def _of_steps(page: Page, seen: Seen, model: str, text: str, without: Heads, cho
         is_small = viewer.encode.block(*seen.shown[0][0].weights_NHQK.shape[-2:]) == 1  # the overview saves little
         whole = None if is_small or step in (min(steps), max(steps)) else chosen
         views = views_of(look(at_step, text, seen.target, without), model)
-        found += [dataclasses.replace(view, whole=whole) for view in views]
+        found += [dataclasses.replace(view, whole=_own_heads(view, whole)) for view in views]
     return found
+
+
+def _own_heads(view: View, heads: Heads | None) -> Heads | None:
+    """Return those of some heads that a view has: the decoder may have fewer layers than the encoder."""
+    layers, of_layer = view.weights_NHQK.shape[:2]
+    return heads and tuple((layer, head) for layer, head in heads if layer < layers and head < of_layer)
 
 
 def _steps(page: Page, opened: Inspected) -> list[int]:

@@ -20,7 +20,7 @@ from ag_jax.planning.compilation import Compiled, TooLarge, compile_step, vocabu
 from ag_jax.planning.forecast import Forecast, forecast
 from ag_jax.planning.roofline import Roofline, roofline
 from ag_jax.planning.topology import Topology, versions
-from ag_jax.pretraining import build, workloads
+from ag_jax.pretraining import branch, build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training import sharding
 
@@ -58,14 +58,15 @@ class Speed:
     seconds: of a step.
     tokens_per_second: of the whole slice; for translation, tokens of both sides.
     mfu: model FLOPs utilisation.
-    run_seconds, chip_hours: for all steps of the config.
+    run_seconds, chip_hours: for all steps of the run, without those before `training.branch_from`. None if the text
+        decides their number (`training.words`), because a plan does not read it.
     """
 
     seconds: float
     tokens_per_second: float
     mfu: float
-    run_seconds: float
-    chip_hours: float
+    run_seconds: float | None
+    chip_hours: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,15 +168,17 @@ def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> E
     )
     parts = forecast(step, device, limits)
 
+    rows_of_run = _rows_of_run(config)
+
     def speed(seconds: float) -> Speed:
         # Smaller batches of earlier steps count by their rows.
-        run_seconds = seconds * config.batch_sizes.before(config.training.steps) / rows
+        run_seconds = None if rows_of_run is None else seconds * rows_of_run / rows
         return Speed(
             seconds=seconds,
             tokens_per_second=rows * length * (2 if config.translates else 1) / seconds,  # of both sides
             mfu=flops.mfu(task.total, seconds, topology.devices, device.flops),
             run_seconds=run_seconds,
-            chip_hours=run_seconds / 3600 * topology.chips,
+            chip_hours=None if run_seconds is None else run_seconds / 3600 * topology.chips,
         )
 
     return Estimates(
@@ -187,6 +190,14 @@ def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> E
         # Estimates of the compiler may be below what memory or links allow.
         forecast=speed(max(parts.seconds, limits.seconds)) if isinstance(parts, Forecast) else None,
     )
+
+
+def _rows_of_run(config: ExperimentConfig) -> int | None:
+    """Return the number of rows that a run trains on; None if its steps follow from words of a text."""
+    if config.training.words is not None:
+        return None
+    begins = branch.source(config)[1] if config.training.branch_from else 0
+    return config.batch_sizes.before(config.training.steps) - config.batch_sizes.before(begins)
 
 
 def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> ExperimentConfig:

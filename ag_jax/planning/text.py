@@ -1,6 +1,7 @@
 """Format a plan as text to read, and as JSON to save."""
 
 import dataclasses
+import shlex
 from typing import Any
 
 from ag_jax import config_reader
@@ -77,9 +78,10 @@ def _forecast_json(found: Estimates) -> dict[str, Any]:
 
 
 def _costs(found: Estimates, price: float) -> dict[str, float]:
-    """Return the cost of all steps in dollars, by the bound and by the forecast."""
+    """Return the cost of the run in dollars, by the bound and by the forecast; empty if its length is not known."""
     speeds = {"bound": found.bound, "forecast": found.forecast}
-    return {name: speed.chip_hours * price for name, speed in speeds.items() if speed}
+    hours = {name: speed.chip_hours for name, speed in speeds.items() if speed}
+    return {name: of * price for name, of in hours.items() if of is not None}
 
 
 def _attempt_json(attempt: Attempt | None) -> dict[str, Any] | None:
@@ -120,17 +122,11 @@ def _fit(plan: Plan) -> str:
     if isinstance(own.outcome, Compiled):
         return "It fits.\n" + _memory(own.outcome, usable)
     lines = [f"IT DOES NOT FIT: a device needs {_gib(own.outcome.needed)} and has {_gib(own.outcome.available)}."]
-    if plan.suggestion:
+    if plan.chosen:
         flags = " ".join(
-            f"--config.{name}={config_reader.shown(value)}" for name, value in plan.suggestion.settings.items()
+            shlex.quote(f"--config.{name}={config_reader.shown(value)}") for name, value in plan.chosen.settings.items()
         )
-        lines += [f"With {flags} it does; everything below is about that.", _memory(plan.suggestion.compiled, usable)]
-    elif plan.chosen:
-        size = plan.chosen.config.training.batch_size
-        lines += [
-            f"With --config.training.batch_size={size} it does; everything below is about that.",
-            _memory(plan.chosen.compiled, usable),
-        ]
+        lines += [f"With {flags} it does; everything below is about that.", _memory(plan.chosen.compiled, usable)]
     else:
         lines.append("Neither do microbatches, rematerialisation or split parameters help: take more or larger chips.")
     return "\n".join(lines)
@@ -211,13 +207,23 @@ def _speed(
     speed: Speed, attempt: Attempt, topology: Topology, price: float | None, at_most: str = "", or_more: str = ""
 ) -> list[str]:
     """Return the lines on speed, duration and cost."""
-    tokens, steps = speed.tokens_per_second, attempt.config.training.steps
+    tokens, training = speed.tokens_per_second, attempt.config.training
     lines = [
         f"  speed                 {tokens:,.0f} tokens/s{at_most}, {tokens / topology.chips:,.0f} a chip, "
-        f"MFU {speed.mfu:.1%}",
-        f"  {steps:,} steps".ljust(24)
-        + f"{speed.run_seconds / 3600:,.1f} h{or_more}, {speed.chip_hours:,.1f} chip-hours",
+        f"MFU {speed.mfu:.1%}"
     ]
+    if speed.run_seconds is None or speed.chip_hours is None:
+        return [
+            *lines,
+            f"  {training.words:,} words".ljust(24)
+            + "unknown time, because the text decides how many steps they take: "
+            "`ag-jax prepare` prints it; give --config.training.words=none --config.training.steps=STEPS",
+        ]
+    begins = f" from {training.branch_from}" if training.branch_from else ""
+    lines.append(
+        f"  {training.steps:,} steps{begins}".ljust(24)
+        + f"{speed.run_seconds / 3600:,.1f} h{or_more}, {speed.chip_hours:,.1f} chip-hours"
+    )
     if price is not None:
         lines.append(f"  cost                  ${speed.chip_hours * price:,.2f}{or_more}, at ${price:,.2f} a chip-hour")
     return lines

@@ -41,7 +41,7 @@ def measure(
         of_arm = found.setdefault(arm, {name: [] for name in LABELS})
         for name in LABELS:
             of_arm[name].append(float(getattr(measured.found, name)[-1]))
-        of_arm["uniform"] = {name: float(getattr(measured.uniform, name)[0]) for name in LABELS}
+        of_arm["uniform"] = {name: float(getattr(measured.uniform, name)[-1]) for name in LABELS}
         of_arm["texts"] = measured.texts
     return found
 
@@ -62,7 +62,7 @@ def markdown(measured: Mapping[str, Any]) -> list[str]:
     rows = [
         [arm, *(str(spread(of_arm[name])) for name in LABELS), str(of_arm["texts"])] for arm, of_arm in measured.items()
     ]
-    # Arms whose texts have other lengths have another level of chance.
+    # Arms whose texts have other lengths, or whose last layer has a window, have another level of chance.
     levels: dict[tuple[str, ...], list[str]] = {}
     for arm, of_arm in measured.items():
         levels.setdefault(tuple(f"{of_arm['uniform'][name]:.3f}" for name in LABELS), []).append(arm)

@@ -242,8 +242,17 @@ def _described(view: View) -> dict[str, Any]:
         described["hiddenHeads"] = view.hidden_NHQK.shape[1]
         before = view.weights_NHQK if view.before_NHQK is None else view.before_NHQK
         described["hiddenMass"] = _rounded((before * hidden).sum(-1).mean(-1))
-        described["hiddenShare"] = _rounded(hidden.mean((-1, -2)))
+        described["hiddenShare"] = _rounded(hidden.sum((-1, -2)) / _visible_cells(view)[:, None])
     return described
+
+
+def _visible_cells(view: View) -> np.ndarray:
+    """Return how many cells of a map belong to a row that sees the column, for each layer, `N`."""
+    layers, _, queries, keys = view.weights_NHQK.shape
+    distance_QK = np.arange(keys)[None, :] - np.arange(queries)[:, None]
+    earlier_QK = distance_QK <= 0 if view.is_causal else np.ones_like(distance_QK, bool)
+    windows = view.windows or (None,) * layers
+    return np.array([(earlier_QK & (window is None or np.abs(distance_QK) <= window // 2)).sum() for window in windows])
 
 
 def _entropy(weights_NHQK: np.ndarray) -> np.ndarray:

@@ -497,7 +497,25 @@ def test_text_is_broken_to_a_width():
     assert canvas.wrapped(("0.04 on [Next]", "(chance 0.03)"), 1.5, 8.5) == "0.04 on [Next]\n(chance 0.03)"
     long = canvas.wrapped("x" * 300, 1.0, 8.5)
     assert long.endswith("x…") and len(long) < 30
+    assert canvas.wrapped("ab " + "x" * 300, 0.01, 8.5, 2) == "a…\nx…", "the first character always stays"
     assert canvas.wrapped("\x00 中文", 9, 8.5) == "□ □□" and canvas.wrapped("", 9, 8.5) == ""
+
+
+def test_a_long_text_without_spaces_is_measured_a_few_times(monkeypatch):
+    measured, measure = [], canvas.text_to_path.get_text_width_height_descent
+
+    def counted(line, *arguments, **more):
+        measured.append(len(line))
+        return measure(line, *arguments, **more)
+
+    monkeypatch.setattr(canvas.text_to_path, "get_text_width_height_descent", counted)
+    line = canvas.wrapped("abc" * 200, 2.0, 8.5)
+    widths = [
+        measure(text, canvas.font_manager.FontProperties(size=8.5), ismath=False)[0]
+        for text in (line, f"{line[:-1]}{('abc' * 200)[len(line) - 1]}…")
+    ]
+    assert widths[0] <= 2 * 72 < widths[1], "one character more does not fit"
+    assert len(measured) < 20
 
 
 def test_a_caption_has_two_lines_of_a_text_with_many():

@@ -1,5 +1,6 @@
 """Shares on the diagonal and on stripes: handmade maps, a plain loop, and a model's packed and padded rows."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -26,6 +27,15 @@ def test_a_stripe_for_twenty_tokens(tokens, count):
     uniform = stripes.uniform_shares(tokens)
     expected = 1 / tokens, count * (tokens - 1) / tokens**2, (tokens - 1) / tokens**2
     np.testing.assert_allclose(uniform, np.array(expected)[:, None], atol=1e-12)
+
+
+def test_chance_in_a_window():
+    """Of 9 tokens: a window of 4 is the token itself and two on each side, cut off at both ends."""
+    n, seen = 9, [[abs(i - j) <= 2 for j in range(9)] for i in range(9)]
+    local = plain([[1 / sum(row) if row[j] else 0 for j in range(n)] for row in seen])
+    found = stripes.uniform_shares(n, (4, None, 4))
+    expected = np.array([local, plain(np.full((n, n), 1 / n)), local]).T
+    np.testing.assert_allclose(found, expected)
 
 
 def test_handmade_maps():
@@ -83,7 +93,7 @@ def test_every_text_of_a_row_counts_by_itself():
         expected = np.mean([plain(weights_NBHQK[layer, row, :, at, at].mean(0)) for row, at in places], axis=0)
         np.testing.assert_allclose([of[layer] for of in measured.found], expected, rtol=1e-5)
     chance = np.mean([plain(np.full((n, n), 1 / n)) for n in (7, 4, 5)], axis=0)
-    np.testing.assert_allclose(np.concatenate(measured.uniform), chance)
+    np.testing.assert_allclose(measured.uniform, np.stack([chance, chance], 1))
 
     empty = {name: field[2:] for name, field in batch.items()}
     with pytest.raises(ValueError, match="at least one text, but all rows of the batch are empty"):
@@ -109,3 +119,6 @@ def test_the_table_has_a_row_for_each_layer():
         assert [str(layer + 1), *(f"{of[layer]:.2f}" for of in found)] in rows
     assert ["by", "chance", "0.11", "0.10", "0.10"] in rows
     assert isinstance(found, Shares)
+    local = dataclasses.replace(made_up, windows=(2, None))
+    names = [" ".join(line.split()[:3]) for line in stripes.shares_table(local).splitlines() if "chance" in line]
+    assert names == ["by chance (2)", "by chance (all)"]

@@ -323,6 +323,35 @@ def test_versions_and_cost_are_printed_and_kept(monkeypatch):
     assert text.as_json(found)["cost"] is None and "$" not in text.report(found)
 
 
+def test_the_length_of_a_run_in_words_is_unknown(monkeypatch):
+    """`training.steps` is then only the default; the speed is known."""
+    pretend(monkeypatch, lambda config: 5)
+    found = plan.make_plan(config(**{"training.words": 30_000}), topology.parse("v5e-8"), search_batch=False)
+    said, kept = text.report(found, price=1000.0), text.as_json(found, price=1000.0)
+    assert "30,000 words          unknown time" in said and "1,000 steps" not in said and "chip-hours" not in said
+    assert "tokens/s" in said and kept["bounds"]["run_seconds"] is None and kept["cost"] == {}
+
+
+def test_steps_before_a_branch_take_no_time():
+    step = compiled(1.0, flops=1e6, hbm_bytes=819e9)
+    found = plan.estimates(config(**{"training.branch_from": "runs/stable:900"}), topology.parse("v5e-8"), step)
+    assert found.bound.run_seconds == 100.0
+
+
+def test_flags_for_a_smaller_batch_name_all_that_was_changed(monkeypatch):
+    """Batch sizes of earlier steps are left out with the larger batch that they led to.
+
+    67 rows on a device are a prime number, and more than the most microbatches that are tried.
+    """
+    pretend(monkeypatch, lambda config: 0.2 + 0.6 * rows_of(config))
+    earlier = {"training.earlier_batch_sizes": (8 * 29,), "training.earlier_batch_sizes_until": (5,)}
+    fixed = {"training.batch_size": 8 * 67, "model.remat": "layer", "mesh.data": 1, "mesh.fsdp": 8}
+    found = plan.make_plan(config(**fixed, **earlier), topology.parse("v5e-8"))
+    assert found.suggestion is None and found.chosen is found.largest
+    flags = "--config.training.batch_size=200 '--config.training.earlier_batch_sizes=()'"
+    assert f"With {flags} '--config.training.earlier_batch_sizes_until=()' it does" in text.report(found)
+
+
 def test_a_long_compilation_shows_that_it_is_alive(monkeypatch, capsys):
     pretend(monkeypatch, lambda config: time.sleep(0.3) or 5)
     monkeypatch.setattr(plan, "REMIND_EVERY", 0.05)

@@ -97,6 +97,19 @@ def test_masked_cells_and_what_they_held():
     assert described["hiddenShare"][1][0] == pytest.approx(hidden[1, 0].mean(), rel=1e-3)
 
 
+def test_the_share_of_masked_cells_is_of_those_that_are_seen():
+    """Of 9 tokens, a row sees 9 in a layer without a window, and with a window of 2 at most three: 25 cells in all."""
+    hidden = np.zeros((2, 1, 9, 9), bool)
+    hidden[:, :, 4, 3:6] = True
+    (described,) = json.loads(elements(pages.page("t", [views.view(hidden_NHQK=hidden, windows=(None, 2))]))["meta"])[
+        "views"
+    ]
+    assert [of[0] for of in described["hiddenShare"]] == pytest.approx([3 / 81, 3 / 25], rel=1e-3)
+    causal = views.view(hidden_NHQK=hidden, windows=(None, 2), is_causal=True)
+    (described,) = json.loads(elements(pages.page("t", [causal]))["meta"])["views"]
+    assert [of[0] for of in described["hiddenShare"]] == pytest.approx([3 / 45, 3 / 17], rel=1e-3)
+
+
 def test_a_page_loads_nothing_and_keeps_text_as_text():
     view = views.view("</script><b>", tokens=list(HOSTILE), note="<i>&amp;")
     text = pages.page("<b>&title</b></title>", [view])

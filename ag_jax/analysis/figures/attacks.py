@@ -86,8 +86,8 @@ def draw_temperatures(by_task: Mapping[str, Temperatures], run: str = "") -> Fig
     figure = Figure((max(4.4, 3.4 * len(by_task)), 3.2), layout="constrained")
     chosen = colours(by_task)
     for panel, (task, scores) in zip(figure.subplots(1, len(by_task), squeeze=False)[0], by_task.items(), strict=True):
-        means, deviations = (100 * np.array(values) for values in (scores.means, scores.deviations))
-        spread = deviations if scores.several else None
+        means = 100 * np.array(scores.means)
+        spread = 100 * np.array(scores.deviations, np.float64) if scores.several else None
         panel.errorbar(
             scores.taus, means, yerr=spread, fmt="o-", color=chosen[task], markersize=4, capsize=3, label="attacked"
         )

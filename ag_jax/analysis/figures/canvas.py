@@ -5,12 +5,13 @@ Figures are `matplotlib.figure.Figure`s made without pyplot, so drawing needs no
 Shape letters: N layers, H heads, Q query position, K key position.
 """
 
+import bisect
 import functools
 import io
 import math
 import os
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -91,11 +92,19 @@ def wrapped(text: str | Sequence[str], inches: float, points: float, most: int =
             break
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1]}…"]
-    for at, line in enumerate(lines):
-        while not fits(line) and len(line) > 2:
-            line = f"{line.rstrip('…')[:-1].rstrip()}…"
-        lines[at] = line
-    return "\n".join(lines)
+    return "\n".join(line if fits(line) else _shortened(line, fits) for line in lines)
+
+
+def _shortened(line: str, fits: Callable[[str], bool]) -> str:
+    """Return as many of the first characters of a line as fit, at least one, with "…" behind them."""
+    line = line.rstrip("…")
+
+    def cut(length: int) -> str:
+        return f"{line[:length].rstrip()}…"
+
+    # By bisection, because a text without spaces may be one long line, and to measure it takes as long as it is.
+    longest = bisect.bisect_left(range(2, len(line) + 1), True, key=lambda length: not fits(cut(length))) + 1
+    return cut(longest)
 
 
 class Size(NamedTuple):

@@ -52,7 +52,7 @@ def draw_heat_map(one: HeatMap, run: str = "") -> Figure:
     axes.imshow(losses, cmap=f"{WEIGHTS}_r", vmin=low, vmax=max(high, low + 1e-6), aspect="auto")
     for (row, column), loss in np.ndenumerate(losses):
         if np.isfinite(loss):
-            dark = loss - low < 0.4 * (high - low)
+            dark = loss - low <= 0.4 * (high - low)
             axes.text(column, row, f"{loss:.3f}", ha="center", va="center", fontsize=SMALL, color="w" if dark else "k")
     axes.set_xticks(range(losses.shape[1]), [label(value) for value in one.column_values], fontsize=SMALL)
     axes.set_yticks(range(losses.shape[0]), [label(value) for value in one.row_values], fontsize=SMALL)
