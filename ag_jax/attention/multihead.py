@@ -139,6 +139,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         window: int | None = None,
         bias: Array | None = None,
+        source_bias: Array | None = None,
         guides: guidance.Guides | None = None,
         positions_BQ: Array | None = None,
         relative_RD: Array | None = None,
@@ -153,6 +154,7 @@ class MultiHeadAttention(nn.Module):
 
         query_segments_BQ, key_segments_BK, causal, window, guides: as in `Attend`.
         bias: broadcasts to `BHQK`; added to the scores.
+        source_bias: `bias` of all positions of the source; read with `positions_BQ`, by an attack that needs weights.
         positions_BQ: position of each query in the source; None if the queries are all positions of the source, in
             order, or if there are neither relative positions nor an attack.
         relative_RD: embeddings of R distances, for `relative.terms`.
@@ -170,7 +172,7 @@ class MultiHeadAttention(nn.Module):
                 own_BLHW, own_bias_BHLL = query_BQHW, bias_BHQK
                 if positions_BQ is not None:  # the attack is on the attention of all positions
                     own_query_BLHW = self._query(source_BKD, rotation)
-                    own_BLHW, own_bias_BHLL = self._query_and_bias(projected, own_query_BLHW, bias, None)
+                    own_BLHW, own_bias_BHLL = self._query_and_bias(projected, own_query_BLHW, source_bias, None)
                 segments_BL = key_segments_BK
                 return reference.probabilities(
                     own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL, band

@@ -245,9 +245,31 @@ class FinetuningConfig:
                 f"guidance.layers={self.guidance.layers} needs guidance.mode=loss: mode=bias changes the scores of all "
                 "layers"
             )
+        self._check_bias()
         if given := [name for name in ("decoder_heads", "cross_heads") if getattr(self.guidance, name)]:
             raise ValueError(f"guidance.{given[0]} is for models with a decoder, which are not fine-tuned: remove it")
         self._check_tasks()
+
+    def _check_bias(self) -> None:
+        """Raise ValueError if `guidance.mode=bias` would train another model than the one that is scored and saved.
+
+        The pattern is added to attention scores in training only, so scores are of the model that was trained where
+        nothing is added any more: after the last step, with a schedule that ends at 0.
+        """
+        if self.guidance.mode != "bias":
+            return
+        if self.guidance.schedule == "constant":
+            raise ValueError(
+                "guidance.mode=bias adds the pattern to attention scores in training only: with "
+                "guidance.schedule=constant the model that is scored and saved would attend differently than the one "
+                "that was trained. Set guidance.schedule=linear or hold_then_linear, which end at 0"
+            )
+        if early := [name for name, recipe in self.tasks.items() if recipe.scored_epoch != "last"]:
+            raise ValueError(
+                "guidance.mode=bias adds the pattern to attention scores in training only, and only after the last "
+                f"step nothing is added any more: set tasks.{early[0]}.scored_epoch=last, because in earlier epochs "
+                "the model that is scored attends differently than the one that is trained"
+            )
 
     def _check_tasks(self) -> None:
         for name, recipe in self.tasks.items():

@@ -32,7 +32,7 @@ from ag_jax.interop.opening import Pretrained
 from ag_jax.models.heads import head_of
 from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining import run as pretraining
-from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.config import ExperimentConfig, check_scores
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.wandb_run import Labels, check_installed
 
@@ -296,10 +296,14 @@ def prepare(
 
 
 def _check_heads(config: FinetuningConfig, material: Mapping[str, Splits], opened: Pretrained) -> None:
-    """Raise ValueError if a task ranks phrases by a head for masked words, and its start does not have one; or if its
-    recipe has a dropout rate for a head without dropout.
+    """Raise ValueError if a task ranks phrases by a head for masked words, and its start does not have one; if its
+    recipe has a dropout rate for a head without dropout; or if the start has no attention scores to guide or attack.
     """
     for name, splits in material.items():
+        try:
+            check_scores(opened.config, config.guidance, config.tasks[name].adversarial)
+        except ValueError as error:
+            raise ValueError(f"tasks.{name} cannot start from {opened.description}: {error}") from error
         task_splits.check_dropout(name, config.tasks[name], splits.task, (opened.style,))
         if not head_of(splits.task.kind).reads_words:
             continue

@@ -212,10 +212,10 @@ class EncoderConfig:
                 f"model.window={self.window} with model.global_every=1 gives no layer a window: set "
                 "model.global_every=3, or none for a window in every layer"
             )
-        if self.relative.terms or self.fixed_attention.offsets or self.convolution:
+        if self.relative.terms or self.fixed_attention.offsets or self.convolution or self.mask_decoder_passes:
             raise ValueError(
-                "model.window cannot be combined with model.relative.terms, model.fixed_attention.offsets or "
-                "model.convolution: set only one of them"
+                "model.window cannot be combined with model.relative.terms, model.fixed_attention.offsets, "
+                "model.convolution or model.mask_decoder_passes: set only one of them"
             )
 
     @property

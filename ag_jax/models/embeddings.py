@@ -113,7 +113,8 @@ class Embeddings(nn.Module):
 
     def finish(self, summed_BLE: Array, deterministic: bool) -> Array:
         """Return the sum of the embeddings after LayerNorm, if the model has it here, and dropout."""
-        normed_BLE = self.norm(summed_BLE) if self.config.embedding_norm else summed_BLE
+        # An attack adds float32 numbers; without LayerNorm nothing else would make them as narrow as the model's.
+        normed_BLE = self.norm(summed_BLE) if self.config.embedding_norm else summed_BLE.astype(self.config.dtype)
         return self.dropout(normed_BLE, deterministic=deterministic)
 
     def positions(self, segments_BL: Array) -> Array:

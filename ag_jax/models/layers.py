@@ -282,6 +282,7 @@ class EncoderLayer(nn.Module):
                 query_segments_BQ,
                 context.segments_BL,
                 bias=bias,
+                source_bias=context.attention_bias,
                 window=config.window if self.is_local else None,
                 guides=context.guides,
                 positions_BQ=positions_BQ,

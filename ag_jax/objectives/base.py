@@ -70,12 +70,14 @@ class PrimaryMetric:
     """The loss by which a run is summarised: the loss of the task, without terms that are only added for training.
 
     metric: name of the loss among the metrics.
+    term: name of the loss among the terms of the objective (`coefficients`).
     label: name of the loss in reports and progress lines.
     unit: for reports, such as `nats per token`.
     margin: how far the loss is below the loss of guessing without context when a run has left this plateau.
     """
 
     metric: str
+    term: str
     label: str
     unit: str
     margin: float

@@ -14,7 +14,7 @@ from ag_jax.objectives.predictions import Categorical, PredictionWeights, Scored
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 
-MLM = PrimaryMetric("mlm_loss", "MLM loss", "nats per masked token", margin=0.3)
+MLM = PrimaryMetric("mlm_loss", "mlm", "MLM loss", "nats per masked token", margin=0.3)
 
 
 @dataclasses.dataclass(frozen=True)

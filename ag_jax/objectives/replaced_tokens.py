@@ -18,7 +18,7 @@ from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
 from ag_jax.objectives.word_samples import sample_words
 
-RTD = PrimaryMetric("rtd_loss", "replaced-token loss", "nats per token", margin=0.02)
+RTD = PrimaryMetric("rtd_loss", "rtd", "replaced-token loss", "nats per token", margin=0.02)
 
 
 @dataclasses.dataclass(frozen=True)

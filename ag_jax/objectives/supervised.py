@@ -17,7 +17,7 @@ from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, 
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, Values
 
-TASK = PrimaryMetric("task_loss", "task loss", "of an example or a tag", margin=0.0)
+TASK = PrimaryMetric("task_loss", "task", "task loss", "of an example or a tag", margin=0.0)
 
 
 def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[Array, Array]:

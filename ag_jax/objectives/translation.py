@@ -15,7 +15,7 @@ from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, 
 from ag_jax.objectives.predictions import PredictionWeights, WordDistributions
 from ag_jax.objectives.word_loss import word_loss
 
-NLL = PrimaryMetric("nll", "NLL", "nats per target token", margin=0.3)
+NLL = PrimaryMetric("nll", "translation", "NLL", "nats per target token", margin=0.3)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,33 +38,39 @@ def comparable(loss: float, guidance_loss: float) -> float:
 
 
 def begin(
-    config: ExperimentConfig, workdir: epath.Path, metric: str, losses: Callable[[], Mapping[str, Any]]
+    config: ExperimentConfig,
+    workdir: epath.Path,
+    metric: str,
+    coefficient: float,
+    losses: Callable[[], Mapping[str, Any]],
 ) -> Hyperparameters:
     """Return the hyperparameters of a run, on all hosts; `alpha.json` is written if the rule is `auto` and it is new.
 
     metric: name of the loss that guidance is compared with.
+    coefficient: its factor in the loss of the model, such as 50 for replaced tokens.
     losses: () -> metrics at step 0; called on all hosts, if the run has no `alpha.json`.
     """
     if config.guidance.alpha_rule == "value":
         return hyperparameters(config, workdir)
     if not hosts.from_first("whether alpha is known", (workdir / ALPHA).exists):
         found = losses()
-        hosts.from_first("alpha", lambda: _write(workdir, metric, found))
+        hosts.from_first("alpha", lambda: _write(workdir, metric, coefficient, found))
     alpha = hosts.from_first("alpha", lambda: float(hyperparameters(config, workdir).alpha))
     return dataclasses.replace(Hyperparameters.of(config.optimizer, config.guidance), alpha=np.float32(alpha))
 
 
-def _write(workdir: epath.Path, metric: str, losses: Mapping[str, Any]) -> None:
-    loss, guidance_loss = float(losses[metric]), float(losses[GUIDANCE_LOSS])
+def _write(workdir: epath.Path, metric: str, coefficient: float, losses: Mapping[str, Any]) -> None:
+    loss, guidance_loss = coefficient * float(losses[metric]), float(losses[GUIDANCE_LOSS])
     alpha = comparable(loss, guidance_loss)
+    named = metric if coefficient == 1 else f"{coefficient:g} {metric}"
     print(
-        f"guidance.alpha_rule=auto: alpha {alpha:g}, because {metric} is {loss:.3f} and {GUIDANCE_LOSS} "
+        f"guidance.alpha_rule=auto: alpha {alpha:g}, because {named} is {loss:.3f} and {GUIDANCE_LOSS} "
         f"{guidance_loss:.3g} at step 0",
         file=sys.stderr,
         flush=True,
     )
     workdir.mkdir(parents=True, exist_ok=True)
-    content = {"alpha": alpha, metric: loss, GUIDANCE_LOSS: guidance_loss}
+    content = {"alpha": alpha, metric: loss / coefficient, "coefficient": coefficient, GUIDANCE_LOSS: guidance_loss}
     storage.write_whole(workdir / ALPHA, json.dumps(content, indent=2) + "\n")
 
 

@@ -206,17 +206,7 @@ class ExperimentConfig:
                 f"decoder.fixed_attention.offsets has {ahead[0]}, where the decoder has not written a token yet: use "
                 "offsets of at most 0, such as -1,0"
             )
-        if self.model.fixed_attention.offsets:
-            if self.guidance.mode != "none":
-                raise ValueError(
-                    "model.fixed_attention.offsets hard-codes the attention that guidance would train: set only one "
-                    "of the two"
-                )
-            if self.adversarial.attention_attack:
-                raise ValueError(
-                    f"adversarial.method={self.adversarial.method} masks attention scores, which "
-                    "model.fixed_attention.offsets replaces: set only one of the two"
-                )
+        check_scores(self.model, self.guidance, self.adversarial)
         if self.decoder.fixed_attention.offsets and self.guidance.decoder_heads and self.guidance.mode != "none":
             raise ValueError(
                 "decoder.fixed_attention.offsets hard-codes the attention that guidance.decoder_heads would train: set "
@@ -310,6 +300,21 @@ class ExperimentConfig:
     def next_sentence(self) -> bool:
         """Whether the data has sentence pairs, in which case the model has a next-sentence head."""
         return self.data.format in PAIR_FORMATS
+
+
+def check_scores(encoder: EncoderConfig, guided: GuidanceConfig, adversarial: AdversarialConfig) -> None:
+    """Raise ValueError if attention is to be guided or attacked, and the encoder's is hard-coded, without scores."""
+    if not encoder.fixed_attention.offsets:
+        return
+    if guided.mode != "none":
+        raise ValueError(
+            "model.fixed_attention.offsets hard-codes the attention that guidance would train: set only one of the two"
+        )
+    if adversarial.attention_attack:
+        raise ValueError(
+            f"adversarial.method={adversarial.method} masks attention scores, which model.fixed_attention.offsets "
+            "replaces: set only one of the two"
+        )
 
 
 def default_config() -> config_reader.ConfigDict:

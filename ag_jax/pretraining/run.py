@@ -127,10 +127,12 @@ def make_job(
         first_batch = functools.partial(batches.iterate, 0, 1, rows=host_rows)
         return metrics_evaluator(program, Hyperparameters(), first_batch)(create().params, 0, lambda: None)
 
-    primary = program.make_objective(Hyperparameters()).primary_metric
+    objective = program.make_objective(Hyperparameters())
+    primary = objective.primary_metric
     if primary == MLM:
         _check_validation(config, corpus)
-    hyperparameters = alpha.begin(config, workdir, primary.metric, losses_at_the_start)
+    coefficient = float(objective.coefficients(jnp.int32(0))[primary.term])
+    hyperparameters = alpha.begin(config, workdir, primary.metric, coefficient, losses_at_the_start)
     evaluator = metrics_evaluator(program, hyperparameters, held_out)
 
     best = Best.of_objective(config.training.best_metric or primary.metric)

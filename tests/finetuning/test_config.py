@@ -78,6 +78,16 @@ def test_guidance_of_some_layers_needs_a_loss():
         suite(**{"guidance.mode": "bias", "guidance.layers": "0-1"})
 
 
+def test_a_bias_of_attention_scores_must_be_gone_when_the_model_is_scored():
+    last = {f"tasks.{name}.scored_epoch": "last" for name in ("sst2", "rte", "mnli")}
+    with pytest.raises(ValueError, match="guidance.schedule=constant the model that is scored and saved would attend"):
+        suite(**last, **{"guidance.mode": "bias", "guidance.schedule": "constant"})
+    with pytest.raises(ValueError, match="set tasks.rte.scored_epoch=last, because in earlier epochs"):
+        suite(**last | {"tasks.rte.scored_epoch": "best"}, **{"guidance.mode": "bias"})
+    assert suite(**last, **{"guidance.mode": "bias", "guidance.schedule": "linear"}).guidance.mode == "bias"
+    assert suite(**{"guidance.mode": "loss", "guidance.schedule": "constant"}).guidance.schedule == "constant"
+
+
 def test_folds_choose_by_whole_folds():
     with pytest.raises(ValueError, match="^tasks.rte.validation_examples must be none with folds, got 5 with folds=3"):
         suite(**{"tasks.rte.folds": 3, "tasks.rte.validation_examples": 5})

@@ -11,6 +11,7 @@ import scipy.stats
 from etils import epath
 
 from ag_jax import config_reader
+from ag_jax.attention.fixed import FixedConfig
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.distributed import lock
 from ag_jax.finetuning import best, comparison, development, report, results, suite
@@ -817,6 +818,22 @@ def test_a_warmup_longer_than_any_trial_is_found_before_anything_is_trained(tmp_
     assert prepare(squad2=9, sst2=3).opened is opened
     with pytest.raises(ValueError, match="^tasks.squad2.warmup_steps=900 must be fewer than the"):
         prepare(squad2=900, sst2=3)
+
+
+def test_hard_coded_attention_can_neither_be_guided_nor_attacked(tmp_path, data, calls, monkeypatch):
+    fixed = EncoderConfig(max_length=64, fixed_attention=FixedConfig(offsets=(-1, 1)))
+    opened = Pretrained(fixed, None, {}, "roberta", "step 9 of runs/fixed")
+    monkeypatch.setattr(suite.opening, "open_encoder", lambda *arguments, **more: opened)
+    for settings, message in (
+        (
+            {"guidance.mode": "loss"},
+            "tasks.sst2 cannot start from step 9 of runs/fixed: model.fixed_attention.offsets h",
+        ),
+        ({"tasks.sst2.adversarial.method": "asa"}, "adversarial.method=asa masks attention scores, which"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            suite.prepare(config(tmp_path, data, **settings), epath.Path(tmp_path / "w"))
+    assert suite.prepare(config(tmp_path, data), epath.Path(tmp_path / "w")).opened is opened
 
 
 def test_arms_that_cannot_be_paired_are_refused(source, tmp_path):

@@ -82,6 +82,10 @@ from ag_jax.models.config import DecoderConfig, EncoderConfig
             {"window": 128, "global_every": None, "relative": DisentangledConfig("c2p")},
             "model.window cannot be combined with model.relative.terms",
         ),
+        (
+            {"window": 128, "global_every": 3, "absolute_positions": "decoder", "mask_decoder_passes": 2},
+            "or model.mask_decoder_passes: set only one of them",
+        ),
         ({"activation": "tanh"}, "model.activation must be one of gelu, relu, silu, got 'tanh'"),
         ({"remat": "all"}, "model.remat must be one of none, layer, dots, got 'all'"),
     ],

@@ -135,6 +135,18 @@ def test_embedding_delta_is_added_to_the_word_vectors(apply, params, batch):
     np.testing.assert_allclose(predictions.words_BMV, words, rtol=1e-5, atol=1e-5)
 
 
+def test_a_float32_delta_leaves_the_layers_in_the_type_of_the_model(batch):
+    """Without LayerNorm behind the embeddings, too, where it would widen the sum of residuals."""
+    model = tiny.model(embedding_norm=False, dtype="bfloat16")
+    params = tiny.params(model, batch)
+    delta = Ports(embedding_delta=jnp.zeros((4, 11, 12), jnp.float32))
+    traced = [
+        jax.eval_shape(lambda ports: model.apply({"params": params}, batch, ports=ports, deterministic=True), ports)
+        for ports in (Ports(), delta)
+    ]
+    assert jax.tree.map(lambda leaf: leaf.dtype, traced[0]) == jax.tree.map(lambda leaf: leaf.dtype, traced[1])
+
+
 @pytest.mark.parametrize("shape", [(4, 3, 11, 11), (4, 1, 11, 11), (1, 3, 1, 11)])
 def test_attention_bias_is_added_to_the_scores_of_every_layer(apply, params, batch, shape):
     bias = 2 * np.random.default_rng(0).standard_normal(shape).astype(np.float32)

@@ -31,7 +31,7 @@ class Linear(Objective):
 
     is_yes_or_no: bool = False
 
-    primary_metric = PrimaryMetric("task_loss", "", "", 0.0)
+    primary_metric = PrimaryMetric("task_loss", "task", "", "", 0.0)
     prediction_names = ("task",)
 
     def normalizers(self, batch):

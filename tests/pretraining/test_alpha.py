@@ -1,12 +1,15 @@
 """guidance.alpha_rule=auto: the power of ten that makes both losses comparable, chosen once for a run."""
 
 import json
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.finetuning.config import FinetuningConfig
+from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.pretraining import alpha, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
@@ -20,6 +23,17 @@ from tests.pretraining.search import studies
 )
 def test_the_nearest_power_of_ten(loss, guidance_loss, expected):
     assert alpha.comparable(loss, guidance_loss) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_loss_counts_with_its_coefficient(tmp_path, capsys):
+    """That of replaced tokens beside a generator is 50: .7 nats become 35."""
+    config = settings("never read", **{"guidance.alpha_rule": "auto"})
+    found = alpha.begin(config, epath.Path(tmp_path), "rtd_loss", 50.0, lambda: {"rtd_loss": 0.7, "ag_loss": 0.07})
+    assert float(found.alpha) == 1000.0 and "because 50 rtd_loss is 35.000 and" in capsys.readouterr().err
+    stored = json.loads((tmp_path / alpha.ALPHA).read_text())
+    assert stored == {"alpha": 1000.0, "rtd_loss": pytest.approx(0.7), "coefficient": 50.0, "ag_loss": 0.07}
+    objective = ReplacedTokens(SimpleNamespace(generator_config=None), weight=50.0)
+    assert float(objective.coefficients(jnp.int32(0))[objective.primary_metric.term]) == 50.0
 
 
 @pytest.mark.parametrize(("loss", "guidance_loss"), [(1.0, 0.0), (float("nan"), 1.0), (1.0, float("inf"))])
