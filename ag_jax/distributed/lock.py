@@ -332,17 +332,21 @@ class _Lock:
         return json.dumps(dataclasses.asdict(self._holder) | {"beats": beats}) + "\n"
 
     def _beat(self) -> None:
-        beats = 0
+        # Not the monotonic clock, which may stand still while the machine is suspended.
+        beats, written = 0, time.time()
         while not self._done.wait(BEAT_EVERY):
             beats += 1
             with contextlib.suppress(
                 Exception
             ):  # such as a full disk, or a store's error; the next rewrite may succeed
                 holder = found[1] if (found := self.read()) else None
-                if holder not in (self._holder, None) or (found is None and self._is_claim):
+                # Without a file, another process may have taken the lock over and released it since.
+                is_missed = found is None and (self._is_claim or time.time() - written > STALE_AFTER)
+                if holder not in (self._holder, None) or is_missed:
                     self._leave(holder)
                     return
                 storage.write_whole(self._path, self._text(beats))
+                written = time.time()
 
     def _leave(self, holder: Holder | None) -> None:
         """Note that this process lost its lock, or end it before it writes again if the lock is no claim: the lock was

@@ -154,10 +154,13 @@ def make_job(
 
     def finish(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         """Return the summary of the run, with its best evaluation and what ended it before its last step."""
-        del state, beat
+        del beat
         found = summary.summarise(workdir, primary.metric, progress)
-        training = config.training
-        if (chosen := best_evaluation(progress.history)) is not None and (training.keep_best or training.patience):
+        training, history = config.training, progress.history
+        if training.keep_best:  # of which the checkpoint is there; that of the last step may still be being saved
+            there = {*steps_in(workdir / "checkpoints"), int(state.step)}
+            history = [evaluation for evaluation in history if evaluation.step in there]
+        if (chosen := best_evaluation(history)) is not None and (training.keep_best or training.patience):
             found["best"] = {"step": chosen.step, best.metric: chosen.values[best.metric]}
         if found["steps"] == training.steps:
             return found

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
@@ -293,8 +294,10 @@ class Checkpoints:
             raise damage.judge(step, folder, error) from error
 
     def restore_params(self, step: int) -> Tree:
-        """Read only the parameters in the checkpoint of `step`, onto this process's first device, whatever devices they
-        were trained on.
+        """Return the parameters in the checkpoint of `step` on this process's first device, whatever devices they were
+        trained on.
+
+        The rest of the state is read into the memory of the host, because it may not fit on the device.
 
         Raises CorruptCheckpointError if they differ from those that were saved, and OSError if something else prevents
         reading them.
@@ -302,7 +305,10 @@ class Checkpoints:
         with self._judged(step):
             saved = dict(self._manager.item_metadata(step)["state"])
             place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), saved)
+            like = {name: jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), of) for name, of in saved.items()}
+            like["params"] = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), saved["params"]
+            )
             state, _, written = self._load(self._manager, step, like)
             params = state["params"]
         if isinstance(written, list):

@@ -99,8 +99,10 @@ class Loop:
                 found = job.first(job.program.abstract)
             state = found.state if found else job.create()
             self.progress = job.read_progress(found.progress if found else {})
-            self.checkpoints.keep_best(job.best(self.progress.history))
             start = int(state.step)
+            there = hosts.from_first("the checkpoints", self.checkpoints.steps)
+            self.deleted = {one.step for one in self.progress.history if one.step <= start} - {*there}
+            self.checkpoints.keep_best(self._best())
             self.saved_step = start if is_own else -1
         self.mark = time.perf_counter()
         self.is_over = config.time_limit is not None and hosts.from_first("the time limit", self._time_is_up)
@@ -112,12 +114,19 @@ class Loop:
                 job.workdir,
                 start,
                 evaluated=self.progress.is_evaluated(start) or not (self._is_evaluation_step(start) or self.is_over),
+                logged=not self.progress.interval,
                 tensorboard=config.tensorboard,
                 wandb=job.wandb(),
             )
             self.line = ProgressLine(job.name, start, config.steps, self.metric)
             if is_own:
                 self.line.say(f"resumed from the checkpoint of step {start}")
+            if config.profile and start >= config.profile[1]:
+                first, last = config.profile
+                self.line.say(
+                    f"training.profile={first},{last}: the run is at step {start} already, so no trace is written; "
+                    "choose later steps"
+                )
         return state, start
 
     def _steps(self, state: TrainState, start: int, stop: StopSignal) -> TrainState:
@@ -297,7 +306,7 @@ class Loop:
         progress.since_evaluation, progress.seconds = {}, 0.0
         self.line.say(self.job.describe(progress.history[-1]))
         kept = self.job.keep(state, progress.history)
-        self.checkpoints.keep_best(self.job.best(progress.history))
+        self.checkpoints.keep_best(self._best())
         self.line.begin(None)
         self.mark = time.perf_counter()
         again = self.mark - began
@@ -307,6 +316,13 @@ class Loop:
         self.has_evaluated = True
         self.speed.evaluated(self.mark - began, again)
         return kept
+
+    def _best(self) -> int | None:
+        """Return the step whose checkpoint is kept, as the job chooses it, among evaluations that have a checkpoint.
+
+        A run may resume with `keep_best` when the checkpoints of its first evaluations are gone.
+        """
+        return self.job.best([one for one in self.progress.history if one.step not in self.deleted])
 
     def _add_seconds(self) -> None:
         now = time.perf_counter()

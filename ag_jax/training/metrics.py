@@ -63,6 +63,7 @@ class MetricWriter:
 
     step: step from which the run starts or resumes.
     evaluated: whether the evaluation at `step` was done, so that its row is not deleted either.
+    logged: whether the steps up to `step` have their train row, so that a row at `step` is not deleted.
     tensorboard: whether TensorBoard events are written.
     wandb: run that also gets the rows; None sends nothing.
     """
@@ -73,13 +74,14 @@ class MetricWriter:
         step: int,
         *,
         evaluated: bool = False,
+        logged: bool = True,
         tensorboard: bool = True,
         wandb: WandbRun | None = None,
     ):
         self._workdir, self._wandb = workdir, wandb
         path = workdir / "metrics.jsonl"
         rows = read_metrics(workdir) if path.exists() else []
-        kept = [row for row in rows if row["step"] < step + (evaluated or row["split"] == "train")]
+        kept = [row for row in rows if row["step"] < step + (logged if row["split"] == "train" else evaluated)]
         self._events = None
         with self._explained():
             self._rows = storage.GrowingFile(path, "".join(json.dumps(row) + "\n" for row in kept))

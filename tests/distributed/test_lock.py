@@ -156,6 +156,24 @@ def test_the_holder_beats_and_leaves_if_another_one_took_over(directory, monkeyp
         assert left.is_set()
 
 
+def test_a_holder_that_slept_leaves_if_its_lock_is_gone(directory, monkeypatch):
+    """Another process may have taken it over and released it; a file that is deleted in between is written again."""
+    monkeypatch.setattr(lock, "BEAT_EVERY", 0.01)
+    left = threading.Event()
+    monkeypatch.setattr(lock.hosts, "leave_at_once", lambda status: left.set())
+    with lock.hold(directory):
+        (directory / lock.FILE).unlink()
+        deadline = time.monotonic() + 30
+        while not (directory / lock.FILE).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not left.is_set() and lock.is_held(directory)
+        monkeypatch.setattr(lock, "STALE_AFTER", -1.0)  # as if the last beat was long ago
+        while not left.is_set() and time.monotonic() < deadline:
+            (directory / lock.FILE).unlink(missing_ok=True)
+            time.sleep(0.005)
+        assert left.is_set()
+
+
 def test_of_many_that_find_a_remnant_one_takes_over(directory, monkeypatch):
     taken, refused = [], []
     write(directory, process_started="1")

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import types
 
 import jax
@@ -50,7 +51,7 @@ def scripted(monkeypatch):
 
 
 def config(text, steps=14, **changed):  # noqa: F811
-    return settings(text, steps, **SETTINGS, **changed)
+    return settings(text, steps, **SETTINGS | changed)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,18 @@ def test_more_patience_goes_on(stopped, text, tmp_path, scripted, one_device):  
     assert summary == run.train(config(text), whole)
     assert steps_in(workdir / "checkpoints") == steps_in(whole / "checkpoints") == [12, 14]
     jax.tree.map(np.testing.assert_array_equal, params(workdir, 12), params(whole, 12))
+
+
+def test_the_best_of_those_that_are_there(text, tmp_path, scripted, one_device, monkeypatch):  # noqa: F811
+    """A run goes on with `keep_best` at step 6, when the checkpoint of its best evaluation, of step 2, is gone."""
+    losses = {2: 3.0, 4: 4.0, 6: 4.5, 8: 4.25, 10: 4.4, 12: 4.5, 14: 4.6}
+    monkeypatch.setattr(sys.modules[__name__], "LOSSES", losses)
+    workdir = epath.Path(tmp_path / "run")
+    run.train(config(text, **{"training.keep_best": False}), workdir, pause_at=6)
+    assert steps_in(workdir / "checkpoints") == [6]
+    summary = run.train(config(text), workdir)
+    assert steps_in(workdir / "checkpoints") == [8, 14]
+    assert summary["best"] == {"step": 8, "mlm_loss": 4.25} and run.best_step(workdir) == 8
 
 
 def test_less_patience_ends_an_unfinished_run_where_it_is(text, tmp_path, scripted, one_device, monkeypatch):  # noqa: F811

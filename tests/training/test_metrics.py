@@ -40,6 +40,9 @@ def test_rows_after_the_resumed_step_are_dropped(tmp_path):
         file.write('{"step": 5, "spl')
     MetricWriter(workdir, 2, tensorboard=False)
     assert [row["step"] for row in read_metrics(workdir)] == [1, 2]
+    # The checkpoint of step 2 was saved before that row, whose steps are a part of the next row.
+    MetricWriter(workdir, 2, logged=False, tensorboard=False)
+    assert [row["step"] for row in read_metrics(workdir)] == [1]
 
 
 @pytest.mark.parametrize(

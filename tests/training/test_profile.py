@@ -57,6 +57,14 @@ def test_a_run_that_is_interrupted_ends_the_trace(tmp_path, capsys):
     assert steps_of(folder)[0] in (4, 5, 6)
 
 
+def test_a_run_that_is_past_the_steps_says_so(tmp_path, capsys):
+    loop.Loop(dataclasses.replace(tiny_job(tmp_path / "run"), pause_at=6)).run()
+    capsys.readouterr()
+    loop.Loop(tiny_job(tmp_path / "run", profile=(4, 6))).run()
+    assert "training.profile=4,6: the run is at step 6 already, so no trace is written" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "profile").exists()
+
+
 @pytest.mark.parametrize("steps", [(3,), (5, 3), (3, 13), (1, 2, 3)])
 def test_other_steps_are_rejected(steps):
     with pytest.raises(ValueError, match="training.profile=.* must be the first and the last step of a trace"):
