@@ -17,7 +17,7 @@ from ag_jax import cli, config_reader, main
 from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.finetuning.config import FinetuningConfig
+from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
@@ -28,6 +28,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from tests import tiny
 from tests.data.parallel import test_layouts as layouts
 from tests.finetuning import tasks
+from tests.probing import trained_models
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -82,8 +83,8 @@ def test_the_attack_of_ones_own_masks_what_its_page_says():
 
 @pytest.fixture(scope="module")
 def readers_place(tmp_path_factory):
-    """Make the folder in which a reader runs the examples: the run of the quickstart, a run that translates, and a
-    trial with saved weights, and a file of texts.
+    """Make the folder in which a reader runs the examples: the run of the quickstart, a run that translates, a suite
+    with a trial of each task with saved weights, and a file of texts.
     """
     place = tmp_path_factory.mktemp("reader")
     encoder = dataclasses.replace(tasks.pretrained().config, max_length=64)
@@ -108,8 +109,13 @@ def readers_place(tmp_path_factory):
         head, encoder, tasks.TOKENIZER, tiny.params(head.model(encoder), tiny.task_batch("classification"))
     )
     (place / "mine.txt").write_text("\n".join([" ".join(tasks.WORDS)] * 5))
-    for task in ("sst2", "mnli"):
-        finetuned.save(tuned, place / "runs" / "glue" / task / "lr2e-05-bs32-seed0" / "weights")
+    suite = FinetuningConfig(checkpoint="runs/mine", tasks={"sst2": Recipe(), "mnli": Recipe()})
+    for task in suite.tasks:
+        trial = place / "runs" / "glue" / task / "lr2e-05-bs32-seed0"
+        finetuned.save(tuned, trial / "weights")
+        result = trained_models.SUITE_OF | {"task": task, "examples": {"train": 24, "validation": 9}}
+        (trial / "result.json").write_text(json.dumps(result))
+    (place / "runs" / "glue" / "config.json").write_text(json.dumps(config_reader.to_dict(suite)))
     return place
 
 
@@ -234,7 +240,9 @@ def test_commands_have_verbs_flags_configs_and_settings_that_exist(words, place_
         return
     request = cli.Request(**verbs.parse(words, cli.KINDS)[1])
     if request.config:
-        request.checked()
+        config = request.checked()
+        if isinstance(config, FinetuningConfig) and config.checkpoint.startswith(("runs/quickstart", "runs/asa")):
+            assert {recipe.max_length for recipe in config.tasks.values()} == {64}  # the quickstart's positions
 
 
 def test_commands_are_found():

@@ -5,7 +5,7 @@
     fill = pipelines.fill_mask("runs/quickstart/ag-seed0")
     fill("The state of our <mask> is strong.")  # [Guess(text="union", score=0.83), ...]
 
-    classify = pipelines.classify("runs/glue/sst2/lr2e-05-bs32-seed0")
+    classify = pipelines.classify("runs/glue/sst2")
     classify("A masterpiece.")                  # Guess(text="positive", score=0.99)
     classify("A masterpiece.", top_k=None)      # all classes, the most probable first
     classify.logits("A masterpiece.")           # array([-2.1, 2.4], dtype=float32), in the order of classify.labels

@@ -94,7 +94,8 @@ def answer(
 ) -> Answer:
     """Open a model that was fine-tuned to find answers, as a function of a question and a context.
 
-    directory: of a trial with saved weights, or of a Hugging Face model `...ForQuestionAnswering`.
+    directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of
+        a Hugging Face model `...ForQuestionAnswering`.
     refuses: whether the answer is "" where the model predicts that there is none; None: only if the model was trained
         by this program to do so (SQuAD 2.0).
     threshold: how far the score of "no answer" must be above that of the best answer for the answer to be "". The
@@ -104,7 +105,7 @@ def answer(
     Raises ValueError for a nonzero threshold with a model that always answers, and ValueError or FileNotFoundError if
     there is no such model.
 
-        answer = pipelines.answer("runs/squad/squad2/lr2e-05-bs32-seed0")
+        answer = pipelines.answer("runs/squad/squad2")
         answer("Where does the king live?", context)
     """
     size = check_batch_size(batch_size)

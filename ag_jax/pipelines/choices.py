@@ -92,12 +92,13 @@ class Choose(BatchedPipeline):
 def choose(directory: str, *, batch_size: int = BATCH_SIZE) -> Choose:
     """Open a model that was fine-tuned for multiple choice, as a function of a text and its candidates.
 
-    directory: of a trial with saved weights, or of a Hugging Face model `...ForMultipleChoice`.
+    directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of
+        a Hugging Face model `...ForMultipleChoice`.
     batch_size: the most texts, each with its candidates, that are computed together.
 
     Raises ValueError or FileNotFoundError if there is no such model.
 
-        choose = pipelines.choose("runs/choice/hellaswag/lr2e-05-bs32-seed0")
+        choose = pipelines.choose("runs/choice/hellaswag")
         choose("He opened the door and", ["went in.", "is a door."])
     """
     size = check_batch_size(batch_size)

@@ -106,12 +106,13 @@ class Classify(BatchedPipeline):
 def classify(directory: str, *, batch_size: int = BATCH_SIZE) -> Classify:
     """Open a model that was fine-tuned for classification or regression, as a function of texts or pairs of texts.
 
-    directory: of a trial with saved weights, or of a Hugging Face model `...ForSequenceClassification`.
+    directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of
+        a Hugging Face model `...ForSequenceClassification`.
     batch_size: the most texts that are computed together.
 
     Raises ValueError or FileNotFoundError if there is no such model.
 
-        classify = pipelines.classify("runs/glue/mnli/lr2e-05-bs32-seed0")
+        classify = pipelines.classify("runs/glue/mnli")
         classify("It rains.", "The street is wet.")
     """
     size = check_batch_size(batch_size)

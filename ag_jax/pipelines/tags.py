@@ -87,12 +87,13 @@ class Tag(BatchedPipeline):
 def tag(directory: str, *, batch_size: int = BATCH_SIZE) -> Tag:
     """Open a model that was fine-tuned to tag words, as a function of texts.
 
-    directory: of a trial with saved weights, or of a Hugging Face model `...ForTokenClassification`.
+    directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of
+        a Hugging Face model `...ForTokenClassification`.
     batch_size: the most texts that are computed together.
 
     Raises ValueError or FileNotFoundError if there is no such model.
 
-        tag = pipelines.tag("runs/tagging/wnut17/lr2e-05-bs32-seed0")
+        tag = pipelines.tag("runs/tagging/wnut17")
         tag([["Ana", "flew", "from", "Lisbon", "to", "Oslo", "."], "He stayed"])
     """
     size = check_batch_size(batch_size)
