@@ -12,7 +12,8 @@ Devlin et al. 2019 (fine-tuning of a pre-trained encoder); Mosbach et al. 2021 (
 
 The labels are read from the training file, and without a validation file one training example in ten is held out. With
 `task` and `labels` but without `train`, the tags of a task of the catalogue are replaced, and its files are read from
-the folder `data`: the last command reads MasakhaNER's files, which have CoNLL-2003's form and also mark dates.
+its folder below `data`: the last command reads MasakhaNER's files, which have CoNLL-2003's form and also mark dates, as
+FOLDER/conll2003/train.txt, valid.txt and test.txt.
 `ag-jax compare` trains without an attack (plain) and with adversarial self-attention (asa), or the arms that
 `--config.arms` names.
 docs/custom_tasks.md explains the files. The weights with the best validation score are saved (keep=best).
