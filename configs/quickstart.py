@@ -6,9 +6,9 @@ language modelling without guidance (mlm) and with guidance (ag).
     bash launch/local.sh
     ag-jax compare --config=quickstart --workdir=runs/quickstart
 
-Hardware and time: both arms take 5 to 8 minutes on 2 CPU cores, installation included.
+Hardware and time: both arms take 5 to 9 minutes on 2 CPU cores, installation included.
 
-Expected: validation loss 6.21 (mlm) and 4.97 (ag), seed 0 (benchmarks/results/quickstart.json). The arms differ in
+Expected: validation loss 6.21 (mlm) and 4.96 (ag), seed 0 (benchmarks/results/quickstart.json). The arms differ in
 guidance alone: both have the learning rate and warm-up that are best without it
 (benchmarks/results/quickstart_search.json; `ag-jax search --config=quickstart_search` repeats the search).
 

@@ -36,8 +36,8 @@ class OptimizerConfig:
     warmup_steps: number of steps in which the learning rate rises from 0 to its peak.
     decay: how the learning rate falls from its peak to the last step: `linear`, `cosine` or `one_minus_sqrt` (1 -
         sqrt(x), where x is the share of the fall's steps that are done); `constant` leaves it at the peak;
-        `inverse_sqrt` makes it peak * sqrt(warmup_steps / step), which with the peak (width * warmup_steps)^-0.5 is the
-        schedule of Vaswani et al. 2017, equation 3.
+        `inverse_sqrt` makes it peak * sqrt(max(warmup_steps, 1) / step), which with the peak (width *
+        warmup_steps)^-0.5 is the schedule of Vaswani et al. 2017, equation 3.
     decay_steps: number of the last steps in which the learning rate falls; before them it stays at its peak (schedule
         warm-up-stable-decay). None lets it fall from the end of warm-up on.
     final_share: learning rate at the end of the fall, as a share of the peak.

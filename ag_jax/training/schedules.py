@@ -39,7 +39,7 @@ def learning_rate(
     total_steps: number of steps of the run.
     decay: shape f of the fall: `linear` 1 - x; `cosine` (1 + cos(pi x)) / 2 (Loshchilov & Hutter 2017);
         `one_minus_sqrt` 1 - sqrt(x) (Hägele et al. 2024). `constant` does not fall, and `inverse_sqrt` is
-        peak * sqrt(warmup_steps / step) after the rise (Vaswani et al. 2017, equation 3); neither has an end.
+        peak * sqrt(max(warmup_steps, 1) / step) after the rise (Vaswani et al. 2017, equation 3); neither has an end.
     decay_steps: number of steps of the fall, at the end of the run; None begins it after the rise. Rise, peak and fall
         are the schedule warm-up-stable-decay of Hu et al. 2024.
     final_share: learning rate at the end of the fall, as a share of the peak.
