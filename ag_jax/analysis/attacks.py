@@ -124,7 +124,6 @@ class Temperatures:
     means: mean score over seeds at each temperature, as a fraction.
     deviations: standard deviation over seeds at each temperature, as a fraction; None with one seed.
     plain: score without an attack, as a fraction; None if it was not measured.
-    several: whether there are several seeds.
     """
 
     metric: str
@@ -132,7 +131,6 @@ class Temperatures:
     means: tuple[float, ...]
     deviations: tuple[float | None, ...]
     plain: float | None = None
-    several: bool = True
 
 
 def temperature_table(by_task: Mapping[str, Temperatures]) -> list[str]:
@@ -142,7 +140,7 @@ def temperature_table(by_task: Mapping[str, Temperatures]) -> list[str]:
     rows = []
     for task, scores in by_task.items():
         cells = {
-            tau: f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if scores.several else "")
+            tau: f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
             for tau, mean, deviation in zip(scores.taus, scores.means, scores.deviations, strict=True)
         }
         plain = "–" if scores.plain is None else f"{100 * scores.plain:.1f}"

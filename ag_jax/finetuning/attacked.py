@@ -100,7 +100,6 @@ def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[st
                 means=tuple(score["mean"] for score in ordered),
                 deviations=tuple(score["deviation"] for score in ordered),
                 plain=plain,
-                several=ordered[0]["n"] > 1,
             )
     return found
 

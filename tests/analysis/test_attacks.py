@@ -101,7 +101,7 @@ def test_the_picture_of_masks(tmp_path):
 
 
 DREAM = Temperatures("accuracy", (0.3, 0.6, 1.0), (0.6, 0.62, 0.64), (0.01, 0.02, 0.03), plain=0.61)
-HELLASWAG = Temperatures("accuracy", (0.3, 2.0), (0.41, 0.39), (None, None), several=False)
+HELLASWAG = Temperatures("accuracy", (0.3, 2.0), (0.41, 0.39), (None, None))
 
 
 def test_the_table_of_temperatures():

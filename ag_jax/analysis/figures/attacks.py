@@ -87,7 +87,8 @@ def draw_temperatures(by_task: Mapping[str, Temperatures], run: str = "") -> Fig
     chosen = colours(by_task)
     for panel, (task, scores) in zip(figure.subplots(1, len(by_task), squeeze=False)[0], by_task.items(), strict=True):
         means = 100 * np.array(scores.means)
-        spread = 100 * np.array(scores.deviations, np.float64) if scores.several else None
+        deviations = [deviation for deviation in scores.deviations if deviation is not None]
+        spread = 100 * np.array(deviations) if deviations else None  # one seed has none
         panel.errorbar(
             scores.taus, means, yerr=spread, fmt="o-", color=chosen[task], markersize=4, capsize=3, label="attacked"
         )
