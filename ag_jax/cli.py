@@ -211,7 +211,7 @@ def _checked(verb: str, request: Request) -> AnyConfig:
     """Return the config for `--print_config`, after the same checks that the verb makes when it runs."""
     share = None if request.part is None else parts.parse_part(request.part)
     if verb in ("train", "prepare", "tokenizer", "plan", "search"):
-        experiment = request.experiment()
+        experiment = _for_training(request) if verb == "train" else request.experiment()
         if verb == "search":
             study = points.study(request.config, request.overrides)
             parts.numbers_of(share or parts.ALL, len(study.points), "points")
@@ -257,8 +257,14 @@ def _tell(message: str) -> None:
         print(message)
 
 
+def _for_training(request: Request) -> ExperimentConfig:
+    config = request.experiment()
+    words.check_flags(config, request.overrides)
+    return config
+
+
 def _train(request: Request) -> None:
-    config, workdir = request.experiment(), request.directory()
+    config, workdir = _for_training(request), request.directory()
     summary = run.train(config, workdir)
     _tell(
         f"{workdir.name}: {workloads.workload_of(config).primary_metric.label} {summary['train_loss']:.3f} train, "

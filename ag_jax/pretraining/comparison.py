@@ -55,7 +55,8 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     """Return the checked config of every (arm, seed) of the config file `source`, with `overrides` on top.
 
     Raises ValueError if there are no arms, if two are the same, if they are measured by different losses or their
-    translations by different tests, or if there is no milestone at which the report shows their attention.
+    translations by different tests, if there is no milestone at which the report shows their attention, or if both
+    steps and words give their length.
     """
     config = pretraining_config.parse(config_reader.load(source, overrides))
     arms.check_seed(config, config.comparison.seeds, "comparison.seeds")
@@ -65,6 +66,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
             named = arms.load(source, arm, overrides)
             named.seed = seed
             configs[arm, seed] = pretraining_config.parse(named)
+            words.check_flags(configs[arm, seed], overrides)
     in_effect = {arm: of_arm.in_effect for (arm, seed), of_arm in configs.items() if seed == config.comparison.seeds[0]}
     arms.check_distinct(source, in_effect, overrides)
     measured = {workloads.workload_of(config).primary_metric.label for config in configs.values()}

@@ -12,7 +12,7 @@ steps are stored in the run directory when the run begins (`words.json`), and a 
 import bisect
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from etils import epath
@@ -71,7 +71,7 @@ class _Pace:
     def check_epochs(self, steps: int) -> None:
         """Raise ValueError if a run of `steps` steps sees more words than `training.max_epochs` allows."""
         most, seen = self.config.training.max_epochs, self.words(steps)
-        text = self.config.data.max_words or self.epoch_words
+        text = self.config.data.max_words or self.epoch_words // self.config.data.duplicates
         if most is not None and seen > most * text:
             raise ValueError(
                 f"training.steps={steps:,} see {seen:,} words, more than training.max_epochs={most:g} times the "
@@ -83,6 +83,31 @@ def is_needed(config: ExperimentConfig) -> bool:
     """Return whether settings of a config are in words."""
     training = config.training
     return training.words is not None or training.max_epochs is not None or bool(training.milestone_words)
+
+
+def check_flags(config: ExperimentConfig, overrides: Mapping[str, Any]) -> None:
+    """Raise ValueError if a flag gives the number of steps of a run whose length is in words.
+
+    overrides: the settings that flags changed.
+    """
+    check_length(
+        {
+            "--config.training.steps": "training.steps" in overrides,
+            "training.words": config.training.words is not None,
+        }
+    )
+
+
+def check_length(given: Mapping[str, bool]) -> None:
+    """Raise ValueError if several settings give the length of a run.
+
+    given: whether each of the settings that may give it is given, by its name in the message.
+    """
+    if len(lengths := [name for name, is_given in given.items() if is_given]) > 1:
+        raise ValueError(
+            f"{' and '.join(lengths)} give the length of the runs: set only one of them, and leave out the others, or "
+            "set them to none"
+        )
 
 
 def resolve(

@@ -91,6 +91,15 @@ def test_words_that_a_run_cannot_follow(changed, message):
         words.of_corpus(settings, types.SimpleNamespace(words={}, train=range(100)))
 
 
+def test_rows_that_repeat_the_text_count_for_its_epochs():
+    """`max_epochs` is of the words of the text, which rows repeat `data.duplicates` times."""
+    pairs = {"data.format": "segment_pair_nsp", "data.duplicates": 3, "model.token_types": 2}
+    run_of = {"training.batch_size": 10, "training.max_epochs": 6.0, **pairs}  # a step sees a tenth of 3 * 100 words
+    assert words.of_corpus(config(**run_of, **{"training.steps": 20}), corpus(100, 100)).steps == 20
+    with pytest.raises(ValueError, match=r"=21 see 630 words, more than training.max_epochs=6 times the 100 .* 20$"):
+        words.of_corpus(config(**run_of, **{"training.steps": 21}), corpus(100, 100))
+
+
 def test_settings_that_contradict_one_another():
     with pytest.raises(ValueError, match="milestone_words=3,2 must be ascending"):
         config(**{"training.milestone_words": (3, 2)})
@@ -233,3 +242,23 @@ def test_prepare_prints_the_steps(text, tmp_path, capsys):
     found = words.WordSteps(**printed["in words"])
     rows = printed["train rows"]
     assert found == dataclasses.replace(found, epoch_rows=rows, steps=int(700 * rows / found.epoch_words / 4))
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_steps_of_a_flag_do_not_go_with_words(tmp_path, capsys, verb):
+    command = [
+        "ag-jax",
+        verb,
+        "--config=babylm/strict_small:source=novels,scale=small",
+        f"--workdir={tmp_path / 'run'}",
+        "--config.optimizer.warmup_steps=0",
+    ]
+    steps = "--config.training.steps=100"
+    for more in ([], ["--print_config"]):
+        assert main.main([*command, steps, *more]) == 1
+        said = "--config.training.steps and training.words give the length of the runs: set only one of them"
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main.main([*command, "--print_config"]) == 0 and capsys.readouterr().out
+    assert main.main([*command, steps, "--config.training.words=none", "--print_config"]) == 0
+    assert json.loads(capsys.readouterr().out)["training"]["steps"] == 100

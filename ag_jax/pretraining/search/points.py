@@ -148,17 +148,14 @@ def _check_length(
 
     in_words: `training.words` of the points, if it is not searched.
     """
-    given = {
-        "search.steps": search.steps is not None,
-        "--config.training.steps": "training.steps" in overrides,
-        "training.steps in search.grids": "training.steps" in grid,
-        "training.words": in_words is not None or "training.words" in grid,
-    }
-    if len(lengths := [name for name, is_given in given.items() if is_given]) > 1:
-        raise ValueError(
-            f"{' and '.join(lengths)} give the length of the runs: set only one of them, and leave out the others, or "
-            "set them to none"
-        )
+    words.check_length(
+        {
+            "search.steps": search.steps is not None,
+            "--config.training.steps": "training.steps" in overrides,
+            "training.steps in search.grids": "training.steps" in grid,
+            "training.words": in_words is not None or "training.words" in grid,
+        }
+    )
 
 
 def with_steps(study: Study, workdir: epath.Path, is_begun: Callable[[epath.Path], bool]) -> Study:
