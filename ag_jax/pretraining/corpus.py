@@ -107,7 +107,7 @@ def read_tests(config: TranslationConfig) -> dict[str, LinesOfTest]:
 def check_tests(config: ExperimentConfig) -> None:
     """Raise ValueError or FileNotFoundError if the test sets of a config cannot be read, translated or scored.
 
-    Called before a run begins: they are needed after the training, when the run's config can no longer be changed.
+    Called before a run begins, because they are needed after the training, and before one is resumed with others.
     """
     tests = read_tests(config.translation)
     if not tests:

@@ -83,6 +83,16 @@ MAY_DIFFER = (
     "search.",
     "inspection.",
 )
+# Those of MAY_DIFFER that only matter once there is a model: `config.json` has the latest, for the verbs that read it.
+# `training.keep_last` is one of them because `translation.average` may not be larger.
+AFTER_TRAINING = (
+    "decoding.",
+    "inspection.",
+    "training.keep_last",
+    "translation.average",
+    "translation.tests",
+    "translation.tokenize",
+)
 # Settings of the encoder that do not change the meaning of its parameters.
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "scan_layers", "attention")
 # Others may be changed on purpose when training goes on: slower rotations for longer sequences.
@@ -283,8 +293,11 @@ def versions() -> dict[str, str]:
 def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Write `config.json` to a new run directory, or check that the directory holds the same run.
 
-    The config of an attempt that left nothing worth keeping is replaced. Raises ValueError, with the settings that
-    differ, if another config was run there, if the hosts have different ones, or if they do not share the directory.
+    The config of an attempt that left nothing worth keeping is replaced. Of a run that is resumed, other values of
+    `AFTER_TRAINING` are written.
+
+    Raises ValueError, with the settings that differ, if another config was run there, if the hosts have different ones,
+    or if they do not share the directory.
     """
     settings = config_reader.flat(config_reader.to_dict(config))
     hosts.agree("their settings", {key: value for key, value in settings.items() if key != "data.cache_dir"})
@@ -336,6 +349,7 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         steps = check_workdir(config, workdir)
         if steps == config.training.steps:
+            _renew(config, workdir)
             return
         if steps is not None:
             extension.begin(steps, config, workdir)
@@ -346,6 +360,21 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         raise ValueError(
             f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written"
         ) from error
+
+
+def _renew(config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Write other values of `AFTER_TRAINING` into the `config.json` of a run that is resumed; print their names."""
+    path = workdir / "config.json"
+    stored = pretraining_config.read_settings(path)
+    there, here = pretraining_config.both_settings(stored, config)
+    changed = [key for key in here if config_reader.is_among(key, AFTER_TRAINING) and there[key] != here[key]]
+    if not changed:
+        return
+    for key in changed:
+        section, _, name = key.partition(".")
+        stored.setdefault(section, {})[name] = here[key]
+    storage.write_whole(path, json.dumps(stored, indent=2) + "\n")
+    print(f"{path} has the new values of {', '.join(changed)}", file=sys.stderr, flush=True)
 
 
 def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> int:
@@ -492,13 +521,20 @@ def milestone_steps(config: ExperimentConfig, workdir: epath.PathLike) -> dict[f
 
 
 def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Raise ValueError or FileNotFoundError, on every host, if the test sets of a run that has not begun cannot be used
-    (`corpus.check_tests`).
+    """Raise ValueError or FileNotFoundError, on every host, if the test sets of a config cannot be used
+    (`corpus.check_tests`). Those with which a run began are not checked again.
     """
 
     def check() -> None:
-        if not is_begun(workdir):
-            pretraining_corpus.check_tests(config)
+        data, path = config.data, workdir / "config.json"
+        if is_begun(workdir):
+            if not path.exists():  # an error of `check_workdir`
+                return
+            there, here = pretraining_config.both_settings(pretraining_config.read_settings(path), config)
+            if there["translation.tests"] == here["translation.tests"]:
+                return
+            data = pretraining_corpus.with_own_tokenizer(data, workdir)
+        pretraining_corpus.check_tests(dataclasses.replace(config, data=data))
 
     hosts.from_first("the test sets", check)
 

@@ -96,3 +96,53 @@ def test_a_line_with_as_many_tokens_as_positions_is_fine(folder, source):
         else:
             with pytest.raises(ValueError, match=f"has {size} tokens, and the model has positions for {size - 1}"):
                 pretraining_corpus.check_tests(changed)
+
+
+@pytest.fixture
+def begun(folder, source, tmp_path):
+    """The directory of a run that has begun without test sets, and its config."""
+    config = pretraining_config.parse(
+        config_reader.load(source, settings(folder, "test.source", "test.target") | {"translation.tests": ()})
+    )
+    workdir = epath.Path(tmp_path / "run")
+    run.claim_workdir(config, workdir)
+    pretraining_corpus.pipeline.prepare_tokenizer(config.data).save(workdir / "tokenizer")
+    (workdir / "checkpoints" / "0").mkdir(parents=True)
+    return workdir, config
+
+
+def test_a_resumed_run_takes_other_settings_of_translation(folder, source, begun, capsys):
+    """With them, the verbs that read its config translate and draw. What decides about checkpoints stays."""
+    workdir, before = begun
+    changed = {
+        "decoding.beam_size": 3,
+        "translation.average": before.training.keep_last + 2,
+        "training.keep_last": before.training.keep_last + 2,
+        "translation.tokenize": "char",
+        "inspection.sentence": "a dog",
+    }
+    overrides = settings(folder, "test.source", "test.target") | changed
+    stays = {"title": "another", "training.milestones": (0.5,), "data.cache_dir": str(folder / "other")}
+    config = pretraining_config.parse(config_reader.load(source, overrides | stays))
+    run.check_tests(config, workdir)
+    run.claim_workdir(config, workdir)
+    found = config_reader.flat(config_reader.to_dict(run.read_config(workdir)))
+    there, here = (config_reader.flat(config_reader.to_dict(of)) for of in (before, config))
+    taken = {"translation.tests", *changed}
+    assert {key for key in found if found[key] != there[key]} == taken
+    assert {key: found[key] for key in taken} == {key: here[key] for key in taken}
+    assert "config.json has the new values of " in capsys.readouterr().err
+    run.claim_workdir(config, workdir)
+    assert not capsys.readouterr().err, "they are the same now"
+
+
+def test_other_test_sets_of_a_resumed_run_are_checked(folder, source, begun):
+    workdir, before = begun
+    for files, message in (
+        (("nowhere", "test.target"), "nowhere' does not exist"),
+        (("long", "test.target"), r"line 3 has \d\d+ tokens, and the model has positions for 31"),
+    ):
+        config = pretraining_config.parse(config_reader.load(source, settings(folder, *files)))
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            run.train(config, workdir)
+        assert run.read_config(workdir) == before
