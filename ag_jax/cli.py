@@ -146,12 +146,16 @@ class Request:
                 "of a run on held-out text, use `ag-jax evaluate --workdir=RUN`; to fine-tune, use `ag-jax finetune "
                 "--config=finetune/glue:checkpoint=RUN`; to probe attention heads, use --config=probe:checkpoint=RUN"
             )
+        self.refuse_step("probes")
+        return config
+
+    def refuse_step(self, purpose: str) -> None:
+        """Raise ValueError if there is a --step, which a config for this purpose has as a setting."""
         if self.step is not None:
             raise ValueError(
-                f"--step={self.step} does not apply to probes: give the step of the checkpoint as the setting "
-                f"--config.step={self.step} instead"
+                f"--step={self.step} does not apply to {purpose}: give the step of the checkpoint as the setting "
+                f"--config.step={'N' if self.step == 'best' else self.step} instead"
             )
-        return config
 
     def _for_probes(self, needed: str) -> str:
         return (
@@ -474,6 +478,7 @@ def _renamed(verb: str, request: Request) -> tuple[str, Request]:
     if verb == "convert":
         earlier, (verb, request) = "convert", _converted(request)
     elif verb == "evaluate" and request.config and _is_of_finetuning(request):
+        request.refuse_step("fine-tuning")
         earlier, verb = "evaluate --config", "finetune"
     else:
         return verb, request
@@ -507,7 +512,7 @@ def _flags(request: Request) -> list[str]:
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
         if field.name == "overrides":
-            flags += [f"--config.{key}={config_reader.shown(item)}" for key, item in (value or {}).items()]
+            flags += config_reader.flags(value or {})
         elif isinstance(value, bool):
             flags += [f"--{'' if value else 'no'}{field.name}"] if value != field.default else []
         elif value not in (None, field.default) and value != []:

@@ -23,6 +23,7 @@ import dataclasses
 import difflib
 import functools
 import importlib.util
+import inspect
 import json
 import math
 import operator
@@ -35,6 +36,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ml_collections import ConfigDict, FrozenConfigDict, config_dict
+from ml_collections.config_flags.tuple_parser import TupleParser
 
 Kind = TypeVar("Kind")
 LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
@@ -208,6 +210,28 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple) and value:
         return ",".join(map(str, value))
     return NONE if value is None else str(value)
+
+
+def flags(overrides: Mapping[str, Any]) -> list[str]:
+    """Return the flags that give settings these values, as one types them, such as `--config.seed=3`.
+
+    Numbers of a list are written with commas, and of a list of texts each has a flag of its own.
+    """
+    found = []
+    for key, value in overrides.items():
+        has_texts = isinstance(value, tuple) and any(isinstance(item, str) for item in value)
+        typed = [_typed(item) for item in value] if has_texts else [shown(value)]
+        found += [f"--config.{key}={text}" for text in typed]
+    return found
+
+
+def _typed(item: Any) -> str:
+    """Return an item of a list as a flag of its own has it: in quotes if it would be read as another value."""
+    text = str(item)
+    try:
+        return text if TupleParser().parse(text) == (item,) else repr(item)
+    except ValueError:
+        return repr(item)
 
 
 def _chosen(value: Any, choices: Sequence[str], path: str, message_end: str) -> str:
@@ -466,7 +490,8 @@ def choices_of(given: str) -> dict[str, Any]:
     mark = _declaring.set(True)
     try:
         with _errors_named(path, module.__file__):
-            module.get_config("")
+            if inspect.signature(module.get_config).parameters:
+                module.get_config("")
     except _Declared as declared:
         return declared.args[0]
     finally:

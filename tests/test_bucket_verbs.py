@@ -13,10 +13,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ag_jax import cli
+from ag_jax import cli, config_reader
 from ag_jax.data.parallel import toys
+from ag_jax.data.pipeline import prepare_tokenizer
 from ag_jax.data.probes.queries import Probe, Query, Window
-from ag_jax.pretraining import translate
+from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import run, translate
 from ag_jax.training.metrics import CLOCK_FIELDS
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import test_preparing
@@ -199,11 +201,22 @@ def test_translation(bucket, tmp_path, one_device, monkeypatch, is_more):
             output = f"new{len(translated)}.de"
             cli.run_verb("translate", request(str(place), input="test.source", output=output))
             translated.append((tmp_path / output).read_bytes())
+        further = config_reader.load(f"continue_translation:run={place},source=train.source,target=train.target")
+        assert further.training.initial_weights == str(place) and further.model.width == 16
     on_disk, in_bucket = (results(place, bucket) for place in places)
     assert in_bucket.keys() == on_disk.keys() >= {"evaluation.json", "translations/test.txt", "summary.json"}
     assert in_bucket == on_disk
     # The verb translates as the evaluation does, which its file in the bucket shows.
     assert translated == [files(places[1], bucket)["translations/test.txt"]] * 2 * is_more
+
+
+def test_a_run_in_a_bucket_can_be_continued(bucket):
+    """The config file reads its settings, its tokenizer and its weights."""
+    place = upload(REPOSITORY / "tests" / "goldens" / "with_checksums" / "finished", bucket, "runs/first")
+    config = pretraining_config.parse(config_reader.load(f"continue_pretraining:run={place},arm=mlm"))
+    run.check_initial_weights(config)
+    opened = run.open_run(config.training.initial_weights)
+    assert opened.tokenizer.fingerprint() == prepare_tokenizer(config.data).fingerprint() and opened.step > 0
 
 
 def test_files_of_translate_are_on_a_disk(tmp_path):

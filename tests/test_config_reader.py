@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import shlex
 from typing import Annotated, ClassVar, Literal
 
 import pytest
 
-from ag_jax import config_reader, main
+from ag_jax import cli, config_reader, main
+from ag_jax.command_line import verbs
 from ag_jax.config_reader import arguments, flat, load, parse, read_flags, with_argument
+from ag_jax.pretraining import arms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,3 +334,35 @@ def test_one_argument_is_replaced():
 
 def test_flat():
     assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a.b": 1, "a.c.d": 2, "e": 3}
+
+
+def test_flags_are_read_as_the_values_that_they_were_made_of():
+    """Of lists of texts, each text has a flag of its own; one with a comma or space is in quotes."""
+    tests = ("news=n.en=n.de", "talks=my talks.en=talks,de.gz", "a,b", "3")
+    overrides = {
+        "translation.tests": tests,
+        "comparison.seeds": (0, 1),
+        "training.profile": (7, 9),
+        "training.milestones": (),
+        "search.rungs": (0.25,),
+        "title": "two, or 'three'",
+        "optimizer.clip_norm": None,
+        "training.keep_best": True,
+        "optimizer.learning_rate": 1e-05,
+    }
+    given = config_reader.flags(overrides)
+    assert given[0] == "--config.translation.tests=news=n.en=n.de" and "--config.comparison.seeds=0,1" in given
+    command = shlex.split(arms.command("compare", "quickstart", overrides))
+    assert command == ["ag-jax", "compare", "--config=quickstart", *given]
+    assert verbs.parse(command[1:], cli.KINDS)[1]["overrides"] == overrides
+
+
+def test_a_config_file_whose_function_has_no_parameter_takes_no_arguments(tmp_path, capsys):
+    path = tmp_path / "c.py"
+    path.write_text(
+        '"""A config."""\nfrom ag_jax.pretraining import config\n'
+        "def get_config():\n    return config.default_config()\n"
+    )
+    assert config_reader.choices_of(str(path)) == config_reader.values_of(str(path)) == {}
+    assert main.main(["ag-jax", "help", str(path)]) == 0
+    assert capsys.readouterr().out == "A config.\n\nThis config takes no arguments of the form name=value.\n"

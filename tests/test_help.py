@@ -158,6 +158,10 @@ def test_evaluate_with_a_config_is_finetune(capsys):
     assert note == f"note: `ag-jax evaluate --config` will go with the next release; the command is now: {command}\n"
     assert main.main(["ag-jax", "finetune", *arguments]) == 0
     assert capsys.readouterr() == (printed, "")
+    for step, number in (("3", "3"), ("best", "N")):
+        assert main.main(["ag-jax", "evaluate", *arguments, f"--step={step}"]) == 1
+        message = f"--step={step} does not apply to fine-tuning: give the step of the checkpoint as the setting "
+        assert capsys.readouterr() == ("", f"ag-jax evaluate: {message}--config.step={number} instead\n")
 
 
 def test_the_wheel_has_the_configs(tmp_path):

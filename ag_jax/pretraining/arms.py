@@ -90,8 +90,7 @@ def announce(sentences: Sequence[str]) -> None:
 
 def command(verb: str, source: str, overrides: Mapping[str, Any]) -> str:
     """Return the command `ag-jax VERB` for the config file `source`, with `overrides` as flags but no `--workdir`."""
-    flags = [f"--config={source}", *(f"--config.{key}={config_reader.shown(item)}" for key, item in overrides.items())]
-    return " ".join(["ag-jax", verb, *map(shlex.quote, flags)])
+    return " ".join(["ag-jax", verb, *map(shlex.quote, [f"--config={source}", *config_reader.flags(overrides)])])
 
 
 def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:

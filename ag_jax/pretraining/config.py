@@ -11,6 +11,7 @@ from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.order import BatchSizes
+from ag_jax.distributed import storage
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
@@ -363,6 +364,17 @@ def read_settings(path: epath.PathLike) -> dict[str, Any]:
             raise ValueError(f"{path} is the config of {what}, expected that of a pre-training run{remedy}")
     check_fields(path, found, {"data": dict, "model": dict, "training": dict})
     return config_reader.upgraded(ExperimentConfig, found)
+
+
+def read_source(directory: str) -> tuple[epath.Path, ExperimentConfig]:
+    """Return the absolute path and the config of the run in `directory`, for a config file with the argument `run`.
+
+    Raises ValueError if `directory` is not a run directory.
+    """
+    found = storage.directory(directory)
+    if not (found / "config.json").exists():
+        raise ValueError(f"run={directory} is no run directory: {found / 'config.json'} does not exist")
+    return found, read(found / "config.json")
 
 
 def read(path: epath.PathLike) -> ExperimentConfig:

@@ -1,6 +1,5 @@
 """Pre-training settings that several config files share, each with its source."""
 
-from pathlib import Path
 from typing import Any
 
 from ag_jax import config_reader
@@ -249,10 +248,8 @@ def continue_from(config: Config, directory: str) -> None:
     512 tokens at most.
     Raises ValueError if `directory` is not a run directory.
     """
-    path = Path(directory).expanduser().resolve()
-    if not (path / "config.json").exists():
-        raise ValueError(f"run={directory} is no run directory: {path / 'config.json'} does not exist")
-    found = config_reader.to_dict(pretraining_config.read(path / "config.json"))
+    path, parsed = pretraining_config.read_source(directory)
+    found = config_reader.to_dict(parsed)
     config.model.update(found["model"])
     config.replaced_tokens.update(found["replaced_tokens"])
     config.data.update(format=found["data"]["format"], sequence_length=min(512, config.model.max_length))

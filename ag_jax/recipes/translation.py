@@ -322,10 +322,7 @@ def continue_from(config: Config, directory: str) -> None:
 
     Raises ValueError if `directory` is not a run directory, or its run does not translate.
     """
-    path = pathlib.Path(directory).expanduser().resolve()
-    if not (path / "config.json").exists():
-        raise ValueError(f"run={directory} is no run directory: {path / 'config.json'} does not exist")
-    parsed = pretraining_config.read(path / "config.json")
+    path, parsed = pretraining_config.read_source(directory)
     if not parsed.translates:
         raise ValueError(
             f"run={directory} pre-trains an encoder, expected a run that translates; continue it with "
