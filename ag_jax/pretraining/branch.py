@@ -114,7 +114,7 @@ def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
     tokenizers.load(directory / "tokenizer").save(workdir / "tokenizer")
     rows = [row for row in read_metrics(directory) if row["step"] <= step]
     storage.write_whole(workdir / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    before, after = (_scheduled(run, step) for run in (theirs, config))
+    before, after = (_scheduled(run, place, step) for run, place in ((theirs, directory), (config, workdir)))
     jumps = "".join(
         f"; {name} jumps from {before[name]:.3g} in that run to {after[name]:.3g} in this one"
         for name in after
@@ -123,12 +123,16 @@ def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
     print(f"going on from step {step} of {directory}{jumps}", file=sys.stderr, flush=True)
 
 
-def _scheduled(config: ExperimentConfig, step: int) -> dict[str, float]:
-    """Return what the schedules of a run, which depend on its number of steps, give for a step."""
+def _scheduled(config: ExperimentConfig, workdir: epath.Path, step: int) -> dict[str, float]:
+    """Return what the schedules of a run, which depend on its number of steps, give for a step.
+
+    workdir: the run's directory, with `alpha.json` if `guidance.alpha_rule` is `auto`.
+    """
     steps = config.training.steps
     found = {"the learning rate": learning_rate_schedule(config.optimizer, steps)(step)}
     if config.guidance.mode != "none":
-        found["the coefficient of guidance"] = guidance.coefficient_schedule(config.guidance, steps)(jnp.int32(step))
+        in_effect = alpha.hyperparameters(config, workdir).in_guidance(config.guidance)
+        found["the coefficient of guidance"] = guidance.coefficient_schedule(in_effect, steps)(jnp.int32(step))
     return {name: float(value) for name, value in found.items()}
 
 

@@ -1,6 +1,6 @@
 """Extension of finished runs: training continues when `training.steps` is raised.
 
-The summary of the shorter run stays as `summary-STEPS.json`, and its last checkpoint and milestones are kept. Their
+The summary of the shorter run stays as `summary-STEPS.json`, and the checkpoints of its milestones are kept. Their
 steps are in `kept_steps.json`, because the longer run may have other milestones.
 """
 

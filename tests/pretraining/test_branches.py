@@ -10,6 +10,7 @@ from etils import epath
 
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run
+from ag_jax.pretraining.branch import begin
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.job import Evaluation
 from tests.pretraining.test_extended_runs import params, rows, settings, text  # noqa: F401
@@ -146,3 +147,18 @@ def test_branches_that_cannot_begin(stable, text, tmp_path, changed, message):  
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run.train(branch(text, stable, **changed), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_jump_of_guidance_whose_alpha_was_chosen(stable, text, tmp_path, capsys):  # noqa: F811
+    """The coefficient is that of `alpha.json`, not that of the setting `guidance.alpha`, which the rule replaces."""
+    origin, workdir = epath.Path(tmp_path / "origin"), epath.Path(tmp_path / "run")
+    shutil.copytree(stable, origin)
+    workdir.mkdir()
+    (origin / "alpha.json").write_text('{"alpha": 10.0}')
+    falls = {"guidance.schedule": "linear", "guidance.alpha": 3.0}
+    stored = json.loads((origin / "config.json").read_text())
+    stored["guidance"].update(schedule="linear", alpha=3.0)
+    (origin / "config.json").write_text(json.dumps(stored))
+    begin(branch(text, origin, **falls), workdir)
+    jump = "the coefficient of guidance jumps from 6.67 in that run to 5 in this one"  # after 4 of 12, and of 8 steps
+    assert f"; {jump}\n" in capsys.readouterr().err
