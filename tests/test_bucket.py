@@ -132,6 +132,16 @@ def test_tokenizers_of_several_files_come_back(bucket, tmp_path):
     )
 
 
+def test_a_tokenizer_of_another_class_is_rejected_as_on_a_disk(bucket):
+    """Only config.json, which belongs to the model, names the class."""
+    folder = epath.Path("gs://bucket/tokenizer")
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    tokenizers.load(folder)
+    (folder / "config.json").write_text('{"tokenizer_class": "LayoutLMTokenizer"}')
+    with pytest.raises(ValueError, match="tokenizer_class=LayoutLMTokenizer is not one of BertTokenizer"):
+        tokenizers.load(folder)
+
+
 def test_files_of_any_size_come_back_whole_and_in_parts(bucket):
     store, path = fsspec.filesystem("gs"), epath.Path("gs://bucket/a folder/größe.bin")
     content = random.Random(0).randbytes(7 * 2**20 + 3)  # more than a resumable upload sends in one part

@@ -84,7 +84,8 @@ def as_batch(tokens):
 def test_no_space_is_put_behind_a_mask(kind):
     """The tokens behind a masked word are those behind any word; a tokenizer may put a space before every text."""
     texts = ["the roads were good.", "the roads, they were good", "the roads- good. We build the roads."] * 5
-    tokenizer = tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=300 if kind == "byte_bpe" else 28), texts)
+    size = {"byte_bpe": 300, "wordpiece": 40}.get(kind, 28)
+    tokenizer = tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=size), texts)
     before = tokenizer.encode("the roads")
     for after in (".", ", they were good", " were good", "- good."):
         whole = tokenizer.encode("the roads" + after)

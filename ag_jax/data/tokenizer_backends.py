@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -68,14 +69,14 @@ class HuggingFace:
         return {"begin": begin, "end": end}
 
     def treat_as_text(self, names: Collection[str]) -> None:
-        """Encode the special tokens `names` in a text as text, and other special tokens as the tokens that they are."""
-        others = [token for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        """Encode the special tokens `names` in a text as text, and other added tokens as the tokens that they are."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
         is_unigram = isinstance(self._tokenizer.model, huggingface.models.Unigram)
-        if not is_unigram and all(token.content in names for token in others):
+        if not is_unigram and all(token.special == (token.content in names) for token in added):
             return
         values = json.loads(self._tokenizer.to_str())
         for token in values["added_tokens"]:
-            token["special"] = token["special"] and token["content"] in names
+            token["special"] = token["content"] in names
         if is_unigram:
             # A unigram model finds every piece of its vocabulary in a text, so the encoder knows these by other names.
             hidden = {name: f"\0{name}" for name in names}
@@ -137,6 +138,18 @@ class SentencePiece:
         self._processor = sentencepiece_processor(model)
         self._model = model
         self.vocabulary_size = self._processor.get_piece_size()
+
+    def treat_as_text(self, names: Collection[str]) -> None:
+        """Encode the special tokens `names` in a text as text, although they may be user-defined symbols of the model.
+
+        sentencepiece finds user-defined symbols in a text, but never control symbols.
+        """
+        model, kinds = ModelProto.FromString(self._model), ModelProto.SentencePiece
+        found = [piece for piece in model.pieces if piece.piece in names and piece.type == kinds.USER_DEFINED]
+        for piece in found:
+            piece.type = kinds.CONTROL
+        if found:
+            self._processor = sentencepiece_processor(model.SerializeToString())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""

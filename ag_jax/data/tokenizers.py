@@ -53,10 +53,10 @@ _SETTINGS = {
     "unknown": ("unk_token",),
     "mask": ("mask_token",),
 }
-_FILES = ("tokenizer.json", *vocabularies.FILES)
+_FILES = ("tokenizer.json", vocabularies.MODEL, *vocabularies.FILES)
 CHECKSUM = "checksum.json"  # saved by `Tokenizer.save` beside the file of the tokenizer
 # sentencepiece holds its training text in memory and silently skips longer lines.
-_SENTENCEPIECE_LINES = 2_000_000
+SENTENCEPIECE_LINES = 2_000_000
 _SENTENCEPIECE_LINE_CHARACTERS = 1000
 # A fixed number, not that of the machine's cores, because sentencepiece's result depends on it.
 _SENTENCEPIECE_TRAINING_THREADS = 4
@@ -103,7 +103,7 @@ class Tokenizer:
         # Names that the tokenizer alone would not give are saved with it.
         self._named = {_SETTINGS[role][0]: name for role, name in names.items() if name != _default(backend, role)}
         self.specials: SpecialTokens = _find_specials(backend, origin, names)
-        if isinstance(backend, HuggingFace):
+        if not isinstance(backend, SentencePiecePair):
             backend.treat_as_text(set(names.values()))
         self.lacks: tuple[str, ...] = tuple(
             role for role in backend.may_lack if not any(backend.id(name) is not None for name in _ROLES[role])
@@ -215,8 +215,8 @@ def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     WordPiece reads the texts twice, so it holds those of an iterator in memory. Byte-level BPE and WordPiece may end
     with fewer than `vocabulary_size` tokens when the text is small.
 
-    Raises ValueError if sentencepiece cannot train exactly `vocabulary_size` tokens; the message has the largest or
-    smallest size that it can train.
+    Raises ValueError if sentencepiece cannot train exactly `vocabulary_size` tokens, and if WordPiece needs more for
+    the letters of the text; the message has the largest or smallest possible size.
     """
     if config.kind == "byte_bpe":
         backend: Backend = _train_byte_bpe(config, texts)
@@ -456,6 +456,8 @@ def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFa
         show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)
+    if (smallest := learner.get_vocab_size()) > config.vocabulary_size:
+        raise ValueError(_too_small(smallest, config.vocabulary_size, "WordPiece"))
     # Rebuilt from the vocabulary, so that only the five special tokens are special, not the inner pieces.
     model = huggingface.models.WordPiece(learner.get_vocab(), unk_token="[UNK]")
     tokenizer = wordpiece(model, lowercase=config.lowercase)
@@ -469,13 +471,18 @@ def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(word)) == 1
 
 
-def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> SentencePiece:
+def sentencepiece_lines(text: str) -> Iterator[str]:
+    """Yield a text as the lines on which sentencepiece is trained, of which it takes `SENTENCEPIECE_LINES`."""
     size = _SENTENCEPIECE_LINE_CHARACTERS
-    lines = (line[at : at + size] for text in texts for line in text.splitlines() for at in range(0, len(line), size))
+    return (line[at : at + size] for line in text.splitlines() for at in range(0, len(line), size))
+
+
+def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> SentencePiece:
+    lines = itertools.chain.from_iterable(map(sentencepiece_lines, texts))
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=itertools.islice(lines, _SENTENCEPIECE_LINES),
+            sentence_iterator=itertools.islice(lines, SENTENCEPIECE_LINES),
             model_writer=model,
             model_type=config.kind.removeprefix("sentencepiece_"),
             vocab_size=config.vocabulary_size,
@@ -504,11 +511,15 @@ def _size_error(asked: int, message: str) -> str:
             f"tokenizer.vocabulary_size={asked}; lower it or give more text."
         )
     if smallest := re.search(r"\d+ vs (\d+)", message):
-        return (
-            f"the characters of the source text need a sentencepiece vocabulary of at least {smallest[1]} pieces, got "
-            f"tokenizer.vocabulary_size={asked}; raise it."
-        )
+        return _too_small(smallest[1], asked, "sentencepiece")
     return f"sentencepiece could not train a vocabulary of {asked} pieces: {message}"
+
+
+def _too_small(smallest: int | str, asked: int, kind: str) -> str:
+    return (
+        f"the characters of the source text need a {kind} vocabulary of at least {smallest} pieces, got "
+        f"tokenizer.vocabulary_size={asked}; raise it."
+    )
 
 
 def _names(directory: pathlib.Path) -> list[str]:

@@ -27,7 +27,7 @@ from ag_jax.data.tokenizer_backends import (
 )
 
 SETTINGS, ADDED, SPECIALS = "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"
-_MODEL = "config.json"  # of a model, which may name the class of its tokenizer, too
+MODEL = "config.json"  # of a model, which may name the class of its tokenizer, too
 FILES = ("vocab.json", "merges.txt", "vocab.txt", SOURCE_MODEL, TARGET_MODEL, SETTINGS, ADDED, SPECIALS)
 SPECIAL_SETTINGS = ("cls_token", "bos_token", "sep_token", "eos_token", "pad_token", "unk_token", "mask_token")
 BERT_NAMES = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
@@ -169,7 +169,7 @@ def settings_beside(
     """
     file = vocabulary.parent / SETTINGS
     settings = _settings(file)
-    of_model = _object(file.with_name(_MODEL)).get("tokenizer_class")
+    of_model = _object(file.with_name(MODEL)).get("tokenizer_class")
     named = str(settings.get("tokenizer_class", of_model or "")).removesuffix("Fast")
     wrong = [] if named in ("", *classes) else [f"tokenizer_class={named} is not one of {', '.join(classes)}"]
     for key, value in (only or {}).items():
@@ -181,7 +181,7 @@ def settings_beside(
             f".save_pretrained(...) writes a tokenizer.json, which is loaded instead of {vocabulary.name}."
         )
         raise ValueError(
-            f"{vocabulary.name} cannot be loaded with the settings in {file} or {_MODEL}: {'; '.join(wrong)}. {remedy}"
+            f"{vocabulary.name} cannot be loaded with the settings in {file} or {MODEL}: {'; '.join(wrong)}. {remedy}"
         )
     return settings
 

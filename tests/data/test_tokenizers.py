@@ -1,5 +1,6 @@
 """Training and loading of every kind; the ids of published tokenizers."""
 
+import io
 import json
 import pathlib
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import sentencepiece
 import tokenizers as huggingface
 
 from ag_jax.data import tokenizers
@@ -77,6 +79,26 @@ def test_special_tokens_in_a_text_are_text_for_a_unigram_tokenizer_that_was_expo
     assert tokenizers.load(tmp_path).encode("a [E2]")[-1] == 91  # a special token without a role
 
 
+def test_special_tokens_in_a_text_are_text_for_user_defined_symbols_of_sentencepiece(tmp_path):
+    """sentencepiece finds these in a text; those without a role stay tokens."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS[0].splitlines()),
+        model_writer=model,
+        vocab_size=90,
+        pad_id=3,
+        user_defined_symbols=["<mask>", "<other>"],
+        minloglevel=2,
+    )
+    (tmp_path / "a.model").write_bytes(model.getvalue())
+    tokenizer = tokenizers.load(tmp_path)
+    mask, other = tokenizer.specials.mask, sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())["<other>"]
+    ids = tokenizer.encode("the <mask> old <other> house")
+    assert mask not in ids and other in ids and ids == tokenizer.locate_batch(["the <mask> old <other> house"])[0][0]
+    assert tokenizer.decode(ids).startswith("the <mask> old") or tokenizer.specials.unknown in ids
+    assert tokenizer.tokens([mask]) == ["<mask>"] and tokenizer.files() == {"spiece.model": model.getvalue()}
+
+
 @pytest.mark.parametrize("trims", [False, True])
 def test_an_exported_tokenizer_keeps_its_offsets(trims, tmp_path):
     """RoBERTa's post-processor leaves the space before a word out of the word's offsets."""
@@ -137,6 +159,22 @@ def test_pieces_are_readable(tokenizer):
 def test_a_sentencepiece_vocabulary_that_the_text_cannot_fill(kind, size, message):
     with pytest.raises(ValueError, match=message):
         tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=size), CORPUS)
+
+
+def test_a_wordpiece_vocabulary_has_all_letters_or_is_an_error():
+    config = TokenizerConfig(kind="wordpiece", vocabulary_size=20)
+    with pytest.raises(
+        ValueError, match=r"a WordPiece vocabulary of at least \d+ pieces, got .*=20; raise it"
+    ) as error:
+        tokenizers.train(config, CORPUS)
+    smallest = int(re.search(r"at least (\d+)", str(error.value))[1])
+    for size in (smallest - 1, smallest):
+        sized = TokenizerConfig(kind="wordpiece", vocabulary_size=size)
+        if size < smallest:
+            with pytest.raises(ValueError, match=f"at least {smallest}"):
+                tokenizers.train(sized, CORPUS)
+        else:
+            assert tokenizers.train(sized, CORPUS).vocabulary_size == smallest
 
 
 def test_bad_tokenizer_paths(tmp_path):
@@ -291,6 +329,19 @@ def test_the_tokens_that_delimit_a_text_are_those_of_the_post_processor(begin, e
     by_usual_names = tokenizers.load(directory)
     assert WORDS[by_usual_names.specials.mask] == "<mask>" and list(by_usual_names.files()) == ["tokenizer.json"]
     assert by_usual_names.fingerprint() != tokenizer.fingerprint()
+
+
+def test_a_special_token_that_its_file_does_not_call_special_is_text_in_a_text(tmp_path):
+    library = two_families("[CLS]", "[SEP]")
+    names = {"mask_token": "[MASK]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    directory = directory_of(library, tmp_path, special_tokens_map=names)
+    expected = tokenizers.load(directory).encode("a [MASK] b</s> [E1]")
+    values = json.loads((directory / "tokenizer.json").read_text())
+    for token in values["added_tokens"]:
+        token["special"] = token["special"] and token["content"] != "[MASK]"
+    (directory / "tokenizer.json").write_text(json.dumps(values))
+    tokenizer = tokenizers.load(directory)
+    assert tokenizer.encode("a [MASK] b</s> [E1]") == expected and tokenizer.specials.mask not in expected
 
 
 def test_special_tokens_without_a_role_are_tokens_in_a_text(tmp_path):
