@@ -104,12 +104,14 @@ class PairFiles:
 
     def identity(self) -> list[Any]:
         """Return what identifies the present content, without reading it: names, sizes and times of the files, fields,
-        and the package that restores tokenised text.
+        the package that restores tokenised text, and the names of links, which say how their files are read.
         """
         given = self._given()
         paths = [path for setting, value in given.items() for path in _paths(value, setting)]
         found = [sources.identity(value) for value in given.values()]
-        return [*found, *([] if self.target else [self.source_field, self.target_field]), *tokenised.identity(paths)]
+        both = [] if self.target else [self.source_field, self.target_field]
+        renamed = [path.name for path in paths if path.name != path.resolve().name]
+        return [*found, *both, *tokenised.identity(paths), *([{"links": renamed}] if renamed else [])]
 
     def files(self) -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
         """Return {setting without its section: [(name, path), ...]} of the files, as `sources.files` names them."""

@@ -52,6 +52,12 @@ def kind(name: str) -> tuple[str, str]:
     return (path.with_suffix("") if compression else path).suffix, compression
 
 
+def read_as(name: str) -> tuple[str, str]:
+    """Return the endings as `kind` does, with ".txt" for all formats that are read as text."""
+    ending, compression = kind(name)
+    return ending if ending in _READERS else ".txt", compression
+
+
 def is_known(name: str) -> bool:
     """Return whether a file of this name is read when it is found in a directory or an archive."""
     return kind(name)[0] in _READERS

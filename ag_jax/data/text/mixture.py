@@ -65,7 +65,7 @@ def components(config: DataConfig, identity: Callable[[str], list[Any]] = source
     owner: dict[str, str] = {}
     for path in paths:
         for item in identity(path):
-            if (other := owner.setdefault(str(item), path)) != path:
+            if (other := owner.setdefault(sources.content(item), path)) != path:
                 raise ValueError(
                     f"data.source={config.source!r}: {item[0]} is in two of the sources, {other!r} and {path!r}, so "
                     "that one would be trained on what the other holds out: name it in one of them"
@@ -78,8 +78,8 @@ def components(config: DataConfig, identity: Callable[[str], list[Any]] = source
 
 def _check_once(source: str, items: list[Any]) -> None:
     """Raise ValueError if a file is in two parts of a source, whose identity is `items`."""
-    counts = collections.Counter(map(str, items))
-    if twice := [item[0] for item in items if counts[str(item)] > 1]:
+    counts = collections.Counter(map(sources.content, items))
+    if twice := [item[0] for item in items if counts[sources.content(item)] > 1]:
         raise ValueError(
             f"data.source={source!r} has {twice[0]} twice, so that one copy would be trained on what is held "
             "out of the other: name it once; data.duplicates repeats all rows"
@@ -88,8 +88,8 @@ def _check_once(source: str, items: list[Any]) -> None:
 
 def _warn_of_common(trained_on: list[Any], held_out: list[Any]) -> None:
     """Warn of files that are in `data.source` and in `data.validation_source`, whose identities are given."""
-    known = set(map(str, trained_on))
-    if common := [item[0] for item in held_out if str(item) in known]:
+    known = set(map(sources.content, trained_on))
+    if common := [item[0] for item in held_out if sources.content(item) in known]:
         warn_once(
             f"data.source and data.validation_source have {len(common):,} files in common, the first being "
             f"{common[0]}: their loss is that of text which the model is trained on"

@@ -139,6 +139,9 @@ def documents_of(
 def identity(source: str) -> list[Any]:
     """Return what identifies the present content of a source, without reading the text: names, sizes and times of
     files, and versions of packages and TFDS data sets.
+
+    The name of a file is that of the file to which links lead. It is followed by the endings of the link, as an object,
+    if the link is read in another format.
     """
     found: list[Any] = []
     for part in parts(source):
@@ -153,8 +156,19 @@ def identity(source: str) -> list[Any]:
         elif remote.is_remote(part):
             found.extend([str(file), file.size, file.fingerprint] for file in _known_files(part)[1])
         else:
-            found.extend([str(file.resolve()), *_stamp(file)] for file in _named_files(part))
+            found.extend(_file_identity(file) for file in _named_files(part))
     return found
+
+
+def _file_identity(file: pathlib.Path) -> list[Any]:
+    target, endings = file.resolve(), text_files.read_as(file.name)
+    link = [] if endings == text_files.read_as(target.name) else [{"read as": "".join(endings)}]
+    return [str(target), *_stamp(file), *link]
+
+
+def content(item: list[Any]) -> str:
+    """Return a name for the content of an item of an identity; equal for a file and links to it, however read."""
+    return str([value for value in item if not isinstance(value, dict)])
 
 
 def files(source: str) -> list[tuple[str, pathlib.Path | KnownContent]]:

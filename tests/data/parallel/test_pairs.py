@@ -213,3 +213,17 @@ def test_identity_follows_files_and_fields(tmp_path):
     assert both.identity() != before
     table = str(write(tmp_path / "a.tsv", "a\tb"))
     assert PairFiles(table).identity() != PairFiles(table, source_field="en").identity()
+
+
+def test_links_with_other_names_may_be_other_pairs(tmp_path):
+    """The name says that lines are pieces, which are joined; a link with the name of its file is that file."""
+    for name in ("a.en", "a.de"):
+        write(tmp_path / name, "Res@@ um@@ ption\n")
+    (tmp_path / "a.bpe.en").symlink_to(tmp_path / "a.en")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a.en").symlink_to(tmp_path / "a.en")
+    plain, renamed, same = (
+        PairFiles(str(tmp_path / name), str(tmp_path / "a.de")) for name in ("a.en", "a.bpe.en", "below/a.en")
+    )
+    assert next(iter(renamed)) != next(iter(plain)) == next(iter(same))
+    assert renamed.identity() != plain.identity() == same.identity()

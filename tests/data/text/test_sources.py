@@ -15,7 +15,8 @@ from collections import Counter
 import pytest
 import tensorflow_datasets as tfds
 
-from ag_jax.data.text import files, sources
+from ag_jax.data.config import DataConfig
+from ag_jax.data.text import files, mixture, sources
 
 
 def read(source) -> list[str]:
@@ -321,3 +322,15 @@ def test_the_first_words_of_a_file_that_is_several_documents(tmp_path, monkeypat
     assert [document.split() for document in found] == [["word1"], ["word3"], ["word5"], ["word7"]]
     with pytest.raises(ValueError, match="of more than data.skip_words=3 words"):
         list(sources.documents(str(tmp_path / "a.txt"), "text", (3,)))
+
+
+def test_a_link_that_is_read_in_another_format_is_another_text(tmp_path):
+    """Other links are the file to which they lead, as ever."""
+    (tmp_path / "blob").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "a.txt").symlink_to(tmp_path / "blob")
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "blob")
+    plain, link, records = (sources.identity(str(tmp_path / name)) for name in ("blob", "a.txt", "a.jsonl"))
+    assert read(tmp_path / "a.jsonl") == ["one", "two"] and read(tmp_path / "a.txt") == read(tmp_path / "blob")
+    assert plain == link == [[str(tmp_path / "blob"), *plain[0][1:]]] and records != link
+    with pytest.raises(ValueError, match="blob twice"):
+        mixture.components(DataConfig(source=f"{tmp_path}/a.txt,{tmp_path}/a.jsonl"))
