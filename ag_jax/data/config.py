@@ -15,6 +15,10 @@ TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencep
 class TokenizerConfig:
     """The tokenizer: trained on the source or, with `path`, loaded.
 
+    At most 200 million characters of the training text train it. Of a longer text, documents are taken evenly from all
+    of it; with `format=parallel`, pairs, and at most a million of them. The kinds of sentencepiece read at most two
+    million lines of up to 1000 characters, of a mixture as many of each source.
+
     kind: algorithm of the tokenizer to train.
     vocabulary_size: number of tokens, special tokens included.
     path: directory or file of a tokenizer to load, which has its own kind and size; None trains one.

@@ -3,6 +3,7 @@
 The names of the directories have a hash of all settings and files that the step depends on:
 
     tokenizer-HASH   a tokenizer that was trained on the text
+    shares-HASH      the share of the text that it is trained on, for texts that may be longer than its limit
     text-HASH        the token ids of both splits
     rows-HASH        the rows of both splits
     files-HASH       sizes and hashes of the files of the text

@@ -6,13 +6,16 @@ Shape letters: B batch.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ag_jax.data import order
-from ag_jax.data.config import DataConfig
+from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.corpus import (
     SPLITS,
     Corpus,
@@ -31,9 +34,10 @@ from ag_jax.data.text.batching import HostBatch
 from ag_jax.data.text.mixture import MixedRows
 from ag_jax.data.text.store import Rows
 from ag_jax.data.text.unigram import Unigram
-from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.data.tokenizers import SENTENCEPIECE_LINES, Tokenizer, sentencepiece_lines
 
-TOKENIZER_TEXT = 200_000_000  # characters of the training text after which a tokenizer is given no further document
+TOKENIZER_TEXT = 200_000_000  # characters of the training text that a tokenizer is trained on, at most
+SHARES = "shares.json"  # share of the training documents of each source that a tokenizer is trained on
 
 
 def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus[Rows | MixedRows]:
@@ -150,23 +154,89 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
     A trained tokenizer is cached and not trained again.
     """
     _check_format(config)
-    entries = Entries.of(config, claim)
+    say, entries = announcer(quiet), Entries.of(config, claim)
     each = mixture.components(config, functools.partial(single_source.identity, entries))
 
-    def text_key() -> str:
-        held_out = None if config.validation_source else config.validation_fraction
-        source = single_source.identity(entries, config.source)
-        mixed = [{"mixture": len(each)}] if len(each) > 1 else []
-        return key(
-            source,
-            config.text_field,
-            tokenizer_key(config.tokenizer),
-            held_out,
-            *single_source.text_settings(config),
-            *mixed,
-        )
+    @functools.cache
+    def found() -> tuple[list[Any], list[float]]:
+        identity = _tokenizer_identity(config, entries, len(each))
+        return identity, _tokenizer_shares(config.tokenizer, each, entries, key(*identity), say)
 
-    return cached_tokenizer(config, entries, text_key, _TokenizerText(each), announcer(quiet))
+    def text_key() -> str:
+        identity, shares = found()
+        # Earlier versions took the beginning of a text of which a share is taken now; other keys are as they were.
+        return key(*identity, *([{"shares": shares}] if min(shares) < 1 else []))
+
+    return cached_tokenizer(config, entries, text_key, _TokenizerText(each, lambda: found()[1]), say)
+
+
+def _tokenizer_identity(config: DataConfig, entries: Entries, count: int) -> list[Any]:
+    """Return the settings and files that a tokenizer depends on, which is trained on `count` sources."""
+    held_out = None if config.validation_source else config.validation_fraction
+    identity: list[Any] = [single_source.identity(entries, config.source), config.text_field]
+    identity += [tokenizer_key(config.tokenizer), held_out, *single_source.text_settings(config, entries)]
+    if count > 1:
+        files = single_source.files_of_parts(config, entries)
+        identity.append({"mixture": count if max(files) == 1 else files})
+    return identity
+
+
+def _tokenizer_shares(
+    config: TokenizerConfig, each: Sequence[DataConfig], entries: Entries, text_key: str, say: Say
+) -> list[float]:
+    """Return the share of the training documents of each source on which a tokenizer is trained, from the cache.
+
+    text_key: hash of what the documents depend on.
+    """
+    limit = TOKENIZER_TEXT // len(each)
+    most = min(limit, SENTENCEPIECE_LINES // len(each)) if _counts_lines(config) and len(each) > 1 else limit
+    if all(sources.is_surely_within(single_source.identity(entries, one.source), most) for one in each):
+        return [1.0] * len(each)
+
+    def write(directory: pathlib.Path) -> None:
+        say("counting the characters of the text, for the tokenizer")
+        shares = _measured_shares(config, each, limit)
+        for one, share in zip(each, shares, strict=True):
+            if share < 1:
+                say(f"the tokenizer is trained on {share:.1%} of the documents of {one.source}, evenly spread")
+        (directory / SHARES).write_text(json.dumps(shares))
+
+    name = f"shares-{key(text_key, TOKENIZER_TEXT, SENTENCEPIECE_LINES)}"
+    try:
+        return json.loads((entries.open(name, write).path / SHARES).read_text())
+    except (OSError, ValueError):  # the text is not here, but an earlier version may have trained a tokenizer on it
+        if not entries.is_complete(f"tokenizer-{text_key}"):
+            raise
+        return [1.0] * len(each)
+
+
+def _measured_shares(config: TokenizerConfig, each: Sequence[DataConfig], limit: int) -> list[float]:
+    """Return the share of the training documents of each source that has about `limit` characters, 1 for shorter ones.
+
+    The lines on which sentencepiece is trained are shared equally in the same way.
+    """
+    shares, lines = [], []
+    for one in each:
+        before = characters = count = 0  # `before` lacks the last document
+        for text in _training_documents(one):
+            before, characters = characters, characters + len(text)
+            count += sum(1 for _ in sentencepiece_lines(text)) if _counts_lines(config) else 0
+        shares.append(limit / characters if before >= limit else 1.0)
+        lines.append(count)
+    taken = sum(share * count for share, count in zip(shares, lines, strict=True))
+    # A single text within the limit of characters is read up to the limit of lines, as ever.
+    if taken > SENTENCEPIECE_LINES and (len(each) > 1 or shares[0] < 1):
+        most = SENTENCEPIECE_LINES // len(each)
+        shares = [min(share, most / max(count, 1)) for share, count in zip(shares, lines, strict=True)]
+    return shares
+
+
+def _counts_lines(config: TokenizerConfig) -> bool:
+    return config.kind.startswith("sentencepiece")
+
+
+def _training_documents(config: DataConfig) -> Iterator[str]:
+    return (piece.text for piece in holdout.split(config) if not piece.held_out)
 
 
 def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
@@ -201,19 +271,17 @@ class _TokenizerText:
     """Training documents, up to about `TOKENIZER_TEXT` characters, as an iterable that can be iterated repeatedly.
 
     configs: settings of each source; each gives the same number of characters, as far as it has them.
+    shares: function that returns the share of the documents that are taken of each source, evenly spread.
     """
 
     configs: Sequence[DataConfig]
+    shares: Callable[[], Sequence[float]]
 
     def __iter__(self) -> Iterator[str]:
-        for config in self.configs:
-            characters = 0
-            for piece in holdout.split(config):
-                if characters >= TOKENIZER_TEXT // len(self.configs):
-                    break
-                if not piece.held_out:
-                    characters += len(piece.text)
-                    yield piece.text
+        for config, share in zip(self.configs, self.shares(), strict=True):
+            for number, text in enumerate(_training_documents(config)):
+                if math.ceil((number + 1) * share) > math.ceil(number * share):
+                    yield text
 
 
 @dataclasses.dataclass(frozen=True)

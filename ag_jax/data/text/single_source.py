@@ -185,10 +185,15 @@ def _identities(config: DataConfig, entries: Entries) -> list[Any]:
     validation = identity(entries, held_out) if held_out else config.validation_fraction
     is_limited = not config.validation_source and config.validation_tokens != DataConfig.validation_tokens
     limit = [{"validation_tokens": config.validation_tokens}] if is_limited else []
-    return [source, config.text_field, validation, *text_settings(config), *limit]
+    return [source, config.text_field, validation, *text_settings(config, entries), *limit]
 
 
-def text_settings(config: DataConfig) -> list[Any]:
+def files_of_parts(config: DataConfig, entries: Entries) -> list[int]:
+    """Return the number of files, or of data sets, of each part of `data.source`, whose identity lists them all."""
+    return [len(identity(entries, part)) for part in sources.parts(config.source)]
+
+
+def text_settings(config: DataConfig, entries: Entries) -> list[Any]:
     """Return the settings, beside the source, that decide which text is read, for the cache's keys.
 
     Settings at their defaults are left out, so that caches from before these settings existed stay valid.
@@ -196,6 +201,9 @@ def text_settings(config: DataConfig) -> list[Any]:
     found: list[Any] = []
     if any(config.skip_words):
         found.append({"skip_words": config.skip_words})
+        # The same files may be grouped into other parts, of which each has a number of its own.
+        if len(set(config.skip_words)) > 1 and max(counts := files_of_parts(config, entries)) > 1:
+            found.append({"files of parts": counts})
     if config.max_words is not None:
         found.append({"max_words": config.max_words})
     # The identity of a source is that of its files, which `babylm:` cuts into other documents.

