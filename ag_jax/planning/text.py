@@ -219,10 +219,10 @@ def _speed(
             + "unknown time, because the text decides how many steps they take: "
             "`ag-jax prepare` prints it; give --config.training.words=none --config.training.steps=STEPS",
         ]
-    begins = f" from {training.branch_from}" if training.branch_from else ""
+    branch = f", from {training.branch_from} on" if training.branch_from else ""
     lines.append(
-        f"  {training.steps:,} steps{begins}".ljust(24)
-        + f"{speed.run_seconds / 3600:,.1f} h{or_more}, {speed.chip_hours:,.1f} chip-hours"
+        f"  {training.steps:,} steps".ljust(24)
+        + f"{speed.run_seconds / 3600:,.1f} h{or_more}, {speed.chip_hours:,.1f} chip-hours{branch}"
     )
     if price is not None:
         lines.append(f"  cost                  ${speed.chip_hours * price:,.2f}{or_more}, at ${price:,.2f} a chip-hour")

@@ -332,10 +332,14 @@ def test_the_length_of_a_run_in_words_is_unknown(monkeypatch):
     assert "tokens/s" in said and kept["bounds"]["run_seconds"] is None and kept["cost"] == {}
 
 
-def test_steps_before_a_branch_take_no_time():
-    step = compiled(1.0, flops=1e6, hbm_bytes=819e9)
-    found = plan.estimates(config(**{"training.branch_from": "runs/stable:900"}), topology.parse("v5e-8"), step)
-    assert found.bound.run_seconds == 100.0
+def test_steps_before_a_branch_take_no_time(monkeypatch):
+    """All batches have the same size, so 100 of 1,000 steps take a tenth of the time."""
+    pretend(monkeypatch, lambda config: 5)
+    of_branch = config(**{"training.branch_from": "runs/stable:900"})
+    plans = [plan.make_plan(one, topology.parse("v5e-8"), search_batch=False) for one in (config(), of_branch)]
+    whole, branch = (plan.estimates(one.own.config, one.topology, one.own.outcome).bound for one in plans)
+    assert branch.run_seconds == pytest.approx(whole.run_seconds / 10)
+    assert "chip-hours, from runs/stable:900 on" in text.report(plans[1]) and "stable" not in text.report(plans[0])
 
 
 def test_flags_for_a_smaller_batch_name_all_that_was_changed(monkeypatch):
