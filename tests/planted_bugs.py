@@ -634,9 +634,23 @@ BUGS = (
     Bug(
         "the best checkpoint of a resumed run is deleted before its next evaluation",
         "ag_jax/training/loop.py",
-        "self.checkpoints.keep_best(job.best(self.progress.history))",
-        "self.checkpoints.keep_best(None)",
+        "- {*there}\n            self.checkpoints.keep_best(self._best())",
+        "- {*there}\n            self.checkpoints.keep_best(None)",
         "tests/pretraining/test_best.py",
+    ),
+    Bug(
+        "training.keep_best of a resumed run: an evaluation whose checkpoint is gone counts as the best",
+        "ag_jax/training/loop.py",
+        "if one.step not in self.deleted])",
+        "if True])",
+        "tests/pretraining/test_best.py",
+    ),
+    Bug(
+        "a suite does not notice a process that works at one of its trials",
+        "ag_jax/finetuning/suite.py",
+        "trial.is_begun(path) or lock.is_held(path)",
+        "trial.is_begun(path)",
+        "tests/finetuning/test_suite.py",
     ),
     Bug(
         "a Hugging Face data set: another commit takes the earlier one's place in the cache",
