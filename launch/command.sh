@@ -44,6 +44,12 @@ places_hosts() {
 check_command() {
   local status=0 config why="" environment=${AG_JAX_VENV:-.venv} where=$1
   shift
+  case ${command[0]} in
+    export | import | inspect | translate) # without the flag --print_config
+      say "warning: the command is not checked before it runs $where: \`ag-jax ${command[0]}\` can only be run"
+      return
+      ;;
+  esac
   case $environment in
     /*) ;;
     *) environment=$REPOSITORY/$environment ;;
@@ -53,7 +59,7 @@ check_command() {
     config=$(printf '%s\n' "${command[@]}" | grep -m 1 -e '^--config$' -e '^--config=') || true
     case $status-${command[0]}-$config in
       # Without --config these read the run's own, which may be in a bucket: only a wrong flag (2) shows here.
-      0-* | 1-evaluate- | 1-inspect- | 1-import- | 1-export- | 1-convert-) return ;;
+      0-* | 1-evaluate- | 1-convert-) return ;;
     esac
     tail -n 15 "$scratch/check" >&2
     case $config in

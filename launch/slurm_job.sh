@@ -4,6 +4,9 @@
 
 # --- The job ---------------------------------------------------------------------------------------------
 stopped="" # why the command was told to stop
+# The number of one job of an array is also that of the whole array, which only the other form tells apart.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID}
 
 say() { printf 'ag_jax: %s\n' "$*" >&2; }
 
@@ -11,7 +14,7 @@ say() { printf 'ag_jax: %s\n' "$*" >&2; }
 stop() {
   stopped="the time limit is near"
   say "$stopped: telling the command to save and stop"
-  scancel --signal=TERM "$SLURM_JOB_ID" # to all steps, but not to this shell
+  scancel --signal=TERM "$job" # to all steps, but not to this shell
 }
 
 # step OPTION... COMMAND...: run a job step to its end, and leave its exit status in `status`.
@@ -27,13 +30,20 @@ step() {
 requeue() {
   say "$1: requeueing the job, which resumes from its last checkpoint"
   trap - USR1
-  if ! scontrol --oneliner show job "$SLURM_JOB_ID" | grep -E ' JobState=RUNNING( |$)' >/dev/null; then
+  if ! scontrol --oneliner show job "$job" | grep -E ' JobState=RUNNING( |$)' >/dev/null; then
     say "the job was cancelled or requeued by somebody else"
-  elif scontrol requeue "$SLURM_JOB_ID"; then
+  elif scontrol requeue "$job"; then
     sleep 60
   else
     say "scontrol could not requeue the job: submit the same command again, it resumes"
   fi
+  exit 1
+}
+
+# resume REASON: after something stopped the command, which is no failure.
+resume() {
+  if [ "${SLURM_RESTART_COUNT:-0}" -lt "$requeues" ]; then requeue "$1"; fi
+  say "$1, and --requeues=$requeues is reached; submitted again, the same command resumes"
   exit 1
 }
 
@@ -68,6 +78,7 @@ if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS
 step --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --chdir=/ \
   bash -c "$check" check "$environment" "$mark" "$submitted_on" "$patience"
 if [ $status -eq 3 ]; then exit 1; fi # no start would help
+if [ $status -eq 143 ]; then resume "a signal stopped the check of the nodes"; fi
 if [ $status -ne 0 ]; then failed "the nodes could not be checked (status $status)"; fi
 
 cd "$repository" || exit 1
@@ -82,13 +93,10 @@ case $status in
     exit $status
     ;;
 esac
-# During a preemption with a grace time, SLURM sends SIGTERM to the command but nothing to this shell.
-if [ -z "$stopped" ] && [ -e "$AG_JAX_STOPPED" ]; then stopped="a signal stopped the command"; fi
+# During a preemption with a grace time, SLURM sends SIGTERM to the command but nothing to this shell. Only training
+# saves and ends with status 0 then; the preparation of text, for example, ends by the signal (143).
+if [ -z "$stopped" ] && { [ -e "$AG_JAX_STOPPED" ] || [ $status -eq 143 ]; }; then stopped="a signal stopped the command"; fi
 rm -f "$AG_JAX_STOPPED"
-if [ -n "$stopped" ]; then
-  if [ "${SLURM_RESTART_COUNT:-0}" -lt "$requeues" ]; then requeue "$stopped"; fi
-  say "$stopped, and --requeues=$requeues is reached; submitted again, the same command resumes"
-  exit 1
-fi
+if [ -n "$stopped" ]; then resume "$stopped"; fi
 if [ $status -ne 0 ]; then failed "the command failed with status $status"; fi
 say "done, $(date '+%Y-%m-%d %H:%M:%S')"

@@ -84,8 +84,15 @@ main() {
   first_look
   if [ "$state" = NONE ]; then
     say "asking for $wanted$([ "$slices" -eq 1 ] || echo " x $slices") in $zone ($version)"
-    create || exit 1
-    remember
+    remember # first, because a request that is interrupted may have reached Google Cloud
+    if ! create; then
+      look
+      if [ "$state" = NONE ]; then
+        rm -f "$(record)/create"
+        exit 1
+      fi
+      say "but $name was asked for (state: $state), so this script waits for it"
+    fi
   elif [ "$before" != "$after" ]; then
     fail "there is a TPU $name already ($state), made with other settings; delete it with bash launch/tpu_delete.sh $name," \
       "or choose another name"

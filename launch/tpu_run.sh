@@ -60,6 +60,13 @@ check_workdir() {
     why="$name has several workers, and none sees another's disk"
   fi
   if [ -n "$why" ]; then fail "--workdir=$workdir must be in a bucket, such as gs://BUCKET/runs/first: $why"; fi
+  case $workdir in
+    /* | "~"* | ../* | runs | runs/* | ./runs | ./runs/*) ;;
+    *)
+      fail "--workdir=$workdir is in the copy of the checkout on the TPU, which is replaced when the command is started" \
+        "again: expected runs/..., an absolute path, or a bucket such as gs://BUCKET/runs/first"
+      ;;
+  esac
   say "warning: --workdir=$workdir is on the TPU VM's own disk, and will be gone with it; gs://BUCKET/... stays"
 }
 
@@ -74,6 +81,7 @@ make_again() {
   fi
   if [ $begun -gt 0 ] && { [ "$state" = NONE ] || [ "$state" = DELETING ] || [ ! -e "$(record)/create" ]; }; then gone_for_good; fi
   while :; do
+    if [ ! -e "$(record)/create" ]; then gone_for_good; fi # deleted while this script waited
     preempted=$((preempted + 1))
     if [ $preempted -gt "$preemptions" ]; then fail "$name was lost too often; --preemptions=$preemptions is reached"; fi
     say "making $name again ($preempted of at most $preemptions times)"
@@ -81,6 +89,7 @@ make_again() {
     if create; then wait_until_active; else state=FAILED; fi
     case $state in
       ACTIVE) return ;;
+      NONE) gone_for_good ;;
       FAILED) failed=$((failed + 1)) ;;
     esac
     if [ $failed -ge 2 ]; then # twice in a row, so it is not the moment that was wrong

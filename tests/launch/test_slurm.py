@@ -29,8 +29,8 @@ exec "$@"
 """
 SCONTROL = r"""#!/bin/bash
 case "$*" in
-  "--oneliner show job 4712") cat "$CLUSTER/job" ;;
-  "requeue 4712")
+  "--oneliner show job 4712" | "--oneliner show job 4712_2") cat "$CLUSTER/job" ;;
+  "requeue 4712" | "requeue 4712_2")
     echo "scontrol $*" >>"$CLUSTER/calls"
     kill -KILL $PPID
     ;;
@@ -330,6 +330,29 @@ def test_a_job_near_its_time_limit_saves_and_is_requeued(slurm):
         assert ("--requeues=2 is reached; submitted again" in output) == (not killed)
         expected = ["scancel --signal=TERM 4712", *(["scontrol requeue 4712"] if killed else [])]
         assert slurm.calls()[2:] == expected
+
+
+def test_the_last_job_of_an_array_requeues_itself_alone(slurm):
+    """Its own number is that of the array, and alone stands for all of its jobs."""
+    slurm.submit("--array=4", "--", "compare", *slurm.train[1:])
+    slurm.fate("waits")
+    job = slurm.start_job(SLURM_ARRAY_JOB_ID="4712", SLURM_ARRAY_TASK_ID="2")
+    wait_until((slurm.folder / "pid").exists)
+    time.sleep(0.1)  # until the number is written
+    job.send_signal(signal.SIGUSR1)
+    job.communicate(timeout=30)
+    assert slurm.calls()[2:] == ["scancel --signal=TERM 4712_2", "scontrol requeue 4712_2"]
+
+
+def test_a_command_that_ends_by_the_signal_of_a_preemption_is_no_failure(slurm):
+    """As the preparation of text does, which has nothing to save."""
+    slurm.submit("--requeues=1", "--retries=0", "--", *slurm.train)
+    slurm.fate("143")
+    status, output = slurm.run_job()
+    assert status == -signal.SIGKILL and "a signal stopped the command: requeueing the job" in output
+    status, output = slurm.run_job(SLURM_RESTART_COUNT="1")
+    assert status == 1 and "a signal stopped the command, and --requeues=1 is reached" in output
+    assert not [*(slurm.repository / "runs/slurm").iterdir()], "no failure is noted"
 
 
 @pytest.mark.parametrize("status", [1, 2])

@@ -15,6 +15,8 @@ import time
 
 import pytest
 
+from ag_jax.command_line import verbs
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 CREATE = ("one", "--accelerator=v5litepod-8", "--zone=us-west4-a", "--project=mine")
@@ -56,8 +58,8 @@ class Cloud:
         self.plan()
         self.fates("done")
 
-    def plan(self, queue=(), workers=1, refuses=(), **defaults):
-        plan = {"queue": queue, "workers": workers, "refuses": refuses, "defaults": defaults}
+    def plan(self, queue=(), workers=1, refuses=(), cuts_off=False, **defaults):
+        plan = {"queue": queue, "workers": workers, "refuses": refuses, "cuts_off": cuts_off, "defaults": defaults}
         (self.folder / "plan").write_text(json.dumps(plan))
         (self.folder / "plan").replace(self.folder / "plan.json")
 
@@ -231,7 +233,16 @@ def test_creation_that_is_refused_is_not_remembered(cloud):
     cloud.plan(refuses=[["queued-resources create", "ERROR: quota"]])
     result = cloud.run("tpu_create.sh", *CREATE)
     assert result.returncode == 1 and "ERROR: quota" in result.stderr and "gcloud services enable" in result.stderr
-    assert not (cloud.repository / "runs").exists()
+    assert not (cloud.repository / "runs/tpu/one/create").exists()
+
+
+def test_creation_that_is_interrupted_is_remembered(cloud):
+    """The request reached Google Cloud, but gcloud was cut off before it said so."""
+    cloud.plan(cuts_off=True)
+    result = cloud.run("tpu_create.sh", *CREATE)
+    assert result.returncode == 0 and "but one was asked for" in result.stderr and "one is ACTIVE" in result.stderr
+    assert (cloud.repository / "runs/tpu/one/create").exists() and cloud.verbs() == ["queued-resources create"]
+    assert cloud.run("tpu_create.sh", *CREATE).returncode == 0
 
 
 def test_gcloud_that_is_not_logged_in(cloud):
@@ -381,6 +392,25 @@ def test_a_tpu_that_somebody_deletes_is_not_made_again(cloud, script):
         (cloud.folder / "deleted.json").rename(cloud.folder / "tpu.json")  # for the clearing up
 
 
+def test_a_tpu_that_somebody_deletes_while_it_is_waited_for_is_not_made_again(cloud):
+    """After a preemption, when there is no capacity."""
+    cloud.plan(queue=[["ACTIVE"], ["WAITING_FOR_RESOURCES"] * 1000])
+    cloud.fates("preempted")
+    cloud.create("--spot")
+    watcher = cloud.start("tpu_run.sh", "one", "--", *TRAIN)
+    created = []
+
+    def is_made_again():
+        created.extend(verb for verb in cloud.verbs() if verb == "queued-resources create")
+        return created
+
+    wait_until(is_made_again)
+    assert cloud.run("tpu_delete.sh", "one", "--yes").returncode == 0
+    err = watcher.communicate(timeout=30)[1]
+    assert watcher.returncode == 1 and "one was deleted, not preempted" in err
+    assert "queued-resources create" not in cloud.verbs()
+
+
 @pytest.mark.exhaustive
 def test_creation_that_fails_once_after_a_preemption_is_tried_again(cloud):
     cloud.fates("preempted", "done")
@@ -508,6 +538,7 @@ def test_ctrl_c_leaves_the_command_alone(cloud):
         (False, 2, "runs/first", "has several workers"),
         (False, 1, "gs://bucket", "names a bucket: expected a folder in it"),
         (False, 1, "", "needs --workdir=..."),
+        (False, 1, "outputs/first", "is in the copy of the checkout on the TPU, which is replaced"),
     ],
 )
 def test_workdirs_that_would_be_lost_are_refused(cloud, spot, workers, workdir, message):
@@ -603,6 +634,15 @@ def test_a_command_that_may_be_right_is_run(cloud, environment, command, status,
     result = cloud.run("tpu_run.sh", "one", "--dry_run", "--zone=a", "--", *command, FAKE_STATUS=status, SAYS=says)
     assert result.returncode == 0 and "# start, then look" in result.stdout and warning in result.stderr
     assert environment.exists() and "the config" not in result.stdout
+
+
+def test_verbs_that_cannot_be_checked_are_run_with_a_warning(cloud, environment):
+    """They are those without the flag --print_config."""
+    for verb in (name for name in verbs.RUNNING if "print_config" not in verbs.VERBS[name].flags):
+        command = (verb, "--workdir=gs://bucket/run")
+        result = cloud.run("tpu_run.sh", "one", "--dry_run", "--zone=a", "--", *command, FAKE_STATUS="2")
+        assert result.returncode == 0 and f"`ag-jax {verb}` can only be run" in result.stderr, result.stderr
+    assert not environment.exists()
 
 
 def test_without_an_environment_the_command_is_not_checked_and_that_is_told(cloud):
