@@ -501,6 +501,10 @@ def test_embed(name, places):
             'asks for pooling_mode_cls_token, .*call embed with pooling="first"',
         ),
         ({"mean": True}, [], "first", "got pooling='first'"),
+        ({}, [], "first", "asks for pooling_mode_mean_tokens, got pooling='first'"),
+        ({"named": "cls"}, [], "first", None),
+        ({"named": "cls"}, [], "mean", 'asks for pooling_mode=cls, .*call embed with pooling="first"'),
+        ({"named": "max"}, [], "mean", "asks for pooling_mode=max, .*compute them with sentence-transformers"),
         ({"max": True}, [], "mean", "asks for pooling_mode_max_tokens, .*compute them with sentence-transformers"),
         ({"mean": True, "max": True}, [], "mean", "pooling_mode_mean_tokens and pooling_mode_max_tokens"),
         (
@@ -513,7 +517,7 @@ def test_embed(name, places):
 )
 def test_embed_heeds_the_files_of_sentence_transformers(modes, modules, pooling, said, tmp_path):
     (tmp_path / "1_Pooling").mkdir()
-    names = {"cls": "pooling_mode_cls_token"}
+    names = {"cls": "pooling_mode_cls_token", "named": "pooling_mode"}
     modes = {names.get(mode, f"pooling_mode_{mode}_tokens"): value for mode, value in modes.items()}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 6} | modes))
     types = [{"idx": 0, "type": f"sentence_transformers.models.{name}"} for name in modules]

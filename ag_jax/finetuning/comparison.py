@@ -52,7 +52,8 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningC
         _check_same(source, what, {arm: getattr(of_arm, what) for arm, of_arm in configs.items()})
     _check_same(source, "tasks", {arm: sorted(of_arm.tasks) for arm, of_arm in configs.items()})
     for task in next(iter(configs.values())).tasks:
-        for what in JUDGED_BY:
+        has_folds = any(of_arm.tasks[task].folds for of_arm in configs.values())
+        for what in (*JUDGED_BY, *(("train_examples",) if has_folds else ())):  # of folds, all examples are tested
             values = {arm: getattr(of_arm.tasks[task], what) for arm, of_arm in configs.items()}
             _check_same(source, f"tasks.{task}.{what}", values)
     return configs

@@ -21,7 +21,12 @@ from ag_jax.pipelines.pipeline import BatchedPipeline
 POOLINGS = ("mean", "first")
 # In the files of sentence-transformers: settings of 1_Pooling/config.json, and modules that leave vectors as they are,
 # apart from their length.
-_THEIR_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+_THEIR_POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+    "pooling_mode=mean": "mean",
+    "pooling_mode=cls": "first",
+}
 _THEIR_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 
@@ -109,8 +114,12 @@ def _check_sentence_transformers(directory: epath.Path, pooling: str) -> None:
     """Raise ValueError if files of sentence-transformers beside a model ask for another pooling or for more layers."""
     file = directory / "1_Pooling" / "config.json"
     if file.exists():
-        modes = [key for key, value in read_json(file).items() if key.startswith("pooling_mode_") and value is True]
-        if modes and [_THEIR_POOLINGS.get(mode) for mode in modes] != [pooling]:
+        settings = read_json(file)
+        modes = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
+        if "pooling_mode" in settings:  # another way to write it: a name, such as cls
+            modes.append(f"pooling_mode={settings['pooling_mode']}")
+        modes = modes or ["pooling_mode_mean_tokens"]  # their default
+        if [_THEIR_POOLINGS.get(mode) for mode in modes] != [pooling]:
             theirs = _THEIR_POOLINGS.get(modes[0]) if len(modes) == 1 else None
             remedy = f'call embed with pooling="{theirs}"' if theirs else "compute them with sentence-transformers"
             raise ValueError(

@@ -126,6 +126,8 @@ def attention_guidance_code(config: Config) -> None:
 def table_11(config: Config, language: str, layers: int, arm: str) -> None:
     """Set the architecture of table 10 and the hyperparameters of one row of table 11 (Deshpande & Narasimhan 2020).
 
+    That alpha is held for 20,000 steps is not in the table, but in the released code.
+
     arm: "mlm" for plain or "ag" for guided training.
     """
     learning_rate, warmup_steps, alpha, batch_size = TABLE_11[language, layers, arm]
@@ -147,7 +149,10 @@ def searched(config: Config, directory: str, arm: str, **expected: Any) -> None:
 
 
 def epochs(config: Config, tokens: float, count: float) -> None:
-    """Set the number of steps to `count` passes over a corpus of `tokens` tokens."""
+    """Set the number of steps to `count` passes over a corpus of `tokens` tokens, of which a row reads all that fit.
+
+    Rows of segment pairs with a random second segment read fewer, so that the passes are fewer, too.
+    """
     rows = tokens / (config.data.sequence_length - 2)
     config.training.steps = max(1, round(count * rows / config.training.batch_size))
 

@@ -78,7 +78,8 @@ def iwslt16(config: Config) -> None:
     5 + 5 layers of width 288, batches of 6,000 tokens of source and target together, learning rate 3e-4 that falls
     linearly in 100,000 steps, no warm-up and no label smoothing; projections of attention without biases. From the code
     released with You et al. 2020, except that the learning rate ends at 0 instead of 1e-5, the tokenizer is trained on
-    the training text alone, with SentencePiece, and the source ends with </s>.
+    the training text alone, with SentencePiece, the source ends with </s>, the decoder begins with a vector of zeros
+    instead of a learned one, and sinusoids have Marian's order of sines and cosines.
     """
     transformer(config, layers=5, heads=4, width=288, feedforward=507, dropout=0.1)
     config.model.attention_biases = False
@@ -92,8 +93,8 @@ def wmt14(config: Config) -> None:
     """Set model and training to those of You et al. 2020 on WMT14: the base model of Vaswani et al. 2017.
 
     6 + 6 layers of width 512, batches of 50,800 tokens of source and target together, 100,000 steps, label smoothing
-    0.1. From the released code, with the deviations of `iwslt16` in the tokenizer and the source's </s>; epsilon is
-    spread over all words but the label, where that code has a distribution that sums to less than 1.
+    0.1. From the released code, with the deviations of `iwslt16` but for its learning rate; epsilon is spread over all
+    words but the label, where that code has a distribution that sums to less than 1.
     """
     transformer(config, layers=6, heads=8, width=512, feedforward=2048, dropout=0.1)
     config.model.attention_biases = False
@@ -137,8 +138,8 @@ def multi30k(config: Config) -> None:
     Misconceived Reasons).
 
     4 + 4 layers of width 128, dropout 0.3, at most 8,000 updates of 8,192 target tokens, average of the last ten
-    checkpoints, one for each epoch, beam 5. Their text is lowercased and tokenised; here it is raw. There is no early
-    stopping, which they have with a patience of ten epochs.
+    checkpoints, one for each epoch, beam 5. Their text is lowercased and tokenised, with 10,000 joint pieces; here it
+    is raw, with 8,000. There is no early stopping, which they have with a patience of ten epochs.
     """
     transformer(config, layers=4, heads=4, width=128, feedforward=256, dropout=0.3)
     pairs(config, vocabulary=8_000, length=64)

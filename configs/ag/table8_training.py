@@ -18,10 +18,11 @@ takes about 15 minutes for each run on 2 idle CPU cores (a forecast).
 
 Expected (MLM loss, table 8): 2.47 (mlm), 2.29 (ag), 2.31 (ag_all). scale=paper has not been run with this program.
 
-Deviations: lambda = 1 has no hyperparameters of its own in the paper; it has those of lambda = 1/2. scale=paper trains
-on Wikipedia as `ag/table3_language_modeling` does. scale=small has 8 layers of width 96 and 4,000 steps of 16 rows of
-128 tokens, with the learning rate and warm-up of the quickstart in all arms, and alpha_0 = 10 at 512 tokens, thus 2.5
-at 128, because the guidance loss is a mean over n x n that shrinks as 1/n.
+Deviations: optimizer, guidance loss and schedule of alpha are as in ag/table3_language_modeling. lambda = 1 has no
+hyperparameters of its own in the paper; it has those of lambda = 1/2. scale=paper trains on Wikipedia as
+`ag/table3_language_modeling` does. scale=small has 8 layers of width 96 and 4,000 steps of 16 rows of 128 tokens, with
+the learning rate and warm-up of the quickstart in all arms, and alpha_0 = 10 at 512 tokens, thus 2.5 at 128, because
+the guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
 from ag_jax import config_reader

@@ -20,7 +20,8 @@ one arm, use `ag-jax train` with `...,arm=mlm` or `...,arm=ag`.
 Hardware and time: the paper trained for 8 epochs on TPUs of an unnamed kind, and for 7 on GPUs (8 NVIDIA Tesla P40 for
 its English models, section 4.5). That is 129,657 steps of 256 sequences on the TPU, 345,752 of 84 on the GPUs. This
 command estimates hours, memory and cost on a TPU slice: `ag-jax plan --config=ag/table9_tpu_gpu:hardware=tpu,arm=ag
---topology=v5e:2x4`. scale=small: about four minutes for each arm on 2 CPU cores.
+--topology=v5e:2x4`. scale=small: about four minutes for each arm on 2 CPU cores. It shows that everything runs: its 600
+steps are too few for the arm mlm to leave the plateau, so compare arms with the quickstart instead.
 
 `hardware` changes only the batch size, the epochs and with them the number of steps, the title of the report, and
 whether the layers are a loop (not on TPUs, where a step then takes less time, and compilation more). In both cases the
@@ -37,7 +38,9 @@ The losses should be those of table 3's RoBERTa-12 or a little lower. scale=pape
 yet.
 
 Deviations: the paper does not give batch and mesh on the TPU. Here a step has 256 sequences on a TPU slice and the 84
-of table 11 on GPUs. The other hyperparameters are those of table 11. Both compute in bfloat16.
+of table 11 on GPUs. The other hyperparameters are those of table 11. Both compute in bfloat16. Where the paper is
+silent, optimizer, guidance loss and the schedule of alpha are those of the released code, see
+ag/table3_language_modeling.
 """
 
 from ag_jax import config_reader

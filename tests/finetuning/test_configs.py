@@ -227,6 +227,14 @@ def test_debertas_scripts(row):
         assert (recipe.max_length, recipe.weight_decay, recipe.epsilon, recipe.clip_norm) == (length, 0.01, 1e-6, 1.0)
 
 
+def test_debertas_qqp_is_judged_by_accuracy_and_wnli_has_a_warmup_that_fits():
+    for protocol in ("deberta", "deberta_large"):
+        tasks = parsed("finetune/glue.py", f"checkpoint=C,protocol={protocol}").tasks
+        assert {name for name, recipe in tasks.items() if recipe.metric == "accuracy"} == {"qqp"}
+        wnli = tasks["wnli"]
+        assert all(0 < wnli.warmup_of(wnli.epochs * 635 // size) < wnli.epochs * 635 // size for _, size in wnli.points)
+
+
 def test_debertas_sweep_of_other_tasks():
     large, base = (parsed(f"deberta/{name}.py", "checkpoint=C").tasks for name in ("table2_tasks", "table3_base"))
     assert (len(large["mnli"].points), len(large["race"].points), len(base["squad2"].points)) == (1, 16, 16)

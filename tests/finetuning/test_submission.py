@@ -1,6 +1,7 @@
 """Files for GLUE's server, compared with what its sample submission looks like."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from etils import epath
@@ -49,6 +50,16 @@ def test_ids_that_are_no_index_are_told_not_written(tmp_path):
 def test_sets_that_the_server_does_not_have_are_left_out(tmp_path):
     assert submission.write(epath.Path(tmp_path), catalogue.find("mnli"), "validation_mismatched", rows(1)) is None
     assert submission.write(epath.Path(tmp_path), catalogue.find("dream"), "test", rows(1)) is None
+
+
+def test_a_test_set_without_its_malformed_rows_is_no_submission(tmp_path):
+    """The server wants all of them, and an id that is missing at the end does not show in the ids."""
+    predicted = SimpleNamespace(examples=SimpleNamespace(skipped=2), together=lambda: rows(1, 0))
+    for task in ("wsc", "qqp"):
+        chosen = SimpleNamespace(task=catalogue.find(task), predicted={"test": predicted, "validation": predicted})
+        notes = submission.write_all(epath.Path(tmp_path / "s"), chosen)
+        assert notes == ["no file for the server of test: 2 malformed rows of it were left out"]
+    assert not (tmp_path / "s").exists()
 
 
 def test_lines_for_superglue(tmp_path):

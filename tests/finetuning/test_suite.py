@@ -846,6 +846,11 @@ def test_arms_that_cannot_be_paired_are_refused(source, tmp_path):
             "config.tasks.sst2.validation_examples = 3 if chosen.arm == 'ag' else 2",
             "same tasks.sst2.validation_examples",
         ),
+        (
+            "config.tasks.oromo_ner = config_reader.default(Recipe); "
+            "config.tasks.oromo_ner.update(folds=3, train_examples=9 if chosen.arm == 'ag' else None)",
+            "the same tasks.oromo_ner.train_examples,",
+        ),
         ("config.arms = ''", "names no arms to compare"),
     ):
         (tmp_path / "other.py").write_text(text.replace("    return config", f"    {change}\n    return config"))
