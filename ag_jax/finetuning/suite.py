@@ -459,6 +459,8 @@ def _can_begin(suite: Suite, one: Trial, recording: Set[epath.Path]) -> bool:
 def _run_task(suite: Suite, name: str) -> None:
     config, workdir, metric = suite.config, suite.workdir, suite.material[name].task.metric
     data: dict[int | None, TaskData] = {}  # by fold
+    if config.tasks[name].initial_task:
+        hosts.from_first("the trials that are done", lambda: _check_first_is_best(suite, name))
     for one in suite.planned[name]:
         directory = directory_of(workdir, one)
         if hosts.from_first("a trial", functools.partial(_is_done_and_tidy, directory, config.keeps_weights(name))):
@@ -467,6 +469,26 @@ def _run_task(suite: Suite, name: str) -> None:
             data[one.fold] = _encoded(suite, one)
         _train_trial(suite, one, data[one.fold])
     hosts.from_first("the best trials", lambda: _keep_best(config, workdir, name, metric))
+
+
+def _check_first_is_best(suite: Suite, name: str) -> None:
+    """Raise ValueError if a finished trial of a task with `initial_task` started from another trial than the one that
+    is the best now, because the first task has more points, or was trained again.
+
+    Trials are told apart by task and name, because a suite may have been moved.
+    """
+    first = suite.config.tasks[name].initial_task
+    done = [one for one in suite.planned[name] if is_done(directory_of(suite.workdir, one))]
+    for seed in dict.fromkeys(one.seed for one in done):
+        best = _best(suite.config, suite.workdir, first, suite.material[first].task.metric, seed)
+        for directory in (directory_of(suite.workdir, one) for one in done if one.seed == seed):
+            start = trial.read_result(directory).get("start")
+            if start is not None and not str(start).endswith("/".join(best.parts[-2:])):
+                raise ValueError(
+                    f"{directory} started from {start}, which is not the best trial of {first} with seed {seed} any "
+                    f"more, because that is {best} now: delete {directory.parent} to train all of its trials again, or "
+                    "choose another --workdir"
+                )
 
 
 def _encoded(suite: Suite, one: Trial) -> TaskData:

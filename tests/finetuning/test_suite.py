@@ -467,6 +467,33 @@ def test_a_first_task_that_was_trained_again_is_noticed(tmp_path, data, calls):
         train(config(tmp_path, data, ("sst2", "rte"), (0,), **settings), workdir)
 
 
+def test_a_first_task_with_a_better_point_since_is_noticed(tmp_path, data, calls, monkeypatch):
+    """Although all trials of the task that starts from it are done, and none of them would be trained again."""
+    workdir, settings = epath.Path(tmp_path / "w"), {"tasks.rte.initial_task": "sst2"}
+    rates = (2e-5, 1e-5, 3e-5, 4e-5, 5e-5, 6e-5)
+    scores = {}
+    for rate in rates:  # by the stand-in of trials, whose scores follow from their names
+        train(
+            config(tmp_path, data, seeds=(0,), **{"tasks.sst2.learning_rates": (rate,)}),
+            epath.Path(tmp_path / f"{rate}"),
+        )
+        (path,) = (tmp_path / f"{rate}").glob("sst2/*/result.json")
+        scores[rate] = json.loads(path.read_text())["metrics"]["accuracy"]
+    worst, best_rate = min(scores, key=scores.get), max(scores, key=scores.get)
+    assert scores[worst] < scores[best_rate]
+    alone = {"tasks.sst2.learning_rates": (worst,)}
+    train(config(tmp_path, data, ("sst2", "rte"), (0,), **settings, **alone), workdir)
+    moved = epath.Path(tmp_path / "moved")
+    shutil.copytree(tmp_path / "w", moved)
+    train(config(tmp_path, data, ("sst2", "rte"), (0,), **settings, **alone), moved)
+    grown = config(
+        tmp_path, data, ("sst2", "rte"), (0,), **settings, **{"tasks.sst2.learning_rates": (worst, best_rate)}
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"is not the best trial of sst2 with seed 0 any more, .*delete .*rte to"):
+            train(grown, workdir)
+
+
 def test_a_start_that_was_written_as_a_relative_path_is_the_same(tmp_path, data, calls, monkeypatch):
     workdir = epath.Path(tmp_path / "w")
     train(config(tmp_path, data), workdir)
