@@ -497,7 +497,10 @@ def _encoded(suite: Suite, one: Trial) -> TaskData:
 
 
 def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
-    """Train or resume a trial under the lock of its directory; if it diverges, its result says so."""
+    """Train or resume a trial under the lock of its directory.
+
+    If it diverges, or is to mask what a failed trial masked, its result says so.
+    """
     config, workdir, metric = suite.config, suite.workdir, suite.material[one.task].task.metric
     directory, start = directory_of(workdir, one), _initial(suite, one)
     with lock.hold(directory):
@@ -506,7 +509,7 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
             attacked = traces.resolved(one, workdir)
             keep = config.keeps_weights(one.task)
             result = job.run_trial(attacked, config, start, data, directory, keep, suite.labels)
-        except NonFiniteError as error:
+        except (NonFiniteError, mask_trace.FailedTrialError) as error:
             if hosts.is_first():
                 trial.write_failure(one, directory, str(error))
             hosts.tell(f"{one.task} {one.name} failed: {error}")

@@ -49,5 +49,11 @@ def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epat
     to_be_recorded: directories of trials that are trained before this one and record a trace.
     """
     adversarial = resolved(one, workdir).recipe.adversarial
-    if adversarial.method == "scheduled" and mask_trace.directory_of(adversarial) not in to_be_recorded:
+    if adversarial.method != "scheduled" or mask_trace.directory_of(adversarial) in to_be_recorded:
+        return
+    try:
         mask_trace.read(adversarial, layers)
+    except mask_trace.FailedTrialError:
+        if "{" not in one.recipe.adversarial.masking.trace:
+            raise
+        # A trial of another arm failed: the trial that repeats its masks fails, too, and the other trials go on.

@@ -54,6 +54,10 @@ def record(config: AdversarialConfig, layers: int, workdir: epath.Path) -> None:
         hosts.from_first("the trace", write)
 
 
+class FailedTrialError(ValueError):
+    """Error of a training that is to mask what an earlier trial masked, if that one failed."""
+
+
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
     """Return the share of attention that was masked in each layer in the course of an earlier run, the run that the
     setting `adversarial.masking.trace` names; None unless `adversarial.method` is `scheduled`.
@@ -104,11 +108,18 @@ def _planned_steps(directory: epath.Path, last_logged: int) -> int | None:
     A trial that `patience` stopped early has ended, too: its result.json has the planned number. So has a run that
     `training.time_limit` ended: its schedules are those of `training.steps`, and so is the time scale of its masks.
 
+    Raises FailedTrialError for a trial that failed.
+
     directory: directory of the run or trial.
     last_logged: the last logged step, which is the planned number of a trial unless its result.json has another one.
     """
     if (directory / "result.json").exists():
         found = {"planned_steps": last_logged} | read_json(directory / "result.json")
+        if "failed" in found:
+            raise FailedTrialError(
+                f"adversarial.masking.trace={directory} is a trial that failed ({found['failed']}), whose masks are "
+                "those of a part of a training: choose another one"
+            )
         check_fields(directory / "result.json", found, {"planned_steps": int})
         return found["planned_steps"]
     if not (directory / "summary.json").exists():

@@ -12,13 +12,14 @@ from etils import epath
 from ag_jax.analysis import maps
 from ag_jax.analysis.figures import plots
 from ag_jax.data.tasks.task import Choices, Question, Referent, TaggedSentence, Texts
-from ag_jax.finetuning import attacked, comparison, suite
+from ag_jax.finetuning import attacked, comparison, suite, traces
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
-from ag_jax.pretraining import build
+from ag_jax.pretraining import build, mask_trace
+from ag_jax.training.loop import NonFiniteError
 from tests import tiny
 from tests.analysis.examples import SENTENCE, WordTokenizer
 from tests.finetuning import tiny_tasks
@@ -93,6 +94,38 @@ def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, t
     trained.clear()
     comparison.compare(source, {"seeds": (0, 1, 2)}, epath.Path(tmp_path / "w"))
     assert len(trained) == 6, "the trials of the third seed, whose traces are not there yet either"
+
+
+def test_a_trial_with_the_schedule_of_a_failed_one_fails_alone(source, tmp_path, trained, monkeypatch):
+    """Its masks would be those of the beginning of a training; the other trials are trained."""
+    run_trial, workdir = suite.job.run_trial, epath.Path(tmp_path / "w")
+    name = "lr0.0002-bs32-seed1"
+
+    def run_or_fail(one, config, start, splits, directory, *more):
+        mask_trace.read(one.recipe.adversarial, LAYERS)  # as the objective does
+        result = run_trial(one, config, start, splits, directory, *more)
+        if directory.parts[-3:] == ("asa", "sst2", name):
+            (directory / "result.json").unlink()
+            raise NonFiniteError("loss is not finite at step 3")
+        return result
+
+    monkeypatch.setattr(suite.job, "run_trial", run_or_fail)
+    comparison.compare(source, {}, workdir)
+    failed = {
+        path.parent.parent.parent.name: json.loads(path.read_text())["failed"]
+        for path in workdir.glob("*/sst2/*/result.json")
+        if "failed" in path.read_text()
+    }
+    assert failed.keys() == {"asa", "scheduled"} and len(trained) == 11
+    assert f"{name} is a trial that failed (loss is not finite at step 3), whose masks" in failed["scheduled"]
+    comparison.compare(source, {"seeds": (0, 1, 2)}, workdir)
+    assert len(trained) == 17, "the trials of the third seed alone"
+    one = trained["scheduled/sst2/lr0.0001-bs32-seed1"]  # names the directory of its trace
+    masking = dataclasses.replace(one.recipe.adversarial.masking, trace=str(workdir / "asa" / "sst2" / name))
+    adversarial = dataclasses.replace(one.recipe.adversarial, masking=masking)
+    named = dataclasses.replace(one, recipe=dataclasses.replace(one.recipe, adversarial=adversarial))
+    with pytest.raises(ValueError, match="is a trial that failed"):
+        traces.check(named, workdir / "scheduled", LAYERS, set())
 
 
 def test_a_part_waits_for_the_schedules_that_another_part_records(source, tmp_path, trained):
