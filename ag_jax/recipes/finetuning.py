@@ -224,11 +224,11 @@ def deberta(config: Config, tasks: Sequence[str], size: str = "base") -> None:
         else:
             epochs, warmup_steps, length = 10, 500, _DEBERTA_LENGTHS.get(task, 512)
             recipe.update(learning_rates=_DEBERTA_RATES[size], batch_sizes=(16, 32, 48, 64))
-        if task == "wnli":  # whose 635 examples do not make 500 steps
-            warmup_steps = None
         if task == "qqp":  # as the paper's table 1, whose row of RoBERTa is that of Liu et al. 2019
             recipe.metric = "accuracy"
         recipe.update(epochs=epochs, warmup_steps=warmup_steps, max_length=length)
+        if task == "wnli":  # whose 635 examples do not make 500 steps
+            recipe.warmup_steps = None
 
 
 def deberta_large(config: Config, tasks: Sequence[str]) -> None:
