@@ -216,10 +216,11 @@ def _usage(architecture: str, stated: Statements, place: str, example: Sequence[
     lines = ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     if not stated.repository:
         lines.append("# The directory of this card: run this in the directory that contains it, or give its path.")
+    opened = json.dumps(place) + (f", revision={json.dumps(stated.revision)}" if stated.revision else "")
     return [
         *lines,
-        f"model = {architecture}.from_pretrained({json.dumps(place)})",
-        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(place)})",
+        f"model = {architecture}.from_pretrained({opened})",
+        f"tokenizer = AutoTokenizer.from_pretrained({opened})",
         *example,
         "```",
     ]

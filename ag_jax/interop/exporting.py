@@ -81,6 +81,7 @@ def convert(
         return _convert_translation(opened, step, path, dtype, stated, part)
     origin = opened.origin
     config, tree, not_carried = _part(opened, part)
+    not_carried += _bias(opened) if part == "model" else []
     heads = sorted(tree.keys() - {"encoder"})
     family = catalogue.fitting(config, heads, opened.tokenizer.specials.pad, origin.model_type)
     # Only BERT's name table has a pooler that no head reads; it was trained with the imported model, not by this run.
@@ -141,6 +142,17 @@ def _convert_finetuned(
     return Exported(architecture, _write(written, path, dtype), not_carried)
 
 
+def _bias(opened: run.OpenRun) -> list[str]:
+    """Return a sentence on what guidance added to the attention scores at the exported step; none if it was nothing."""
+    alpha = run.bias_at(opened.config, opened.step)
+    if not alpha:
+        return []
+    return [
+        f"The bias of guidance: at step {opened.step:,}, training added {alpha:g} times the pattern to the attention "
+        "scores of guided heads (guidance.mode=bias). transformers adds nothing, so these heads attend differently."
+    ]
+
+
 def _place(path: str, stated: Statements) -> str:
     """Return the name by which transformers opens the export: on the hub, or its directory without those above it.
 
@@ -192,6 +204,7 @@ def _convert_translation(
             "CTranslate2 cannot run this model, only transformers can: the decoder starts from a token's embedding "
             "(decoder.start=begin), and CTranslate2 always starts a MarianMT from the zero vector (decoder.start=zero)."
         )
+    not_carried += _bias(opened)
     architecture = "MarianMTModel"
     settings = {
         "architectures": [architecture],

@@ -46,6 +46,7 @@ class Statements:
     languages: codes of ISO 639, such as en; empty if not stated.
     datasets: names of the training data on the hub; empty for those of the task, if they are known.
     repository: name on the hub under which the model can be opened; empty if it is not on the hub.
+    revision: branch of the repository that has the model; empty for the main one.
 
     Raises ValueError for values that the hub would not understand.
     """
@@ -54,6 +55,7 @@ class Statements:
     languages: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     repository: str = ""
+    revision: str = ""
 
     def __post_init__(self):
         if self.license and not re.fullmatch(r"[\w.+-]+", self.license):

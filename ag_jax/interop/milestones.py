@@ -4,6 +4,8 @@ The directories are named as the challenge names revisions: chck_1M for the chec
 and main for the last checkpoint.
 """
 
+import dataclasses
+
 from etils import epath
 
 from ag_jax.distributed import storage
@@ -39,7 +41,9 @@ def convert(
     found = {}
     with directories.whole(target) as partial:
         for of, step in steps.items():
-            found[of] = exporting.convert(workdir, step, str(partial / of), dtype, stated, part)
+            is_branch = stated.repository and of != hub.MAIN
+            of_step = dataclasses.replace(stated, revision=of) if is_branch else stated
+            found[of] = exporting.convert(workdir, step, str(partial / of), dtype, of_step, part)
     return found
 
 

@@ -745,12 +745,16 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     return OpenRun(workdir, config, tokenizer, model, params, adversary_params, step, tuple(steps), origin, pooler)
 
 
+def bias_at(config: ExperimentConfig, step: int) -> float:
+    """Return how many times the pattern is added to the attention scores at a step; 0 without `guidance.mode=bias`."""
+    if config.guidance.mode != "bias":
+        return 0.0
+    return float(guidance.coefficient_schedule(config.guidance, config.training.steps)(jnp.int32(step)))
+
+
 def _warn_of_bias(config: ExperimentConfig, workdir: epath.Path, step: int) -> None:
     """Warn if the run still added a pattern to the attention scores at a step, which the model alone does not do."""
-    if config.guidance.mode != "bias":
-        return
-    alpha_then = float(guidance.coefficient_schedule(config.guidance, config.training.steps)(jnp.int32(step)))
-    if alpha_then > 0:
+    if (alpha_then := bias_at(config, step)) > 0:
         warn_once(
             f"{workdir} was trained with guidance.mode=bias, and at step {step:,} {alpha_then:g} times the pattern was "
             "added to the scores of guided heads. Here nothing is added, so these heads attend differently than in "

@@ -225,10 +225,14 @@ def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str
 
 
 def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epath.Path, ExperimentConfig]:
-    """Return the config of each run that is trained before an arm is probed, by the run's directory."""
+    """Return the config of each run that is trained before an arm is probed, by the run's directory.
+
+    Raises ValueError if the config file that trains them sets a seed that none of them would have.
+    """
     if config.train is None:
         return {}
     found = {}
+    arms.check_seed(pretraining_config.parse(config_reader.load(config.train)), config.seeds, "seeds")
     for seed in config.seeds:
         values = config_reader.load(config.train)
         values.seed = seed

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import pytest
 import yaml
@@ -67,6 +68,19 @@ def test_a_card_of_a_run(workdir, tmp_path):
     settings = rest.split("```\n")[-2].splitlines()
     assert "model.layers=2" in settings and "model.width=6" in settings and len(settings) < 30
     assert all(line.startswith("model.") for line in settings), "nothing was trained here"
+
+
+def test_a_bias_that_training_still_added_is_said(workdir, tmp_path):
+    """At its first step a schedule has not fallen yet. A guidance loss changes no scores."""
+    biased = epath.Path(shutil.copytree(workdir, tmp_path / "biased"))
+    settings = json.loads((biased / "config.json").read_text())
+    for mode in ("bias", "loss"):
+        settings["guidance"] |= {"mode": mode, "alpha": 3.0}
+        (biased / "config.json").write_text(json.dumps(settings))
+        found = exporting.convert(biased, None, str(tmp_path / mode))
+        said = [line for line in found.not_carried if "at step 0, training added 3 times the pattern" in line]
+        assert len(said) == (mode == "bias")
+        assert ("training added 3 times" in (tmp_path / mode / "README.md").read_text()) == (mode == "bias")
 
 
 def test_what_is_not_known_is_left_out(workdir, tmp_path):

@@ -79,6 +79,8 @@ def test_each_is_a_revision(api, workdir, tmp_path, capsys):  # noqa: F811
     assert branches == NAMES[:2] and all(call.kwargs["exist_ok"] for call in api.create_branch.call_args_list)
     assert "pushed chck_1K to https://huggingface.co/me/baby\n" in capsys.readouterr().out
     assert '.from_pretrained("me/baby")' in (tmp_path / "out" / "main" / "README.md").read_text()
+    of_milestone = (tmp_path / "out" / "chck_1K" / "README.md").read_text()
+    assert of_milestone.count('.from_pretrained("me/baby", revision="chck_1K")') == 2
     api.create_branch.side_effect = PermissionError("403")
     assert export(workdir, tmp_path / "second", "--push=baby") == 1
     said = capsys.readouterr().err

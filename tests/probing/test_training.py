@@ -131,6 +131,16 @@ def test_a_run_that_translates(place, tmp_path):
         comparison.evaluate(f"{place / 'probed.py'}:arm=plain", {"train": train}, place / "wrong")
 
 
+def test_a_seed_that_no_run_would_have_is_refused(place, tmp_path):
+    """The runs have the seeds of the probes, not that of the config file which trains them."""
+    (tmp_path / "seeded.py").write_text(
+        "from ag_jax.pretraining import config\n\ndef get_config(argument=''):\n"
+        "    found = config.default_config()\n    found.seed = 77\n    return found\n"
+    )
+    with pytest.raises(ValueError, match="seed=77 would be ignored, because the runs have the seeds of seeds="):
+        comparison.evaluate(f"{place / 'probed.py'}:arm=plain", {"train": f"{tmp_path / 'seeded.py'}"}, place / "wrong")
+
+
 def test_step_is_for_checkpoints(place):
     with pytest.raises(ValueError, match="step=1 chooses a checkpoint of a run, but train="):
         comparison.compare(f"{place / 'probed.py'}", {"step": 1}, place / "wrong")
