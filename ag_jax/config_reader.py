@@ -226,7 +226,7 @@ def flags(overrides: Mapping[str, Any]) -> list[str]:
 
 
 def _typed(item: Any) -> str:
-    """Return an item of a list as a flag of its own has it: in quotes if it would be read as another value."""
+    """Return an item of a list as it is typed in a flag, in quotes if it would otherwise be parsed to another value."""
     text = str(item)
     try:
         return text if TupleParser().parse(text) == (item,) else repr(item)

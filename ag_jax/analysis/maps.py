@@ -479,11 +479,8 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
         ]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
     windows = maps.window_of_layer
-    for window in dict.fromkeys(windows):
-        where = "" if len({*windows}) == 1 else " (all)" if window is None else f" ({window})"
-        table.add_row(
-            f"by chance{where}", *(_number(found[name].chance_N[windows.index(window)]) for name, _, _ in columns)
-        )
+    for window, label in chance_labels(windows).items():
+        table.add_row(label, *(_number(found[name].chance_N[windows.index(window)]) for name, _, _ in columns))
     read = {
         "encoder": f"{len(maps.tokens)} tokens",
         "decoder": f"{len(maps.tokens)} tokens that it reads",
@@ -503,6 +500,17 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     if not all(pattern.has_target_Q.any() for pattern in found.values()):
         lines += ["", "– : the pattern points at nothing in this text"]
     return "\n".join(lines)
+
+
+def chance_labels(windows: Sequence[int | None]) -> dict[int | None, str]:
+    """Return the label of a table's row with the level of chance, for each window that layers have.
+
+    windows: the window of each layer, None for a layer that sees all tokens.
+    """
+    found = dict.fromkeys(windows)
+    if len(found) == 1:
+        return dict.fromkeys(found, "by chance")
+    return {window: "by chance (all)" if window is None else f"by chance ({window})" for window in found}
 
 
 def _span(heads: Sequence[int] | np.ndarray) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from rich.text import Text
 
 from ag_jax.analysis import maps, tables
-from ag_jax.analysis.maps import AttentionMaps, EncoderModel
+from ag_jax.analysis.maps import AttentionMaps, EncoderModel, chance_labels
 from ag_jax.attention.visibility import band_of
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Ports
@@ -152,8 +152,8 @@ def shares_table(maps: AttentionMaps) -> str:
     width in the name of one.
     """
     found, tokens = shares_of_maps(maps), len(maps.tokens)
-    windows, count = tuple(dict.fromkeys(maps.window_of_layer)), stripe_count(tokens)
-    chance = uniform_shares(tokens, windows)
+    labels, count = chance_labels(maps.window_of_layer), stripe_count(tokens)
+    chance = uniform_shares(tokens, tuple(labels))
     table = tables.new_table()
     table.add_column("layer", justify="right", no_wrap=True)
     for label in LABELS.values():
@@ -162,9 +162,8 @@ def shares_table(maps: AttentionMaps) -> str:
     for layer in range(layers):
         cells = [f"{values[layer]:.2f}" for values in found]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
-    for at, window in enumerate(windows):
-        where = "" if len(windows) == 1 else " (all)" if window is None else f" ({window})"
-        table.add_row(f"by chance{where}", *(f"{values[at]:.2f}" for values in chance))
+    for at, label in enumerate(labels.values()):
+        table.add_row(label, *(f"{values[at]:.2f}" for values in chance))
     columns = "column" if count == 1 else f"{count} columns"
     lines = [
         f"Encoder: attention on the diagonal, on stripes (the heaviest {columns}) and on the first token, mean over "

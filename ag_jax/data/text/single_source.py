@@ -201,7 +201,8 @@ def text_settings(config: DataConfig, entries: Entries) -> list[Any]:
     found: list[Any] = []
     if any(config.skip_words):
         found.append({"skip_words": config.skip_words})
-        # The same files may be grouped into other parts, of which each has a number of its own.
+        # Each part of `data.source` has its own number of words to skip, so the same files in other parts are another
+        # text.
         if len(set(config.skip_words)) > 1 and max(counts := files_of_parts(config, entries)) > 1:
             found.append({"files of parts": counts})
     if config.max_words is not None:
