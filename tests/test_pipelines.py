@@ -17,12 +17,13 @@ from ag_jax import pipelines
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning.job import make_head
-from ag_jax.interop import exporting, finetuned, opening
+from ag_jax.interop import exporting, finetuned, importing, opening, sentence_vectors
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder
 from ag_jax.pipelines import words
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.origin import SentenceVectors
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.damage import CorruptCheckpointError
 from tests import tiny
@@ -489,42 +490,106 @@ def test_embed(name, places):
     assert mean([]).shape == (0, CONFIG.width)
 
 
+def write_sentence_transformers(directory, pooling, modules=("Transformer", "Pooling"), texts=None, prompts=None):
+    """Write the files of sentence-transformers beside a model."""
+    types = [{"idx": 0, "type": f"sentence_transformers.models.{name}"} for name in modules]
+    files = {
+        "modules.json": types,
+        "1_Pooling/config.json": pooling,
+        "sentence_bert_config.json": texts or {},
+        "config_sentence_transformers.json": prompts or {},
+    }
+    (directory / "1_Pooling").mkdir(parents=True)
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content))
+
+
+CLS = {"word_embedding_dimension": 6, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+
+
 @pytest.mark.parametrize(
-    ("modes", "modules", "pooling", "said"),
+    ("pooling", "modules", "expected"),
     [
-        ({"mean": False, "cls": True}, ["Transformer", "Pooling", "Normalize"], "first", None),
-        ({}, ["Transformer", "Pooling"], "mean", None),
+        (CLS, ["Transformer", "Pooling", "Normalize"], {"pooling": "first", "normalize": True}),
+        ({"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling", "Dropout"], {}),
+        ({}, ["Transformer", "Pooling"], {}),
+        ({"embedding_dimension": 6, "pooling_mode": "cls"}, [], {"pooling": "first"}),
+        ({"pooling_mode": ["mean"]}, [], {}),
+        ({"pooling_mode": "max"}, [], {"unsupported": ("the pooling max",)}),
+        ({"pooling_mode": ["cls", "mean"]}, [], {"pooling": "first", "unsupported": ("the pooling cls and mean",)}),
+        ({"pooling_mode_max_tokens": True}, [], {"unsupported": ("the pooling max",)}),
+        ({"pooling_mode_lasttoken": True}, [], {"unsupported": ("the pooling lasttoken",)}),
         (
-            {"mean": False, "cls": True},
+            {"pooling_mode_mean_tokens": True, "pooling_mode_mean_sqrt_len_tokens": True},
             [],
-            "mean",
-            'asks for pooling_mode_cls_token, .*call embed with pooling="first"',
+            {"unsupported": ("the pooling mean and mean_sqrt_len",)},
         ),
-        ({"mean": True}, [], "first", "got pooling='first'"),
-        ({}, [], "first", "asks for pooling_mode_mean_tokens, got pooling='first'"),
-        ({"named": "cls"}, [], "first", None),
-        ({"named": "cls"}, [], "mean", 'asks for pooling_mode=cls, .*call embed with pooling="first"'),
-        ({"named": "max"}, [], "mean", "asks for pooling_mode=max, .*compute them with sentence-transformers"),
-        ({"max": True}, [], "mean", "asks for pooling_mode_max_tokens, .*compute them with sentence-transformers"),
-        ({"mean": True, "max": True}, [], "mean", "pooling_mode_mean_tokens and pooling_mode_max_tokens"),
         (
-            {"mean": True},
+            CLS,
             ["Transformer", "Pooling", "Dense"],
-            "mean",
-            "names sentence_transformers.models.Dense, which",
+            {"pooling": "first", "unsupported": ("the module sentence_transformers.models.Dense",)},
         ),
     ],
 )
-def test_embed_heeds_the_files_of_sentence_transformers(modes, modules, pooling, said, tmp_path):
-    (tmp_path / "1_Pooling").mkdir()
-    names = {"cls": "pooling_mode_cls_token", "named": "pooling_mode"}
-    modes = {names.get(mode, f"pooling_mode_{mode}_tokens"): value for mode, value in modes.items()}
-    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 6} | modes))
-    types = [{"idx": 0, "type": f"sentence_transformers.models.{name}"} for name in modules]
-    (tmp_path / "modules.json").write_text(json.dumps(types))
-    error, said = (FileNotFoundError, "is no model") if said is None else (ValueError, said)
-    with pytest.raises(error, match=said):
-        pipelines.embed(str(tmp_path), pooling)
+def test_poolings_and_modules_of_sentence_transformers(pooling, modules, expected, tmp_path):
+    write_sentence_transformers(tmp_path, pooling, modules)
+    assert sentence_vectors.read(tmp_path) == SentenceVectors(**expected)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "texts", "prompts", "expected"),
+    [
+        ({}, {"max_seq_length": 9, "do_lower_case": True}, {}, {"max_length": 9, "lower_case": True}),
+        ({}, {"max_seq_length": None}, {}, {"max_length": 77}),
+        ({}, {}, {"prompts": {"query": "query: "}, "default_prompt_name": None}, {"max_length": 77}),
+        (
+            {"include_prompt": False},
+            {"max_seq_length": 9},
+            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+            {
+                "max_length": 9,
+                "prompt": "query: ",
+                "unsupported": ("a pooling without the tokens of the prompt",),
+            },
+        ),
+    ],
+)
+def test_texts_and_prompts_of_sentence_transformers(pooling, texts, prompts, expected, tmp_path):
+    write_sentence_transformers(tmp_path, pooling, texts=texts, prompts=prompts)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 77}))
+    assert sentence_vectors.read(tmp_path) == SentenceVectors(**expected)
+
+
+def test_damaged_files_of_sentence_transformers(tmp_path):
+    assert sentence_vectors.read(tmp_path) == SentenceVectors()
+    write_sentence_transformers(tmp_path, {})
+    (tmp_path / "modules.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"modules.json: .*JSON array"):
+        sentence_vectors.read(tmp_path)
+
+
+def test_embed_with_a_model_of_sentence_transformers(places, tmp_path):
+    """Its vectors are those that the files ask for, also after an import; arguments say otherwise."""
+    shutil.copytree(places / "hf", tmp_path / "theirs")
+    prompts = {"prompts": {"all": "Union "}, "default_prompt_name": "all"}
+    modules, texts = ("Transformer", "Pooling", "Normalize"), {"max_seq_length": 12, "do_lower_case": True}
+    write_sentence_transformers(tmp_path / "theirs", CLS, modules, texts, prompts)
+    importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "imported"))
+    text = "We build ROADS. " * 5
+    tokens = row(f"union {text.lower()}")
+    assert 12 < tokens.shape[1] <= 24  # so the text is cut, and would not be without the files
+    tokens = np.concatenate([tokens[:, :11], tokens[:, -1:]], axis=1)
+    params = run.open_run(places / "run").params["encoder"]
+    said = np.asarray(tiny.apply(Encoder(CONFIG), params, as_batch(tokens)))[0]
+    for name in ("theirs", "imported"):
+        embed = pipelines.embed(str(tmp_path / name))
+        np.testing.assert_allclose(embed(text), said[0] / np.linalg.norm(said[0]), atol=2e-5)
+        embed = pipelines.embed(str(tmp_path / name), "mean", normalize=False)
+        np.testing.assert_allclose(embed(text), said.mean(0), atol=2e-5)
+    (tmp_path / "theirs" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "max"}))
+    with pytest.raises(ValueError, match=r"need the pooling max, which embed does not have: .*pooling='mean' or"):
+        pipelines.embed(str(tmp_path / "theirs"))
+    assert pipelines.embed(str(tmp_path / "theirs"), "mean")("good").shape == (CONFIG.width,)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,17 @@ from collections.abc import Iterator
 from etils import epath
 
 from ag_jax.distributed import storage
-from ag_jax.interop import tensors, tokenizer_files
+from ag_jax.interop import sentence_vectors, tensors, tokenizer_files
 
-_WANTED = ("config.json", "generation_config.json", "README.md", "*.safetensors", tensors.INDEX, *tokenizer_files.NAMES)
+_WANTED = (
+    "config.json",
+    "generation_config.json",
+    "README.md",
+    "*.safetensors",
+    tensors.INDEX,
+    *tokenizer_files.NAMES,
+    *sentence_vectors.NAMES,
+)
 
 
 def on_disk(path: str) -> pathlib.Path:

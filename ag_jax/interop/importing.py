@@ -12,7 +12,7 @@ from etils import epath
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.interop import directories, finetuned, marian, names, task_heads, tokenizer_files
+from ag_jax.interop import directories, finetuned, marian, names, sentence_vectors, task_heads, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.marian import Generation
@@ -204,6 +204,7 @@ def _origin(source: Source, path: str) -> Origin:
         citation=source.card.citation,
         pooling=pooling,
         head_dropout=dropout,
+        vectors=sentence_vectors.read(source.directory),
     )
 
 

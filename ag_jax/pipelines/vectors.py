@@ -7,9 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 
-from ag_jax.data.json_files import read_json
 from ag_jax.data.tasks.rows import Features, RowSettings
 from ag_jax.finetuning import best, predicting
 from ag_jax.interop import opening
@@ -17,17 +15,9 @@ from ag_jax.interop.opening import Pretrained
 from ag_jax.models.encoder import Encoder
 from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, one_or_many
 from ag_jax.pipelines.pipeline import BatchedPipeline
+from ag_jax.pretraining.origin import SentenceVectors
 
 POOLINGS = ("mean", "first")
-# In the files of sentence-transformers: settings of 1_Pooling/config.json, and modules that leave vectors as they are,
-# apart from their length.
-_THEIR_POOLINGS = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "first",
-    "pooling_mode=mean": "mean",
-    "pooling_mode=cls": "first",
-}
-_THEIR_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
@@ -42,6 +32,7 @@ class Embed(BatchedPipeline):
 
     _opened: Pretrained
     _shape: RowSettings
+    _settings: SentenceVectors
     _apply: Callable[[dict[str, Any]], jax.Array]
 
     def __call__(self, texts: str | Sequence[str], *, batch_size: int | None = None) -> np.ndarray:
@@ -54,7 +45,10 @@ class Embed(BatchedPipeline):
         """
         lines, single = one_or_many(texts)
         size = self._batch_size(batch_size)
-        opened, shape = self._opened, self._shape
+        opened, shape, settings = self._opened, self._shape, self._settings
+        lines = [settings.prompt + line for line in lines]
+        if settings.lower_case:
+            lines = [line.lower() for line in lines]
         if opened.translates:  # as its sources in training
             lines = [line.strip() for line in lines]
         first = int(opened.translates)  # of each row's fields; without the begin token, one more token fits
@@ -68,69 +62,75 @@ class Embed(BatchedPipeline):
         return vectors[0] if single else vectors
 
 
-def embed(directory: str, pooling: str = "mean", step: int | None = None, *, batch_size: int = BATCH_SIZE) -> Embed:
+def embed(
+    directory: str,
+    pooling: str | None = None,
+    step: int | None = None,
+    *,
+    normalize: bool | None = None,
+    batch_size: int = BATCH_SIZE,
+) -> Embed:
     """Open the encoder of any model, as a function from texts to vectors.
+
+    A model of sentence-transformers, and a run or trial that started from one, gives the vectors that it was trained
+    for: pooling, normalisation, longest text, lower case and prompt are those in the model's files.
 
     directory: of a run, of a trial with saved weights, or of a Hugging Face model.
     pooling: `mean` averages the encoder's last hidden states over a text's tokens, with the begin and end tokens;
         `first` takes the first token's. That is the begin token, which a translation model does not read: there it is
-        a token of the first word.
+        a token of the first word. None stands for the pooling in the model's files, or without files for `mean`.
     step: step of a run's checkpoint, the newest by default.
+    normalize: divide each vector by its length. None stands for what is in the model's files, or without files for no.
     batch_size: the most texts that are computed together.
 
-    Raises ValueError for another pooling, also if files of sentence-transformers beside the model ask for it or for
-    further layers, and ValueError or FileNotFoundError if there is no model.
+    Raises ValueError for another pooling and if the model's files ask for something that is not supported, such as a
+    dense layer, and ValueError or FileNotFoundError if there is no model.
 
         embed = pipelines.embed("runs/quickstart/ag-seed0")
         embed(["We will rebuild our roads.", "The union is strong."]).shape
     """
     size = check_batch_size(batch_size)
-    if pooling not in POOLINGS:
+    if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    found = best.resolve(directory)
-    _check_sentence_transformers(epath.Path(found).expanduser(), pooling)
-    opened = opening.open_encoder(found, step)
+    opened = opening.open_encoder(best.resolve(directory), step)
+    settings = opened.origin.vectors
+    if settings.unsupported and pooling is None:
+        needed = " and ".join(settings.unsupported)
+        raise ValueError(
+            f"the vectors that {directory} was trained for need {needed}, which embed does not have: compute them with "
+            f"sentence-transformers, or choose other vectors with pooling={' or pooling='.join(map(repr, POOLINGS))}"
+        )
+    chosen: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+    settings = dataclasses.replace(settings, **{name: value for name, value in chosen.items() if value is not None})
     model, params = Encoder(opened.config), opened.params["encoder"]
     longest = opened.config.max_length if opened.translates else opened.length  # as translation reads sources
+    longest = min(longest, settings.max_length or longest)
     shape = RowSettings(opened.tokenizer.specials, longest, opened.config.token_types)
 
     @jax.jit
     def apply(batch: dict[str, Any]) -> jax.Array:
         # In float32, because a mean over many tokens loses digits in a narrower type.
         encoded: Any = model.apply({"params": params}, batch, deterministic=True)
-        hidden_BLD = encoded.astype(jnp.float32)
-        if pooling == "first":
-            return hidden_BLD[:, 0]
-        weights_BL1 = (batch["segment_ids"] > 0).astype(jnp.float32)[:, :, None]
-        # Rows that fill a batch up have no tokens: a divisor of at least 1 keeps NaN out of them.
-        return (hidden_BLD * weights_BL1).sum(1) / jnp.maximum(weights_BL1.sum(1), 1.0)
+        vectors_BD = _pooled(encoded.astype(jnp.float32), batch["segment_ids"] > 0, settings.pooling)
+        if not settings.normalize:
+            return vectors_BD
+        return vectors_BD / jnp.maximum(jnp.linalg.norm(vectors_BD, axis=-1, keepdims=True), 1e-12)
 
-    pooled = "mean over tokens" if pooling == "mean" else "vector of the first token"
-    about = f"{pooled}; {opened.config.layers} layers of width {opened.config.width}; rows of {shape.max_length} tokens"
-    return Embed(str(directory), about, size, opened, shape, apply)
+    about = (
+        f"{'mean over tokens' if settings.pooling == 'mean' else 'vector of the first token'}"
+        f"{', divided by its length' if settings.normalize else ''}; {opened.config.layers} layers of width "
+        f"{opened.config.width}; rows of {shape.max_length} tokens"
+    )
+    return Embed(str(directory), about, size, opened, shape, settings, apply)
 
 
-def _check_sentence_transformers(directory: epath.Path, pooling: str) -> None:
-    """Raise ValueError if files of sentence-transformers beside a model ask for another pooling or for more layers."""
-    file = directory / "1_Pooling" / "config.json"
-    if file.exists():
-        settings = read_json(file)
-        modes = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
-        if "pooling_mode" in settings:  # another way to write it: a name, such as cls
-            modes.append(f"pooling_mode={settings['pooling_mode']}")
-        modes = modes or ["pooling_mode_mean_tokens"]  # their default
-        if [_THEIR_POOLINGS.get(mode) for mode in modes] != [pooling]:
-            theirs = _THEIR_POOLINGS.get(modes[0]) if len(modes) == 1 else None
-            remedy = f'call embed with pooling="{theirs}"' if theirs else "compute them with sentence-transformers"
-            raise ValueError(
-                f"{file} asks for {' and '.join(modes)}, got pooling={pooling!r}, which gives other vectors than those "
-                f"that the model was trained for: {remedy}, or delete the file to pool in another way"
-            )
-    file = directory / "modules.json"
-    modules = read_json(file, list) if file.exists() else []
-    named = [str(module.get("type")) for module in modules if isinstance(module, dict)]
-    if other := [name for name in named if name.rpartition(".")[2] not in _THEIR_MODULES]:
-        raise ValueError(
-            f"{file} names {', '.join(other)}, which embed does not apply, so its vectors would be others than those "
-            "that the model was trained for: compute them with sentence-transformers, or delete the file to do without"
-        )
+def _pooled(hidden_BLD: jax.Array, tokens_BL: jax.Array, pooling: str) -> jax.Array:
+    """Return the vectors [B, D] of texts from the hidden states of their tokens.
+
+    tokens_BL: whether there is a token.
+    """
+    if pooling == "first":
+        return hidden_BLD[:, 0]
+    weights_BL1 = tokens_BL.astype(jnp.float32)[:, :, None]
+    # Rows that fill a batch up have no tokens: a divisor of at least 1 keeps NaN out of them.
+    return (hidden_BLD * weights_BL1).sum(1) / jnp.maximum(weights_BL1.sum(1), 1.0)

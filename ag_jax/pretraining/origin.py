@@ -22,6 +22,27 @@ Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
 
 
 @dataclasses.dataclass(frozen=True)
+class SentenceVectors:
+    """Settings for the vectors of texts that a model was trained for with sentence-transformers. The defaults are those
+    of a model that was not.
+
+    pooling: what is taken of the last hidden states, the `mean` over all tokens or the `first` token.
+    normalize: vectors are divided by their length.
+    max_length: tokens that are read of a text, with the special ones; None for all positions of the model.
+    lower_case: texts are put in lower case.
+    prompt: a text that is put before every text.
+    unsupported: what else the model needs, such as a dense layer, and this program does not have.
+    """
+
+    pooling: Literal["first", "mean"] = "mean"
+    normalize: bool = False
+    max_length: Annotated[int, ">= 1"] | None = None
+    lower_case: bool = False
+    prompt: str = ""
+    unsupported: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Origin:
     """Description of the imported model that weights started from; fields about the model are empty if the weights did
     not start from an imported model.
@@ -36,6 +57,7 @@ class Origin:
     left_out: names of its tensors that have no counterpart in this program's models.
     pooling: what a head for texts reads, as its config.json says: the `first` token, or the `mean` over all tokens.
     head_dropout: dropout rate that its config.json says of the heads of tasks; None for that of the encoder.
+    vectors: how vectors of texts are computed with it.
     """
 
     model_type: str = ""
@@ -48,6 +70,7 @@ class Origin:
     left_out: tuple[str, ...] = ()
     pooling: Literal["first", "mean"] = "first"
     head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
+    vectors: SentenceVectors = SentenceVectors()
 
     def untrained(self, step: int) -> tuple[str, ...]:
         """Return the names of the parts of the parameters, such as `word_head`, that were randomly initialised and that
