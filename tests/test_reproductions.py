@@ -37,13 +37,19 @@ def test_the_readme_has_the_table_of_now(script):
 
 def test_the_quickstart_over_five_seeds_says_what_was_recorded():
     record = json.loads((ROOT / "benchmarks/results/quickstart_seeds.json").read_text())
-    (row,) = (line for line in (ROOT / "docs/reproduction.md").read_text().splitlines() if "quickstart_seeds" in line)
+    (row,) = (
+        line for line in (ROOT / "docs/reproduction.md").read_text().splitlines() if "quickstart_seeds.json" in line
+    )
     steps = {arm: {"left": record["arms"][arm]["left_plateau_at_step"]} for arm in ("mlm", "ag")}
     losses = {arm: {"loss": record["arms"][arm]["values"]["validation_loss"]} for arm in ("mlm", "ag")}
     assert record["seeds"] == [0, 1, 2, 3, 4] and "five seeds" in row
     for values, digits in ((steps, 0), (losses, 3)):
         (found,) = significance.over_seeds(values)["ag"].values()
-        means = [f"{np.mean(*of.values()):.{digits}f}" for of in values.values()]
+        means = [
+            " ± ".join(f"{value:.{digits}f}".removeprefix("0") for value in (np.mean(one), np.std(one, ddof=1)))
+            for of in values.values()
+            for one in of.values()
+        ]
         written = [f"{value:.{digits}f}".replace("-", "−") for value in (found.mean, *found.interval)]
         smallest = f"{found.smallest:.{digits}f}".removeprefix("0")
         assert f"{means[0]} and {means[1]}" in row or f"{means[0]}, {means[1]}" in row
