@@ -65,7 +65,9 @@ FLAGS = {
     "slices": Flag("number", "number of such slices, connected by the network of the data center", 1),
     "search_batch": Flag("switch", "search for the largest batch that fits; --nosearch_batch is faster", True),
     "price": Flag("dollars", "price of a chip for an hour, to estimate the cost"),
-    "from": Flag("model", "Hugging Face model: a directory, or its name on the hub", field="source"),
+    "from": Flag(
+        "model", "Hugging Face model: a directory, or its name on the hub, if wanted with @REVISION", field="source"
+    ),
     "to": Flag("directory", "directory for the Hugging Face model, which will be created", field="target"),
     "path": Flag("directory", "model of `ag-jax convert`, the earlier name of import and export"),
     "expect": Flag("names", "beginnings of the names of tensors that may be left out, such as classifier", ()),

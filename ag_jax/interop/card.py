@@ -236,7 +236,8 @@ def _origin_lines(origin: Origin) -> list[str]:
     if not origin.model_type:
         return []
     base = f", of the base model `{origin.base_model}`" if origin.base_model not in ("", origin.name) else ""
-    return ["", f"It began as `{origin.name}` ({origin.model_type}){base}."]
+    commit = f" at the commit {origin.commit}" if origin.commit else ""
+    return ["", f"It began as `{origin.name}` ({origin.model_type}){commit}{base}."]
 
 
 def _citation(origin: Origin) -> list[str]:

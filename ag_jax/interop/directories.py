@@ -99,7 +99,9 @@ def _why_not_written(error: BaseException | None) -> str | None:
 
 
 def find(path: str) -> pathlib.Path:
-    """Return the directory of a model: `path` itself if it exists, else a download of that name from the hub.
+    """Return the directory of a model: `path` itself if it exists, else a download from the hub.
+
+    path: a directory, or a name on the hub with an optional branch, tag or commit, as in google/electra-small@main.
 
     Raises ValueError if `path` is neither a directory nor to be had from the Hugging Face hub, or if the model there
     has its weights only as a pickle.
@@ -110,17 +112,24 @@ def find(path: str) -> pathlib.Path:
     if directory.exists():
         raise ValueError(f"--from={path} is a file: give the directory with config.json and {tensors.WHOLE}")
     if path.startswith(("/", ".", "~")) or path.count("/") > 1:  # names on the hub are NAME or OWNER/NAME
-        raise ValueError(f"--from={path} does not exist: give a directory, or a name on the hub (NAME or OWNER/NAME)")
+        raise ValueError(
+            f"--from={path} does not exist: give a directory, or a name on the hub (NAME or OWNER/NAME, with @REVISION "
+            "for a branch, a tag or a commit)"
+        )
     try:
         import huggingface_hub
     except ImportError as error:
         raise ValueError(
             f"--from={path} is no directory here; to take it from the hub: pip install huggingface_hub ({error})"
         ) from error
+    name, _, after = path.partition("@")
+    revision = after or None
     try:
-        found = pathlib.Path(huggingface_hub.snapshot_download(path, allow_patterns=list(_WANTED)))
-        whole_or_shards = any((found / name).exists() for name in (tensors.WHOLE, tensors.INDEX))
-        pickled = not whole_or_shards and any(huggingface_hub.file_exists(path, name) for name in tensors.PICKLES)
+        found = pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_WANTED), revision=revision))
+        whole_or_shards = any((found / file).exists() for file in (tensors.WHOLE, tensors.INDEX))
+        pickled = not whole_or_shards and any(
+            huggingface_hub.file_exists(name, file, revision=revision) for file in tensors.PICKLES
+        )
     except Exception as error:  # exceptions of huggingface_hub, and of two libraries below it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ValueError(
@@ -129,9 +138,10 @@ def find(path: str) -> pathlib.Path:
             "and give that"
         ) from error
     if pickled:
+        command = f"{name} --revision={revision}" if revision else name
         raise ValueError(
             f"{path} has its weights only as a pickle, which can run any program when it is read, so the model is not "
-            f"fetched. If you trust the model, run `hf download {path} --local-dir=DIR`, then import --from=DIR: "
+            f"fetched. If you trust the model, run `hf download {command} --local-dir=DIR`, then import --from=DIR: "
             "this stops with a command that converts the pickle"
         )
     return found

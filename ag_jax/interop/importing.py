@@ -195,10 +195,12 @@ def _kind(source: Source, expected: Sequence[str]) -> str | None:
 def _origin(source: Source, path: str) -> Origin:
     is_local = pathlib.Path(path).expanduser().is_dir()
     pooling, dropout = of_task_heads(source.values) if source.family is MODERNBERT else ("first", None)
+    name, commit = (source.directory.name, "") if is_local else (path.partition("@")[0], source.directory.name)
     return Origin(
         model_type=source.family.model_type,
-        name=source.directory.name if is_local else path,
-        base_model=source.card.base_model if is_local else path,
+        name=name,
+        commit=commit,
+        base_model=source.card.base_model if is_local else name,
         architectures=source.architectures,
         license=source.card.license,
         citation=source.card.citation,

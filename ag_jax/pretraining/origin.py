@@ -58,6 +58,7 @@ class Origin:
     pooling: what a head for texts reads, as its config.json says: the `first` token, or the `mean` over all tokens.
     head_dropout: dropout rate that its config.json says of the heads of tasks; None for that of the encoder.
     vectors: how vectors of texts are computed with it.
+    commit: the commit on the hub that it was fetched at; empty if it was read from disk.
     """
 
     model_type: str = ""
@@ -71,6 +72,7 @@ class Origin:
     pooling: Literal["first", "mean"] = "first"
     head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
     vectors: SentenceVectors = SentenceVectors()
+    commit: str = ""
 
     def untrained(self, step: int) -> tuple[str, ...]:
         """Return the names of the parts of the parameters, such as `word_head`, that were randomly initialised and that

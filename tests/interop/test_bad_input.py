@@ -404,12 +404,22 @@ def test_a_hub_that_does_not_answer(tmp_path, monkeypatch):
 def test_a_hub_that_does(directory, tmp_path, monkeypatch):
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(directory))
-    assert directories.find("someone/model") == directory
+    asked = []
+
+    def download(name, *, revision, allow_patterns):
+        asked.append((name, revision))
+        return str(directory)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert directories.find("someone/model") == directories.find("someone/model@v1") == directory
+    assert asked == [("someone/model", None), ("someone/model", "v1")]
+    origin = importing.origin_of(importing.open_model("someone/model@v1"), "someone/model@v1")
+    assert (origin.name, origin.commit, origin.base_model) == ("someone/model", directory.name, "someone/model")
     (directory / "model.safetensors").unlink()
-    monkeypatch.setattr(huggingface_hub, "file_exists", lambda name, file: file == "pytorch_model.bin")
-    refused("someone/model", tmp_path, "someone/model has its weights only as a pickle", "hf download someone/model")
-    monkeypatch.setattr(huggingface_hub, "file_exists", lambda name, file: False)
+    monkeypatch.setattr(huggingface_hub, "file_exists", lambda name, file, revision: file == "pytorch_model.bin")
+    refused("someone/model", tmp_path, "someone/model has its weights only as a pickle", "hf download someone/model ")
+    refused("someone/model@v1", tmp_path, "hf download someone/model --revision=v1 --local-dir=DIR")
+    monkeypatch.setattr(huggingface_hub, "file_exists", lambda name, file, revision: False)
     refused("someone/model", tmp_path, "no weights", error=FileNotFoundError)
 
 
