@@ -478,9 +478,9 @@ def test_published_encoders(name):
         == (model.relative.terms == "c2p,p2c")
         == deberta
     )
-    assert (model.relative.buckets == 256) == model.relative.normalized == (name in ("deberta_v2", "deberta_v3"))
+    assert (model.relative.buckets == 256) == model.relative.normalized == name.startswith(("deberta_v2", "deberta_v3"))
     assert model.relative.shared != (name == "deberta_v1") and model.relative.key_bias != (name == "deberta_v1")
-    assert (model.convolution == 3) == (name == "deberta_v2") and model.is_projected == (name == "electra")
+    assert (model.convolution == 3) == name.startswith("deberta_v2") and model.is_projected == (name == "electra")
     assert model.token_types == {"bert": 2, "roberta": 1, "electra": 2}.get(name, 0)
     is_modern = name.startswith(("modernbert", "ettin"))
     assert (model.window == 128) == (model.global_every == 3) == (not model.first_norm) == is_modern
@@ -498,6 +498,8 @@ def test_published_encoders(name):
     [
         ("bert", 30_522, 110),
         ("roberta", 50_265, 125),
+        ("deberta_v2", 128_100, 900),
+        ("deberta_v2_xxlarge", 128_100, 1570),  # its "1.5B" are 3.14 GB of 16-bit numbers, with the word head
         ("modernbert_base", 50_368, 149),
         ("modernbert_large", 50_368, 395),
         ("ettin_17m", 50_368, 17),
@@ -515,6 +517,18 @@ def test_published_numbers_of_parameters(name, vocabulary, published):
     init = functools.partial(Encoder(model).init, deterministic=True)
     count = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(init, jax.random.key(0), batch)))
     assert count / 1e6 == pytest.approx(published, rel=0.02)
+
+
+def test_the_largest_deberta():
+    """As the config.json of microsoft/deberta-v2-xxlarge has it; all else is as in the xlarge model."""
+    xlarge, xxlarge = (pretraining.ENCODERS[name] for name in ("deberta_v2", "deberta_v2_xxlarge"))
+    config = pretraining_config.default_config()
+    pretraining.encoder(config, "deberta_v2_xxlarge")
+    model = pretraining_config.parse(config).model
+    assert (model.layers, model.heads, model.width, model.feedforward or 4 * model.width) == (48, 24, 1536, 6144)
+    assert (model.convolution, model.convolution_activation, model.relative.buckets) == (3, "gelu", 256)
+    assert (model.max_length, model.token_types, model.layer_norm_epsilon) == (512, 0, 1e-7)
+    assert xxlarge == xlarge | {"layers": 48}
 
 
 # Typed from the released code and its neighbours a second time: dataset, layers, heads, width, features, dropout, label

@@ -34,8 +34,8 @@ TABLE_11 = {
 }
 
 # `model` settings of published encoders, from the configurations released with them: the base sizes of BERT, RoBERTa,
-# DeBERTa v1 and DeBERTa v3, ELECTRA small, DeBERTa v2 xlarge, ModernBERT (Warner et al. 2024), Ettin (Weller et al.
-# 2025) and NeoBERT (Le Breton et al. 2025).
+# DeBERTa v1 and DeBERTa v3, ELECTRA small, DeBERTa v2 xlarge and xxlarge, ModernBERT (Warner et al. 2024), Ettin
+# (Weller et al. 2025) and NeoBERT (Le Breton et al. 2025).
 _BASE = {"layers": 12, "heads": 12, "width": 768, "max_length": 512}
 _BERT = _BASE | {"position_offset": 0, "token_types": 2, "layer_norm_epsilon": 1e-12}
 _DEBERTA = _BASE | {
@@ -46,6 +46,14 @@ _DEBERTA = _BASE | {
     "mask_decoder_passes": 2,
 }
 _BUCKETS = {"terms": "c2p,p2c", "span": 512, "buckets": 256, "shared": True, "normalized": True, "key_bias": True}
+_DEBERTA_V2 = _DEBERTA | {
+    "layers": 24,
+    "heads": 24,
+    "width": 1536,
+    "relative": _BUCKETS,
+    "convolution": 3,
+    "convolution_activation": "gelu",
+}
 _ROTARY = {
     "positions": "rotary",
     "position_offset": 0,
@@ -77,15 +85,8 @@ ENCODERS = {
     "roberta": _BASE | {"position_offset": 2, "token_types": 1, "layer_norm_epsilon": 1e-5},
     "electra": _BERT | {"heads": 4, "width": 256, "feedforward": 1024, "embedding_width": 128},
     "deberta_v1": _DEBERTA | {"relative": {"terms": "c2p,p2c", "span": 512, "shared": False, "key_bias": False}},
-    "deberta_v2": _DEBERTA
-    | {
-        "layers": 24,
-        "heads": 24,
-        "width": 1536,
-        "relative": _BUCKETS,
-        "convolution": 3,
-        "convolution_activation": "gelu",
-    },
+    "deberta_v2": _DEBERTA_V2,
+    "deberta_v2_xxlarge": _DEBERTA_V2 | {"layers": 48},
     "deberta_v3": _DEBERTA | {"relative": _BUCKETS},
     "modernbert_base": _modernbert(22, 768, 1152, 12),
     "modernbert_large": _modernbert(28, 1024, 2624, 16),

@@ -6,16 +6,17 @@ Wang et al. 2019 (SuperGLUE); He et al. 2021 (DeBERTa), section 5 (SiFT) and tab
     ag-jax compare --config=finetune/superglue:checkpoint=CHECKPOINT,data=FOLDER,seeds=3 --workdir=DIR
     ag-jax finetune --config=finetune/superglue:checkpoint=CHECKPOINT,tasks=copa,scale=small,data=FOLDER --workdir=DIR
 
-`checkpoint` is a run or a Hugging Face directory; `data` is a folder with SuperGLUE's files; without it they are read
-from TensorFlow Datasets. `superglue_rte` also predicts the diagnostics AX-b and AX-g, if their files are there (AX-g
-only from files). `compare` trains without and with SiFT. Files for SuperGLUE's server are written to `submission/`.
+`checkpoint` is a run or a Hugging Face directory, in the paper microsoft/deberta-v2-xxlarge (`deberta_v2_xxlarge` among
+the encoders in docs/guide.md). `data` is a folder with SuperGLUE's files; without it they are read from TensorFlow
+Datasets. `superglue_rte` also predicts the diagnostics AX-b and AX-g, if their files are there (AX-g only from files).
+`compare` trains without and with SiFT. Files for SuperGLUE's server are written to `submission/`.
 
 Hardware and time: MultiRC has 27k answers and ReCoRD 101k questions of about ten candidates, in sequences of 512
 tokens, for a sweep of ten epochs. These need accelerators. scale=small takes minutes for each task on 2 CPU cores.
 
-Expected: DeBERTa of 1.5B parameters with SiFT, on the test sets: 90.4 BoolQ, 94.9/97.2 CB (F1/accuracy), 96.8 COPA,
-88.2/63.7 MultiRC (F1a/EM), 94.5/94.1 ReCoRD (F1/EM), 93.2 RTE, 76.4 WiC, 95.9 WSC (its table 5). scale=paper has not
-been run with this program yet.
+Expected: that model, of 1.5B parameters, with SiFT, on the test sets: 90.4 BoolQ, 94.9/97.2 CB (F1/accuracy), 96.8
+COPA, 88.2/63.7 MultiRC (F1a/EM), 94.5/94.1 ReCoRD (F1/EM), 93.2 RTE, 76.4 WiC, 95.9 WSC (its table 5). scale=paper has
+not been run with this program yet.
 
 Deviations: the papers do not give settings for SuperGLUE. protocol=deberta_large has the sweep of DeBERTa's appendix,
 protocol=roberta that of RoBERTa for GLUE. CB, COPA, RTE and WSC warm up over a share of the steps, because DeBERTa's
