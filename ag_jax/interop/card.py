@@ -25,7 +25,7 @@ _POSITION = ("step", "split", "tokens_seen")
 _LEFT_OUT: tuple[str, ...] = (
     *("title", "comparison.", "search.", "inspection.", "mesh.", "model.remat", "model.scan_layers", "model.attention"),
     *("data.cache_dir", "data.tokenizer.path", "data.verify_cache", "data.accept_changed_text"),
-    *("data.validation_rows", "data.expected_tokens", "adversarial.masking.trace"),
+    *("data.validation_rows", "data.expected_tokens", "data.expected_gigabytes", "adversarial.masking.trace"),
     *("training.log_every", "training.evaluate_every", "training.checkpoint_every", "training.keep_"),
     *(
         "training.milestones",

@@ -186,6 +186,7 @@ def other_texts(runs: Mapping[str, tuple[ExperimentConfig, epath.Path]]) -> list
             verify_cache=False,
             accept_changed_text=False,
             expected_tokens=None,
+            expected_gigabytes=None,
         )
         other, there = first.setdefault(of_rows, (name, recorded))
         changes = [
@@ -243,6 +244,7 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> No
         "files": pipeline.source_files(config.data, claim=lock.Claims()),
         **({"sources": corpus.sources} if corpus.sources else {}),
         **({"expected tokens": config.data.expected_tokens} if config.data.expected_tokens else {}),
+        **({"expected gigabytes": config.data.expected_gigabytes} if config.data.expected_gigabytes else {}),
     }
     if recorded is None:
         if (workdir / "metrics.jsonl").exists():

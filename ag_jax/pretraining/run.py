@@ -59,6 +59,7 @@ from ag_jax.training.wandb_run import Labels, WandbRun, check_installed
 MAY_DIFFER = (
     "data.accept_changed_text",
     "data.cache_dir",
+    "data.expected_gigabytes",
     "data.expected_tokens",
     "data.verify_cache",
     "decoding.",

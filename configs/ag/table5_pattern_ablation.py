@@ -46,6 +46,7 @@ def get_config(argument: str = ""):
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     config.training.steps = 100_000
+    config.data.expected_tokens = int(pretraining.ENGLISH_TOKENS)
     kept = {name: count for name, count in HEADS.items() if name not in OMITTED[chosen.arm]}
     config.guidance.heads = ",".join(f"{name}:{count}" for name, count in kept.items())
     if chosen.scale == "small":

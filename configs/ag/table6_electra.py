@@ -21,14 +21,14 @@ plateau is 0.403; electra does not leave it in its 3,000 steps, and ag leaves it
 also differ in warm-up (240 steps without guidance, none with it), so the difference is not due to guidance alone.
 
 Deviations: the paper gives neither text nor settings. BooksCorpus is not public, so give its files with
---config.data.source=PATH. Its 985M words are counted as 985M tokens. At scale=paper, learning rate, warm-up, batch and
-alpha are those of RoBERTa-12 (table 11), because section 5.4 mentions no tuning for ELECTRA. Sequences are blocks of
-512 tokens across documents, as in the released code. Token type and position embeddings are BERT's. ELECTRA's own
-recipe differs in using Adam without bias correction, a decay that begins with the warm-up, and positions chosen with
-replacement. Here positions are chosen without replacement. scale=small has 2 layers, 300 words and initial weights of
-about 1 / sqrt(width). In shorter trials the guided model did not leave its plateau although its heads followed their
-patterns: 6 layers and 1,024 words, 1,200 steps; 2 layers and 512 words, 1,900 steps; 4 layers and weights of 0.02, 900
-steps.
+--config.data.source=PATH. Its 985M words are counted as 985M tokens to set the number of steps. At scale=paper,
+learning rate, warm-up, batch and alpha are those of RoBERTa-12 (table 11), because section 5.4 mentions no tuning for
+ELECTRA. Sequences are blocks of 512 tokens across documents, as in the released code. Token type and position
+embeddings are BERT's. ELECTRA's own recipe differs in using Adam without bias correction, a decay that begins with the
+warm-up, and positions chosen with replacement. Here positions are chosen without replacement. scale=small has 2 layers,
+300 words and initial weights of about 1 / sqrt(width). In shorter trials the guided model did not leave its plateau
+although its heads followed their patterns: 6 layers and 1,024 words, 1,200 steps; 2 layers and 512 words, 1,900 steps;
+4 layers and weights of 0.02, 900 steps.
 """
 
 from ag_jax import config_reader
@@ -62,6 +62,7 @@ def get_config(argument: str = ""):
     else:
         config.data.masking.update(mask_fraction=0.85, random_fraction=0.0)
     pretraining.epochs(config, BOOKS_CORPUS, 2)
+    config.data.expected_tokens = None  # the number of tokens is not stated, only that of words
     if chosen.scale == "small":
         config.data.tokenizer.lowercase = False
         pretraining.small(config, steps=3000)

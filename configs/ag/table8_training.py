@@ -59,7 +59,7 @@ def get_config(argument: str = ""):
         pretraining.table_11(config, "english", 12, "mlm" if chosen.arm == "mlm" else "ag")
         config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
         config.model.dtype = "bfloat16"
-        pretraining.epochs(config, 2116e6, 10)
+        pretraining.epochs(config, pretraining.ENGLISH_TOKENS, 10)
     if chosen.steps:
         config.training.steps = chosen.steps
         config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, chosen.steps // 5)

@@ -48,7 +48,6 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
 
 EPOCHS = {"tpu": 8, "gpu": 7}
-ENGLISH_TOKENS = 2116e6
 
 
 def get_config(argument: str = ""):
@@ -68,7 +67,7 @@ def get_config(argument: str = ""):
     if chosen.hardware == "tpu":
         config.training.batch_size = 256
         config.model.scan_layers = False
-    pretraining.epochs(config, ENGLISH_TOKENS, EPOCHS[chosen.hardware])
+    pretraining.epochs(config, pretraining.ENGLISH_TOKENS, EPOCHS[chosen.hardware])
     if chosen.scale == "small":
         pretraining.small(config)
     config.comparison.arms = "mlm,ag"

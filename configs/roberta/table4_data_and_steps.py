@@ -7,7 +7,8 @@ Liu et al. 2019 (RoBERTa), table 4 (section 5).
     ag-jax compare --config=finetune/downstream:runs=RUNS,tasks=squad1,squad2,mnli,sst2 --workdir=DIR
 
 The last command gives the numbers of the table: it fine-tunes the model of each arm. FOLDER has a folder of text files
-for each corpus: `books`, `wikipedia`, `cc_news`, `openwebtext` and `stories`; for scale=small, `litbank_novels`, as in
+for each corpus: `books` and `wikipedia` (16 GB together), `cc_news` (76), `openwebtext` (38) and `stories` (31). The
+program prints the size of the files as a share of that. For scale=small, FOLDER has `litbank_novels`, as in
 ag/table8_training.
 
 Hardware and time: each step has 8,192 sequences of 512 tokens; 100k steps took about one day on 1024 V100 GPUs.

@@ -7,8 +7,8 @@ Liu et al. 2019 (RoBERTa), table 9 and section 5. Guidance is that of Deshpande 
     ag-jax compare --config=roberta/table9_pretraining:scale=small --workdir=DIR
 
 FOLDER has a folder of text files for each of the five corpora: `books`, `wikipedia`, `cc_news`, `openwebtext` and
-`stories`, 160 GB together; `corpora` takes some of them. Without `data` the text is the English Wikipedia of TensorFlow
-Datasets.
+`stories`, 160 GB together (16 for the first two, 76, 38 and 31); `corpora` takes some of them, and the program prints
+the size of their files as a share of that. Without `data` the text is the English Wikipedia of TensorFlow Datasets.
 
 Hardware and time: 1024 V100 GPUs for about one day for 100k steps of the large model (section 5). `ag-jax plan
 --config=roberta/table9_pretraining:arm=mlm --topology=v5e:8x8` estimates memory, time and cost on a TPU slice.

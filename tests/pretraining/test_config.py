@@ -266,6 +266,7 @@ ALWAYS_NONE = {
     "model.rotary_base_local",
     "model.window",
     "data.expected_tokens",
+    "data.expected_gigabytes",
     "data.max_words",
     "data.target",
     "data.validation_target",

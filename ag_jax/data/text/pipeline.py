@@ -75,7 +75,7 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
         },
         sources=[source.sizes(share) for source, share in zip(found, share_K, strict=True)],
     )
-    _report(config, corpus, say)
+    _report(config, corpus, entries, say)
     return corpus
 
 
@@ -120,7 +120,7 @@ def _together(checksums: list[str]) -> str:
     return checksums[0] if len(checksums) == 1 else key(*checksums)
 
 
-def _report(config: DataConfig, corpus: Corpus, say: Say) -> None:
+def _report(config: DataConfig, corpus: Corpus, entries: Entries, say: Say) -> None:
     """Print what was left out, the size of each source of a mixture, and how much of the expected text was found."""
     if left_out := corpus.left_out:
         say(
@@ -146,6 +146,23 @@ def _report(config: DataConfig, corpus: Corpus, say: Say) -> None:
             f"{tokens:,} tokens of training text, {tokens / config.expected_tokens:.1%} of the "
             f"{config.expected_tokens:,} of data.expected_tokens"
         )
+    if config.expected_gigabytes:
+        say(_share_of_gigabytes(config, config.expected_gigabytes, entries))
+
+
+def _share_of_gigabytes(config: DataConfig, expected: float, entries: Entries) -> str:
+    """Return the size of the files of `data.source` as a share of what is expected, with the size of each part."""
+    identities = {part: single_source.identity(entries, part) for part in sources.parts(config.source)}
+    sizes = {part: sources.size_of_files(items) for part, items in identities.items()}
+    known = {part: size / 1e9 for part, size in sizes.items() if size is not None}
+    if without := [part for part in sizes if part not in known]:
+        return f"data.expected_gigabytes={expected:g} is not compared: {', '.join(without)} has no files of known size"
+    total, each = sum(known.values()), ", ".join(f"{part} has {size:,.1f}" for part, size in known.items())
+    is_plain = all(sources.is_plain_file(item) for items in identities.values() for item in items)
+    return (
+        f"{total:,.1f} GB of files, {total / expected:.1%} of the {expected:g} of data.expected_gigabytes ({each})"
+        + ("" if is_plain else "; some are compressed or archives, of which the text may have another size")
+    )
 
 
 def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Tokenizer:

@@ -176,15 +176,24 @@ def is_surely_within(items: list[Any], characters: int) -> bool:
 
     A character has at least one byte, except in compressed files.
     """
-    sizes = [
-        item[1]
-        for item in items
-        if len(item) == 3  # neither a data set nor a link that is read in another format
+    sizes = [item[1] for item in items if is_plain_file(item)]
+    return len(sizes) == sum(item[0] != "sotu" for item in items) and sum(sizes) <= characters
+
+
+def is_plain_file(item: list[Any]) -> bool:
+    """Return whether an item of an identity is a file that has at least one byte for each character of its text."""
+    return (
+        len(item) == 3  # neither a data set nor a link that is read in another format
         and isinstance(item[1], int)
         and text_files.read_as(item[0])[1] == ""
         and text_files.read_as(item[0])[0] not in (".parquet", ".tar")
-    ]
-    return len(sizes) == sum(item[0] != "sotu" for item in items) and sum(sizes) <= characters
+    )
+
+
+def size_of_files(items: list[Any]) -> int | None:
+    """Return the bytes of the files in an identity; None if something in it is no file but a data set."""
+    sizes = [item[1] for item in items if isinstance(item[1], int)]
+    return sum(sizes) if len(sizes) == len(items) else None
 
 
 def files(source: str) -> list[tuple[str, pathlib.Path | KnownContent]]:

