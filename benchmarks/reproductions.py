@@ -2,11 +2,12 @@
 
     python benchmarks/reproductions.py
 
-A row is a config in the folder of a paper. The first line of its docstring says what it does, and in parentheses which
-tables and figures it makes, such as "(table 3, figure 5)"; `MORE` lists further ones of some configs. A record in
-benchmarks/results/ belongs to the config that its `command` names: to the small size if the command has scale=small or
-the config is in `SMALL`, and otherwise to the full size. A record of a config in `SMALL` that has a list `repeats`
-belongs to the configs in this list alone. `LINES` has the configs of records that are JSON lines; these are small.
+A row is a config in the folder of a paper, or one of `OUTSIDE`. The first line of its docstring says what it does, and
+in parentheses which tables and figures it makes, such as "(table 3, figure 5)"; `MORE` lists further ones of some
+configs. A record in benchmarks/results/ belongs to the config that its `command` names: to the small size if the
+command has scale=small or the config is in `SMALL`, and otherwise to the full size. A record of a config in `SMALL`
+that has a list `repeats` belongs to the configs in this list alone. `LINES` has the configs of records that are JSON
+lines; these are small.
 """
 
 import ast
@@ -30,12 +31,16 @@ PAPERS = {
     "asa": "Adversarial Self-Attention (Wu et al. 2022)",
 }
 KINDS = ("table", "figure", "section")
-# Tables of sizes and settings, and figures in a report, beside what a docstring names.
+# Tables of sizes and settings, and figures and numbers in a report, beside what a docstring names.
 MORE = {
-    "ag/table3_language_modeling": ("table 2", "table 10", "figure 1", "figure 2", "figure 4"),
+    "ag/table3_language_modeling": ("table 2", "table 10", "figure 1", "figure 2", "figure 4", "section A.3"),
     "roberta/table5_glue": ("table 10",),
+    "finetune/superglue": ("table 5",),
     "asa/table1_generalization": ("table 5", "figure 1", "figure 6"),
+    "asa/table4_adversarial_training": ("section 5.2",),
 }
+# Configs in no paper's folder with an experiment of a paper.
+OUTSIDE = {"finetune/superglue": "deberta"}
 # Small configs outside the papers, and the configs whose experiments each repeats: their records count as run small.
 SMALL = {
     "quickstart": ("ag/table3_language_modeling",),
@@ -62,10 +67,16 @@ def rows() -> dict[str, list[str]]:
     """Return the tables, figures and sections that each config makes, in the order of the papers."""
     found = {}
     for paper in PAPERS:
-        configs = {f"{paper}/{path.stem}": path for path in (ROOT / "configs" / paper).glob("*.py")}
+        configs = [f"{paper}/{path.stem}" for path in (ROOT / "configs" / paper).glob("*.py")]
+        configs += [config for config in OUTSIDE if paper_of(config) == paper]
         names = {config: sorted({*_named(docstring(config)), *MORE.get(config, ())}, key=_order) for config in configs}
         found |= dict(sorted(((config, of) for config, of in names.items() if of), key=lambda pair: _order(pair[1][0])))
     return found
+
+
+def paper_of(config: str) -> str:
+    """Return the paper of a config, by the name of its folder."""
+    return OUTSIDE.get(config, config.partition("/")[0])
 
 
 def docstring(config: str) -> str:
@@ -77,9 +88,10 @@ def _named(text: str) -> list[str]:
     return [name for part in _IN_PARENTHESES.findall(text.split("\n", 1)[0]) for name in part.split(", ")]
 
 
-def _order(name: str) -> tuple[int, float, str]:
+def _order(name: str) -> tuple[int, bool, float, str]:
     kind, number = name.split()
-    return KINDS.index(kind), float(number.rstrip("ab")), number
+    is_of_appendix = number.startswith("A.")
+    return KINDS.index(kind), is_of_appendix, float(number.removeprefix("A.").rstrip("ab")), number
 
 
 def command(config: str) -> str:
@@ -130,7 +142,7 @@ def table() -> str:
     for paper, title in PAPERS.items():
         of_paper = []
         for config, names in rows().items():
-            if config.startswith(f"{paper}/"):
+            if paper_of(config) == paper:
                 what = _IN_PARENTHESES.sub("", docstring(config).split("\n", 1)[0]).rstrip(".")
                 runs = [", ".join(links.get((config, small), ["no"])) for small in (True, False)]
                 of_paper.append([shown(names), what, f"`{command(config)}`", *runs])

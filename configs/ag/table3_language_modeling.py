@@ -7,7 +7,8 @@ table 10, hyperparameters of table 11.
     ag-jax train   --config=ag/table3_language_modeling:layers=12,arm=ag,scale=small --workdir=DIR
     ag-jax compare --config=ag/table3_language_modeling:layers=12,best=SEARCH --workdir=DIR
 
-With `best`, the directory of a finished search (ag/section4_5_search), its best points take the place of table 11.
+The report has the step, and the share of the run, at which the guidance loss has settled (0.2 % in appendix A.3). With
+`best`, the directory of a finished search (ag/section4_5_search), its best points take the place of table 11.
 
 Hardware and time: the paper used 8 P40 GPUs for 4 days (English) and 4 for 2 days (Filipino, Oromo). scale=small takes
 four to eight minutes for each arm on 2 CPU cores. It has the text, learning rate, warm-up, heads and steps of the

@@ -3,7 +3,7 @@
 Tasks of sentiment, inference, similarity, tagging and reading. Wu et al. 2022 (Adversarial Self-Attention for Language
 Understanding), table 1, with the settings of its table 5.
 
-    ag-jax compare --config=asa/table1_generalization:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table1_generalization:checkpoint=CHECKPOINT,data=FOLDER --config.keep=best --workdir=DIR
     ag-jax compare --config=asa/table1_generalization:checkpoint=CHECKPOINT,longer=LONGER,pretrained=PRETRAINED,\
 data=FOLDER --workdir=DIR
     ag-jax compare --config=asa/table1_generalization:checkpoint=runs/quickstart/ag-seed0,\
@@ -11,8 +11,8 @@ tasks=sst2,stsb,wnut17,dream,seeds=3,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, such as one of bert-base-uncased or roberta-base. `longer` and
 `pretrained` are the two runs of the config asa/table6_pretraining (arms plain and asa), which are fine-tuned without
-an attack. They are the rows with a dagger in the paper's table. `--config.keep=best` adds attention maps of the models
-side by side to the report (figure 6).
+an attack. They are the rows with a dagger in the paper's table. `--config.keep=best` saves weights, with which the
+report has attention maps of the models side by side (figures 1 and 6).
 
 Hardware and time: the paper does not say what it used. 940k examples, three epochs, two arms and five seeds need an
 accelerator. An attacked trial costs about twice as much as a plain one. scale=small takes minutes for each trial on 2

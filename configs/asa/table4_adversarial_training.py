@@ -4,14 +4,16 @@ The baselines are plain training and plain training at about the cost of an atta
 Self-Attention for Language Understanding), table 4, with the settings of its table 5; FreeLB after Zhu et al. 2020,
 SMART after Jiang et al. 2020, SiFT after He et al. 2021.
 
-    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax compare --config=asa/table4_adversarial_training:checkpoint=CHECKPOINT,data=FOLDER --config.keep=best \
+--workdir=DIR
     ag-jax compare --config=asa/table4_adversarial_training:checkpoint=CHECKPOINT,tasks=mnli,qnli,hellaswag \
 --config.arms=plain,sift,asa --workdir=DIR
     ag-jax compare --config=asa/table4_adversarial_training:checkpoint=runs/quickstart/ag-seed0,tasks=qnli,\
 seeds=3,scale=small,data=FOLDER --workdir=DIR
 
 `longer` is plain training for twice the epochs, which costs about as much as ASA. FreeLB has three or four passes. The
-arm `sift` is not in the paper; add it with --config.arms.
+arm `sift` is not in the paper; add it with --config.arms. `--config.keep=best` saves weights, from which the report
+computes how far each attack changes attention: the paper writes that FreeLB and SMART hardly do (section 5.2).
 
 Hardware and time: the paper does not say what it used. 550k examples, three epochs, five arms and five seeds need an
 accelerator. scale=small takes minutes for each trial on 2 CPU cores.

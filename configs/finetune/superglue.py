@@ -1,9 +1,9 @@
 """SuperGLUE from any checkpoint: fine-tune plainly or with SiFT.
 
-Wang et al. 2019 (SuperGLUE); He et al. 2021 (DeBERTa), section 5 (SiFT) and table 5.
+Wang et al. 2019 (SuperGLUE); He et al. 2021 (DeBERTa), section 4 (SiFT) and table 5.
 
-    ag-jax finetune --config=finetune/superglue:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
-    ag-jax compare --config=finetune/superglue:checkpoint=CHECKPOINT,data=FOLDER,seeds=3 --workdir=DIR
+    ag-jax compare --config=finetune/superglue:checkpoint=CHECKPOINT,data=FOLDER --workdir=DIR
+    ag-jax finetune --config=finetune/superglue:checkpoint=CHECKPOINT,data=FOLDER,arm=sift,seeds=3 --workdir=DIR
     ag-jax finetune --config=finetune/superglue:checkpoint=CHECKPOINT,tasks=copa,scale=small,data=FOLDER --workdir=DIR
 
 `checkpoint` is a run or a Hugging Face directory, in the paper microsoft/deberta-v2-xxlarge (`deberta_v2_xxlarge` among
