@@ -126,10 +126,8 @@ def variants(name):
 REQUIRED: dict[str, str] = {}  # arguments without which a config is not read, filled in by `corpora`
 
 
-@pytest.fixture(scope="module", autouse=True)
-def corpora(tmp_path_factory):
+def write_corpora(folder: pathlib.Path) -> None:
     """Write toy pairs in the files of all published parallel corpora, a folder for each."""
-    folder = tmp_path_factory.mktemp("corpora")
     lines = {"train": 300, "validation": 40, "test": 5}
     toys.write(folder, "dictionary", lines)
     texts = {
@@ -150,6 +148,13 @@ def corpora(tmp_path_factory):
             corpus, content = folder / f"iwslt{year}", layouts.segments(*text["validation"])
             layouts.put(corpus, {f"{pair}/IWSLT{year}.{name}.{pair}.{side}.xml": content for name in sets})
             layouts.put(corpus, {f"{pair}/train.tags.{pair}.{side}": text["train"]})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def corpora(tmp_path_factory):
+    """Make the text that the config files read while they are parsed, and note where it is."""
+    folder = tmp_path_factory.mktemp("corpora")
+    write_corpora(folder)
     REQUIRED[TRANSLATION] = f"data={folder}"
     REQUIRED["roberta/table4_data_and_steps.py"] = "data=texts/"
     REQUIRED["babylm/strict_small.py"] = REQUIRED["babylm/strict.py"] = "source=texts/"

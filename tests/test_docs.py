@@ -1,22 +1,26 @@
 """The pages of the documentation: all are reachable from the README, no link is broken, their Python code runs, and
-their commands are those of the program.
+their commands are those of the program. So are the commands in the docstrings of config files.
 """
 
+import ast
 import dataclasses
 import json
 import pathlib
 import re
 import shlex
 import shutil
+from collections.abc import Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
 import pytest
+from absl import flags
 
 from ag_jax import cli, config_reader, main
 from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import finetuned
@@ -25,8 +29,7 @@ from ag_jax.models.config import DecoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
-from tests import tiny
-from tests.data.parallel import test_layouts as layouts
+from tests import test_configs, tiny
 from tests.finetuning import tasks
 from tests.probing import trained_models
 
@@ -166,38 +169,41 @@ FILLED_IN = {
     "--config=CONFIG": "--config=quickstart_search",
     "--step=N": "--step=1",
 }
-MULTI30K = ("train", "val", "test_2016_flickr", "test_2017_flickr")
-# Number of the word from the script on at which the verb stands.
-SCRIPTS = {"launch/local.sh": 1, "launch/gpu.sh": 2, "/opt/ag_jax/launch/gke_worker.sh": 1}
+SCRIPTS = {"launch/local.sh", "launch/gpu.sh", "/opt/ag_jax/launch/gke_worker.sh"}  # the verb follows, or --gpus
 AFTER_DASHES = {"launch/tpu_run.sh", "launch/slurm.sh", "launch/gke.sh"}  # the verb follows --
 
 
-def commands(text):
+def commands(text: str) -> Iterator[list[str]]:
     """Yield the words after `ag-jax` of each command in the fenced bash blocks of a page."""
     for block in BASH.findall(text):
-        for line in block.replace("\\\n", "").splitlines():
-            in_container = line.startswith("docker run ")
-            if not (in_container or "ag-jax" in line or "launch/" in line) or line.lstrip().startswith("#"):
-                continue
-            if elsewhere := re.search(r'--command[= ]"([^"]*)"', line):
-                line = elsewhere[1]
-            words = shlex.split(line.replace("[", "").replace("]", ""), comments=True)
-            script = next((word for word in words if word in SCRIPTS), None)
-            if AFTER_DASHES & set(words):
-                found = words[words.index("--") + 1 :] if "--" in words else []
-            elif in_container:
-                image = next(at for at, word in enumerate(words) if word.startswith("ag_jax:"))
-                found = words[image + 1 :]
-            elif script:
-                found = words[words.index(script) + SCRIPTS[script] :]
-            elif "ag-jax" in words:
-                found = words[words.index("ag-jax") + 1 :]
-            else:
-                continue
-            # Without redirections and what follows them.
-            end = next((at for at, word in enumerate(found) if word[0] in "<>|&"), len(found))
-            if found[:end]:
-                yield [FILLED_IN.get(word, word) for word in found[:end]]
+        yield from commands_of_lines(block.replace("\\\n", "").splitlines())
+
+
+def commands_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the words after `ag-jax` of each command in some lines."""
+    for line in lines:
+        in_container = line.startswith("docker run ")
+        if not (in_container or "ag-jax" in line or "launch/" in line) or line.lstrip().startswith("#"):
+            continue
+        if elsewhere := re.search(r'--command[= ]"([^"]*)"', line):
+            line = elsewhere[1]
+        words = shlex.split(line.replace("[", "").replace("]", ""), comments=True)
+        script = next((word for word in words if word in SCRIPTS), None)
+        if AFTER_DASHES & set(words):
+            found = words[words.index("--") + 1 :] if "--" in words else []
+        elif in_container:
+            image = next(at for at, word in enumerate(words) if word.startswith("ag_jax:"))
+            found = words[image + 1 :]
+        elif script:
+            found = [word for word in words[words.index(script) + 1 :] if not word.startswith("--gpus=")]
+        elif "ag-jax" in words:
+            found = words[words.index("ag-jax") + 1 :]
+        else:
+            continue
+        # Without redirections and what follows them.
+        end = next((at for at, word in enumerate(found) if word[0] in "<>|&"), len(found))
+        if found[:end]:
+            yield [FILLED_IN.get(word, word) for word in found[:end]]
 
 
 COMMANDS = [
@@ -213,8 +219,7 @@ def place_of_commands(readers_place):
     for name in ("train", "dev", "test", "news"):
         for side in ("en", "de"):
             (readers_place / f"{name}.{side}").write_text("one two\n" * 20)
-    multi30k = {f"{part}.{side}": ["one two"] * 3 for part in MULTI30K for side in ("en", "de")}
-    layouts.put(readers_place / "FOLDER", multi30k)
+    test_configs.write_corpora(readers_place / "FOLDER")
     runs = readers_place / "runs"
     for name in ("roberta-base", "imported"):
         shutil.copytree(runs / "quickstart" / "ag-seed0", runs / name)
@@ -251,3 +256,73 @@ def test_commands_are_found():
     }
     found = list(commands("```bash\nPYTHONPATH=. ag-jax train --a \\\n  --b > c  # d\nls\n```"))
     assert found == [["train", "--a", "--b"]]
+
+
+# --- Commands in the docstrings of config files ------------------------------------------------------
+
+
+def commands_of_config(name: str) -> Iterator[list[str]]:
+    """Yield the words after `ag-jax` of each command in the docstring of a config, in a line or in a sentence."""
+    docstring = ast.get_docstring(ast.parse((test_configs.CONFIGS / name).read_text())) or ""
+    yield from commands_of_lines(line for line in docstring.splitlines() if line.startswith("    "))
+    in_text = re.findall(r"`(ag-jax [^`]*--config=[^`]*)`", " ".join(docstring.split()))
+    yield from commands_of_lines(in_text)
+
+
+OF_CONFIGS = {name: list(commands_of_config(name)) for name in test_configs.ALL}
+
+
+@pytest.fixture(scope="module")
+def place_of_configs(place_of_commands):
+    """Add what stands for the words in capitals, and the runs that commands of docstrings go on with."""
+    runs = place_of_commands / "runs"
+    for folder in (place_of_commands / "RUNS", runs / "table3"):
+        folder.mkdir()
+        (folder / "report.json").write_text(json.dumps({"arms": {"one": {}, "other": {}}, "seeds": [0]}))
+    (place_of_commands / "SEARCH").symlink_to(runs / "oromo")
+    (runs / "bert").symlink_to(runs / "roberta-base")
+    (place_of_commands / "RUNS" / "1024").symlink_to(runs / "roberta-base")
+    return place_of_commands
+
+
+def check_command(words: list[str]) -> None:
+    """Parse a command and its config, with all arms and points, as `--print_config` does before it prints; find the
+    tasks.
+    """
+    verb, fields = verbs.parse(words, cli.KINDS)
+    request = cli.Request(**fields | {"print_config": True})
+    if request.config:
+        cli.run_verb(verb, request)
+        for task, recipe in getattr(request.checked(), "tasks", {}).items():
+            splits.find_task(task, recipe)
+
+
+@pytest.mark.parametrize("name", OF_CONFIGS)
+def test_commands_in_docstrings_have_verbs_flags_configs_and_settings_that_exist(name, place_of_configs, monkeypatch):
+    monkeypatch.chdir(place_of_configs)
+    own = f"--config={name.removesuffix('.py')}"
+    assert any(word.partition(":")[0] == own for words in OF_CONFIGS[name] for word in words)
+    for words in OF_CONFIGS[name]:
+        check_command(words)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("trian --config=quickstart --workdir=DIR", "did you mean 'train'"),
+        ("compare --config=quickstart --workdri=DIR", "workdri"),
+        ("compare --config=quickstrat --workdir=DIR", "quickstrat"),
+        ("compare --config=roberta/table1_masking:scael=small --workdir=DIR", "scael"),
+        ("compare --config=roberta/table1_masking:arm=statik --workdir=DIR", "statik"),
+        ("compare --config=ag/table6_electra --config.data.sorce=BOOKS --workdir=DIR", "sorce"),
+        ("compare --config=modern/guidance --config.comparison.arms=none,al --workdir=DIR", "al"),
+        ("compare --config=finetune/downstream:runs=RUNS,tasks=mnli,sst3 --workdir=DIR", "sst3"),
+        ("compare --config=finetune/downstream:runs=RUN,tasks=mnli --workdir=DIR", "no finished comparison"),
+        ("train --config=finetune/glue:checkpoint=CHECKPOINT --workdir=DIR", "config for fine-tuning"),
+        ("train --config=quickstart:arm=ag --topology=v5e:2x4 --workdir=DIR", "does not read --topology"),
+    ],
+)
+def test_slips_in_commands_are_found(command, message, place_of_configs, monkeypatch):
+    monkeypatch.chdir(place_of_configs)
+    with pytest.raises((ValueError, OSError, flags.Error), match=message):
+        check_command(command.split())
