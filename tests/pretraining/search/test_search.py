@@ -9,6 +9,7 @@ import pytest
 from etils import epath
 
 from ag_jax import config_reader
+from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus, run, words
 from ag_jax.pretraining.search import choose, points, report
 from ag_jax.pretraining.search import run as search_run
@@ -119,6 +120,38 @@ def test_the_best_point_of_another_search_is_refused(stubbed, tmp_path):
     assert choose.read_best(tmp_path / "made", "mlm", expected)["optimizer.learning_rate"] == 0.02
     with pytest.raises(ValueError, match="best.json is of a search with layers=4, expected layers=2: give the"):
         choose.read_best(tmp_path / "made", "mlm", expected | {"layers": 2})
+
+
+def test_table_3_trains_the_best_points_of_the_search_of_section_4_5(stubbed, tmp_path, monkeypatch):
+    """Its own best.json, of all 48 points at scale=small: neither arm's best point has the settings of table 3."""
+
+    def loss_of(config, step):
+        optimizer, guidance = config.optimizer, config.guidance
+        grid = (optimizer.learning_rate, optimizer.warmup_steps, config.model.attention_dropout)
+        far = sum(value != wanted for value, wanted in zip(grid, (1e-3, 33, 0.1), strict=True))
+        if guidance.mode == "none":
+            return 5 + far
+        return 4 + far / 10 + (guidance.fraction != 0.75) + (guidance.alpha != 10)
+
+    monkeypatch.setattr(studies, "loss_of", loss_of)
+    found, calls = stubbed("ag/section4_5_search:scale=small")
+    assert len(calls) == 48 and found["arms"]["mlm"]["best"] == "attention_dropout0.1-lr0.001-warmup33"
+    assert found["arms"]["ag_strength"]["best"] == "alpha10-fraction0.75-lr0.002-warmup0"
+
+    def table_3(argument):
+        source = f"ag/table3_language_modeling:scale=small,{argument},best={tmp_path / 'made'}"
+        return config_reader.parse(pretraining_config.ExperimentConfig, config_reader.load(source))
+
+    mlm, ag = table_3("layers=8,arm=mlm"), table_3("layers=8,arm=ag")
+    assert (mlm.optimizer.learning_rate, mlm.optimizer.warmup_steps, mlm.model.attention_dropout) == (1e-3, 33, 0.1)
+    assert mlm.guidance.mode == "none" and ag.guidance.mode == "loss"
+    assert (ag.optimizer.learning_rate, ag.optimizer.warmup_steps) == (2e-3, 0)
+    assert (ag.guidance.fraction, ag.guidance.alpha) == (0.75, 10.0)
+    searched = points.study("ag/section4_5_search:scale=small", {}).points
+    best = next(point.configs[0] for point in searched if point.name == found["arms"]["ag_strength"]["best"])
+    assert ag.model.attention_dropout == best.model.attention_dropout
+    with pytest.raises(ValueError, match="is of a search with layers=8, expected layers=12: give the --workdir of"):
+        table_3("arm=ag")
 
 
 def test_ties_go_to_the_earlier_point_and_seeds_are_averaged(stubbed, tmp_path):
