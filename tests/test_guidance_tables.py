@@ -166,11 +166,24 @@ def test_depth_and_warmup():
 
 
 def test_robustness_of_a_search():
-    of_arm = {"points": 18, "left_plateau": 9, "failed": 0, "median": 6.5, "lowest": 6.25, "highest": 6.75}
+    of_arm = {
+        "points": 18,
+        "left_plateau": 9,
+        "failed": 3,
+        "diverged": 2,
+        "median": 6.5,
+        "lowest": 6.25,
+        "highest": 6.75,
+    }
     paired = [{"arms": ["mlm", "ag"], "points": 18, "left_plateau_alone": [0, 6], "p_value": 2 / 2**6}]
     search = {"metric": "validation_loss", "arms": {"mlm": {"robustness": of_arm}}, "paired": paired}
     text = list(tables.tables([], [], [], [], search))
-    assert ["mlm", "9 of 18", "50%", "0", "6.500", "6.250 to 6.750"] in rows_of(text)
+    assert ["mlm", "9 of 18", "50%", "2", "1", "6.500", "6.250 to 6.750"] in rows_of(text)
+    assert not any("earlier version" in line for line in text)
+    del of_arm["diverged"]
+    earlier = list(tables.tables([], [], [], [], search))
+    assert ["mlm", "9 of 18", "50%", "–", "3", "6.500", "6.250 to 6.750"] in rows_of(earlier)
+    assert any("from an earlier version, which left out points that diverged, too" in line for line in earlier)
     assert any("0 left the plateau in mlm alone, 6 in ag alone (p = 0.031," in line for line in text)
     assert not any("Robustness" in line for line in tables.tables([], [], [], [], None))
 

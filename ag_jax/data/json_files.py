@@ -8,7 +8,7 @@ from typing import Any
 from etils import epath
 
 DEEPEST = 100  # levels of nesting; no file that is read here has more than ten
-_NAMES = {dict: "object", list: "array", str: "string", int: "whole number", float: "number"}
+_NAMES = {dict: "object", list: "array", str: "string", int: "whole number", float: "number", bool: "boolean"}
 
 
 def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[str, type] | None = None) -> Any:

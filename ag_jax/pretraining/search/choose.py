@@ -98,6 +98,7 @@ class Result:
         it failed or is unfinished.
     stopped_at: step after which halving stopped the point.
     failures: why runs failed, by seed.
+    diverged: whether it failed because the run of at least one seed diverged.
     """
 
     point: Point
@@ -105,6 +106,7 @@ class Result:
     losses: dict[str, float]
     stopped_at: int | None
     failures: dict[int, str]
+    diverged: bool = False
 
 
 def results(study: Study, states: States) -> list[Result]:
@@ -122,7 +124,8 @@ def results(study: Study, states: States) -> list[Result]:
         elif number in stopped:
             step = stopped[number]
             status, losses = "stopped", _means([state.rungs[str(step)] for state in of_seeds])
-        found.append(Result(point, status, losses, step, failures))  # type: ignore[arg-type]
+        diverged = any(state.diverged for state in of_seeds)
+        found.append(Result(point, status, losses, step, failures, diverged))  # type: ignore[arg-type]
     return found
 
 

@@ -59,13 +59,16 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
 
 
 def _left_plateau(study: Study, results: Sequence[Result], thresholds: Thresholds) -> dict[tuple[str, str], bool]:
-    """Return whether each point that is done ended below the plateau, {(arm, point): whether}.
+    """Return whether each point that is done or diverged left the plateau, {(arm, point): whether}.
 
-    Nobody knows whether a point would have that failed, was stopped or is not finished.
+    A run that diverged has not learned, so its point did not leave the plateau. Points that failed for another reason,
+    were stopped or are not finished are left out.
     """
     found = {}
     for number, one in enumerate(results):
-        if one.status == "done":
+        if one.diverged:
+            found[one.point.arm, one.point.name] = False
+        elif one.status == "done":
             of_seeds = [thresholds[number, seed].loss for seed in one.point.configs]
             found[one.point.arm, one.point.name] = one.losses["validation_loss"] < statistics.fmean(of_seeds)
     return found
@@ -106,8 +109,8 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
 
 
 def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
-    """Return how many of the points that are done left the plateau, with the median and the range of their losses, and
-    how many points failed.
+    """Return how many of the points that are done or diverged left the plateau, how many failed, how many of these
+    diverged, and the median and the range of the losses of the points that are done.
     """
     known = [left[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left]
     losses = [one.losses[metric] for one in of_arm if one.status == "done"]
@@ -115,6 +118,7 @@ def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, 
         "points": len(known),
         "left_plateau": sum(known),
         "failed": sum(one.status == "failed" for one in of_arm),
+        "diverged": sum(one.diverged for one in of_arm),
         "median": statistics.median(losses) if losses else None,
         "lowest": min(losses, default=None),
         "highest": max(losses, default=None),
@@ -124,7 +128,7 @@ def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, 
 def _paired(results: Sequence[Result], left: Mapping[tuple[str, str], bool]) -> list[dict[str, Any]]:
     """Return for each two arms with the same points how many left the plateau in one arm alone, with McNemar's test.
 
-    Only points that are done in both arms count.
+    Only points that are done or diverged in both arms count.
     """
     # By settings, because names have only the last parts of the settings' names.
     names = {
@@ -218,7 +222,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     for place, one in enumerate(choose.ranked(of_arm, metric), 1):
         values = [config_reader.shown(one.point.settings[setting]) for setting in settings]
         losses = [
-            f"{one.losses[name]:.3f}" if one.losses else one.status
+            f"{one.losses[name]:.3f}" if one.losses else "diverged" if one.diverged else one.status
             for name in ("validation_loss", "train_loss", "average_train_loss")
         ]
         of_point = numbers_of_arm["points"][one.point.name]
@@ -257,28 +261,44 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
 def robustness_table(found: Mapping[str, Any]) -> list[str]:
     """Return the lines of the table of robustness, with the tests between arms, as Markdown.
 
-    found: the numbers of a search, as `numbers` returns them.
+    found: the numbers of a search, as `numbers` returns them. Files of earlier versions do not say how many points
+        diverged, and leave them out.
     """
     explained = (
         "A point has left the plateau if its validation loss is clearly below that of guessing by frequency, without "
-        "context. Only points that are done count: those that failed, because a run diverged or needed too much "
-        "memory, have a column of their own. Points that were stopped at a rung are left out, so that a search with "
-        "rungs says little about robustness."
+        "context. A point of which a run diverged counts as one that did not leave it, because it did not learn. "
+        "Points that failed for another reason, such as too little memory, and points that were stopped at a rung are "
+        "left out, so that a search with rungs says little about robustness. Median and range are over the points "
+        "that were trained to the end, whose losses are finite."
     )
+    if any("diverged" not in of_arm["robustness"] for of_arm in found["arms"].values()):
+        explained += (
+            " These numbers are from an earlier version, which left out points that diverged, too: run the search's "
+            "command again to count them."
+        )
     rows = []
     for arm, of_arm in found["arms"].items():
         one = of_arm["robustness"]
         share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
         low, high = _shown(one["lowest"]), _shown(one["highest"])
-        cells = [f"{one['left_plateau']} of {one['points']}", share, str(one["failed"]), _shown(one["median"])]
-        rows.append([arm, *cells, f"{low} to {high}"])
-    header = ["Arm", "Left the plateau", "Share", "Failed", f"Median `{found['metric']}`", "Range"]
+        otherwise = one["failed"] - one.get("diverged", 0)
+        counts = [f"{one['left_plateau']} of {one['points']}", share, str(one.get("diverged", "–")), str(otherwise)]
+        rows.append([arm, *counts, _shown(one["median"]), f"{low} to {high}"])
+    header = [
+        "Arm",
+        "Left the plateau",
+        "Share",
+        "Diverged",
+        "Failed otherwise",
+        f"Median `{found['metric']}`",
+        "Range",
+    ]
     lines = [explained, "", *table(header, rows)]
     for pair in found["paired"]:
         (one, other), (alone, other_alone) = pair["arms"], pair["left_plateau_alone"]
         lines += [
-            f"{one} and {other} have the same points, {pair['points']} of them done in both: {alone} left the plateau "
-            f"in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test; "
+            f"{one} and {other} have the same points, {pair['points']} of them counted in both: {alone} left the "
+            f"plateau in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test; "
             f"p < .05 takes at least {MCNEMAR_NEEDS} points that leave it in one arm alone).",
             "",
         ]

@@ -31,7 +31,7 @@ from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.wandb_run import Labels
 
-OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory is short
+SHORT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory is short
 
 
 def search(
@@ -161,11 +161,11 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
     try:
         losses = run.train(config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=next_run.pause_at)
     except NonFiniteError as error:
-        failed = str(error)
+        failed, diverged = str(error), True
     except jax.errors.JaxRuntimeError as error:
-        if OUT_OF_MEMORY not in str(error) or hosts.count() > 1:  # the other hosts would wait for this one
+        if SHORT_OF_MEMORY not in str(error) or hosts.count() > 1:  # the other hosts would wait for this one
             raise
-        failed = f"out of memory: {error}"
+        failed, diverged = f"{states.OUT_OF_MEMORY}: {error}", False
     else:
         reason = None if next_run.pause_at is None else states.not_finite(losses)
         if reason is None:
@@ -173,9 +173,9 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
                 states.write_rung(directory, next_run.pause_at, losses)
             hosts.tell(f"{name}: {study.search.metric} {losses[study.search.metric]:.3f}")
             return
-        failed = f"{reason} at step {next_run.pause_at}"
+        failed, diverged = f"{reason} at step {next_run.pause_at}", True
     if hosts.is_first():
-        states.write_failure(directory, config, failed)
+        states.write_failure(directory, config, failed, diverged)
     hosts.tell(f"{name} failed: {failed}")
 
 

@@ -1,6 +1,7 @@
 """How far the runs of a search are, read from their directories: the tree of runs is all the state that a search has.
 
-A run is done when its `summary.json` is there. `failure.json` says why a run failed, and with which settings;
+A run is done when its `summary.json` is there. `failure.json` says why a run failed, and with which settings, and
+whether it diverged;
 `rungs.json` holds its losses at the steps at which it was compared with others.
 """
 
@@ -22,6 +23,7 @@ from ag_jax.pretraining.search.points import Study
 
 FAILURE, RUNGS = "failure.json", "rungs.json"
 LOSSES = ("train_loss", "validation_loss", "average_train_loss")
+OUT_OF_MEMORY = "out of memory"  # how reasons begin if a run did not diverge
 # Settings that do not decide whether a run fails.
 NOT_OF_FAILURE = ("title", "comparison.", "data.cache_dir", "inspection.", "search.")
 
@@ -32,11 +34,13 @@ class RunState:
 
     losses: `LOSSES` of a finished run; None for any other.
     failure: why the run failed; None if it did not.
+    diverged: whether it failed because a number was not finite, and not for want of memory.
     rungs: `LOSSES` after each step, written as text, at which it was compared with others.
     """
 
     losses: dict[str, float] | None = None
     failure: str | None = None
+    diverged: bool = False
     rungs: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -57,14 +61,16 @@ def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
     summary = run.read_summary(directory)
     if summary is not None and run.is_complete(summary, config):
         if (reason := not_finite(summary)) is not None:
-            return RunState(failure=reason, rungs=rungs)
+            return RunState(failure=reason, diverged=True, rungs=rungs)
         return RunState(losses={name: summary[name] for name in LOSSES}, rungs=rungs)
     path = directory / FAILURE
     failure = read_json(path, dict, {"reason": str}) if path.exists() else None
     # Files of earlier versions do not have the settings.
     if failure is None or failure.get("settings", _settings(config)) != _settings(config):
         return RunState(rungs=rungs)
-    return RunState(failure=failure["reason"], rungs=rungs)
+    failure = {"diverged": not failure["reason"].startswith(OUT_OF_MEMORY)} | failure  # of earlier versions
+    check_fields(path, failure, {"diverged": bool})
+    return RunState(failure=failure["reason"], diverged=failure["diverged"], rungs=rungs)
 
 
 def not_finite(losses: Mapping[str, float]) -> str | None:
@@ -96,10 +102,14 @@ def read_all(study: Study, workdir: epath.Path) -> States:
     }
 
 
-def write_failure(directory: epath.Path, config: ExperimentConfig, reason: str) -> None:
-    """Note that a run failed, so that it is not trained again with the same settings."""
+def write_failure(directory: epath.Path, config: ExperimentConfig, reason: str, diverged: bool) -> None:
+    """Note that a run failed, so that it is not trained again with the same settings.
+
+    reason: why it failed.
+    diverged: whether a number of the run was not finite.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    failure = {"reason": reason, "settings": _settings(config)}
+    failure = {"reason": reason, "diverged": diverged, "settings": _settings(config)}
     storage.write_whole(directory / FAILURE, json.dumps(failure, indent=2) + "\n")
 
 

@@ -15,6 +15,7 @@ from ag_jax.pretraining.search import choose, points, report
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.pretraining.search.choose import NextRun
 from ag_jax.pretraining.search.states import RunState
+from ag_jax.training.loop import NonFiniteError
 from tests import commands
 from tests.pretraining.search import studies
 from tests.pretraining.search.studies import config_file, rates
@@ -70,7 +71,7 @@ def test_every_point_once_and_the_best_is_known(stubbed, tmp_path):
     assert "The best of 6 points by `validation_loss` is **lr0.02-warmup0**" in text
     assert text.index("| 1 | 0.02 | 0 | 4.301 |") < text.index("| 6 | 0.1 | 3 | 5.750 |")
     assert "| `optimizer.learning_rate` | 0.1 | 3 | 5.000 | 5.250 |" in text
-    assert "| mlm | 4 of 6 | 67% | 0 | 5.026 | 4.301 to 5.750 |" in text
+    assert "| mlm | 4 of 6 | 67% | 0 | 0 | 5.026 | 4.301 to 5.750 |" in text
     assert "figures/search_mlm.png" in text and (tmp_path / "made" / "figures" / "search_mlm.png").exists()
     chosen = choose.read_best(tmp_path / "made", "mlm", {})
     assert chosen == {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 0}
@@ -222,13 +223,13 @@ def test_failed_points_are_listed_and_cannot_win(stubbed, tmp_path):
     failed = found["arms"]["mlm"]["points"]["lr0.75"]
     assert failed["status"] == "failed" and failed["failures"] == {"0": "mlm_loss is not finite at step 3."}
     assert [*found["arms"]["mlm"]["points"]] == ["lr0.1", "lr0.75"] and found["complete"]
-    # Both leave the plateau at 0.1, with losses of 4.0 and 5.0, and fail at 0.75, where nobody knows.
-    assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 1, "left_plateau_alone": [0, 0], "p_value": 1.0}]
+    # Both leave the plateau at 0.1, with losses of 4.0 and 5.0, and diverge at 0.75.
+    assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [0, 0], "p_value": 1.0}]
     robust = found["arms"]["ag"]["robustness"]
-    assert (robust["points"], robust["left_plateau"], robust["failed"]) == (1, 1, 1) and failed["left_plateau"] is None
+    assert (robust["points"], robust["left_plateau"], robust["failed"]) == (2, 1, 1) and failed["left_plateau"] is False
     text = (tmp_path / "made" / "report.md").read_text()
     assert "* lr0.75, seed 0, failed: mlm_loss is not finite" in text
-    assert "| mlm | 1 of 1 | 100% | 1 | 5.000 | 5.000 to 5.000 |" in text
+    assert "| mlm | 1 of 2 | 50% | 1 | 0 | 5.000 | 5.000 to 5.000 |" in text
     assert stubbed(source)[1] == [], "a failure is not trained again"
     assert stubbed(source, retry=True)[1] == ["ag/lr0.75-seed0 None", "mlm/lr0.75-seed0 None"]
 
@@ -248,8 +249,41 @@ def test_arms_with_the_same_points_are_paired(stubbed, tmp_path):
     found, _ = stubbed(config_file(tmp_path / "paired.py", grids))
     assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [1, 0], "p_value": 1.0}]
     text = (tmp_path / "made" / "report.md").read_text()
-    assert "the same points, 2 of them done in both: 1 left the plateau in ag alone, 0 in mlm alone (p = 1," in text
+    assert "the same points, 2 of them counted in both: 1 left the plateau in ag alone, 0 in mlm alone (p = 1," in text
     assert "exact McNemar test; p < .05 takes at least 6 points that leave it in one arm alone)." in text
+
+
+def test_a_point_that_diverged_did_not_leave_the_plateau(monkeypatch, tmp_path, stubbed):
+    """mlm diverges at 0.1, where ag leaves the plateau; at 0.2 its memory is too small, which says nothing."""
+
+    def fails(config, directory, labels, pause_at=None):
+        if config.guidance.mode != "loss" and config.optimizer.learning_rate == 0.1:
+            raise NonFiniteError("mlm_loss is not finite at step 3.")
+        if config.guidance.mode != "loss" and config.optimizer.learning_rate == 0.2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+        return studies.stub(config, directory, labels, pause_at)
+
+    monkeypatch.setattr(run, "train", fails)
+    grid = rates(0.1, 0.2, 0.02)
+    source = config_file(tmp_path / "failing.py", {"mlm": grid, "ag": grid})
+    found, _ = stubbed(source)
+    lowest = pytest.approx(4.30103)
+    assert found["arms"]["mlm"]["robustness"] == {
+        **{"points": 2, "left_plateau": 1, "failed": 2, "diverged": 1},
+        **dict.fromkeys(("median", "lowest", "highest"), lowest),
+    }
+    of_points = found["arms"]["mlm"]["points"]
+    assert [of_points[name]["left_plateau"] for name in ("lr0.1", "lr0.2", "lr0.02")] == [False, None, True]
+    assert found["paired"] == [{"arms": ["ag", "mlm"], "points": 2, "left_plateau_alone": [1, 0], "p_value": 1.0}]
+    text = (tmp_path / "made" / "report.md").read_text()
+    assert "| mlm | 1 of 2 | 50% | 1 | 1 | 4.301 |" in text and "| ag | 3 of 3 | 100% | 0 | 0 |" in text
+    assert "| 2 | 0.1 | diverged |" in text and "| 3 | 0.2 | failed |" in text
+    # Earlier versions wrote the reason only.
+    for path in (tmp_path / "made" / "mlm").glob("*/failure.json"):
+        failure = json.loads(path.read_text())
+        assert failure.pop("diverged") == ("lr0.1-" in str(path))
+        path.write_text(json.dumps(failure))
+    assert stubbed(source) == (found, [])
 
 
 def test_out_of_memory_is_a_failure_and_other_errors_are_not(monkeypatch, tmp_path, stubbed):
@@ -505,6 +539,7 @@ def test_a_run_past_a_rung_is_refused_before_anything_runs(stubbed, tmp_path):
         ("rungs.json", "{", "expected JSON"),
         ("rungs.json", '{"4": {"train_loss": 1}}', "a JSON number under the key 'validation_loss', got nothing"),
         ("failure.json", '{"reason": 3}', "a JSON string under the key 'reason', got 3"),
+        ("failure.json", '{"reason": "", "diverged": 1}', "a JSON boolean under the key 'diverged', got 1"),
         ("summary.json", '{"train_loss": 1}', "a JSON number under the key 'validation_loss', got nothing"),
     ],
 )
