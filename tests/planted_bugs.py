@@ -627,8 +627,8 @@ BUGS = (
     Bug(
         "early stopping: an equal evaluation counts as an improvement",
         "ag_jax/training/best.py",
-        "sign * value < best[0]",
-        "sign * value <= best[0]",
+        "self.cost(value) < best[0]",
+        "self.cost(value) <= best[0]",
         "tests/pretraining/test_best.py",
     ),
     Bug(
@@ -711,14 +711,14 @@ BUGS = (
     Bug(
         "a seed of a failed point skips the rung",
         "ag_jax/pretraining/search/choose.py",
-        "                for number in losses\n                for seed",
-        "                for number in losses\n                if losses[number] is None\n                for seed",
+        "                for number in costs\n                for seed",
+        "                for number in costs\n                if costs[number] is None\n                for seed",
         "tests/pretraining/search/test_search.py",
     ),
     Bug(
         "a loss at a rung may be infinite",
         "ag_jax/pretraining/search/run.py",
-        "None if next_run.pause_at is None else states.not_finite(losses)",
+        "None if next_run.pause_at is None else states.not_finite(numbers, metric)",
         "None",
         "tests/pretraining/search/test_search.py",
     ),

@@ -234,16 +234,21 @@ def _check_best_metric(config: ExperimentConfig, program: Program) -> None:
     """Raise ValueError, with the metrics that there are, if evaluations have no number `training.best_metric`."""
     if config.training.best_metric is None:
         return
-    rows = pipeline.empty_batch(config.data, rows=config.training.batch_size)
-    found = jax.eval_shape(
-        program.evaluation_step, program.abstract.params, rows, jnp.zeros((), jnp.int32), Hyperparameters()
-    )
-    known = sorted(name for name, (total, _) in found.items() if total.shape == ())
+    known = evaluation_metrics(config, program)
     if config.training.best_metric not in known:
         raise ValueError(
             f"training.best_metric={config.training.best_metric} is no metric of the evaluations of this run: expected "
             f"one of {', '.join(known)}"
         )
+
+
+def evaluation_metrics(config: ExperimentConfig, program: Program) -> list[str]:
+    """Return the names of the metrics of a run's evaluations that are one number, not one for each layer."""
+    rows = pipeline.empty_batch(config.data, rows=config.training.batch_size)
+    found = jax.eval_shape(
+        program.evaluation_step, program.abstract.params, rows, jnp.zeros((), jnp.int32), Hyperparameters()
+    )
+    return sorted(name for name, (total, _) in found.items() if total.shape == ())
 
 
 def _utilisation(

@@ -28,13 +28,20 @@ class Best:
         """Return the comparison by a metric of an objective: losses and `nll` are to be low, all others high."""
         return cls(metric, metric.endswith("loss") or metric == "nll")
 
+    def cost(self, value: float) -> float:
+        """Return a number that is the lower, the better the value is: the value, negated if it is to be high."""
+        return value if self.is_lower_better else -value
+
     def index(self, values: Iterable[Any]) -> int | None:
         """Return the index of the best of some values, of equal ones the first; None if no value is a finite number."""
-        sign = 1 if self.is_lower_better else -1
         best: tuple[float, int] | None = None
         for number, value in enumerate(values):
-            if isinstance(value, (int, float)) and math.isfinite(value) and (best is None or sign * value < best[0]):
-                best = sign * value, number
+            if (
+                isinstance(value, (int, float))
+                and math.isfinite(value)
+                and (best is None or self.cost(value) < best[0])
+            ):
+                best = self.cost(value), number
         return None if best is None else best[1]
 
     def number(self, history: Sequence[Evaluation]) -> int:

@@ -1,5 +1,7 @@
 """Heat maps of a search."""
 
+import dataclasses
+
 from etils import epath
 
 from ag_jax.analysis.figures.search import HeatMap, draw_heat_map, heat_maps
@@ -16,6 +18,15 @@ def test_each_cell_has_its_loss_and_unknown_ones_are_empty():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("b.steps", "a.rate")
     colours = axes.images[0].to_rgba(axes.images[0].get_array()[:, 0]).sum(-1)
     assert colours[0] < colours[1], "a low loss is dark"
+    assert axes.get_title("left") == "ag: lowest validation_loss"
+
+
+def test_high_numbers_are_dark_if_they_are_the_best():
+    (axes,) = draw_heat_map(dataclasses.replace(MAP, metric="mlm_accuracy", is_lower_better=False)).axes
+    colours = axes.images[0].to_rgba(axes.images[0].get_array()[:, 0]).sum(-1)
+    assert colours[0] > colours[1] and axes.get_title("left") == "ag: highest mlm_accuracy"
+    of_texts = {text.get_text(): text.get_color() for text in axes.texts}
+    assert (of_texts["3.250"], of_texts["1.500"]) == ("w", "k"), "white on dark"
 
 
 def test_arms_without_a_loss_have_no_figure(tmp_path):

@@ -12,6 +12,7 @@ from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
 from ag_jax.pretraining.search.points import Point, Study
 from ag_jax.pretraining.search.states import RunState, States
+from ag_jax.training.best import Best
 
 BEST = "best.json"
 Status = Literal["done", "failed", "stopped", "unfinished"]
@@ -31,15 +32,18 @@ class NextRun:
     pause_at: int | None
 
 
-def _loss_at(of_seeds: Sequence[RunState], step: int, metric: str) -> float | None:
-    """Return the mean of a loss over the seeds of a point after a step; infinity if a seed failed, None if unknown."""
+def _cost_at(of_seeds: Sequence[RunState], step: int, by: Best) -> float | None:
+    """Return the cost of the mean over the seeds of a point after a step; infinity if a seed failed, None if unknown.
+
+    by: the metric.
+    """
     if any(state.failure is not None for state in of_seeds):
         return math.inf
-    values = [state.rungs[str(step)][metric] for state in of_seeds if str(step) in state.rungs]
+    values = [state.rungs[str(step)][by.metric] for state in of_seeds if str(step) in state.rungs]
     if len(values) < len(of_seeds):
         return None
     mean = sum(values) / len(values)
-    return mean if math.isfinite(mean) else math.inf
+    return by.cost(mean) if math.isfinite(mean) else math.inf
 
 
 def _of_point(study: Study, states: States, number: int) -> list[RunState]:
@@ -49,31 +53,30 @@ def _of_point(study: Study, states: States, number: int) -> list[RunState]:
 def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]:
     """Return the runs to train next, and the points that halving stopped, {number of the point: step}.
 
-    At each rung, the points of an arm with the lower losses go on, half of them rounded up. A point that failed counts
-    as the worst; a point that an earlier search without rungs trained to the end is not compared and not stopped. The
-    runs of an arm whose rung is not decided, because a run has not come that far, are trained to this rung. So are the
-    other seeds of a point that failed with one seed: with --retry that seed may still come to the rung.
+    At each rung, the points of an arm that are better by `search.metric` go on, half of them rounded up. A point that
+    failed counts as the worst; a point that an earlier search without rungs trained to the end is not compared and not
+    stopped. The runs of an arm whose rung is not decided, because a run has not come that far, are trained to this
+    rung. So are the other seeds of a point that failed with one seed: with --retry that seed may still come to the
+    rung.
     """
+    by = Best.of_objective(study.search.metric)
     next_runs: list[NextRun] = []
     stopped: dict[int, int] = {}
     for numbers in study.arms.values():
         alive, waiting = list(numbers), None
         for rung, _ in enumerate(study.search.rungs):
             steps = {number: study.rung_steps(study.points[number])[rung] for number in alive}
-            losses = {
-                number: _loss_at(_of_point(study, states, number), steps[number], study.search.metric)
-                for number in alive
-            }
+            costs = {number: _cost_at(_of_point(study, states, number), steps[number], by) for number in alive}
             missing = [
                 NextRun(number, seed, steps[number])
-                for number in losses
+                for number in costs
                 for seed in study.points[number].configs
                 if not states[number, seed].is_over and str(steps[number]) not in states[number, seed].rungs
             ]
             if missing:
                 waiting = missing
                 break
-            compared = sorted((loss, number) for number, loss in losses.items() if loss is not None)
+            compared = sorted((cost, number) for number, cost in costs.items() if cost is not None)
             worse = {number for _, number in compared[math.ceil(len(compared) / 2) :]}
             stopped |= {number: steps[number] for number in worse}
             alive = [number for number in alive if number not in worse]
@@ -94,8 +97,8 @@ class Result:
 
     point: the point.
     status: `done` (all seeds), `failed` (at least one seed), `stopped` by halving, or `unfinished`.
-    losses: mean of each loss over the seeds, after the last step or after that at which the point was stopped; empty if
-        it failed or is unfinished.
+    measured: mean of each loss and of `search.metric` over the seeds, after the last step or after that at which the
+        point was stopped; empty if it failed or is unfinished.
     stopped_at: step after which halving stopped the point.
     failures: why runs failed, by seed.
     diverged: whether it failed because the run of at least one seed diverged.
@@ -103,7 +106,7 @@ class Result:
 
     point: Point
     status: Status
-    losses: dict[str, float]
+    measured: dict[str, float]
     stopped_at: int | None
     failures: dict[int, str]
     diverged: bool = False
@@ -114,41 +117,43 @@ def results(study: Study, states: States) -> list[Result]:
     _, stopped = halved(study, states)
     found = []
     for number, point in enumerate(study.points):
-        of_seeds, step, status, losses = _of_point(study, states, number), None, "unfinished", {}
+        of_seeds, step, status, measured = _of_point(study, states, number), None, "unfinished", {}
         failures = {seed: reason for seed in point.configs if (reason := states[number, seed].failure) is not None}
-        done = [state.losses for state in of_seeds if state.losses is not None]
+        done = [state.measured for state in of_seeds if state.measured is not None]
         if failures:
             status = "failed"
         elif len(done) == len(of_seeds):
-            status, losses = "done", _means(done)
+            status, measured = "done", _means(done)
         elif number in stopped:
             step = stopped[number]
-            status, losses = "stopped", _means([state.rungs[str(step)] for state in of_seeds])
+            status, measured = "stopped", _means([state.rungs[str(step)] for state in of_seeds])
         diverged = any(state.diverged for state in of_seeds)
-        found.append(Result(point, status, losses, step, failures, diverged))  # type: ignore[arg-type]
+        found.append(Result(point, status, measured, step, failures, diverged))  # type: ignore[arg-type]
     return found
 
 
 def _means(of_seeds: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(losses[name] for losses in of_seeds) / len(of_seeds) for name in of_seeds[0]}
+    return {name: sum(numbers[name] for numbers in of_seeds) / len(of_seeds) for name in of_seeds[0]}
 
 
 def ranked(found: Sequence[Result], metric: str) -> list[Result]:
     """Return the points from the best to the worst, with ties in their order.
 
-    First those that are done, by their loss; then those that were stopped, the later the better; then those that
+    First those that are done, by the metric; then those that were stopped, the later the better; then those that
     failed, and those that are not finished.
     """
 
+    by = Best.of_objective(metric)
+
     def key(result: Result) -> tuple[float, ...]:
         group = ("done", "stopped", "failed", "unfinished").index(result.status)
-        return group, -(result.stopped_at or 0), result.losses.get(metric, 0.0)
+        return group, -(result.stopped_at or 0), by.cost(result.measured.get(metric, 0.0))
 
     return sorted(found, key=key)
 
 
 def best(found: Sequence[Result], metric: str) -> Result | None:
-    """Return the point with the lowest loss among those that are done, the earlier of two alike; None if none is."""
+    """Return the best point by a metric among those that are done, the earlier of two alike; None if none is."""
     first = next(iter(ranked(found, metric)), None)
     return first if first is not None and first.status == "done" else None
 
@@ -175,7 +180,7 @@ def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
             chosen[arm] = {
                 "point": winner.point.name,
                 "settings": {**winner.point.settings, **{setting: trained[setting] for setting in searched}},
-                study.search.metric: winner.losses[study.search.metric],
+                study.search.metric: winner.measured[study.search.metric],
                 "chosen_among": len(of_arm),
             }
     of_file = {"command": study.command, "arguments": dict(study.arguments)}
@@ -211,7 +216,8 @@ def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) 
     alike = [found[name] for name in found if name == arm or name.partition("_")[0] == arm]
     if not alike:
         raise ValueError(f"{path} has no best point of arm {arm}: it has {', '.join(found) or 'none'}")
-    return dict(min(alike, key=lambda winner: winner[metric])["settings"])
+    by = Best.of_objective(metric)
+    return dict(min(alike, key=lambda winner: by.cost(winner[metric]))["settings"])
 
 
 def values_of(found: Sequence[Result]) -> Iterator[tuple[str, list[Any]]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from ag_jax import config_reader
 
@@ -14,7 +14,9 @@ class SearchConfig:
     grids: settings with lists of values for each arm, such as {"ag": {"optimizer": {"learning_rate": (1e-3, 2e-3)}}};
         a point is one value of each setting. The names of the arms are values of the config file's argument `arm`, if
         it takes one.
-    metric: the number of a run's summary by which points are judged; the lowest is the best.
+    metric: the number of a run's summary by which points are judged, also at rungs: `validation_loss`, `train_loss`,
+        `average_train_loss`, or a metric of the last evaluation, such as `mlm_accuracy`. The lowest is the best for
+        losses and `nll`, the highest for others.
     rungs: fractions of the run after which the worse half of an arm's points is stopped (successive halving), in
         ascending order; an empty list trains all points to the end.
     seeds: seeds that every point is trained with; points are judged by the mean over them.
@@ -24,7 +26,7 @@ class SearchConfig:
     """
 
     grids: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
-    metric: Literal["validation_loss", "train_loss", "average_train_loss"] = "validation_loss"
+    metric: str = "validation_loss"
     rungs: tuple[Annotated[float, "> 0", "< 1"], ...] = ()
     seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
     steps: Annotated[int, ">= 1"] | None = None

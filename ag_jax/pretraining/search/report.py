@@ -13,7 +13,8 @@ from ag_jax.pretraining.report import flag_warnings
 from ag_jax.pretraining.search import choose
 from ag_jax.pretraining.search.choose import Result
 from ag_jax.pretraining.search.points import Study
-from ag_jax.pretraining.search.states import States
+from ag_jax.pretraining.search.states import LOSSES, States
+from ag_jax.training.best import Best
 
 
 class Threshold(NamedTuple):
@@ -70,7 +71,7 @@ def _left_plateau(study: Study, results: Sequence[Result], thresholds: Threshold
             found[one.point.arm, one.point.name] = False
         elif one.status == "done":
             of_seeds = [thresholds[number, seed].loss for seed in one.point.configs]
-            found[one.point.arm, one.point.name] = one.losses["validation_loss"] < statistics.fmean(of_seeds)
+            found[one.point.arm, one.point.name] = one.measured["validation_loss"] < statistics.fmean(of_seeds)
     return found
 
 
@@ -79,15 +80,15 @@ def _point(
 ) -> dict[str, Any]:
     number = next(at for at, point in enumerate(study.points) if point is one.point)
     of_seeds = {
-        str(seed): losses | {"left_plateau_at_step": thresholds[number, seed].step}
+        str(seed): measured | {"left_plateau_at_step": thresholds[number, seed].step}
         for seed in one.point.configs
-        if (losses := states[number, seed].losses) is not None
+        if (measured := states[number, seed].measured) is not None
     }
     return {
         "settings": dict(one.point.settings),
         "status": one.status,
         **({"stopped_at_step": one.stopped_at} if one.stopped_at is not None else {}),
-        **one.losses,
+        **one.measured,
         "seeds": of_seeds,
         **({"failures": {str(seed): reason for seed, reason in one.failures.items()}} if one.failures else {}),
         "left_plateau": left.get((one.point.arm, one.point.name)),
@@ -95,33 +96,34 @@ def _point(
 
 
 def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str, Any]]]:
-    """Return for each value of each setting the best loss and the median over the other settings, of points done."""
+    """Return for each value of each setting the best and the median over the other settings, of points done."""
+    by = Best.of_objective(metric)
     found: dict[str, list[dict[str, Any]]] = {}
     for setting, values in choose.values_of(of_arm):
         found[setting] = []
         for value in values:
-            losses = [
-                one.losses[metric] for one in of_arm if one.status == "done" and one.point.settings[setting] == value
+            of_value = [
+                one.measured[metric] for one in of_arm if one.status == "done" and one.point.settings[setting] == value
             ]
-            best, median = (min(losses), statistics.median(losses)) if losses else (None, None)
-            found[setting].append({"value": value, "points": len(losses), "best": best, "median": median})
+            best, median = (min(of_value, key=by.cost), statistics.median(of_value)) if of_value else (None, None)
+            found[setting].append({"value": value, "points": len(of_value), "best": best, "median": median})
     return found
 
 
 def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
     """Return how many of the points that are done or diverged left the plateau, how many failed, how many of these
-    diverged, and the median and the range of the losses of the points that are done.
+    diverged, and the median and the range of the metric over the points that are done.
     """
     known = [left[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left]
-    losses = [one.losses[metric] for one in of_arm if one.status == "done"]
+    values = [one.measured[metric] for one in of_arm if one.status == "done"]
     return {
         "points": len(known),
         "left_plateau": sum(known),
         "failed": sum(one.status == "failed" for one in of_arm),
         "diverged": sum(one.diverged for one in of_arm),
-        "median": statistics.median(losses) if losses else None,
-        "lowest": min(losses, default=None),
-        "highest": max(losses, default=None),
+        "median": statistics.median(values) if values else None,
+        "lowest": min(values, default=None),
+        "highest": max(values, default=None),
     }
 
 
@@ -149,23 +151,27 @@ def _paired(results: Sequence[Result], left: Mapping[tuple[str, str], bool]) -> 
 
 
 def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
-    """Return for each arm the best loss by two settings, those with the most values; none for an arm that has fewer."""
+    """Return for each arm the best value of the metric by two settings, those with the most values; none for an arm
+    that has fewer.
+    """
     metric = study.search.metric
+    by = Best.of_objective(metric)
     maps: list[HeatMap] = []
     for arm, of_arm in choose.by_arm(results).items():
         varying = sorted(choose.values_of(of_arm), key=lambda item: -len(item[1]))[:2]
         if len(varying) < 2:
             continue
         (rows, row_values), (columns, column_values) = varying
-        losses = [
+        best = [
             [
                 min(
                     (
-                        one.losses[metric]
+                        one.measured[metric]
                         for one in of_arm
                         if one.status == "done"
                         and (one.point.settings[rows], one.point.settings[columns]) == (row, column)
                     ),
+                    key=by.cost,
                     default=None,
                 )
                 for column in column_values
@@ -173,7 +179,7 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
             for row in row_values
         ]
         shown = [[config_reader.shown(value) for value in values] for values in (row_values, column_values)]
-        maps.append(HeatMap(arm, metric, rows, columns, shown[0], shown[1], losses))
+        maps.append(HeatMap(arm, metric, rows, columns, shown[0], shown[1], best, by.is_lower_better))
     return maps
 
 
@@ -206,24 +212,29 @@ def _chosen(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
         reason = f"{unfinished} are not finished" if unfinished else "all failed"
         return [f"There is no best point: of {count} points, {reason}.", ""]
     so_far = f", of which {unfinished} are not finished," if unfinished else ""
-    lines = [f"The best of {count} points{so_far} by `{metric}` is **{of_arm['best']}**."]
+    is_lower_better = Best.of_objective(metric).is_lower_better
+    direction = "" if is_lower_better else " (the higher, the better)"
+    lines = [f"The best of {count} points{so_far} by `{metric}`{direction} is **{of_arm['best']}**."]
     if len(study.search.seeds) > 1:
         lines.append(f"A point is judged by the mean over the seeds {', '.join(map(str, study.search.seeds))}.")
-    if metric == "validation_loss":
-        lines.append("The validation loss of the best point is a little too low, because the point was chosen by it.")
+    if metric not in ("train_loss", "average_train_loss"):
+        name = "validation loss" if metric == "validation_loss" else f"`{metric}`"
+        too = "low" if is_lower_better else "high"
+        lines.append(f"The {name} of the best point is a little too {too}, because the point was chosen by it.")
     return [*lines, ""]
 
 
 def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric: str) -> list[str]:
-    settings = list(of_arm[0].point.settings)
-    header = ["", *(f"`{setting}`" for setting in settings), "Validation", "Train", "Average train", "Plateau"]
+    settings, other = list(of_arm[0].point.settings), [metric] if metric not in LOSSES else []
+    measures = [*(f"`{name}`" for name in other), "Validation", "Train", "Average train"]
+    header = ["", *(f"`{setting}`" for setting in settings), *measures, "Plateau"]
     rows = []
     told = {True: "left", False: "not left", None: "–"}
     for place, one in enumerate(choose.ranked(of_arm, metric), 1):
         values = [config_reader.shown(one.point.settings[setting]) for setting in settings]
-        losses = [
-            f"{one.losses[name]:.3f}" if one.losses else "diverged" if one.diverged else one.status
-            for name in ("validation_loss", "train_loss", "average_train_loss")
+        measured = [
+            f"{one.measured[name]:.3f}" if one.measured else "diverged" if one.diverged else one.status
+            for name in (*other, "validation_loss", "train_loss", "average_train_loss")
         ]
         of_point = numbers_of_arm["points"][one.point.name]
         plateau = told[of_point["left_plateau"]]
@@ -232,7 +243,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
             plateau += f" at step {', '.join(map(str, at))}"
         if one.stopped_at is not None:
             plateau = f"stopped at step {one.stopped_at}"
-        rows.append([str(place), *values, *losses, plateau])
+        rows.append([str(place), *values, *measured, plateau])
     lines = table(header, rows)
     for one in of_arm:
         for seed, reason in one.failures.items():

@@ -17,7 +17,7 @@ from ag_jax.analysis.figures import search as figures
 from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, storage
 from ag_jax.distributed.parts import ALL, numbers_of, parse_part
-from ag_jax.pretraining import arms, run, workloads
+from ag_jax.pretraining import arms, build, mask_trace, run, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.report import first_step_below
@@ -25,7 +25,9 @@ from ag_jax.pretraining.search import choose, points, report, states
 from ag_jax.pretraining.search.choose import BEST, NextRun, Result
 from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.report import Threshold
-from ag_jax.pretraining.search.states import FAILURE, States
+from ag_jax.pretraining.search.states import FAILURE, LOSSES, States
+from ag_jax.pretraining.workloads import VocabularyInfo
+from ag_jax.training import sharding
 from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.metrics import read_metrics
@@ -74,11 +76,13 @@ def _reason(result: Result) -> str:
 
 
 def _check(study: Study, workdir: epath.Path) -> None:
-    """Raise ValueError if a run directory holds another run, or the text of a run has changed.
+    """Raise ValueError if a run directory holds another run, the text of a run has changed, or a run would not measure
+    `search.metric`.
 
     Before the first run is trained, so that a conflict shows now and not hours later. Nothing is written, because
     another machine may be at work in these directories.
     """
+    _check_metric(study, workdir)
     checked = set()
     for point in study.points:
         for seed, config in point.configs.items():
@@ -97,18 +101,45 @@ def _check(study: Study, workdir: epath.Path) -> None:
                 pretraining_corpus.check_tests(config)
 
 
-def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path) -> None:
-    """Raise ValueError if an unfinished run is past a rung at which its losses were not noted.
+def _check_metric(study: Study, workdir: epath.Path) -> None:
+    """Raise ValueError, with the numbers that there are, if a run would not measure `search.metric`.
 
-    A comparison with its present losses would not be fair to the others.
+    What is measured after the last step is also measured at rungs.
     """
-    if not rungs or (state := states.read(directory, config)).losses is not None:
+    metric = study.search.metric
+    if metric in LOSSES:
+        return
+    checked = set()
+    for point in study.points:
+        seed, config = next(iter(point.configs.items()))
+        if (static := build.static_settings(config)) in checked:
+            continue
+        checked.add(static)
+        # The names of metrics do not depend on the tokenizer, which may have to be trained first.
+        vocabulary = VocabularyInfo(config.model.vocabulary_size or config.data.tokenizer.vocabulary_size)
+        trace = mask_trace.of_run(config.adversarial, config.model.layers, point.directory(workdir, seed))
+        program = build.make_program(config, vocabulary, sharding.make_mesh(config.mesh), trace)
+        known = run.evaluation_metrics(config, program)
+        if metric not in known:
+            raise ValueError(
+                f"search.metric={metric} is no number that the runs of {point.arm}/{point.name} measure: expected one "
+                f"of {', '.join((*LOSSES, *known))}"
+            )
+
+
+def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path) -> None:
+    """Raise ValueError if an unfinished run is past a rung at which `search.metric` was not noted.
+
+    A comparison with its present value would not be fair to the others.
+    """
+    if not rungs or (state := states.read(directory, config)).measured is not None:
         return
     newest = max(steps_in(directory / "checkpoints"), default=0)
     if passed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
         raise ValueError(
-            f"{directory} is at step {newest}, and its losses at the rung at step {passed[0]} are not known, because "
-            "it was trained with other search.rungs: use those, or choose another --workdir"
+            f"{directory} is at step {newest}, and its {config.search.metric} at the rung at step {passed[0]} is not "
+            "known, because it was trained with other search.rungs or by another search.metric: use those, or choose "
+            "another --workdir"
         )
 
 
@@ -153,13 +184,15 @@ def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
 
 
 def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> None:
-    """Train one run as far as `next_run` says, and note its losses there, or why it failed."""
+    """Train one run as far as `next_run` says, and note what it measures there, or why it failed."""
     point = study.points[next_run.number]
     config, directory = point.configs[next_run.seed], point.directory(workdir, next_run.seed)
-    name = f"{point.arm}/{directory.name}"
+    name, metric = f"{point.arm}/{directory.name}", study.search.metric
     hosts.tell(f"{name}: to step {next_run.pause_at or config.training.steps} ({left})")
     try:
-        losses = run.train(config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=next_run.pause_at)
+        summary = run.train(
+            config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=next_run.pause_at
+        )
     except NonFiniteError as error:
         failed, diverged = str(error), True
     except jax.errors.JaxRuntimeError as error:
@@ -167,11 +200,12 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
             raise
         failed, diverged = f"{states.OUT_OF_MEMORY}: {error}", False
     else:
-        reason = None if next_run.pause_at is None else states.not_finite(losses)
+        numbers = states.numbers_of(summary)
+        reason = None if next_run.pause_at is None else states.not_finite(numbers, metric)
         if reason is None:
             if next_run.pause_at is not None and hosts.is_first():
-                states.write_rung(directory, next_run.pause_at, losses)
-            hosts.tell(f"{name}: {study.search.metric} {losses[study.search.metric]:.3f}")
+                states.write_rung(directory, next_run.pause_at, numbers)
+            hosts.tell(f"{name}: {metric} {numbers[metric]:.3f}")
             return
         failed, diverged = f"{reason} at step {next_run.pause_at}", True
     if hosts.is_first():
@@ -195,7 +229,7 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
             (number, seed): _threshold(config, point.directory(workdir, seed), plateaus)
             for number, point in enumerate(study.points)
             for seed, config in point.configs.items()
-            if found[number, seed].losses is not None
+            if found[number, seed].measured is not None
         }
         numbers = report.numbers(study, results, found, thresholds)
         storage.write_whole(workdir / "search.json", json.dumps(numbers, indent=2) + "\n")

@@ -2,7 +2,7 @@
 
 A run is done when its `summary.json` is there. `failure.json` says why a run failed, and with which settings, and
 whether it diverged;
-`rungs.json` holds its losses at the steps at which it was compared with others.
+`rungs.json` holds its losses and metrics at the steps at which it was compared with others.
 """
 
 import dataclasses
@@ -32,13 +32,14 @@ NOT_OF_FAILURE = ("title", "comparison.", "data.cache_dir", "inspection.", "sear
 class RunState:
     """How far one run is.
 
-    losses: `LOSSES` of a finished run; None for any other.
+    measured: `LOSSES` and `search.metric` of a finished run; None for any other.
     failure: why the run failed; None if it did not.
     diverged: whether it failed because a number was not finite, and not for want of memory.
-    rungs: `LOSSES` after each step, written as text, at which it was compared with others.
+    rungs: `LOSSES` and `search.metric` after each step, written as text, at which it was compared with others; without
+        the steps at which `search.metric` was not noted.
     """
 
-    losses: dict[str, float] | None = None
+    measured: dict[str, float] | None = None
     failure: str | None = None
     diverged: bool = False
     rungs: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -46,7 +47,7 @@ class RunState:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return self.losses is not None or self.failure is not None
+        return self.measured is not None or self.failure is not None
 
 
 States = dict[tuple[int, int], RunState]  # by number of the point and seed
@@ -55,14 +56,27 @@ States = dict[tuple[int, int], RunState]  # by number of the point and seed
 def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
     """Read the state of a run. A failure with other settings than those of `config` does not count.
 
-    Raises ValueError, with the file's name, if a file is damaged.
+    Raises ValueError, with the file's name, if a file is damaged, or if a summary has no number `search.metric`.
     """
-    rungs = _rungs(directory / RUNGS)
+    metric = config.search.metric
+    names = dict.fromkeys((*LOSSES, metric))
+    rungs = {
+        step: {name: numbers[name] for name in names}
+        for step, numbers in _rungs(directory / RUNGS).items()
+        if metric in numbers
+    }
     summary = run.read_summary(directory)
     if summary is not None and run.is_complete(summary, config):
-        if (reason := not_finite(summary)) is not None:
+        check_fields(directory / run.SUMMARY, {"validation": {}} | summary, {"validation": dict})
+        numbers = numbers_of(summary)
+        if metric not in numbers:
+            raise ValueError(
+                f"{directory / run.SUMMARY} has no number {metric}, by which search.metric judges points: expected one "
+                f"of {', '.join(numbers)}"
+            )
+        if (reason := not_finite(numbers, metric)) is not None:
             return RunState(failure=reason, diverged=True, rungs=rungs)
-        return RunState(losses={name: summary[name] for name in LOSSES}, rungs=rungs)
+        return RunState(measured={name: numbers[name] for name in names}, rungs=rungs)
     path = directory / FAILURE
     failure = read_json(path, dict, {"reason": str}) if path.exists() else None
     # Files of earlier versions do not have the settings.
@@ -73,9 +87,19 @@ def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
     return RunState(failure=failure["reason"], diverged=failure["diverged"], rungs=rungs)
 
 
-def not_finite(losses: Mapping[str, float]) -> str | None:
-    """Return a sentence that names the first of `LOSSES` that is not finite; None if all are."""
-    return next((f"{name} is not finite" for name in LOSSES if not math.isfinite(losses[name])), None)
+def numbers_of(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a run's summary by which points can be judged: `LOSSES`, and the metrics of the last
+    evaluation that are one number, not one for each layer.
+    """
+    metrics = summary.get("validation", {}).items()
+    return {name: summary[name] for name in LOSSES} | {
+        name: value for name, value in metrics if isinstance(value, (int, float))
+    }
+
+
+def not_finite(numbers: Mapping[str, float], metric: str) -> str | None:
+    """Return a sentence that names the first of `LOSSES` and a metric that is not finite; None if all are."""
+    return next((f"{name} is not finite" for name in (*LOSSES, metric) if not math.isfinite(numbers[name])), None)
 
 
 def _settings(config: ExperimentConfig) -> str:
@@ -88,8 +112,8 @@ def _settings(config: ExperimentConfig) -> str:
 def _rungs(path: epath.Path) -> dict[str, dict[str, float]]:
     found = read_json(path) if path.exists() else {}
     check_fields(path, found, dict.fromkeys(found, dict))
-    for losses in found.values():
-        check_fields(path, losses, dict.fromkeys(LOSSES, float))
+    for numbers in found.values():
+        check_fields(path, numbers, dict.fromkeys((*LOSSES, *numbers), float))
     return found
 
 
@@ -113,7 +137,7 @@ def write_failure(directory: epath.Path, config: ExperimentConfig, reason: str, 
     storage.write_whole(directory / FAILURE, json.dumps(failure, indent=2) + "\n")
 
 
-def write_rung(directory: epath.Path, step: int, losses: dict[str, Any]) -> None:
-    """Note the losses of a run after the step at which it is compared with others."""
-    rungs = _rungs(directory / RUNGS) | {str(step): {name: losses[name] for name in LOSSES}}
+def write_rung(directory: epath.Path, step: int, numbers: Mapping[str, float]) -> None:
+    """Note the losses and metrics of a run (`numbers_of`) after the step at which it is compared with others."""
+    rungs = _rungs(directory / RUNGS) | {str(step): dict(numbers)}
     storage.write_whole(directory / RUNGS, json.dumps(rungs, indent=2) + "\n")

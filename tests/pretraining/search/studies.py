@@ -71,6 +71,11 @@ def loss_of(config, step: int) -> float:
     )
 
 
+def accuracy_of(config, step: int) -> float:
+    """Higher where the loss is higher, so that points have the other order."""
+    return round(loss_of(config, step) / 10, 6)
+
+
 def begin(config, directory) -> None:
     """Write the settings of a run, as training does at its start."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -87,7 +92,11 @@ def stub(config, directory, labels, pause_at=None):
         raise NonFiniteError("mlm_loss is not finite at step 3.")
     step = pause_at or config.training.steps
     losses = {"validation_loss": loss_of(config, step), "train_loss": 7.0, "average_train_loss": 8.0}
-    found = {"steps": step, **losses}
+    found = {
+        "steps": step,
+        **losses,
+        "validation": {"mlm_accuracy": accuracy_of(config, step), "mask_rate": [0.1, 0.2]},
+    }
     if pause_at is None:
         storage.write_whole(directory / "summary.json", json.dumps(found))
     return found

@@ -6,7 +6,7 @@ import pytest
 from etils import epath
 
 from ag_jax.pretraining import build, run
-from ag_jax.pretraining.search import points
+from ag_jax.pretraining.search import points, states
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import steps_in
@@ -49,11 +49,14 @@ def test_points_are_ordinary_runs(source, tmp_path, one_device):
     assert json.loads((best.directory(made, 0) / "summary.json").read_text()) == summary
     rung = json.loads((best.directory(made, 0) / "rungs.json").read_text())
     assert [*rung] == ["3"] and rung["3"]["validation_loss"] != summary["validation_loss"]
+    # All that may be `search.metric`, which is checked before training, is measured at the rung.
+    assert rung["3"].keys() == states.numbers_of(summary).keys() >= {"mlm_accuracy", "ag_loss"}
+    program = build.shared_program(
+        best.configs[0], run.open_run(alone).tokenizer, sharding.make_mesh(best.configs[0].mesh)
+    )
+    assert rung["3"].keys() == {*states.LOSSES, *run.evaluation_metrics(best.configs[0], program)}
     left = [
         seed["left_plateau_at_step"] for one in found["arms"]["ag"]["points"].values() for seed in one["seeds"].values()
     ]
     assert len(left) == 2 and all(step is None or step in (2, 4, 6, 8) for step in left)
-    program = build.shared_program(
-        best.configs[0], run.open_run(alone).tokenizer, sharding.make_mesh(best.configs[0].mesh)
-    )
     assert program.train_step._cache_size() <= 1  # 0 if JAX has dropped the entry: its cache is that of all tests

@@ -384,6 +384,109 @@ def test_halving_stops_the_worse_half(stubbed, tmp_path):
     assert stubbed(source) == (found, [])
 
 
+def test_the_highest_accuracy_is_the_best(stubbed, tmp_path, monkeypatch, one_device):
+    """At the rung, in the ranking, the report, the heat map and best.json; the losses have the other order."""
+    maps = []
+    monkeypatch.setattr(search_run.figures, "heat_maps", lambda found, directory: maps.extend(found) or [])
+    grid = {"optimizer": {"learning_rate": (0.01, 0.1, 0.5, studies.DIVERGES), "warmup_steps": (0, 1)}}
+    source = config_file(tmp_path / "accuracy.py", {"mlm": grid}, **{"search.metric": "mlm_accuracy"})
+    found, calls = stubbed(source, {"search.rungs": (0.5,)})
+    names = [f"lr{rate}-warmup{warmup}" for rate in ("0.01", "0.1", "0.5", "0.75") for warmup in (0, 1)]
+    best = ["lr0.5-warmup1", "lr0.5-warmup0", "lr0.1-warmup1", "lr0.1-warmup0"]
+    assert calls == [*(f"mlm/{name}-seed0 4" for name in names), *(f"mlm/{name}-seed0 None" for name in names[2:6])]
+    of_arm = found["arms"]["mlm"]
+    assert of_arm["best"] == best[0] and [*of_arm["points"]] == [*best, "lr0.01-warmup1", "lr0.01-warmup0", *names[6:]]
+    # (4 + |log10(lr) + 2| + warm-up / 4) / 10
+    high, low = (4 + math.log10(50)) / 10, 0.5
+    values = [high + 0.025, high, low + 0.025, low]
+    assert [of_arm["points"][name]["mlm_accuracy"] for name in best] == pytest.approx(values, abs=1e-6)
+    by_rate = {row["value"]: row["best"] for row in of_arm["settings"]["optimizer.learning_rate"]}
+    assert (by_rate[0.1], by_rate[0.5]) == pytest.approx((low + 0.025, high + 0.025), abs=1e-6)
+    robust = of_arm["robustness"]
+    assert [robust["lowest"], robust["highest"]] == pytest.approx([low, high + 0.025], abs=1e-6)
+    assert robust["left_plateau"] == 1, "the plateau is one of the loss, 5.1: only 5.0 is below"
+    assert not maps[-1].is_lower_better and maps[-1].metric == "mlm_accuracy"
+    text = (tmp_path / "made" / "report.md").read_text()
+    assert "by `mlm_accuracy` (the higher, the better) is **lr0.5-warmup1**" in text
+    assert "The `mlm_accuracy` of the best point is a little too high, because" in text
+    assert "| `mlm_accuracy` | Validation |" in text and "| 1 | 0.5 | 1 | 0.595 | 5.949 |" in text
+    chosen = {"optimizer.learning_rate": 0.5, "optimizer.warmup_steps": 1}
+    assert choose.read_best(tmp_path / "made", "mlm", {}) == chosen
+    path = tmp_path / "made" / "best.json"
+    content = json.loads(path.read_text())
+    assert content["arms"]["mlm"]["mlm_accuracy"] == pytest.approx(high + 0.025, abs=1e-6)
+    content["arms"]["mlm_longer"] = {"settings": {}, "mlm_accuracy": high}
+    path.write_text(json.dumps(content))
+    assert choose.read_best(tmp_path / "made", "mlm", {}) == chosen, "the highest of the arms mlm and mlm_longer"
+
+
+def test_cells_of_heat_maps_have_the_best_value(stubbed, tmp_path, monkeypatch, one_device):
+    """The best over a third setting."""
+    maps = []
+    monkeypatch.setattr(search_run.figures, "heat_maps", lambda found, directory: maps.extend(found) or [])
+    optimizer = {"learning_rate": (0.1, 0.5), "warmup_steps": (0, 1)}
+    source = config_file(tmp_path / "three.py", {"mlm": {"model": {"dropout": (0.0, 0.1)}, "optimizer": optimizer}})
+    for metric, best in (("validation_loss", (5.0, 5.69897)), ("mlm_accuracy", (0.525, 0.594897))):
+        stubbed(source, {"search.metric": metric})
+        assert (maps[-1].rows, maps[-1].columns) == ("model.dropout", "optimizer.learning_rate")
+        assert maps[-1].cells == [pytest.approx(best, abs=1e-6)] * 2
+
+
+def test_another_metric_needs_its_values_at_the_rungs(stubbed, tmp_path, one_device):
+    """Earlier versions noted only the losses there."""
+    source = config_file(tmp_path / "rungs.py", {"mlm": rates(0.01, 0.8)}, **{"search.rungs": (0.25, 0.5)})
+    found, _ = stubbed(source)
+    for path in (tmp_path / "made" / "mlm").glob("*/rungs.json"):
+        noted = {
+            step: {k: v for k, v in of.items() if k != "mlm_accuracy"}
+            for step, of in json.loads(path.read_text()).items()
+        }
+        path.write_text(json.dumps(noted))
+    assert stubbed(source) == (found, []), "the metric of the earlier search"
+    worse = tmp_path / "made" / "mlm" / "lr0.8-seed0"
+    (worse / "checkpoints" / "4").mkdir(parents=True)
+    with pytest.raises(
+        ValueError, match="at step 4, and its mlm_accuracy at the rung at step 2 is not known, .*by another"
+    ):
+        stubbed(source, {"search.metric": "mlm_accuracy"})
+    (worse / "checkpoints" / "4").rename(worse / "checkpoints" / "2")
+    calls = stubbed(source, {"search.metric": "mlm_accuracy"})[1]
+    assert calls[0] == "mlm/lr0.8-seed0 2", "measured again where it was stopped"
+
+
+TRANSLATES = {"decoder.layers": 1, "data.format": "parallel", "data.source": "a.en", "data.target": "a.de"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "known"),
+    [
+        ({"search.metric": "loss"}, "train_loss, validation_loss, average_train_loss, .*mlm_accuracy, mlm_loss"),
+        ({"search.metric": "mlm_accuracy", **TRANSLATES}, "average_train_loss, accuracy, nll, translation_loss"),
+        ({"search.metric": "nll", "search.rungs": (0.5,)}, "mlm_accuracy"),
+    ],
+)
+def test_a_metric_that_runs_do_not_measure_is_refused_before_anything_runs(
+    stubbed, tmp_path, one_device, settings, known
+):
+    source = config_file(tmp_path / "one.py", {"mlm": rates(0.1)})
+    with pytest.raises(
+        ValueError, match=f"search.metric={settings['search.metric']} is no number .* mlm/lr0.1 .*{known}"
+    ):
+        stubbed(source, settings)
+    assert not (tmp_path / "made" / "calls.txt").exists()
+
+
+def test_a_finished_run_without_the_metric_is_named(stubbed, tmp_path, one_device):
+    """Its summary is of an earlier version."""
+    source = config_file(tmp_path / "one.py", {"mlm": rates(0.1)})
+    stubbed(source)
+    path = tmp_path / "made" / "mlm" / "lr0.1-seed0" / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps(summary | {"validation": {"mlm_loss": 5.0}}))
+    with pytest.raises(ValueError, match="summary.json has no number mlm_accuracy, .* average_train_loss, mlm_loss"):
+        stubbed(source, {"search.metric": "mlm_accuracy"})
+
+
 def test_a_failure_counts_as_the_worst_at_a_rung(stubbed, tmp_path):
     grid = rates(studies.DIVERGES, 0.5, 0.02, 0.9)
     found, calls = stubbed(config_file(tmp_path / "bad.py", {"mlm": grid}, **{"search.rungs": (0.5,)}))
@@ -460,7 +563,6 @@ REFUSED = {
     "one rung twice": ({"mlm": rates(0.1)}, {"search.rungs": (0.5, 0.55)}, "of 8 steps are the steps 4, 4: leave out"),
     "early rung": ({"mlm": rates(0.1)}, {"search.rungs": (0.125,)}, "training.log_every=2 on"),
     "rungs": ({"mlm": rates(0.1)}, {"search.rungs": (0.5, 0.25)}, "ascending order"),
-    "metric": ({"mlm": rates(0.1)}, {"search.metric": "loss"}, "search.metric must be one of validation_loss"),
     "seeds": ({"mlm": rates(0.1)}, {"search.seeds": (1, 1)}, "search.seeds must be one or more integers"),
     "losses": (
         {"mlm": {"replaced_tokens": {"generator": ("none", "mlm")}}},
@@ -527,7 +629,9 @@ def test_a_run_past_a_rung_is_refused_before_anything_runs(stubbed, tmp_path):
     studies.begin(points.study(source, {}).points[1].configs[0], directory)
     for step in (2, 6):
         (directory / "checkpoints" / str(step)).mkdir(parents=True)
-    with pytest.raises(ValueError, match="lr0.02-seed0 is at step 6, and its losses at the rung at step 4 are not"):
+    with pytest.raises(
+        ValueError, match="lr0.02-seed0 is at step 6, and its validation_loss at the rung at step 4 is not"
+    ):
         stubbed(source, {"search.rungs": (0.5,)})
     assert not (tmp_path / "made" / "calls.txt").exists()
     assert len(stubbed(source, {"search.rungs": (0.75,)})[1]) == 3, "at step 6 itself"
@@ -540,6 +644,11 @@ def test_a_run_past_a_rung_is_refused_before_anything_runs(stubbed, tmp_path):
         ("rungs.json", '{"4": {"train_loss": 1}}', "a JSON number under the key 'validation_loss', got nothing"),
         ("failure.json", '{"reason": 3}', "a JSON string under the key 'reason', got 3"),
         ("failure.json", '{"reason": "", "diverged": 1}', "a JSON boolean under the key 'diverged', got 1"),
+        (
+            "summary.json",
+            '{"train_loss": 1, "validation_loss": 1, "average_train_loss": 1, "validation": 3}',
+            "a JSON object under the key 'validation', got 3",
+        ),
         ("summary.json", '{"train_loss": 1}', "a JSON number under the key 'validation_loss', got nothing"),
     ],
 )
