@@ -59,16 +59,20 @@ def search(
     if failed := hosts.from_first("the failures", functools.partial(_failed, study, workdir, own, retry)):
         hosts.tell(f"{failed} runs failed before and are not trained again: --retry trains them")
     _train(study, workdir, own)
-    path = workdir / "report.md"
-    if hosts.is_first():
-        found = _write(study, workdir)
-        if all(result.status == "failed" for result in found):
-            reasons = "\n".join(f"  {one.point.arm}/{one.point.name}: {_reason(one)}" for one in found)
-            raise ValueError(
-                f"every point of {workdir} failed:\n{reasons}\nChange the settings that made the runs fail, or train "
-                "them again with --retry"
-            )
-    return path
+    # On all hosts together, because the search fails on all of them if every point failed.
+    hosts.from_first("the report", functools.partial(_report, study, workdir))
+    return workdir / "report.md"
+
+
+def _report(study: Study, workdir: epath.Path) -> None:
+    """Write the report and the files beside it. Raises ValueError, after that, if every point failed."""
+    found = _write(study, workdir)
+    if all(result.status == "failed" for result in found):
+        reasons = "\n".join(f"  {one.point.arm}/{one.point.name}: {_reason(one)}" for one in found)
+        raise ValueError(
+            f"every point of {workdir} failed:\n{reasons}\nChange the settings that made the runs fail, or train "
+            "them again with --retry"
+        )
 
 
 def _reason(result: Result) -> str:

@@ -82,21 +82,26 @@ def begin(config, directory) -> None:
     storage.write_whole(directory / "config.json", json.dumps(config_reader.to_dict(config)))
 
 
-def stub(config, directory, labels, pause_at=None):
-    """Note the call in `calls.txt` of the search, and write `summary.json` at the end of a run."""
-    begin(config, directory)
-    with open(directory.parent.parent / "calls.txt", "a") as calls:
-        calls.write(f"{directory.parent.name}/{directory.name} {pause_at}\n")
+def outcome(config, pause_at=None):
+    """Return the summary of a run at its end or at a rung; raise NonFiniteError if it diverges."""
     rate = config.optimizer.learning_rate
     if rate == DIVERGES or (config.seed == UNLUCKY and rate < 0.05):
         raise NonFiniteError("mlm_loss is not finite at step 3.")
     step = pause_at or config.training.steps
     losses = {"validation_loss": loss_of(config, step), "train_loss": 7.0, "average_train_loss": 8.0}
-    found = {
+    return {
         "steps": step,
         **losses,
         "validation": {"mlm_accuracy": accuracy_of(config, step), "mask_rate": [0.1, 0.2]},
     }
+
+
+def stub(config, directory, labels, pause_at=None):
+    """Note the call in `calls.txt` of the search, and write `summary.json` at the end of a run."""
+    begin(config, directory)
+    with open(directory.parent.parent / "calls.txt", "a") as calls:
+        calls.write(f"{directory.parent.name}/{directory.name} {pause_at}\n")
+    found = outcome(config, pause_at)
     if pause_at is None:
         storage.write_whole(directory / "summary.json", json.dumps(found))
     return found
