@@ -20,6 +20,8 @@ this repository makes. docs/kubernetes.md explains both.
     -- train --config=ag/table9_tpu_gpu:hardware=tpu,arm=ag --workdir=gs://BUCKET/roberta
   bash launch/gke.sh roberta --image=REGISTRY/ag_jax:cuda13 --gpus=8 --nodes=2 --gpu_type=nvidia-h100-80gb \
     -- train --config=ag/table9_tpu_gpu:hardware=gpu,arm=ag --workdir=gs://BUCKET/roberta
+  bash launch/gke.sh search --image=REGISTRY/ag_jax:cuda13 --gpus=1 --array=4 \
+    -- search --config=quickstart_search --workdir=gs://BUCKET/search
 
 An interrupted or preempted run is started again and resumes from its last checkpoint. A run that fails with exit status
 1 or 2 is not. After its end, the same command starts it again.
@@ -35,6 +37,8 @@ GPUs:
   --gpu_type=TYPE         nodes with this GPU only, named as by GKE, such as nvidia-h100-80gb (default: any)
 
 Both:
+  --array=N               N pods that share the work of compare, finetune or search: pod K gets the flag --part=K/N. Each
+                          has a node for itself, or the chips of one, and is started again without the others
   --image=IMAGE           the container image
   --spot                  on spot nodes: cheaper, but may be preempted at any time (default: on any node)
   --volume=CLAIM:PATH     mount a persistent volume claim at PATH; --workdir may then be below PATH, not only at gs://
@@ -56,10 +60,11 @@ IMAGE_ROOT=/opt/ag_jax       # where the Dockerfile puts launch/
 IMAGE_USER=1000              # the Dockerfile's user and group
 PERMANENT="1, 2, 126, 127, 128" # errors that would occur again: of ag-jax, its command line, and a container that cannot start
 
-name="" image="" accelerator="" topology="" slices="" gpus="" nodes="" gpu_type="" spot=no volume="" service_account=""
+name="" image="" accelerator="" topology="" slices="" gpus="" nodes="" gpu_type="" array="" spot=no volume="" service_account=""
 namespace="" restarts=100 grace=300 stop=no
 command=() host_flags=()                 # the words after ag-jax, and those that tell it which hosts there are
 resource="" chips="" hosts=1 selector=() # what a pod asks for; hosts are those of a slice
+pods=1                                   # of a job: the hosts of a slice, or the parts of an array
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -69,8 +74,8 @@ trap 'rm -rf "$scratch"' EXIT
 refuse_option() {
   case $1 in
     --*=*) fail "unknown option $1; see bash $0 --help" ;;
-    --image | --accelerator | --topology | --slices | --gpus | --nodes | --gpu_type | --volume | --service_account | \
-      --namespace | --restarts | --grace) fail "write $1=VALUE, in one word" ;;
+    --image | --accelerator | --topology | --slices | --gpus | --nodes | --gpu_type | --array | --volume | \
+      --service_account | --namespace | --restarts | --grace) fail "write $1=VALUE, in one word" ;;
     *) fail "did not expect $1; see bash $0 --help" ;;
   esac
 }
@@ -101,7 +106,7 @@ take_name() {
 
 # A pod's name is NAME-workers-SLICE-HOST-abcde, and Kubernetes takes 63 letters.
 check_length() {
-  local longest=$name-$JOB-$((slices - 1))-$((hosts - 1))-abcde
+  local longest=$name-$JOB-$((slices - 1))-$((pods - 1))-abcde
   if [ ${#longest} -gt 63 ]; then
     fail "the name $name is $((${#longest} - 63)) letter(s) too long: its pods would be called $longest, and 63 letters are allowed"
   fi
@@ -254,12 +259,24 @@ plan_gpus() {
   esac
 }
 
+# Set `pods`.
+plan_pods() {
+  pods=$hosts
+  if [ -z "$array" ]; then return; fi
+  if [ $((slices * hosts)) -gt 1 ]; then
+    fail "--array=$array: each of its pods trains alone, on one node; leave out --nodes and --slices, and take an" \
+      "--accelerator of one host, such as v5litepod-8"
+  fi
+  check_verb_of_array "$array"
+  pods=$array
+}
+
 # --- The manifest ------------------------------------------------------------------------------------------
 
 # yaml TEXT: as a string in double quotes.
 yaml() { printf '"%s"' "$(printf '%s\n' "$1" | sed -e 's/\\/\\\\/g' -e 's/"/\\"/g')"; }
 
-# literal TEXT: what Kubernetes, which replaces $(NAME) in a container's arguments, turns into TEXT.
+# literal TEXT: what Kubernetes, which replaces $(NAME) in a container's command and arguments, turns into TEXT.
 literal() { printf '%s\n' "$1" | sed -e 's/\$/$$/g'; }
 
 # Set `host_flags`.
@@ -278,6 +295,11 @@ find_hosts() {
 }
 
 manifest() {
+  # Hosts end and restart together. The parts of an array do so by themselves, and the others go on if one fails.
+  local reason=PodFailurePolicy limit="backoffLimit: 0" action=FailJob names=true
+  if [ -n "$array" ]; then
+    reason=FailedIndexes limit="backoffLimitPerIndex: $restarts" action=FailIndex names=false
+  fi
   cat <<END_OF_PART
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -302,26 +324,26 @@ END_OF_PART
     rules:
       - name: permanent_error
         action: FailJobSet
-        onJobFailureReasons: [PodFailurePolicy]
+        onJobFailureReasons: [$reason]
   network:
-    enableDNSHostnames: true
-    publishNotReadyAddresses: true
+    enableDNSHostnames: $names
+    publishNotReadyAddresses: $names
   replicatedJobs:
     - name: $JOB
       replicas: $slices
       template:
         spec:
           completionMode: Indexed
-          completions: $hosts
-          parallelism: $hosts
-          backoffLimit: 0
+          completions: $pods
+          parallelism: $pods
+          $limit
           podFailurePolicy:
             rules:
               - action: Count
                 onPodConditions:
                   - type: DisruptionTarget
                     status: "True"
-              - action: FailJob
+              - action: $action
                 onExitCodes:
                   containerName: $CONTAINER
                   operator: In
@@ -388,6 +410,17 @@ END_OF_PART
   fi
 }
 
+# The words before those of ag-jax, as a list in YAML. Kubernetes counts the pods of a job from 0, and --part begins at 1.
+container_command() {
+  local worker=$IMAGE_ROOT/launch/gke_worker.sh
+  if [ -z "$array" ]; then
+    printf '%s, %s' '"bash"' "$(yaml "$worker")"
+    return
+  fi
+  printf '"bash", "-c", %s, %s' "$(yaml "$(literal "exec bash $worker \"\$@\" --part=\$((JOB_COMPLETION_INDEX + 1))/$array")")" \
+    "$(yaml "$worker")"
+}
+
 manifest_of_container() {
   local word platforms=tpu,cpu
   if [ -n "$gpus" ]; then platforms=cuda,cpu; fi
@@ -395,7 +428,7 @@ manifest_of_container() {
               containers:
                 - name: $CONTAINER
                   image: $(yaml "$image")
-                  command: ["bash", "$IMAGE_ROOT/launch/gke_worker.sh"]
+                  command: [$(container_command)]
                   args:
 END_OF_PART
   set -- "${command[@]}"
@@ -468,7 +501,7 @@ look() {
   esac
 }
 
-# The command that follows the log of host 0 of slice 0, also through later attempts when it is called again.
+# The command that follows the log of host 0 of slice 0, or of part 1, also through later attempts when it is called again.
 log_command() {
   quoted kubectl logs --follow --tail=-1 \
     --selector="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0" \
@@ -504,9 +537,13 @@ start_run() {
     *) fail "$name runs already. Its log: $(log_command). To stop it: bash launch/gke.sh $name --stop${namespace:+ --namespace=$namespace}" ;;
   esac
   in_cluster create --filename="$scratch/manifest" >&2 || fail "kubectl did not create $name (its message is above)"
-  say "$name is created: $((slices * hosts)) pod(s) with $chips of $resource each. They wait until there are nodes."
+  say "$name is created: $((slices * pods)) pod(s) with $chips of $resource each. They wait until there are nodes."
   say "its state: $(quoted kubectl get jobsets.jobset.x-k8s.io "$name" ${namespace:+--namespace="$namespace"})"
-  say "its log: $(log_command)"
+  if [ -n "$array" ]; then
+    say "the log of part 1 (that of part K has the job-completion-index K - 1): $(log_command)"
+  else
+    say "its log: $(log_command)"
+  fi
 }
 
 main() {
@@ -524,6 +561,7 @@ main() {
       --gpus=*) number_from 1 --gpus "${1#*=}" && gpus=${1#*=} ;;
       --nodes=*) number_from 1 --nodes "${1#*=}" && nodes=${1#*=} ;;
       --gpu_type=*) gpu_type=${1#*=} ;;
+      --array=*) number_from 1 --array "${1#*=}" && array=${1#*=} ;;
       --spot) spot=yes ;;
       --volume=*) volume=${1#*=} ;;
       --service_account=*) service_account=${1#*=} ;;
@@ -569,10 +607,11 @@ main() {
   done
   slices=${slices:-1} nodes=${nodes:-1}
   if [ -n "$accelerator" ]; then plan_slice; else plan_gpus; fi
+  plan_pods
   check_length
   check_volume
   check_workdir
-  check_command "in the cluster"
+  if [ -n "$array" ]; then check_command "in the cluster" --part="$array/$array"; else check_command "in the cluster"; fi
   find_hosts
 
   if [ "$dry_run" = yes ]; then

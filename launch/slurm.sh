@@ -98,25 +98,16 @@ check_verb() {
   local verb=${command[0]:-}
   case $verb in
     '') fail "what shall run? Give it after --, such as: -- train --config=quickstart:arm=ag --workdir=/shared/runs/first" ;;
-    train | evaluate) if [ -n "$array" ]; then no_parts; fi ;;
-    finetune | compare | search) ;;
-    prepare) one_node ;;
-    translate | inspect | import | export | tokenizer | plan)
-      if [ -n "$array" ]; then no_parts; fi
-      one_node
-      ;;
+    train | evaluate | finetune | compare | search) ;;
+    prepare | translate | inspect | import | export | tokenizer | plan) one_node ;;
     *) fail "expected one verb of train, finetune, compare, search, evaluate, translate, inspect, import, export, prepare, tokenizer, plan after --, got $verb" ;;
   esac
-  if [ -n "$array" ] && [ -n "$(flag_of part)" ]; then
-    fail "--array=$array gives each job its --part: leave out --part=$(flag_of part)"
-  fi
+  if [ -n "$array" ]; then check_verb_of_array "$array"; fi
   case $verb in
     prepare | plan) ;;
     *) if [ -z "$(flag_of workdir)" ]; then fail "ag-jax $verb needs --workdir=DIR on a disk that all nodes share, such as --workdir=/shared/runs/first"; fi ;;
   esac
 }
-
-no_parts() { fail "ag-jax ${command[0]} does one thing, which jobs cannot share: leave --array out"; }
 
 one_node() {
   if [ "$nodes" -gt 1 ]; then fail "ag-jax ${command[0]} runs on one node: leave --nodes=$nodes out"; fi

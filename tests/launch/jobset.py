@@ -73,11 +73,15 @@ def check_job_rules(job: dict) -> None:
         _require(mounted == volumes, f"mounted are {mounted}, and there are {volumes}")
         root = container.get("securityContext", {}).get("runAsUser") == 0
         _require(not (root and container["securityContext"].get("runAsNonRoot")), "root, but not root")
+    if "backoffLimitPerIndex" in job:
+        _require(job.get("completionMode") == "Indexed", "backoffLimitPerIndex needs completionMode: Indexed")
+        _require(template["restartPolicy"] == "Never", "backoffLimitPerIndex needs restartPolicy: Never")
     if "podFailurePolicy" not in job:
         return
     _require(template["restartPolicy"] == "Never", "podFailurePolicy needs restartPolicy: Never")
     for rule in job["podFailurePolicy"]["rules"]:
         _require(rule["action"] in {"FailJob", "FailIndex", "Ignore", "Count"}, f"action of {rule}")
+        _require(rule["action"] != "FailIndex" or "backoffLimitPerIndex" in job, f"{rule} needs backoffLimitPerIndex")
         _require(len({"onExitCodes", "onPodConditions"} & set(rule)) == 1, f"{rule} needs one requirement")
         codes = rule.get("onExitCodes")
         if codes:
@@ -136,7 +140,7 @@ class Pod:
 def end(manifest: dict, slices: Sequence[Sequence[Pod]], restarts: int = 0) -> str:
     """Return what becomes of a JobSet whose pods have all ended: `Completed`, `Failed` or `restarted`.
 
-    slices: the pods of each job.
+    slices: the pods of each job; of indices that are started again by themselves (`fate`), their last pods.
     restarts: how often the JobSet has been restarted before.
     """
     (replicated,) = manifest["spec"]["replicatedJobs"]
@@ -161,14 +165,33 @@ def end(manifest: dict, slices: Sequence[Sequence[Pod]], restarts: int = 0) -> s
     return "restarted"
 
 
+def fate(manifest: dict, pod: Pod, restarts: int = 0) -> str:
+    """Return what becomes of an index when its pod ends: `done`, `again`, `failed`, or `all failed` with the others.
+
+    The job has a limit per index.
+
+    restarts: how often the index has been started again before.
+    """
+    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    if pod.status == 0:
+        return "done"
+    action = _action(job, pod)
+    if action == "FailJob":
+        return "all failed"
+    return "again" if action == "Count" and restarts < job["backoffLimitPerIndex"] else "failed"
+
+
+def _action(job: dict, pod: Pod) -> str:
+    return next((rule["action"] for rule in job["podFailurePolicy"]["rules"] if _matches(rule, pod)), "Count")
+
+
 def _job_failure(job: dict, pods: Sequence[Pod]) -> str | None:
     """Return the reason for which a job fails; None for a job whose pods have all succeeded."""
     assert len(pods) == job["completions"]
     failed = [pod for pod in pods if pod.status != 0]
-    actions = [
-        next((rule["action"] for rule in job["podFailurePolicy"]["rules"] if _matches(rule, pod)), "Count")
-        for pod in failed
-    ]
+    if "backoffLimitPerIndex" in job:
+        return "FailedIndexes" if failed else None
+    actions = [_action(job, pod) for pod in failed]
     if "FailJob" in actions:
         return "PodFailurePolicy"
     return "BackoffLimitExceeded" if actions.count("Count") > job["backoffLimit"] else None
@@ -186,8 +209,13 @@ def _matches(rule: dict, pod: Pod) -> bool:
 
 def arguments_in_pod(container: dict, environment: dict[str, str]) -> list[str]:
     """Return the arguments that a container gets, in which Kubernetes has replaced $(NAME), and $$ by $."""
+    return expanded(container["args"], environment)
+
+
+def expanded(words: Sequence[str], environment: dict[str, str]) -> list[str]:
+    """Return words of a container's command or arguments as Kubernetes passes them on."""
 
     def replaced(match: re.Match) -> str:
         return "$" if match[0] == "$$" else environment.get(match[1], match[0])
 
-    return [re.sub(r"\$\$|\$\((\w+)\)", replaced, argument) for argument in container["args"]]
+    return [re.sub(r"\$\$|\$\((\w+)\)", replaced, word) for word in words]

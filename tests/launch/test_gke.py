@@ -16,7 +16,7 @@ import yaml
 
 from ag_jax import cli
 from ag_jax.command_line import verbs
-from ag_jax.distributed import hosts
+from ag_jax.distributed import hosts, parts
 from ag_jax.distributed.rollcall import HostPosition
 from ag_jax.planning import topology
 from ag_jax.training.metrics import read_metrics
@@ -29,6 +29,8 @@ STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 TRAIN = ("train", "--config=quickstart:arm=ag", "--workdir=gs://bucket/run")
 TPU = ("--image=registry/ag_jax:tpu", "--accelerator=v5litepod-16")
 GPU = ("--image=registry/ag_jax:cuda13", "--gpus=8", "--nodes=2")
+SEARCH = ("search", "--config=quickstart_search", "--workdir=gs://bucket/search")
+ARRAY = ("--image=registry/ag_jax:cuda13", "--gpus=1", "--array=4")
 
 
 class Cluster:
@@ -150,6 +152,8 @@ KINDS = {
     "slice with a volume": (*TPU, "--volume=runs:/runs"),
     "nodes": GPU,
     "one node": (GPU[0], "--gpus=1", "--service_account=trainer"),
+    "array": ARRAY,
+    "array of slices": (TPU[0], "--accelerator=v5litepod-8", "--array=2", "--spot", "--restarts=0"),
     "nodes with everything": (*GPU, "--gpu_type=nvidia-h100-80gb", "--spot", "--volume=runs:/runs"),
 }
 
@@ -161,6 +165,7 @@ def test_manifests_meet_the_published_schemas(cluster, kind):
         reason="kubernetes-validate is not installed: pip install -e '.[test]'",
     )
     command = (*TRAIN[:2], "--workdir=/runs/one") if "--volume=runs:/runs" in KINDS[kind] else TRAIN
+    command = SEARCH if kind.startswith("array") else command
     (job,) = jobset.jobs(cluster.manifest(*KINDS[kind], command=command))
     for version in jobset.KUBERNETES:
         validate.validate(job, version, strict=True)
@@ -190,6 +195,7 @@ def test_manifests_meet_the_published_schemas(cluster, kind):
         ("spec.replicatedJobs.0.replicas", "1"),
         ("spec.replicatedJobs.0.template.spec.podFailurePolicy.rules.1.onExitCodes.values", [2, 1]),
         ("spec.replicatedJobs.0.template.spec.podFailurePolicy.rules.1.onExitCodes.containerName", "other"),
+        ("spec.replicatedJobs.0.template.spec.podFailurePolicy.rules.1.action", "FailIndex"),
         ("spec.replicatedJobs.0.template.spec.template.spec.restartPolicy", "OnFailure"),
         ("spec.replicatedJobs.0.template.spec.template.spec.volumes", [{"name": "unused", "emptyDir": {}}]),
         ("metadata.name", "a" * 50),
@@ -298,6 +304,69 @@ def test_the_scripts_know_which_verbs_run_on_several_hosts():
 def test_hosts_are_left_as_given(cluster):
     words = (*TRAIN, "--hosts=1")
     assert container_of(cluster.manifest(*TPU, command=words))["args"] == list(words)
+
+
+# --- Arrays ---
+
+
+def test_the_pods_of_an_array_are_its_parts(cluster, tmp_path):
+    """Kubernetes counts them from 0, and --part begins at 1; each point of a search is in one part."""
+    made = cluster.manifest(*ARRAY, command=(*SEARCH, "--config.title=$(HOME) 'x'"))
+    assert (job_of(made)["completionMode"], job_of(made)["completions"], job_of(made)["parallelism"]) == (
+        "Indexed",
+        4,
+        4,
+    )
+    assert "nodeSelector" not in pod_of(made) and container_of(made)["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    (tmp_path / "ag-jax").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\nexit 3\n')
+    (tmp_path / "ag-jax").chmod(0o755)
+    container, points = container_of(made), []
+    for index in range(4):
+        inside = {"JOB_COMPLETION_INDEX": str(index), "HOME": "/root", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+        words = jobset.expanded([*container["command"], *container["args"]], inside)
+        words = [word.replace("/opt/ag_jax", "/the/image") for word in words]
+        words[2] = words[2].replace("/the/image", f"'{REPOSITORY}'")
+        result = subprocess.run(words, env=inside, capture_output=True, text=True, timeout=60)
+        said = result.stdout.splitlines()
+        assert said == ["search", "--hosts=1", *SEARCH[1:], "--config.title=$(HOME) 'x'", f"--part={index + 1}/4"]
+        assert result.returncode == 3, result.stderr
+        part = verbs.parse(said, cli.KINDS)[1]["part"]
+        points += parts.numbers_of(parts.parse_part(part), 10, "points")
+    assert sorted(points) == list(range(10))
+
+
+def test_the_parts_of_an_array_need_no_names(cluster):
+    """They do not talk to each other, and a slice of one host has nobody to talk to."""
+    made = cluster.manifest(TPU[0], "--accelerator=v5litepod-8", "--array=3", command=SEARCH)
+    assert made["spec"]["network"] == {"enableDNSHostnames": False, "publishNotReadyAddresses": False}
+    assert "annotations" not in made["metadata"] and job_of(made)["completions"] == 3
+    assert container_of(made)["resources"]["limits"] == {"google.com/tpu": 8}
+
+
+def test_a_part_is_started_again_without_the_others(cluster):
+    made = cluster.manifest(*ARRAY, "--restarts=2", command=SEARCH)
+    assert [jobset.fate(made, pod) for pod in (OK, AGAIN, LOST, Pod(137), Pod(75, disrupted=True))] == [
+        "done",
+        *["again"] * 4,
+    ]
+    assert [jobset.fate(made, AGAIN, restarts) for restarts in (1, 2)] == ["again", "failed"]
+    assert [jobset.fate(made, Pod(status)) for status in (1, 2, 127)] == ["failed"] * 3
+    # The others go on, and the JobSet fails when they are done; no part is started again then.
+    assert jobset.end(made, [[OK] * 4]) == "Completed"
+    assert jobset.end(made, [[OK, Pod(1), OK, OK]]) == jobset.end(made, [[OK, AGAIN, OK, OK]]) == "Failed"
+
+
+def test_an_array_is_created_and_its_parts_are_checked(cluster):
+    ag_jax = cluster.repository / ".venv/bin/ag-jax"
+    ag_jax.parent.mkdir(parents=True)
+    ag_jax.write_text('#!/bin/bash\necho "ag-jax: there are only 3 points, got $*" >&2\n[ "$WRONG" = no ]\n')
+    ag_jax.chmod(0o755)
+    result = cluster.run("one", *ARRAY, "--", *SEARCH, WRONG="yes")
+    assert result.returncode == 1 and f"got {' '.join(SEARCH)} --part=4/4 --print_config" in result.stderr
+    assert cluster.calls() == []
+    result = cluster.run("one", *ARRAY, "--", *SEARCH, WRONG="no")
+    assert result.returncode == 0 and "one is created: 4 pod(s) with 1 of nvidia.com/gpu each" in result.stderr
+    assert "the log of part 1 (that of part K has the job-completion-index K - 1): kubectl logs" in result.stderr
 
 
 # --- Ends and restarts ---
@@ -612,6 +681,11 @@ def test_the_real_kubectl_without_controller_or_server(cluster, real_kubectl):
         (("one", *TPU, "--volume=runs:/runs/../x"), "expected a path such as /runs after the claim"),
         (("one", *TPU, "--namespace=My"), "--namespace=My: expected small letters"),
         (("one", *TPU, "--restarts=-1"), "--restarts expects a whole number from 0 on, got -1"),
+        (("one", *ARRAY, "--array=0"), "--array expects a whole number from 1 on, got 0"),
+        (("one", *GPU, "--array=2"), "--array=2: each of its pods trains alone, on one node; leave out --nodes"),
+        (("one", *TPU, "--array=2"), "take an --accelerator of one host, such as v5litepod-8"),
+        (("one", *TPU, "--slices=2", "--array=2"), "--array=2: each of its pods trains alone"),
+        (("one", *TPU, "--array", "2"), "write --array=VALUE, in one word"),
         (("one", *TPU, "--image", "x"), "write --image=VALUE, in one word"),
         (("one", *TPU, "--colour=red"), "unknown option --colour=red"),
     ],
@@ -637,6 +711,8 @@ def test_bad_options(cluster, options, message):
         (TPU, ("train", "--workdir=gs://bucket/"), "names a bucket: expected a folder in it"),
         (TPU, ("train", "--workdir", "gs://bucket/x"), "write --workdir=VALUE, in one word"),
         ((*TPU, "--volume=runs:/runs"), ("train", "--workdir=/run/one"), "on the volume, such as /runs/first"),
+        (ARRAY, TRAIN, "ag-jax train does one thing, which jobs cannot share: leave --array out"),
+        (ARRAY, (*SEARCH, "--part=1/4"), "--array=4 gives each job its --part: leave out --part=1/4"),
         (TPU, ("inspect", TRAIN[2]), "ag-jax inspect runs on one machine, and one has several hosts"),
         (TPU, (*TRAIN, "--config.a=x\ny"), "a line break or another control character"),
     ],
