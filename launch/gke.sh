@@ -37,8 +37,8 @@ GPUs:
   --gpu_type=TYPE         nodes with this GPU only, named as by GKE, such as nvidia-h100-80gb (default: any)
 
 Both:
-  --array=N               N pods that share the work of compare, finetune or search: pod K gets the flag --part=K/N. Each
-                          has a node for itself, or the chips of one, and is started again without the others
+  --array=N               N pods that share the work of compare, finetune or search: pod K gets the flag --part=K/N.
+                          Each has the chips of one node, and is started again without the others
   --image=IMAGE           the container image
   --spot                  on spot nodes: cheaper, but may be preempted at any time (default: on any node)
   --volume=CLAIM:PATH     mount a persistent volume claim at PATH; --workdir may then be below PATH, not only at gs://
@@ -60,8 +60,8 @@ IMAGE_ROOT=/opt/ag_jax       # where the Dockerfile puts launch/
 IMAGE_USER=1000              # the Dockerfile's user and group
 PERMANENT="1, 2, 126, 127, 128" # errors that would occur again: of ag-jax, its command line, and a container that cannot start
 
-name="" image="" accelerator="" topology="" slices="" gpus="" nodes="" gpu_type="" array="" spot=no volume="" service_account=""
-namespace="" restarts=100 grace=300 stop=no
+name="" image="" accelerator="" topology="" slices="" gpus="" nodes="" gpu_type="" array="" spot=no volume=""
+service_account="" namespace="" restarts=100 grace=300 stop=no
 command=() host_flags=()                 # the words after ag-jax, and those that tell it which hosts there are
 resource="" chips="" hosts=1 selector=() # what a pod asks for; hosts are those of a slice
 pods=1                                   # of a job: the hosts of a slice, or the parts of an array
@@ -410,15 +410,15 @@ END_OF_PART
   fi
 }
 
-# The words before those of ag-jax, as a list in YAML. Kubernetes counts the pods of a job from 0, and --part begins at 1.
+# The words before those of ag-jax, as a list in YAML. Kubernetes counts pods from 0, and --part counts from 1.
 container_command() {
-  local worker=$IMAGE_ROOT/launch/gke_worker.sh
+  local worker=$IMAGE_ROOT/launch/gke_worker.sh script
   if [ -z "$array" ]; then
     printf '%s, %s' '"bash"' "$(yaml "$worker")"
     return
   fi
-  printf '"bash", "-c", %s, %s' "$(yaml "$(literal "exec bash $worker \"\$@\" --part=\$((JOB_COMPLETION_INDEX + 1))/$array")")" \
-    "$(yaml "$worker")"
+  script="exec bash $worker \"\$@\" --part=\$((JOB_COMPLETION_INDEX + 1))/$array"
+  printf '"bash", "-c", %s, %s' "$(yaml "$(literal "$script")")" "$(yaml "$worker")"
 }
 
 manifest_of_container() {
@@ -501,7 +501,7 @@ look() {
   esac
 }
 
-# The command that follows the log of host 0 of slice 0, or of part 1, also through later attempts when it is called again.
+# The command that follows the log of host 0 of slice 0, or of part 1, also through later attempts if called again.
 log_command() {
   quoted kubectl logs --follow --tail=-1 \
     --selector="jobset.sigs.k8s.io/jobset-name=$name,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0" \
@@ -611,7 +611,7 @@ main() {
   check_length
   check_volume
   check_workdir
-  if [ -n "$array" ]; then check_command "in the cluster" --part="$array/$array"; else check_command "in the cluster"; fi
+  check_command "in the cluster" ${array:+--part="$array/$array"}
   find_hosts
 
   if [ "$dry_run" = yes ]; then
