@@ -278,8 +278,14 @@ def unknown_key(key: str, known: Sequence[str], renamed: Mapping[str, str] = typ
     """Return an error message for a setting that does not exist, with its new name or the nearest name that exists."""
     if key in renamed:
         return f"the setting {key!r} is now called {renamed[key]!r}; use the new name"
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(known)}"
+    section = key[: key.rfind(".") + 1]
+    if not all(name.startswith(section) for name in known):
+        section = ""
+    # Without what all names begin with, which would make any two of them alike.
+    near = difflib.get_close_matches(
+        key.removeprefix(section), [name.removeprefix(section) for name in known], n=1, cutoff=0.5
+    )
+    hint = f"; did you mean {section + near[0]!r}?" if near else f"; expected one of {', '.join(known)}"
     return f"unknown setting {key!r}{hint}"
 
 

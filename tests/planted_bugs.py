@@ -576,6 +576,13 @@ BUGS = (
         "tests/test_config_reader.py",
     ),
     Bug(
+        "points that differ in a setting of their recipe's sweep alone are one point",
+        "ag_jax/finetuning/choosing.py",
+        'tuple(sorted(result.get("swept", {}).items()))',
+        "()",
+        "tests/finetuning/test_choosing.py",
+    ),
+    Bug(
         "a part trains the points of the others",
         "ag_jax/pretraining/search/run.py",
         "mine = [one for one in next_runs if one.number in own]",

@@ -48,10 +48,9 @@ class Arm:
         return self.suite.config.tasks[task].adversarial
 
     def trials(self, task: str) -> list[epath.Path]:
-        """Return the directories of a task's trials with the chosen learning rate and batch size."""
-        best = self.chosen[task].best
-        point = best.learning_rate, best.batch_size
-        found = [trial for trial in self.suite.planned[task] if (trial.learning_rate, trial.batch_size) == point]
+        """Return the directories of a task's trials at the chosen point of its sweep."""
+        chosen = self.chosen[task].best.settings
+        found = [trial for trial in self.suite.planned[task] if trial.point == chosen]
         return [suite.directory_of(self.suite.workdir, trial) for trial in found]
 
     def model(self, task: str) -> FineTuned | None:

@@ -1,7 +1,7 @@
 """Choice of the best point of a sweep from the results of its trials, by development data only.
 
-A trial's result is that of its best epoch. Of the points (learning rate, batch size), the one with the largest median
-over seeds is chosen (RoBERTa's protocol; Liu et al. 2019, section 5.1).
+A trial's result is that of its best epoch. Of the points (learning rate, batch size and values of other settings that
+are swept), the one with the largest median over seeds is chosen (RoBERTa's protocol; Liu et al. 2019, section 5.1).
 """
 
 import dataclasses
@@ -17,15 +17,17 @@ Result = dict[str, Any]  # the content of a trial's result.json
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Results of the trials with one learning rate and one batch size: a point of a sweep.
+    """Results of the trials with one value of each setting that is swept: a point of a sweep.
 
     learning_rate: peak learning rate.
     batch_size: batch size in examples.
+    swept: values of the settings in the recipe's `sweep`, by name.
     results: the results of each seed, one for each fold, or a single one without folds.
     """
 
     learning_rate: float
     batch_size: int
+    swept: dict[str, float]
     results: dict[int, tuple[Result, ...]]
 
     def values(self, metric: str) -> list[float]:
@@ -34,8 +36,15 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The point's learning rate and batch size as a report shows them."""
-        return f"{self.learning_rate:g}, {self.batch_size}"
+        """The point's learning rate, batch size and other swept settings as text."""
+        swept = "".join(f", {name}={value:g}" for name, value in self.swept.items())
+        return f"{self.learning_rate:g}, {self.batch_size}{swept}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The point's settings, as `report.json` has them: `swept` is left out if it is empty."""
+        swept = {"swept": self.swept} if self.swept else {}
+        return {"learning_rate": self.learning_rate, "batch_size": self.batch_size, **swept}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +66,25 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(tuple(map(float, values)), float(np.median(values)), spread(values))
 
 
-def point_of(result: Result) -> tuple[float, int]:
-    """Return the learning rate and the batch size of a trial, from its result."""
-    return result["learning_rate"], result["batch_size"]
+def point_of(result: Result) -> tuple[float, int, tuple[tuple[str, float], ...]]:
+    """Return the point of a trial's sweep, from its result: learning rate, batch size, (name, value) of other settings.
+
+    The settings are those in the recipe's `sweep`.
+    """
+    return result["learning_rate"], result["batch_size"], tuple(sorted(result.get("swept", {}).items()))
 
 
 def points(results: Sequence[Result]) -> list[Point]:
-    """Return the points (learning rate, batch size) of `results`, each point with its results by seed, in the order in
-    which the points first occur.
+    """Return the points of the sweep that `results` are of, each point with its results by seed, in the order in which
+    the points first occur.
     """
-    found: dict[tuple[float, int], dict[int, list[Result]]] = {}
+    found: dict[tuple[float, int, tuple[tuple[str, float], ...]], dict[int, list[Result]]] = {}
     for result in results:
         of_point = found.setdefault(point_of(result), {})
         of_point.setdefault(result["seed"], []).append(result)
     return [
-        Point(*key, {seed: tuple(of_seed) for seed, of_seed in of_point.items()}) for key, of_point in found.items()
+        Point(rate, batch_size, dict(swept), {seed: tuple(of_seed) for seed, of_seed in of_point.items()})
+        for (rate, batch_size, swept), of_point in found.items()
     ]
 
 

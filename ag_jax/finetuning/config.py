@@ -1,8 +1,9 @@
 """The settings of fine-tuning: a suite of tasks with a recipe each, the checkpoint and the seeds."""
 
 import dataclasses
+import itertools
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data import local
@@ -15,11 +16,40 @@ from ag_jax.training.sharding import MeshConfig
 
 
 @dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """Values of further settings of a recipe that are tried, beside its learning rates and batch sizes.
+
+    Every combination is a point of the sweep. Values that are listed here take the place of the recipe's setting of the
+    same name, and stand in the names of the directories of trials. An empty list leaves the setting to the recipe.
+
+    dropout: dropout rates of embeddings and layer outputs to try, instead of the recipe's own.
+    attention_dropout: dropout rates of attention probabilities to try, instead of the recipe's own.
+    head_dropout: dropout rates of the task's head to try, instead of the recipe's own.
+    weight_decay: coefficients of weight decay to try, instead of the recipe's own.
+    warmup_steps: numbers of warm-up steps to try, instead of the recipe's own or a fraction of the steps.
+    """
+
+    # Trials run in the order of these fields, the last of which changes first. Trials that differ in the warm-up alone
+    # share a compiled program, of which only a few are kept.
+    dropout: tuple[Annotated[float, ">= 0", "< 1"], ...] = ()
+    attention_dropout: tuple[Annotated[float, ">= 0", "< 1"], ...] = ()
+    head_dropout: tuple[Annotated[float, ">= 0", "< 1"], ...] = ()
+    weight_decay: tuple[Annotated[float, ">= 0"], ...] = ()
+    warmup_steps: tuple[Annotated[int, ">= 0"], ...] = ()
+
+    @property
+    def values(self) -> dict[str, tuple[float, ...]]:
+        """The values of each setting that is swept, {name: values}."""
+        return {field.name: found for field in dataclasses.fields(self) if (found := getattr(self, field.name))}
+
+
+@dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Settings of the training on one task; every pair of a batch size and a learning rate is a point of its sweep.
+    """Settings of the training on one task, and values of some that are tried: every combination is a point of a sweep.
 
     batch_sizes: batch sizes of the sweep, in examples.
     learning_rates: peak learning rates of the sweep.
+    sweep: values of further settings that are tried.
     epochs: most passes over the training examples.
     epochs_factor: train for so many times `epochs`; an arm that trains longer sets it, so that a flag for `epochs`
         scales all arms.
@@ -66,6 +96,7 @@ class Recipe:
 
     batch_sizes: tuple[Annotated[int, ">= 1"], ...] = (32,)
     learning_rates: tuple[Annotated[float, "> 0"], ...] = (2e-5,)
+    sweep: SweepConfig = SweepConfig()
     epochs: Annotated[int, ">= 1"] = 3
     epochs_factor: Annotated[int, ">= 1"] = 1
     scored_epoch: Literal["best", "last"] = "best"
@@ -119,9 +150,9 @@ class Recipe:
             )
         if self.folds and len(self.points) > 1:
             raise ValueError(
-                f"with folds, a recipe must have a single point (a learning rate with a batch size), got "
+                f"with folds, a recipe must have a single point (a value of each setting that is tried), got "
                 f"{len(self.points)} points, of which the best would be chosen on examples that other folds test; "
-                "give one learning rate and one batch size"
+                "give one learning rate, one batch size, and at most one value of each setting in sweep"
             )
         if self.folds and self.validation_examples:
             raise ValueError(
@@ -135,11 +166,15 @@ class Recipe:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name} must be one or more numbers without repetition, got {values}")
-        if len({f"{rate:g}" for rate in self.learning_rates}) < len(self.learning_rates):
-            raise ValueError(
-                "learning_rates must differ in their first six digits, which name the directories of trials, got "
-                f"{self.learning_rates}: leave one of them out"
-            )
+        for name, values in {
+            "learning_rates": self.learning_rates,
+            **{f"sweep.{name}": values for name, values in self.sweep.values.items()},
+        }.items():
+            if len(set(map(in_name, values))) < len(values):
+                raise ValueError(
+                    f"{name} must differ in their first six digits, which name the directories of trials, got "
+                    f"{values}: leave one of them out"
+                )
         for batch_size in self.batch_sizes:
             if self.microbatches and batch_size % self.microbatches:
                 raise ValueError(
@@ -159,16 +194,41 @@ class Recipe:
         if self.warmup_steps is None:
             return math.ceil(self.warmup_fraction * steps)
         if self.warmup_steps >= steps:
+            setting, remedy = "warmup_steps", "lower it, or set it to none to use warmup_fraction"
+            if self.sweep.warmup_steps:
+                setting, remedy = "sweep.warmup_steps", "leave this value out of the sweep"
             raise ValueError(
-                f"warmup_steps={self.warmup_steps} must be fewer than the {steps} steps of a trial, or the learning "
-                "rate never reaches its peak: lower it, or set it to none to use warmup_fraction"
+                f"{setting}={self.warmup_steps} must be fewer than the {steps} steps of a trial, or the learning "
+                f"rate never reaches its peak: {remedy}"
             )
         return self.warmup_steps
 
     @property
-    def points(self) -> tuple[tuple[float, int], ...]:
-        """(learning rate, batch size) of every point of the sweep."""
-        return tuple((rate, batch_size) for batch_size in self.batch_sizes for rate in self.learning_rates)
+    def points(self) -> tuple[tuple[float, int, dict[str, Any]], ...]:
+        """(learning rate, batch size, values of the settings in `sweep`) of every point of the sweep."""
+        swept = self.sweep.values
+        return tuple(
+            (rate, batch_size, dict(zip(swept, values, strict=True)))
+            for batch_size in self.batch_sizes
+            for values in itertools.product(*swept.values())
+            for rate in self.learning_rates
+        )
+
+    @property
+    def in_effect(self) -> "Recipe":
+        """This recipe with all settings that have no effect reset to their defaults.
+
+        These are settings of an attack that is not used, and those in whose place `sweep` has values.
+        """
+        unused: dict[str, Any] = {name: getattr(Recipe(), name) for name in self.sweep.values}
+        return dataclasses.replace(self, **unused, adversarial=self.adversarial.in_effect)
+
+
+def in_name(value: float) -> str:
+    """Return a value of a swept setting as the names of trials' directories have it: with six digits if it has a
+    fraction.
+    """
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,11 +346,8 @@ class FinetuningConfig:
 
     @property
     def in_effect(self) -> "FinetuningConfig":
-        """This config with all settings of guidance and attacks that have no effect reset to their defaults."""
-        tasks = {
-            name: dataclasses.replace(recipe, adversarial=recipe.adversarial.in_effect)
-            for name, recipe in self.tasks.items()
-        }
+        """This config with all settings of guidance and of recipes that have no effect reset to their defaults."""
+        tasks = {name: recipe.in_effect for name, recipe in self.tasks.items()}
         return dataclasses.replace(self, tasks=tasks, guidance=self.guidance.in_effect)
 
     @property

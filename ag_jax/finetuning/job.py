@@ -410,8 +410,7 @@ class _Training:
         return {
             "task": trial.task,
             "seed": trial.seed,
-            "learning_rate": trial.learning_rate,
-            "batch_size": trial.batch_size,
+            **trial.point,
             **({} if trial.fold is None else {"fold": trial.fold}),
             "start": self.opened.description,
             **({"start_sha256": progress.start_sha256} if progress.start_sha256 else {}),

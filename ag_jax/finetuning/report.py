@@ -163,6 +163,10 @@ def _all_metrics(numbers: ReportFigures, arms: list[str]) -> list[str]:
 
 def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
     rows = []
+    points = [
+        point for task in numbers["tasks"].values() for of_arm in task["arms"].values() for point in of_arm["sweep"]
+    ]
+    others = list(dict.fromkeys(name for point in points for name in point.get("swept", {})))
     for name, task in numbers["tasks"].items():
         for arm in arms:
             for point in task["arms"][arm]["sweep"]:
@@ -171,8 +175,13 @@ def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
                 rate, median = (
                     f"{mark}{shown}{mark}" for shown in (f"{point['learning_rate']:g}", percent(point["median"]))
                 )
-                rows.append([name, arm, rate, str(point["batch_size"]), median, cell(point), str(point["n"]), epochs])
-    header = ["Task", "Arm", "Learning rate", "Batch", "Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
+                swept = point.get("swept", {})
+                shown = [f"{swept[other]:g}" if other in swept else "–" for other in others]
+                point_cells = [rate, str(point["batch_size"]), *shown]
+                rows.append([name, arm, *point_cells, median, cell(point), str(point["n"]), epochs])
+    columns = [other.replace("_", " ").capitalize() for other in others]
+    header = ["Task", "Arm", "Learning rate", "Batch", *columns]
+    header += ["Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
     return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *table(header, rows)]
 
 

@@ -71,7 +71,7 @@ def read_predictions(directory: epath.Path, split: str, examples: Examples) -> l
 
 @dataclasses.dataclass(frozen=True)
 class SplitPredictions:
-    """The predictions for one split by the models of all seeds with one learning rate and batch size.
+    """The predictions for one split by the models of all seeds at one point of a sweep.
 
     task: the task.
     examples: the examples of the split.
@@ -136,7 +136,7 @@ class Chosen:
     """The results of one arm of a comparison on one task: its sweep, and the predictions of the best point.
 
     task: the task.
-    points: every point (learning rate and batch size) of the sweep without failed trials.
+    points: every point of the sweep without failed trials.
     best: the point with the best development metric.
     predicted: the best point's predictions, by split.
     notes: remarks for the report.
@@ -241,7 +241,7 @@ def _constant_notes(split: str, predicted: SplitPredictions) -> list[str]:
 
 
 def _key(result: Result) -> tuple:
-    return result["learning_rate"], result["batch_size"], result["seed"], result.get("fold")
+    return choosing.point_of(result), result["seed"], result.get("fold")
 
 
 def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
     first = trials[0]
     return {
         "headline": chosen.headline,
-        "chosen": {"learning_rate": chosen.best.learning_rate, "batch_size": chosen.best.batch_size},
+        "chosen": chosen.best.settings,
         "splits": {
             name: {key: numbers_of(summary) for key, summary in of_set.items()} for name, of_set in sets.items()
         },
@@ -311,8 +311,7 @@ def numbers_of(summary: Summary) -> dict[str, Any]:
 
 def _swept(chosen: Chosen, point: Point) -> dict[str, Any]:
     return {
-        "learning_rate": point.learning_rate,
-        "batch_size": point.batch_size,
+        **point.settings,
         "chosen": point is chosen.best,
         "best_epochs": [result["best_epoch"] for of_seed in point.results.values() for result in of_seed],
         **numbers_of(choosing.summary(point.values(chosen.task.metric))),

@@ -89,16 +89,19 @@ def find_task(name: str, recipe: Recipe) -> Task:
 
 
 def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]) -> None:
-    """Raise ValueError if a recipe has a dropout rate for a head that has no dropout in any of the styles.
+    """Raise ValueError if a recipe has dropout rates for a head that has no dropout in any of the styles.
 
     styles: keys of `models.heads.STYLES`.
     """
-    if recipe.head_dropout is not None and not any(has_dropout(task.kind, style) for style in styles):
-        raise ValueError(
-            f"tasks.{name}.head_dropout must be none, got {recipe.head_dropout:g}: the head of this task, which finds "
-            "spans of a text or ranks phrases by masked words, has no dropout; set tasks."
-            f"{name}.dropout for the encoder's"
-        )
+    swept = recipe.sweep.head_dropout
+    if (recipe.head_dropout is None and not swept) or any(has_dropout(task.kind, style) for style in styles):
+        return
+    setting = "sweep.head_dropout must be empty" if swept else "head_dropout must be none"
+    given = ",".join(f"{rate:g}" for rate in swept or (recipe.head_dropout,))
+    raise ValueError(
+        f"tasks.{name}.{setting}, got {given}: the head of this task, which finds spans of a text or ranks phrases by "
+        f"masked words, has no dropout; set tasks.{name}.{'sweep.' if swept else ''}dropout for the encoder's"
+    )
 
 
 def resolved(name: str, recipe: Recipe, root: str | None) -> Recipe:

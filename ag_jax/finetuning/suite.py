@@ -1,9 +1,9 @@
 """Suites of fine-tuning: a trial for every task, point, seed and fold of a config, each in its own directory.
 
-A point of a sweep is a learning rate with a batch size.
+A point of a sweep is a learning rate with a batch size, and with a value of each setting in the recipe's `sweep`.
 
-Finished trials are not trained again. Files of a suite: WORKDIR/config.json, TASK/lr2e-05-bs32-seed0[-fold3]/,
-report.md, report.json, submission/; with arms WORKDIR/ARM/...
+Finished trials are not trained again. Files of a suite: WORKDIR/config.json,
+TASK/lr2e-05-bs32[-warmup_steps50]-seed0[-fold3]/, report.md, report.json, submission/; with arms WORKDIR/ARM/...
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from ag_jax.evaluation import metrics
 from ag_jax.finetuning import choosing, encoded, job, report, results, traces, trial
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 from ag_jax.finetuning.encoded import TaskData
 from ag_jax.finetuning.results import Chosen
 from ag_jax.finetuning.splits import Splits
@@ -50,7 +50,8 @@ MAY_DIFFER = (
     "wandb",
 )
 FINGERPRINT = ".custom.fingerprint"  # ending of the settings with the fingerprints of tasks' files
-SWEPT = (".batch_sizes", ".learning_rates")
+# Endings of the settings with the values of a sweep.
+SWEPT = (".batch_sizes", ".learning_rates", *(f".sweep.{field.name}" for field in dataclasses.fields(SweepConfig)))
 # The value of `subset_seed` for suites that are older than this setting and took the first examples of each file: their
 # trials must not be mixed with trials on drawn subsets.
 FIRST_EXAMPLES = "none, because the first examples of each file were used"
@@ -59,10 +60,11 @@ FIRST_EXAMPLES = "none, because the first examples of each file were used"
 def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
     """Yield every trial of a task, ordered by the points of its sweep, then by seed, then by fold."""
     recipe = config.tasks[task]
-    for learning_rate, batch_size in recipe.points:
+    for learning_rate, batch_size, swept in recipe.points:
+        at_point = dataclasses.replace(recipe, **swept)
         for seed in config.seeds:
             for fold in range(recipe.folds) if recipe.folds else (None,):
-                yield Trial(task, recipe, learning_rate, batch_size, seed, fold)
+                yield Trial(task, at_point, learning_rate, batch_size, seed, fold)
 
 
 def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
@@ -375,7 +377,7 @@ def _of_trial(suite: Suite, one: Trial) -> Splits:
 def run(suite: Suite) -> dict[str, Chosen]:
     """Train the unfinished trials; return each task's results at its best point, in the order of the task catalogue.
 
-    The best point is the learning rate and batch size with the best median on the development set.
+    The best point of a task's sweep is the one with the best median on the development set.
 
     A trial that diverges is noted as failed, and training continues with the next. On several hosts, host 0 chooses;
     the result is empty on the others. Raises ValueError if every point of a task failed.

@@ -1,4 +1,4 @@
-"""Trials of a suite (one task, learning rate, batch size and seed each), and the results in their directories."""
+"""Trials of a suite (one task, point of its sweep and seed each), and the results in their directories."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from etils import epath
 
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
-from ag_jax.finetuning.config import Recipe
+from ag_jax.finetuning.config import Recipe, in_name
 from ag_jax.interop import finetuned
 from ag_jax.training.checkpoint import ASIDE, steps_in
 
@@ -18,10 +18,10 @@ CHECKPOINTS, RESULT = "checkpoints", "result.json"
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One fine-tuning of a suite: a task with a learning rate, a batch size, a seed and perhaps a fold.
+    """One fine-tuning of a suite: a task with a point of its sweep, a seed and perhaps a fold.
 
     task: name of the task.
-    recipe: the settings of the task.
+    recipe: the settings of the task; those that its `sweep` lists have their values at the point.
     learning_rate: peak learning rate.
     batch_size: batch size in examples.
     seed: seed of randomly initialised parameters, batches and dropout.
@@ -36,10 +36,22 @@ class Trial:
     fold: int | None = None
 
     @property
+    def swept(self) -> dict[str, float]:
+        """The values of the settings that the recipe's `sweep` lists, {name: value}."""
+        return {name: getattr(self.recipe, name) for name in self.recipe.sweep.values}
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """The point of the sweep, as `result.json` has it: `swept` is left out if it is empty."""
+        swept = {"swept": self.swept} if self.swept else {}
+        return {"learning_rate": self.learning_rate, "batch_size": self.batch_size, **swept}
+
+    @property
     def name(self) -> str:
         """The name of the trial's directory in the directory of its task."""
+        swept = "".join(f"-{name}{in_name(value)}" for name, value in self.swept.items())
         fold = "" if self.fold is None else f"-fold{self.fold}"
-        return f"lr{self.learning_rate:g}-bs{self.batch_size}-seed{self.seed}{fold}"
+        return f"lr{self.learning_rate:g}-bs{self.batch_size}{swept}-seed{self.seed}{fold}"
 
 
 def is_begun(directory: epath.Path) -> bool:
@@ -54,6 +66,9 @@ def read_result(directory: epath.Path) -> dict[str, Any]:
     """
     path = directory / RESULT
     result = read_json(path, dict, {"task": str, "learning_rate": float, "batch_size": int, "seed": int})
+    if "swept" in result:
+        check_fields(path, result, {"swept": dict})
+        check_fields(path, result["swept"], dict.fromkeys(result["swept"], float))
     if "failed" not in result:
         counts = dict.fromkeys(("best_epoch", "truncated", "cut_words", "lost", "skipped"), int)
         check_fields(path, result, {"metrics": dict, "epochs": list, "examples": dict, "seconds": float, **counts})
@@ -67,21 +82,33 @@ def read_result(directory: epath.Path) -> dict[str, Any]:
 
 def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) -> None:
     """Raise ValueError if a result is that of another trial than the one to which its directory belongs."""
-    for name in ("task", "learning_rate", "batch_size", "seed", "fold"):
-        theirs: Any = result.get(name)
-        ours = getattr(trial, name)
-        is_same = math.isclose(theirs, ours, rel_tol=1e-5) if name == "learning_rate" else theirs == ours
-        if not is_same:
+    names = ("task", "learning_rate", "batch_size", "seed", "fold")
+    ours = {name: getattr(trial, name) for name in names} | trial.swept
+    theirs = {name: result.get(name) for name in names} | result.get("swept", {})
+    for name in ours | theirs:
+        if not _is_same(theirs.get(name), ours.get(name)):
             raise ValueError(
-                f"{directory / RESULT} is the result of another trial: expected {name}={ours}, got {theirs}; delete "
-                f"{directory} to train the trial itself"
+                f"{directory / RESULT} is the result of another trial: expected {name}={ours.get(name)}, got "
+                f"{theirs.get(name)}; delete {directory} to train the trial itself"
             )
+
+
+def _is_same(theirs: Any, ours: Any) -> bool:
+    """Return whether two values are equal; numbers with a fraction in the digits that a directory's name has."""
+    if isinstance(theirs, float) and isinstance(ours, float):
+        return math.isclose(theirs, ours, rel_tol=1e-5)
+    return theirs == ours
 
 
 def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
     """Write a failed trial's `result.json`, with `failed` instead of metrics, and delete its checkpoints."""
-    point = {"learning_rate": trial.learning_rate, "batch_size": trial.batch_size, "seed": trial.seed}
-    result = {"task": trial.task, **point, **({} if trial.fold is None else {"fold": trial.fold}), "failed": message}
+    result = {
+        "task": trial.task,
+        **trial.point,
+        "seed": trial.seed,
+        **({} if trial.fold is None else {"fold": trial.fold}),
+        "failed": message,
+    }
     storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
     tidy(directory, keep=False)
 

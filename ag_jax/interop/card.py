@@ -369,11 +369,12 @@ def _metrics(opened: OpenRun) -> list[str]:
 def _result(result: Mapping[str, Any]) -> list[str]:
     """Return the sections about the training and the metrics of a trial, from its `result.json`."""
     examples = result["examples"]
+    swept = "".join(f", {name.replace('_', ' ')} {value:g}" for name, value in result.get("swept", {}).items())
     lines = [
         *("", "## Training", ""),
         f"{result['steps']:,} steps of {result['batch_size']} of the {examples['train']:,} training examples, with a "
-        f"peak learning rate of {result['learning_rate']:g} and seed {result['seed']}; the weights are those after "
-        f"epoch {result['best_epoch']} of {len(result['epochs'])}.",
+        f"peak learning rate of {result['learning_rate']:g}{swept} and seed {result['seed']}; the weights are those "
+        f"after epoch {result['best_epoch']} of {len(result['epochs'])}.",
         *("", "## Metrics", ""),
     ]
     sets = {"validation": result["metrics"], **result["others"]}

@@ -175,6 +175,9 @@ def _result(workdir: epath.Path) -> dict[str, Any] | None:
         for metrics in (result["metrics"], *result["others"].values()):
             check_fields(found, metrics, dict.fromkeys(metrics, float))
         check_fields(found, result["examples"], dict.fromkeys(("train", "validation", *result["others"]), int))
+        if "swept" in result:
+            check_fields(found, result, {"swept": dict})
+            check_fields(found, result["swept"], dict.fromkeys(result["swept"], float))
     return result
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ag_jax import config_reader
 from ag_jax.data.tasks.custom import CustomTask
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 
 Config = Any  # an `ml_collections.ConfigDict`
 
@@ -277,7 +277,7 @@ PROTOCOLS = {
 
 
 def small(config: Config, examples: int = 6400) -> None:
-    """Shrink a suite to what a CPU can train: few examples, short rows, one learning rate.
+    """Shrink a suite to what a CPU can train: few examples, short rows, a single point.
 
     With a narrow model, which this function does not set, a trial takes about a minute.
     With cross-validation the `examples` are divided into the folds, and no others are used for validation.
@@ -285,6 +285,7 @@ def small(config: Config, examples: int = 6400) -> None:
     for recipe in config.tasks.values():
         recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, warmup_steps=None, max_length=64)
         recipe.update(train_examples=examples, validation_examples=None if recipe.folds else 1000)
+        recipe.sweep = config_reader.default(SweepConfig)
 
 
 def custom(config: Config, task: str, arguments: Any) -> None:

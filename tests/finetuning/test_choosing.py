@@ -22,6 +22,25 @@ def test_the_point_with_the_best_median_not_the_best_mean_or_run():
     best = choosing.best_point(points, "accuracy")
     assert (best.learning_rate, best.batch_size) == (2e-5, 16)
     assert best.values("accuracy") == [0.3, 0.35, 0.3] and best.name == "2e-05, 16"
+    assert best.settings == {"learning_rate": 2e-5, "batch_size": 16}
+
+
+def test_points_differ_in_every_setting_that_is_swept():
+    """Of equal medians the first point is taken; results of the same point may list its settings in another order."""
+    values = {(0.1, 50): (0.6, 0.1), (0.1, 500): (0.3, 0.5), (0.0, 50): (0.4, 0.4), (0.0, 500): (0.2, 0.3)}
+    results = [
+        result(1e-5, 16, seed, value, swept={"head_dropout": rate, "warmup_steps": steps})
+        for (rate, steps), of_seeds in values.items()
+        for seed, value in enumerate(of_seeds)
+    ]
+    results[3]["swept"] = dict(reversed(results[3]["swept"].items()))
+    points = choosing.points(results)
+    assert [tuple(point.values("accuracy")) for point in points] == list(values.values())
+    best = choosing.best_point(points, "accuracy")
+    assert best.swept == {"head_dropout": 0.1, "warmup_steps": 500} and best is points[1]
+    assert best.name == "1e-05, 16, head_dropout=0.1, warmup_steps=500"
+    assert best.settings == {"learning_rate": 1e-5, "batch_size": 16, "swept": best.swept}
+    assert choosing.best_of_seed(points, "accuracy", 0)["swept"] == {"head_dropout": 0.1, "warmup_steps": 50}
 
 
 def test_a_summary_by_hand():

@@ -8,7 +8,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.tasks import rows, task
 from ag_jax.finetuning import kinds
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 from ag_jax.finetuning.suite import prepare
 from ag_jax.interop import task_heads
 from ag_jax.models import heads
@@ -44,6 +44,20 @@ def test_a_suite_survives():
         ("tasks.rte.microbatches", 3, "multiples of microbatches=3, got \\(32,\\)"),
         ("tasks.rte.microbatches", 0, "^tasks.rte.microbatches must be at least 1"),
         ("tasks.rte.warmup_fraction", 1.0, "^tasks.rte.warmup_fraction must be at least 0 and below 1, got 1.0"),
+        (
+            "tasks.rte.sweep.warmup_steps",
+            (50, 9, 50),
+            "^tasks.rte.sweep.warmup_steps must differ .*, got .50, 9, 50.: leave one of them out",
+        ),
+        ("tasks.rte.sweep.head_dropout", (0.1, 0.10000001), "^tasks.rte.sweep.head_dropout must differ in their first"),
+        ("tasks.rte.sweep.head_dropout", (0.1, 1.0), "^tasks.rte.sweep.head_dropout must be at least 0 and below 1"),
+        ("tasks.rte.sweep.weight_decay", (-0.1,), "^tasks.rte.sweep.weight_decay must be at least 0, got -0.1"),
+        ("tasks.rte.sweep.warmup_steps", (0.5,), "^tasks.rte.sweep.warmup_steps must be of type int, got 0.5"),
+        (
+            "tasks.rte.sweep.epochs",
+            (1, 2),
+            "^unknown setting 'tasks.rte.sweep.epochs'; expected one of tasks.rte.sweep.dropout, .*.warmup_steps$",
+        ),
         ("tasks.rte.beta2", 1.0, "^tasks.rte.beta2 must be at least 0 and below 1, got 1.0"),
         ("tasks.rte.epsilon", 0.0, "^tasks.rte.epsilon must be above 0"),
         ("tasks.rte.weight_decay", -0.1, "^tasks.rte.weight_decay must be at least 0, got -0.1"),
@@ -89,6 +103,12 @@ def test_a_bias_of_attention_scores_must_be_gone_when_the_model_is_scored():
 
 
 def test_folds_choose_by_whole_folds():
+    for name, values in (("head_dropout", (0.0, 0.1)), ("warmup_steps", (5, 6))):
+        with pytest.raises(
+            ValueError, match="^tasks.rte.with folds, a recipe must have a single point .*, got 2 points"
+        ):
+            suite(**{"tasks.rte.folds": 3, f"tasks.rte.sweep.{name}": values})
+        assert suite(**{"tasks.rte.folds": 3, f"tasks.rte.sweep.{name}": values[:1]}).tasks["rte"].folds == 3
     with pytest.raises(ValueError, match="^tasks.rte.validation_examples must be none with folds, got 5 with folds=3"):
         suite(**{"tasks.rte.folds": 3, "tasks.rte.validation_examples": 5})
     assert suite(**{"tasks.rte.folds": 3, "tasks.rte.train_examples": 5}).tasks["rte"].folds == 3
@@ -113,11 +133,31 @@ def test_tasks_that_others_start_from_come_first_and_are_kept():
 
 def test_points_of_a_sweep():
     assert Recipe(batch_sizes=(16, 32), learning_rates=(1e-5, 2e-5)).points == (
-        (1e-5, 16),
-        (2e-5, 16),
-        (1e-5, 32),
-        (2e-5, 32),
+        (1e-5, 16, {}),
+        (2e-5, 16, {}),
+        (1e-5, 32, {}),
+        (2e-5, 32, {}),
     )
+
+
+def test_points_of_a_sweep_over_further_settings():
+    """Trials that share a compiled program, of which those with other dropout do not, follow one another."""
+    swept = SweepConfig(head_dropout=(0.0, 0.15), warmup_steps=(50, 500))
+    points = Recipe(batch_sizes=(16, 32), learning_rates=(1e-5, 2e-5), sweep=swept, warmup_steps=9).points
+    assert points == tuple(
+        (rate, size, {"head_dropout": dropout, "warmup_steps": steps})
+        for size in (16, 32)
+        for dropout in (0.0, 0.15)
+        for steps in (50, 500)
+        for rate in (1e-5, 2e-5)
+    )
+    assert len(Recipe(sweep=SweepConfig(weight_decay=(0.1,))).points) == 1
+
+
+def test_settings_in_whose_place_the_sweep_has_values_have_no_effect():
+    one = suite(**{"tasks.rte.warmup_steps": 9, "tasks.rte.weight_decay": 0.5, "tasks.rte.sweep.warmup_steps": (1, 2)})
+    recipe = one.in_effect.tasks["rte"]
+    assert (recipe.warmup_steps, recipe.weight_decay, recipe.sweep.warmup_steps) == (None, 0.5, (1, 2))
 
 
 @pytest.mark.parametrize(

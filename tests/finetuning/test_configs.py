@@ -193,7 +193,7 @@ def test_robertas_table_10(name, rates, sizes, weight_decay, epochs, max_length)
     assert {task for task, recipe in tasks.items() if recipe.answerability} <= {"squad2"}
     for recipe in tasks.values():
         if recipe.ranking:  # fairseq's settings for WSC
-            assert (recipe.points, recipe.epochs, recipe.warmup_steps) == (((2e-5, 64),), 400, 250)
+            assert (recipe.points, recipe.epochs, recipe.warmup_steps) == (((2e-5, 64, {}),), 400, 250)
             continue
         assert (recipe.learning_rates, recipe.batch_sizes) == (rates, sizes)
         assert (recipe.weight_decay, recipe.epochs, recipe.max_length) == (weight_decay, epochs, max_length)
@@ -221,7 +221,7 @@ def test_debertas_scripts(row):
     *of_sizes, length = map(float, numbers)
     for protocol, expected in (("deberta", of_sizes[:5]), ("deberta_large", of_sizes[5:])):
         recipe = parsed("finetune/glue.py", f"checkpoint=C,tasks={task},protocol={protocol}").tasks[task]
-        ((learning_rate, batch_size),) = recipe.points
+        ((learning_rate, batch_size, _),) = recipe.points
         found = [learning_rate, batch_size, recipe.epochs, recipe.warmup_steps, recipe.head_dropout]
         assert found == expected
         assert (recipe.max_length, recipe.weight_decay, recipe.epsilon, recipe.clip_norm) == (length, 0.01, 1e-6, 1.0)
@@ -232,7 +232,8 @@ def test_debertas_qqp_is_judged_by_accuracy_and_wnli_has_a_warmup_that_fits():
         tasks = parsed("finetune/glue.py", f"checkpoint=C,protocol={protocol}").tasks
         assert {name for name, recipe in tasks.items() if recipe.metric == "accuracy"} == {"qqp"}
         wnli = tasks["wnli"]
-        assert all(0 < wnli.warmup_of(wnli.epochs * 635 // size) < wnli.epochs * 635 // size for _, size in wnli.points)
+        steps = [wnli.epochs * 635 // size for _, size, _ in wnli.points]
+        assert all(0 < wnli.warmup_of(count) < count for count in steps)
 
 
 def test_debertas_sweep_of_other_tasks():

@@ -14,7 +14,7 @@ from ag_jax import config_reader
 from ag_jax.attention.fixed import FixedConfig
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.distributed import lock
-from ag_jax.finetuning import best, comparison, development, report, results, suite
+from ag_jax.finetuning import attacked, best, comparison, development, report, results, suite
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop.opening import Pretrained
@@ -106,6 +106,26 @@ def test_every_point_seed_and_fold_is_a_trial(tmp_path, data):
     assert names == [f"w/sst2/lr{rate}-bs32-seed{seed}" for rate in ("1e-05", "2e-05") for seed in (0, 4)]
     folds = [suite.directory_of(epath.Path("w"), one).name for one in suite.trials(made, "oromo_ner")]
     assert folds == [f"lr2e-05-bs32-seed{seed}-fold{fold}" for seed in (0, 4) for fold in range(3)]
+
+
+def test_further_settings_that_are_swept_are_in_the_names_and_recipes_of_trials(tmp_path, data):
+    settings = {
+        "tasks.sst2.sweep.warmup_steps": (0, 1_234_567),
+        "tasks.sst2.sweep.head_dropout": (0.15,),
+        "tasks.oromo_ner.folds": 3,
+        "tasks.oromo_ner.sweep.weight_decay": (0.0,),
+    }
+    made = config(tmp_path, data, ("sst2", "oromo_ner"), (4,), **settings)
+    found = list(suite.trials(made, "sst2"))
+    start = "lr2e-05-bs32-head_dropout0.15-warmup_steps"
+    assert [one.name for one in found] == [f"{start}0-seed4", f"{start}1234567-seed4"]
+    assert [(one.recipe.head_dropout, one.recipe.warmup_steps) for one in found] == [(0.15, 0), (0.15, 1_234_567)]
+    assert [one.point for one in found] == [
+        {"learning_rate": 2e-5, "batch_size": 32, "swept": {"head_dropout": 0.15, "warmup_steps": steps}}
+        for steps in (0, 1_234_567)
+    ]
+    folds = [one.name for one in suite.trials(made, "oromo_ner")]
+    assert folds == [f"lr2e-05-bs32-weight_decay0-seed4-fold{fold}" for fold in range(3)]
 
 
 def test_the_report_says_which_epoch_is_scored(source, tmp_path, calls):
@@ -251,6 +271,86 @@ def test_a_sweep_may_grow_and_other_settings_may_not(tmp_path, data, calls):
     (tmp_path / "run" / "config.json").write_text('{"model_type": "bert", "hidden_size": 12}')
     with pytest.raises(ValueError, match="by another program, because hidden_size, model_type are no settings"):
         train(config(tmp_path, data), epath.Path(tmp_path / "run"))
+
+
+def test_a_swept_setting_may_get_more_values(tmp_path, data, calls):
+    """Trials with the earlier values are found again; those of a suite without the setting stay as they are."""
+    workdir = epath.Path(tmp_path / "w")
+
+    def sweep(tasks=("sst2",), **values):
+        settings = {f"tasks.sst2.sweep.{name}": of for name, of in values.items()}
+        begun = len(calls)
+        train(config(tmp_path, data, tasks, (0,), **settings), workdir)
+        return [name.removeprefix("sst2/lr2e-05-bs32-") for name in calls[begun:]]
+
+    assert sweep() == ["seed0"]
+    path = workdir / "config.json"
+    values = json.loads(path.read_text())
+    del values["tasks"]["sst2"]["sweep"]  # as an earlier version wrote it
+    path.write_text(json.dumps(values))
+    assert sweep() == []
+    assert sweep(warmup_steps=(1,)) == ["warmup_steps1-seed0"]
+    assert sweep(warmup_steps=(0, 1)) == ["warmup_steps0-seed0"]
+    assert sweep(warmup_steps=(1,), head_dropout=(0.1,)) == ["head_dropout0.1-warmup_steps1-seed0"]
+    assert sweep(warmup_steps=(1, 0)) == sweep() == []
+    with pytest.raises(ValueError, match="tasks.sst2.warmup_steps: there None, now 1\n"):
+        train(config(tmp_path, data, **{"tasks.sst2.warmup_steps": 1}), workdir)
+
+
+DROPOUTS, WARMUPS = (0.0, 0.1), (0, 1)
+SWEPT = {"tasks.sst2.sweep.head_dropout": DROPOUTS, "tasks.sst2.sweep.warmup_steps": WARMUPS}
+
+
+def test_a_point_is_chosen_among_all_settings_that_are_swept(source, tmp_path, calls, data):
+    """Numbers are those of the predictions, and of several points with the same median the first is chosen."""
+    overrides = SWEPT | {"tasks.sst2.learning_rates": (1e-4, 2e-4), "tasks.rte.initial_task": "sst2", "keep": "best"}
+    text = comparison.finetune(f"{source},tasks=sst2,rte", overrides, epath.Path(tmp_path / "w")).read_text()
+    splits = task_splits.read("sst2", Recipe(), data)
+    scores = {
+        (rate, dropout, steps): [
+            tiny_tasks.accuracies(splits, "sst2", rate, 32, seed, False, dropout, steps) for seed in range(3)
+        ]
+        for dropout in DROPOUTS
+        for steps in WARMUPS
+        for rate in (1e-4, 2e-4)
+    }
+    of_arm = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["sst2"]["arms"]["score"]
+    rate, dropout, steps = max(scores, key=lambda point: np.median(scores[point]))
+    chosen = {"learning_rate": rate, "batch_size": 32, "swept": {"head_dropout": dropout, "warmup_steps": steps}}
+    assert of_arm["chosen"] == chosen and len({np.median(values) for values in scores.values()}) > 1
+    assert of_arm["splits"]["validation"]["accuracy"]["values"] == pytest.approx(scores[rate, dropout, steps])
+    of_points = [
+        (point["learning_rate"], *point["swept"].values(), point["median"], point["chosen"])
+        for point in of_arm["sweep"]
+    ]
+    assert of_points == [
+        (*point, pytest.approx(np.median(values)), point == (rate, dropout, steps)) for point, values in scores.items()
+    ]
+    header = "| Task | Arm | Learning rate | Batch | Head dropout | Warmup steps | Median |"
+    assert header in text and f"| sst2 | score | **{rate:g}** | 32 | {dropout:g} | {steps} | **" in text
+    assert "| rte | score | **0.0001** | 32 | – | – | **" in text or "| rte | score | 0.0001 | 32 | – | – |" in text
+    for seed in range(3):  # RTE starts from the best trial of its seed
+        best = max(scores, key=lambda point: scores[point][seed])
+        place = f"lr{best[0]:g}-bs32-head_dropout{best[1]:g}-warmup_steps{best[2]}-seed{seed}"
+        (kept,) = (tmp_path / "w" / "sst2").glob(f"*-seed{seed}/weights")
+        assert kept.parent.name == place
+        result = json.loads((tmp_path / "w" / "rte" / f"lr0.0001-bs32-seed{seed}" / "result.json").read_text())
+        assert result["start"].endswith(f"/sst2/{place}")
+
+
+def test_a_report_without_further_swept_settings_has_no_columns_for_them(source, tmp_path, calls):
+    path = comparison.finetune(source, {}, epath.Path(tmp_path / "w"))
+    assert "| Task | Arm | Learning rate | Batch | Median | Mean" in path.read_text()
+    assert "swept" not in (path.parent / "report.json").read_text()
+    assert "swept" not in (path.parent / "sst2" / "lr0.0001-bs32-seed0" / "result.json").read_text()
+
+
+def test_masked_shares_are_of_the_trials_at_the_chosen_point(tmp_path, data, calls):
+    made = suite.prepare(config(tmp_path, data, **SWEPT), epath.Path(tmp_path / "w"))
+    chosen = suite.run(made)
+    found = attacked.Arm(made, chosen).trials("sst2")
+    swept = "-".join(f"{name}{value:g}" for name, value in chosen["sst2"].best.swept.items())
+    assert [path.name for path in found] == [f"lr2e-05-bs32-{swept}-seed{seed}" for seed in range(3)]
 
 
 def test_an_attempt_that_left_no_epoch_may_be_corrected(tmp_path, data, calls):
@@ -547,6 +647,33 @@ def test_the_result_of_another_trial_is_noticed(tmp_path, data, calls, text, oth
         train(config(tmp_path, data, seeds=(1,)), workdir)
 
 
+@pytest.mark.parametrize(
+    ("text", "other", "message"),
+    [
+        ('"head_dropout": 0.1,', '"head_dropout": 0.2,', "another trial: expected head_dropout=0.1, got 0.2; delete"),
+        ('"warmup_steps": 1}', '"warmup_steps": 2}', "another trial: expected warmup_steps=1, got 2"),
+        ('"warmup_steps": 1}', '"dropout": 0.5}', "another trial: expected warmup_steps=1, got None"),
+        (', "warmup_steps": 1}', "}", "another trial: expected warmup_steps=1, got None"),
+        ('"warmup_steps": 1}', '"warmup_steps": 1, "dropout": 0.5}', "another trial: expected dropout=None, got 0.5"),
+        ('"warmup_steps": 1}', '"warmup_steps": "1"}', "expected a JSON number under the key 'warmup_steps', got '1'"),
+        ('"swept": {', '"swept": 3, "x": {', "expected a JSON object under the key 'swept', got 3"),
+        ('"head_dropout": 0.1,', '"head_dropout": 0.10000001,', None),
+    ],
+)
+def test_the_result_of_another_point_is_noticed(tmp_path, data, calls, text, other, message):
+    workdir, swept = epath.Path(tmp_path / "w"), {"head_dropout": (0.1,), "warmup_steps": (1,)}
+    settings = config(tmp_path, data, seeds=(1,), **{f"tasks.sst2.sweep.{name}": of for name, of in swept.items()})
+    train(settings, workdir)
+    (path,) = (tmp_path / "w").glob("sst2/*/result.json")
+    assert text in path.read_text()
+    path.write_text(path.read_text().replace(text, other))
+    if message is None:
+        train(settings, workdir)
+        return
+    with pytest.raises(ValueError, match=f"{path}.*{message}"):
+        train(settings, workdir)
+
+
 def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, calls, monkeypatch):
     honest = suite.job.run_trial
 
@@ -568,6 +695,25 @@ def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, cal
         ValueError, match="/w: every point of the sweep of sst2 failed with some seed; the first .*: task_loss.*delete"
     ):
         train(config(tmp_path, data, **{"tasks.sst2.learning_rates": (9.0,)}), workdir)
+
+
+def test_a_trial_that_fails_costs_its_values_of_swept_settings_and_no_others(tmp_path, data, calls, monkeypatch):
+    honest, failing = suite.job.run_trial, {"head_dropout": 0.1, "warmup_steps": 0}
+
+    def run_trial(one, *rest):
+        if one.swept == failing and one.seed == 1:
+            rest[-3].mkdir(parents=True, exist_ok=True)
+            raise NonFiniteError("task_loss of sst2 is not finite at step 3")
+        return honest(one, *rest)
+
+    monkeypatch.setattr(suite.job, "run_trial", run_trial)
+    workdir = epath.Path(tmp_path / "w")
+    for _ in range(2):
+        points = train(config(tmp_path, data, **SWEPT), workdir)["sst2"].points
+        assert [tuple(point.swept.values()) for point in points] == [(0.0, 0), (0.0, 1), (0.1, 1)]
+        assert len(calls) == 11
+    failed = json.loads((workdir / "sst2" / "lr2e-05-bs32-head_dropout0.1-warmup_steps0-seed1/result.json").read_text())
+    assert failed["swept"] == failing and "metrics" not in failed
 
 
 def test_a_failed_trial_with_weights_is_not_the_best(tmp_path, data, calls):
@@ -807,6 +953,12 @@ def test_legacy_evaluation_is_said_aloud_and_only_where_code_did_it(tmp_path, da
             "tasks.squad2.head_dropout must be none, got 0",
         ),
         (
+            ("squad1",),
+            {"tasks.squad1.sweep.head_dropout": (0.0, 0.1)},
+            ValueError,
+            "tasks.squad1.sweep.head_dropout must be empty, got 0,0.1: the head of this task, which finds spans",
+        ),
+        (
             ("wnli",),
             {"tasks.wnli.head_dropout": 0.1, "tasks.wnli.ranking": True},
             ValueError,
@@ -845,6 +997,15 @@ def test_a_warmup_longer_than_any_trial_is_found_before_anything_is_trained(tmp_
     assert prepare(squad2=9, sst2=3).opened is opened
     with pytest.raises(ValueError, match="^tasks.squad2.warmup_steps=900 must be fewer than the"):
         prepare(squad2=900, sst2=3)
+    swept = {"tasks.sst2.batch_sizes": (16,), "tasks.sst2.max_length": 12, "tasks.sst2.warmup_steps": 9}
+    for steps in ((1, 3), (1, 4)):  # of four; what the recipe says itself has no effect
+        swept["tasks.sst2.sweep.warmup_steps"] = steps
+        made = config(tmp_path, data, seeds=(0,), **swept)
+        if steps[1] == 3:
+            assert len(suite.prepare(made, epath.Path(tmp_path / "w")).planned["sst2"]) == 2
+    message = r"^tasks.sst2.sweep.warmup_steps=4 must .* the 4 steps .*out of the sweep \(the trial is .*_steps4-seed0"
+    with pytest.raises(ValueError, match=message):
+        suite.prepare(made, epath.Path(tmp_path / "w"))
 
 
 def test_hard_coded_attention_can_neither_be_guided_nor_attacked(tmp_path, data, calls, monkeypatch):

@@ -12,8 +12,8 @@ from etils import epath
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.distributed import storage
-from ag_jax.finetuning import attack, encoded, job, predicting, program
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning import attack, encoded, job, predicting, program, suite
+from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 from ag_jax.finetuning.job import run_trial
 from ag_jax.finetuning.trial import RESULT, Trial
 from ag_jax.interop import exporting, finetuned, importing, task_heads
@@ -61,7 +61,9 @@ def rows(path):
 
 
 def test_dropout_of_the_head_is_stored_and_left_out_of_attacks(tmp_path, one_device):
-    setting(keep=True, epochs=1, head_dropout=0.3)(tmp_path)
+    swept = SweepConfig(head_dropout=(0.1, 0.3))
+    result = setting(keep=True, epochs=1, head_dropout=0.3, sweep=swept)(tmp_path)
+    assert result["swept"] == {"head_dropout": 0.3}
     tuned = finetuned.load(tmp_path)
     assert (tuned.head.dropout, tuned.model.head_dropout) == (0.3, 0.3)
     attacked = attack.attacked_model(tuned, AdversarialConfig("freelb"), GuidanceConfig())
@@ -297,15 +299,27 @@ def test_the_last_epoch_is_scored_alone(tmp_path, one_device, monkeypatch, undis
 
 def test_seeds_and_learning_rates_share_a_program(tmp_path, one_device):
     results = []
-    for number, settings in enumerate(({}, {"learning_rate": 1e-3}, {"seed": 1})):
+    longer = {"warmup_steps": 3, "sweep": SweepConfig(warmup_steps=(3, 4))}
+    for number, settings in enumerate(({}, {"learning_rate": 1e-3}, {"seed": 1}, longer)):
         results.append(setting(**settings)(tmp_path / str(number)))
         if not number:
             found = program.compiled.cache_info().misses
     assert program.compiled.cache_info().misses == found
-    assert len({result["epochs"][0]["train_loss"] for result in results}) == 3
+    assert len({result["epochs"][0]["train_loss"] for result in results}) == 4
+    assert results[3]["swept"] == {"warmup_steps": 3} and "swept" not in results[0]
     # Three steps an epoch: one of warm-up, then two of the eight in which it falls to nothing.
     first = rows(tmp_path / "0" / "metrics.jsonl")[0]
     assert first["learning_rate"] == pytest.approx(5e-3 * (1 - 1 / 8))
+
+
+def test_a_program_for_each_dropout_that_is_swept():
+    """Trials with the same program follow one another."""
+    swept = SweepConfig(head_dropout=(0.0, 0.1), warmup_steps=(0, 1))
+    recipe = dataclasses.replace(RECIPE, sweep=swept, learning_rates=(1e-3, 2e-3), batch_sizes=(8,))
+    opened, config = tasks.pretrained(), FinetuningConfig(checkpoint="nowhere", tasks={"classification": recipe})
+    data = encoded.encode(tasks.splits("classification"), opened.tokenizer, opened.config, recipe)
+    specs = [job.make_spec(one, config, opened, data) for one in suite.trials(config, "classification")]
+    assert [spec.head.dropout for spec in specs] == [0.0] * 4 + [0.1] * 4 and len(set(specs)) == 2
 
 
 def test_patience_stops_early(tmp_path, one_device):

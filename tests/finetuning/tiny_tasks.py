@@ -156,7 +156,8 @@ def guess(example, *key) -> tuple[object, object]:
 def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
     """In the place of `job.run_trial`: writes what it would write, from guesses."""
     directory.mkdir(parents=True, exist_ok=True)
-    key = (one.task, one.learning_rate, one.batch_size, one.seed, bool(start.description.startswith("trial")))
+    started = bool(start.description.startswith("trial"))
+    key = (one.task, one.learning_rate, one.batch_size, one.seed, started, *one.swept.values())
     for name, examples in {"validation": splits.validation, **splits.others}.items():
         lines = []
         for example in examples:
@@ -167,8 +168,7 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
     result = {
         "task": one.task,
         "seed": one.seed,
-        "learning_rate": one.learning_rate,
-        "batch_size": one.batch_size,
+        **one.point,
         "fold": one.fold,
         "start": start.description,
         "start_sha256": start.digest,

@@ -105,8 +105,23 @@ def test_a_card_of_a_trial(trial, tmp_path):
     assert "| validation (40) | accuracy | 0.8750 |" in rest and "| test (8) | accuracy | 0.5000 |" in rest
 
 
+def test_a_card_has_the_settings_that_a_trial_swept(trial, tmp_path):
+    copied = epath.Path(shutil.copytree(trial, tmp_path / "trial"))
+    swept = {"swept": {"head_dropout": 0.15, "warmup_steps": 1000}}
+    (copied / "result.json").write_text(json.dumps(json.loads((copied / "result.json").read_text()) | swept))
+    exporting.convert(copied, None, str(tmp_path / "mine"))
+    said = "a peak learning rate of 2e-05, head dropout 0.15, warmup steps 1000 and seed 5; the weights"
+    assert said in " ".join((tmp_path / "mine" / "README.md").read_text().split())
+
+
 @pytest.mark.parametrize(
-    ("changed", "said"), [({"metrics": {"accuracy": "high"}}, "'accuracy'"), ({"examples": {}}, "'train'")]
+    ("changed", "said"),
+    [
+        ({"metrics": {"accuracy": "high"}}, "'accuracy'"),
+        ({"examples": {}}, "'train'"),
+        ({"swept": {"warmup_steps": "many"}}, "'warmup_steps'"),
+        ({"swept": [50]}, "'swept'"),
+    ],
 )
 def test_a_damaged_result_is_named(changed, said, trial, tmp_path):
     result = trial / "result.json"
