@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ag_jax import config_reader
+from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 
 Config = Any  # an `ml_collections.ConfigDict`
 
 SCALES = ("paper", "small")
+SWEEPS = ("short", "paper")
 
 # Learning rate, batch size, epochs, warm-up fraction, max_length in tokens, temperature tau (Wu et al. 2022,
 # Adversarial Self-Attention, table 5).
@@ -84,6 +86,7 @@ _DEBERTA_GLUE = {
 }
 # The sweep of the same paper's appendix, for tasks without a script; the longest sequences are our choice.
 _DEBERTA_RATES = {"base": (1.5e-5, 2e-5, 3e-5, 4e-5), "large": (5e-6, 8e-6, 9e-6, 1e-5)}
+_DEBERTA_HEAD_DROPOUT, _DEBERTA_WARMUP = (0.0, 0.1, 0.15), (50, 100, 500, 1000)
 _DEBERTA_LENGTHS = {"squad1": 384, "squad2": 384, "swag": 128, "conll2003": 256}
 
 
@@ -211,9 +214,9 @@ def deberta(config: Config, tasks: Sequence[str], size: str = "base") -> None:
 
     Tasks of GLUE have those of the released scripts: learning rate, batch size, epochs, warm-up steps, longest sequence
     and dropout of the task's head. Other tasks have the sweep of He et al. 2021 over learning rates and batch sizes,
-    with ten epochs, 500 warm-up steps (the paper tries 50 to 1,000), the checkpoint's dropout in the head (the paper
-    tries 0 to 0.15) and the longest sequence in `_DEBERTA_LENGTHS`. WNLI is too small for 500 warm-up steps and has a
-    fraction of its steps. QQP is judged by accuracy.
+    which are 16 points, with ten epochs, 500 warm-up steps, the checkpoint's dropout in the head and the longest
+    sequence in `_DEBERTA_LENGTHS`; `deberta_sweep` adds warm-up and dropout to it. WNLI is too small for 500 warm-up
+    steps and has a fraction of its steps. QQP is judged by accuracy.
     """
     for task in tasks:
         add(config, task, **_DEBERTA)
@@ -234,6 +237,34 @@ def deberta(config: Config, tasks: Sequence[str], size: str = "base") -> None:
 def deberta_large(config: Config, tasks: Sequence[str]) -> None:
     """Add tasks with DeBERTa's settings for large models, see `deberta`."""
     deberta(config, tasks, "large")
+
+
+def deberta_sweep(config: Config, sweep: str, protocol: str = "deberta") -> None:
+    """Add the rest of DeBERTa's sweep to a suite whose tasks have DeBERTa's settings, if `sweep` is `paper`.
+
+    Tasks outside GLUE's released scripts then also try 50, 100, 500 and 1,000 warm-up steps, and rates of 0, 0.1 and
+    0.15 for the dropout of the task's head: 192 points in the place of 16. Tasks whose head has no dropout, such as
+    SQuAD, have 64 points, and tasks that warm up over a fraction of their steps 48.
+
+    sweep: `short` changes nothing.
+    protocol: a key of `PROTOCOLS`, whose settings the tasks have.
+
+    Raises ValueError for `paper` with a protocol that is not DeBERTa's.
+    """
+    if sweep != "paper":
+        return
+    if protocol not in ("deberta", "deberta_large"):
+        raise ValueError(
+            f"sweep=paper is the sweep of DeBERTa's paper: expected protocol=deberta or deberta_large, got {protocol}; "
+            "leave it out, or choose one of these protocols"
+        )
+    for task, recipe in config.tasks.items():
+        if task in _DEBERTA_GLUE["base"]:
+            continue
+        if recipe.warmup_steps is not None:
+            recipe.sweep.warmup_steps = _DEBERTA_WARMUP
+        if task not in catalogue.TASKS or catalogue.TASKS[task].kind != "span":  # whose head has no dropout
+            recipe.sweep.head_dropout = _DEBERTA_HEAD_DROPOUT
 
 
 def attention_guidance(config: Config, tasks: Sequence[str]) -> None:
@@ -314,6 +345,8 @@ def custom(config: Config, task: str, arguments: Any) -> None:
     config.tasks[task].custom.update(given)
     if given.get("kind") == "span" and arguments.protocol == "moderate" and arguments.scale != "small":
         config.tasks[task].max_length = 384  # a context is long, as in Devlin et al. 2019
+    if given.get("kind") == "span":
+        config.tasks[task].sweep.head_dropout = ()  # the head has none
 
 
 _SEVERAL_ROWS = ("dream", "hellaswag")  # tasks whose examples have a row for each candidate

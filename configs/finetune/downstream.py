@@ -16,7 +16,9 @@ each trial on 2 CPU cores.
 Expected: see `ag-jax help CONFIG` for the config that trained the models, such as roberta/table3_batch_size.
 
 Deviations: RoBERTa and DeBERTa tune learning rate and batch size for each model; so does protocol=roberta here, by the
-development scores. With several seeds of pre-training, compare one seed at a time.
+development scores, and protocol=deberta outside GLUE. DeBERTa's paper also tunes warm-up and dropout of the task's
+head, as sweep=paper does, with up to 192 points of a task. With several seeds of pre-training, compare one seed at a
+time.
 """
 
 from ag_jax import config_reader
@@ -31,6 +33,9 @@ def get_config(argument: str = ""):
     tasks: comma-separated names of tasks.
     protocol: paper whose settings are used: RoBERTa, Adversarial Self-Attention (asa), attention guidance (ag) or
         DeBERTa, for base or large models.
+    sweep: of DeBERTa's settings outside GLUE, `short` over learning rates and batch sizes (16 points), or `paper` also
+        over warm-up and dropout of the head (192). A warm-up that is longer than a trial is an error; leave it out of
+        `tasks.TASK.sweep.warmup_steps`.
     seed: seed of pre-training whose model is fine-tuned.
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
@@ -42,6 +47,7 @@ def get_config(argument: str = ""):
         runs=str,
         tasks=str,
         protocol=tuple(finetuning.PROTOCOLS),
+        sweep=finetuning.SWEEPS,
         seed=0,
         seeds=5,
         data="",
@@ -57,6 +63,7 @@ def get_config(argument: str = ""):
     config = finetuning.suite("Downstream tasks of the models of a comparison", chosen)
     config.checkpoint = f"{chosen.runs.rstrip('/')}/{arm}-seed{chosen.seed}"
     finetuning.PROTOCOLS[chosen.protocol](config, config_reader.listed(chosen.tasks))
+    finetuning.deberta_sweep(config, chosen.sweep, chosen.protocol)
     if chosen.scale == "small":
         finetuning.small(config)
     config.arms = ",".join(found)

@@ -23,7 +23,8 @@ Hardware and time: scale=small takes minutes on 2 CPU cores for several thousand
 Expected: depends on the data. The report shows how many examples there are, and which of them are repeated.
 
 Deviations: protocol=moderate is no paper's: learning rate 2e-5, batches of 16, at most 10 epochs, a tenth of the steps
-as warm-up, and an end after 3 epochs without a better score. The other protocols are those of finetune/glue.
+as warm-up, and an end after 3 epochs without a better score. The other protocols are those of finetune/glue;
+protocol=deberta has a sweep of 16 points, and with sweep=paper of 192.
 """
 
 from ag_jax import config_reader
@@ -54,6 +55,9 @@ def get_config(argument: str = ""):
     metric: metric by which epochs are chosen, such as macro_f1, or `module.function` of a custom one.
     task: name of the task, for directories and reports.
     protocol: `moderate`, or the paper whose settings are used.
+    sweep: of DeBERTa's settings, `short` over learning rates and batch sizes (16 points), or `paper` also over warm-up
+        and dropout of the head (192; 64 for spans). A warm-up that is longer than a trial is an error; leave it out of
+        `tasks.TASK.sweep.warmup_steps`.
     arm: variant to train: without an attack (plain), without one for twice as long (longer), with R-Drop or an attack;
         `ag-jax compare` trains several.
     seeds: number of seeds with which every trial is repeated.
@@ -80,6 +84,7 @@ def get_config(argument: str = ""):
         metric="",
         task="own",
         protocol=tuple(protocols),
+        sweep=finetuning.SWEEPS,
         arm=("plain", "longer", "r_drop", "asa", "freelb", "smart", "sift"),
         seeds=1,
         data="",
@@ -87,6 +92,7 @@ def get_config(argument: str = ""):
     )
     config = finetuning.suite(f"Custom task: {chosen.task}", chosen)
     protocols[chosen.protocol](config, [chosen.task])
+    finetuning.deberta_sweep(config, chosen.sweep, chosen.protocol)
     if chosen.scale == "small":
         finetuning.small(config)
     config.keep = "best"

@@ -12,7 +12,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.tasks import catalogue
 from ag_jax.finetuning import comparison, splits
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 from ag_jax.pretraining import arms
 from ag_jax.recipes import finetuning
 from tests.cases import some
@@ -55,8 +55,8 @@ ARGUMENTS = {
     "roberta/table6_squad.py": {"scale": SCALE},
     "roberta/table7_race.py": {"scale": SCALE},
     "deberta/table1_glue.py": {"mnli_first": (False, True), "scale": SCALE},
-    "deberta/table2_tasks.py": {"scale": SCALE},
-    "deberta/table3_base.py": {"scale": SCALE},
+    "deberta/table2_tasks.py": {"sweep": ("short", "paper"), "scale": SCALE},
+    "deberta/table3_base.py": {"sweep": ("short", "paper"), "scale": SCALE},
     "asa/table1_generalization.py": {"arm": ("plain", "asa", "longer", "pretrained"), "scale": SCALE},
     "asa/table2_robustness.py": {"arm": ("plain", "asa"), "scale": SCALE},
     "asa/table3_naive_masking.py": {
@@ -243,7 +243,47 @@ def test_debertas_sweep_of_other_tasks():
     assert base["squad1"].learning_rates == (1.5e-5, 2e-5, 3e-5, 4e-5) and base["squad1"].max_length == 384
 
 
+def test_debertas_whole_sweep():
+    """Over learning rate, batch size, warm-up and dropout of the head, where a task has a head with dropout, and a
+    number of warm-up steps.
+    """
+
+    def sizes(name, arguments="checkpoint=C"):
+        return {task: len(recipe.points) for task, recipe in parsed(name, arguments).tasks.items()}
+
+    def whole(task):
+        return parsed("finetune/superglue.py", "checkpoint=C,sweep=paper").tasks[task].sweep
+
+    large = parsed("deberta/table2_tasks.py", "checkpoint=C,sweep=paper").tasks
+    assert (
+        large["race"].sweep
+        == whole("boolq")
+        == SweepConfig(head_dropout=(0.0, 0.1, 0.15), warmup_steps=(50, 100, 500, 1000))
+    )
+    assert sizes("deberta/table2_tasks.py", "checkpoint=C,sweep=paper") == {
+        **{"mnli": 1, "squad1": 64, "squad2": 64},
+        **dict.fromkeys(("race", "record", "swag", "conll2003"), 192),
+    }
+    assert sizes("deberta/table3_base.py", "checkpoint=C,sweep=paper") == {"mnli": 1, "squad1": 64, "squad2": 64}
+    assert sizes("finetune/superglue.py", "checkpoint=C,sweep=paper") == {
+        **dict.fromkeys(("boolq", "multirc", "record"), 192),
+        **dict.fromkeys(("cb", "copa", "superglue_rte", "wsc"), 48),
+        "wic": 144,
+    }
+    assert max(whole("wic").warmup_steps) < 850 and not whole("cb").warmup_steps
+    own = GIVEN["finetune/own.py"]
+    for kind, count in (("classification", 192), ("span", 64)):
+        assert sizes("finetune/own.py", f"{own},protocol=deberta,kind={kind},sweep=paper") == {"own": count}
+    assert set(sizes("deberta/table2_tasks.py", "checkpoint=C,sweep=paper,scale=small").values()) == {1}
+    assert sizes("finetune/superglue.py") == sizes("finetune/superglue.py", "checkpoint=C,sweep=short")
+    assert set(sizes("finetune/superglue.py").values()) == {16}
+    with pytest.raises(ValueError, match="expected protocol=deberta or deberta_large, got roberta"):
+        parsed("finetune/superglue.py", "checkpoint=C,protocol=roberta,sweep=paper")
+
+
 def test_warmup_of_a_number_of_steps():
+    with pytest.raises(ValueError, match="^sweep.warmup_steps=50 must be .* the 50 steps .*: leave this value out of"):
+        Recipe(warmup_steps=50, sweep=SweepConfig(warmup_steps=(10, 50))).warmup_of(50)
     assert Recipe(warmup_steps=50).warmup_of(51) == 50 and Recipe(warmup_fraction=0.1).warmup_of(101) == 11
     assert Recipe(warmup_steps=0).warmup_of(1) == 0
     with pytest.raises(ValueError, match="warmup_steps=50 must be fewer than the 50 steps of a trial"):
