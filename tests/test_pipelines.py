@@ -533,7 +533,19 @@ CLS = {"word_embedding_dimension": 6, "pooling_mode_cls_token": True, "pooling_m
 )
 def test_poolings_and_modules_of_sentence_transformers(pooling, modules, expected, tmp_path):
     write_sentence_transformers(tmp_path, pooling, modules)
-    assert sentence_vectors.read(tmp_path) == SentenceVectors(**expected)
+    assert sentence_vectors.read(tmp_path) == SentenceVectors(strip=True, **expected)
+
+
+def test_folder_of_the_pooling_and_earlier_names(tmp_path):
+    write_sentence_transformers(tmp_path, CLS)
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "2_Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    missing = ("the pooling in 2_Pooling/config.json, which is missing",)
+    assert sentence_vectors.read(tmp_path).unsupported == missing
+    (tmp_path / "1_Pooling").rename(tmp_path / "2_Pooling")
+    (tmp_path / "sentence_bert_config.json").rename(tmp_path / "sentence_xlm-roberta_config.json")
+    (tmp_path / "sentence_xlm-roberta_config.json").write_text(json.dumps({"max_seq_length": 75}))
+    assert sentence_vectors.read(tmp_path) == SentenceVectors(pooling="first", max_length=75, strip=True)
 
 
 @pytest.mark.parametrize(
@@ -557,37 +569,39 @@ def test_poolings_and_modules_of_sentence_transformers(pooling, modules, expecte
 def test_texts_and_prompts_of_sentence_transformers(pooling, texts, prompts, expected, tmp_path):
     write_sentence_transformers(tmp_path, pooling, texts=texts, prompts=prompts)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 77}))
-    assert sentence_vectors.read(tmp_path) == SentenceVectors(**expected)
+    assert sentence_vectors.read(tmp_path) == SentenceVectors(strip=True, **expected)
 
 
 def test_damaged_files_of_sentence_transformers(tmp_path):
+    """Nothing but `embed` needs them."""
     assert sentence_vectors.read(tmp_path) == SentenceVectors()
     write_sentence_transformers(tmp_path, {})
     (tmp_path / "modules.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"modules.json: .*JSON array"):
-        sentence_vectors.read(tmp_path)
+    (reason,) = sentence_vectors.read(tmp_path).unsupported
+    assert "modules.json: " in reason and "JSON array" in reason
 
 
 def test_embed_with_a_model_of_sentence_transformers(places, tmp_path):
-    """Its vectors are those that the files ask for, also after an import; arguments say otherwise."""
+    """Its vectors are those that the files ask for, also after an import and an export; arguments say otherwise."""
     shutil.copytree(places / "hf", tmp_path / "theirs")
     prompts = {"prompts": {"all": "Union "}, "default_prompt_name": "all"}
     modules, texts = ("Transformer", "Pooling", "Normalize"), {"max_seq_length": 12, "do_lower_case": True}
     write_sentence_transformers(tmp_path / "theirs", CLS, modules, texts, prompts)
     importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "imported"))
-    text = "We build ROADS. " * 5
-    tokens = row(f"union {text.lower()}")
+    exporting.convert(epath.Path(tmp_path / "imported"), None, str(tmp_path / "exported"))
+    text = "  We build ROADS. " + "We build ROADS. " * 4
+    tokens = row(f"union {text.lower()}".strip())
     assert 12 < tokens.shape[1] <= 24  # so the text is cut, and would not be without the files
     tokens = np.concatenate([tokens[:, :11], tokens[:, -1:]], axis=1)
     params = run.open_run(places / "run").params["encoder"]
     said = np.asarray(tiny.apply(Encoder(CONFIG), params, as_batch(tokens)))[0]
-    for name in ("theirs", "imported"):
+    for name in ("theirs", "imported", "exported"):
         embed = pipelines.embed(str(tmp_path / name))
         np.testing.assert_allclose(embed(text), said[0] / np.linalg.norm(said[0]), atol=2e-5)
         embed = pipelines.embed(str(tmp_path / name), "mean", normalize=False)
         np.testing.assert_allclose(embed(text), said.mean(0), atol=2e-5)
     (tmp_path / "theirs" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "max"}))
-    with pytest.raises(ValueError, match=r"need the pooling max, which embed does not have: .*pooling='mean' or"):
+    with pytest.raises(ValueError, match=r"cannot compute .* need the pooling max: .*pooling='mean' or"):
         pipelines.embed(str(tmp_path / "theirs"))
     assert pipelines.embed(str(tmp_path / "theirs"), "mean")("good").shape == (CONFIG.width,)
 

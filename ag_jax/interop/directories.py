@@ -111,7 +111,8 @@ def find(path: str) -> pathlib.Path:
         return directory.resolve()
     if directory.exists():
         raise ValueError(f"--from={path} is a file: give the directory with config.json and {tensors.WHOLE}")
-    if path.startswith(("/", ".", "~")) or path.count("/") > 1:  # names on the hub are NAME or OWNER/NAME
+    name, at, revision = path.partition("@")
+    if path.startswith(("/", ".", "~")) or name.count("/") > 1 or (at and not revision):
         raise ValueError(
             f"--from={path} does not exist: give a directory, or a name on the hub (NAME or OWNER/NAME, with @REVISION "
             "for a branch, a tag or a commit)"
@@ -122,13 +123,13 @@ def find(path: str) -> pathlib.Path:
         raise ValueError(
             f"--from={path} is no directory here; to take it from the hub: pip install huggingface_hub ({error})"
         ) from error
-    name, _, after = path.partition("@")
-    revision = after or None
     try:
-        found = pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(_WANTED), revision=revision))
+        found = pathlib.Path(
+            huggingface_hub.snapshot_download(name, allow_patterns=list(_WANTED), revision=revision or None)
+        )
         whole_or_shards = any((found / file).exists() for file in (tensors.WHOLE, tensors.INDEX))
         pickled = not whole_or_shards and any(
-            huggingface_hub.file_exists(name, file, revision=revision) for file in tensors.PICKLES
+            huggingface_hub.file_exists(name, file, revision=revision or None) for file in tensors.PICKLES
         )
     except Exception as error:  # exceptions of huggingface_hub, and of two libraries below it
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""

@@ -18,6 +18,7 @@ from ag_jax.interop import (
     marian,
     marian_tokenizer,
     names,
+    sentence_vectors,
     task_heads,
     tensors,
     tokenizer_files,
@@ -30,6 +31,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.pretraining import run, translate
+from ag_jax.pretraining.origin import SentenceVectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,11 @@ def convert(
             not_carried.append(
                 "There is no pooler: where a class of transformers has one, it is fresh, and wants fine-tuning."
             )
+    if origin.vectors.unsupported and part == "model":
+        not_carried.append(
+            f"The vectors of texts that `{origin.name}` was trained for with sentence-transformers: they need "
+            f"{' and '.join(origin.vectors.unsupported)}."
+        )
     if config.mask_decoder_passes:
         not_carried.append(
             "The enhanced mask decoder: transformers predicts words from the last layer instead, so masked words come "
@@ -104,7 +111,8 @@ def convert(
     extra = {}
     if family is MODERNBERT:  # for the heads of tasks that are trained from the export
         extra = write_task_heads(origin.pooling, config.dropout if origin.head_dropout is None else origin.head_dropout)
-    written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, extra)
+    vectors = origin.vectors if part == "model" else SentenceVectors()
+    written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, extra, vectors)
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
 
 
@@ -239,6 +247,7 @@ class ExportedContent:
     architecture: the class of transformers that opens the directory.
     text: the model card.
     settings: further keys of config.json, for a task's head.
+    vectors: how sentence-transformers is to compute vectors of texts with the model.
     """
 
     family: Family
@@ -249,6 +258,7 @@ class ExportedContent:
     tokenizer: Tokenizer
     text: str
     settings: dict[str, Any]
+    vectors: SentenceVectors = SentenceVectors()
 
 
 def _write(model: ExportedContent, path: str, dtype: str) -> int:
@@ -265,6 +275,7 @@ def _write(model: ExportedContent, path: str, dtype: str) -> int:
         settings = _settings(model.family, config, model.architecture, model.tokenizer.specials, dtype) | model.settings
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
         tokenizer_files.write(model.tokenizer, partial, model.family, config)
+        sentence_vectors.write(model.vectors, config.width, partial)
         (partial / "README.md").write_text(model.text)
     return sum(tensor.size for tensor in stored.values())
 

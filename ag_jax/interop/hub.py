@@ -6,13 +6,13 @@ import re
 import shlex
 from typing import Any
 
-from ag_jax.interop import tensors, tokenizer_files
+from ag_jax.interop import sentence_vectors, tensors, tokenizer_files
 from ag_jax.interop.front_matter import REPOSITORY
 from ag_jax.interop.importing import GENERATION
 
 MAIN = "main"  # the revision that is opened if none is named
 # Files that an upload replaces or deletes: transformers would read those of an earlier model beside the new ones.
-REPLACED = ("model*.safetensors", tensors.INDEX, GENERATION, *tokenizer_files.NAMES)
+REPLACED = ("model*.safetensors", tensors.INDEX, GENERATION, *tokenizer_files.NAMES, *sentence_vectors.NAMES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""Read from a model's directory how sentence-transformers computes vectors of texts with the model.
+"""The files from which sentence-transformers knows how to compute vectors of texts with a model: read and write them.
 
-modules.json                        the modules in their order, such as Transformer, Pooling and Normalize
+modules.json                        the modules in their order, such as Transformer, Pooling and Normalize, with the
+                                    folder of each
 1_Pooling/config.json               what is taken of the last hidden states
 sentence_bert_config.json           the longest text in tokens, and whether texts are put in lower case
 config_sentence_transformers.json   the prompts, texts that are put before a text
 tokenizer_config.json               the longest text in tokens, if sentence_bert_config.json does not have it
 """
 
+import json
 import pathlib
 import re
 from typing import Any, Literal
@@ -15,46 +17,112 @@ from ag_jax.data.json_files import read_json
 from ag_jax.interop.settings import LARGEST
 from ag_jax.pretraining.origin import SentenceVectors
 
-MODULES, POOLING = "modules.json", "1_Pooling/config.json"
-TRANSFORMER, PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
-NAMES = (MODULES, POOLING, TRANSFORMER, PROMPTS)  # besides the tokenizer's
+MODULES, POOLING, PROMPTS = "modules.json", "1_Pooling", "config_sentence_transformers.json"
+# Names of the same file: early versions of sentence-transformers named it after the family of the model.
+TRANSFORMER = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+NAMES = (MODULES, f"{POOLING}/config.json", "*_Pooling/config.json", *TRANSFORMER, PROMPTS)  # besides the tokenizer's
 # Modules whose effect is in `SentenceVectors`, or that have none outside training.
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 _POOLINGS: dict[str, Literal["mean", "first"]] = {"mean": "mean", "cls": "first"}
 
 
 def read(directory: pathlib.Path) -> SentenceVectors:
-    """Return how the model of a directory computes vectors of texts, by default if it has no such files.
+    """Return how the model of a directory computes vectors of texts; the defaults if it has no such files.
 
-    Raises ValueError, with the file's name, if a file is damaged.
+    What is not supported, and a damaged file, is named in `unsupported`: other uses of the model do not need the files.
     """
-    modules, pooled = _read(directory / MODULES, list), _read(directory / POOLING, dict)
-    if not modules and not pooled:
+    try:
+        return _read(directory)
+    except ValueError as error:
+        return SentenceVectors(unsupported=(f"settings that cannot be read ({error})",))
+
+
+def _read(directory: pathlib.Path) -> SentenceVectors:
+    modules = _json(directory / MODULES, list)
+    by_name = {_last_part(_kind(module)): module for module in modules}
+    folder = POOLING
+    if isinstance(pooling := by_name.get("Pooling"), dict):
+        folder = str(pooling.get("path") or POOLING)
+    place = directory / folder / "config.json"
+    if not modules and not place.exists():
         return SentenceVectors()
-    types = [str(module.get("type") if isinstance(module, dict) else module) for module in modules]
-    names = [name.rpartition(".")[2] for name in types]
+    unsupported = [f"the module {_kind(module)}" for name, module in by_name.items() if name not in _MODULES]
+    if not place.exists():
+        unsupported.append(f"the pooling in {folder}/config.json, which is missing")
+    pooled = _json(place, dict)
     modes = _modes(pooled)
-    prompt = _prompt(_read(directory / PROMPTS, dict))
-    unsupported = [f"the module {kind}" for kind, name in zip(types, names, strict=True) if name not in _MODULES]
     if len(modes) > 1 or modes[0] not in _POOLINGS:
         unsupported.append(f"the pooling {' and '.join(modes)}")
+    prompt = _prompt(_json(directory / PROMPTS, dict))
     if prompt and pooled.get("include_prompt") is False:
         unsupported.append("a pooling without the tokens of the prompt")
-    settings = _read(directory / TRANSFORMER, dict)
-    length = settings.get("max_seq_length") or _read(directory / "tokenizer_config.json", dict).get("model_max_length")
+    texts: dict[str, Any] = next((found for name in TRANSFORMER if (found := _json(directory / name, dict))), {})
+    length = texts.get("max_seq_length") or _json(directory / "tokenizer_config.json", dict).get("model_max_length")
     return SentenceVectors(
         pooling=_POOLINGS.get(modes[0], "mean"),
-        normalize="Normalize" in names,
+        normalize="Normalize" in by_name,
         max_length=length if isinstance(length, int) and 0 < length <= LARGEST else None,
-        lower_case=bool(settings.get("do_lower_case")),
+        lower_case=bool(texts.get("do_lower_case")),
+        strip=True,
         prompt=prompt,
         unsupported=tuple(unsupported),
     )
 
 
-def _read(file: pathlib.Path, expected: type) -> Any:
+def write(vectors: SentenceVectors, width: int, directory: pathlib.Path) -> None:
+    """Write the files from which `read` returns `vectors`, so that sentence-transformers computes the same.
+
+    Nothing is written for the defaults, nor for vectors that need something that is not supported.
+
+    width: the number of features of a hidden state.
+    """
+    if vectors.unsupported or vectors == SentenceVectors():
+        return
+    names = ["Transformer", "Pooling", *(["Normalize"] if vectors.normalize else [])]
+    paths = ["", POOLING, "2_Normalize"]
+    modules = [
+        {"idx": index, "name": str(index), "path": paths[index], "type": f"sentence_transformers.models.{name}"}
+        for index, name in enumerate(names)
+    ]
+    pooling = {
+        "word_embedding_dimension": width,
+        "pooling_mode_cls_token": vectors.pooling == "first",
+        "pooling_mode_mean_tokens": vectors.pooling == "mean",
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    prompts = {"prompts": {"default": vectors.prompt}, "default_prompt_name": "default"} if vectors.prompt else {}
+    contents: dict[str, Any] = {
+        MODULES: modules,
+        f"{POOLING}/config.json": pooling,
+        TRANSFORMER[0]: {"max_seq_length": vectors.max_length, "do_lower_case": vectors.lower_case},
+        PROMPTS: prompts,
+    }
+    (directory / POOLING).mkdir()
+    for name, content in contents.items():
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _json(file: pathlib.Path, expected: type) -> Any:
     """Return the content of a JSON file, an empty one of the expected type if there is no file."""
     return read_json(file, expected) if file.exists() else expected()
+
+
+def _kind(module: Any) -> str:
+    """Return the type of a module of modules.json, a path in the package sentence_transformers."""
+    return str(module.get("type") if isinstance(module, dict) else module)
+
+
+def _last_part(kind: str) -> str:
+    return kind.rpartition(".")[2]
 
 
 def _modes(pooled: dict[str, Any]) -> list[str]:

@@ -47,6 +47,8 @@ class Embed(BatchedPipeline):
         size = self._batch_size(batch_size)
         opened, shape, settings = self._opened, self._shape, self._settings
         lines = [settings.prompt + line for line in lines]
+        if settings.strip:
+            lines = [line.strip() for line in lines]
         if settings.lower_case:
             lines = [line.lower() for line in lines]
         if opened.translates:  # as its sources in training
@@ -97,8 +99,9 @@ def embed(
     if settings.unsupported and pooling is None:
         needed = " and ".join(settings.unsupported)
         raise ValueError(
-            f"the vectors that {directory} was trained for need {needed}, which embed does not have: compute them with "
-            f"sentence-transformers, or choose other vectors with pooling={' or pooling='.join(map(repr, POOLINGS))}"
+            f"embed cannot compute the vectors that {directory} was trained for, which need {needed}: compute them "
+            "with sentence-transformers, or choose other vectors with pooling="
+            f"{' or pooling='.join(map(repr, POOLINGS))}"
         )
     chosen: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
     settings = dataclasses.replace(settings, **{name: value for name, value in chosen.items() if value is not None})

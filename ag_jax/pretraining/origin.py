@@ -30,6 +30,7 @@ class SentenceVectors:
     normalize: vectors are divided by their length.
     max_length: tokens that are read of a text, with the special ones; None for all positions of the model.
     lower_case: texts are put in lower case.
+    strip: white space at both ends of texts, with the prompt, is removed.
     prompt: a text that is put before every text.
     unsupported: what else the model needs, such as a dense layer, and this program does not have.
     """
@@ -38,6 +39,7 @@ class SentenceVectors:
     normalize: bool = False
     max_length: Annotated[int, ">= 1"] | None = None
     lower_case: bool = False
+    strip: bool = False
     prompt: str = ""
     unsupported: tuple[str, ...] = ()
 

@@ -412,7 +412,9 @@ def test_a_hub_that_does(directory, tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert directories.find("someone/model") == directories.find("someone/model@v1") == directory
-    assert asked == [("someone/model", None), ("someone/model", "v1")]
+    assert directories.find("someone/model@refs/pr/3") == directory
+    assert asked == [("someone/model", None), ("someone/model", "v1"), ("someone/model", "refs/pr/3")]
+    refused("someone/model@", tmp_path, "does not exist")
     origin = importing.origin_of(importing.open_model("someone/model@v1"), "someone/model@v1")
     assert (origin.name, origin.commit, origin.base_model) == ("someone/model", directory.name, "someone/model")
     (directory / "model.safetensors").unlink()
