@@ -1,8 +1,7 @@
 """How far the runs of a search are, read from their directories: the tree of runs is all the state that a search has.
 
-A run is done when its `summary.json` is there. `failure.json` says why a run failed, and with which settings, and
-whether it diverged;
-`rungs.json` holds its losses and metrics at the steps at which it was compared with others.
+A run is done when its `summary.json` is there. `failure.json` says why a run failed, with which settings, and whether
+it diverged; `rungs.json` holds its losses and metrics at the steps at which it was compared with others.
 """
 
 import dataclasses
@@ -24,8 +23,20 @@ from ag_jax.pretraining.search.points import Study
 FAILURE, RUNGS = "failure.json", "rungs.json"
 LOSSES = ("train_loss", "validation_loss", "average_train_loss")
 OUT_OF_MEMORY = "out of memory"  # how reasons begin if a run did not diverge
+# Settings of `run.MAY_DIFFER` that may decide whether a run fails: how much memory it needs, and how long it lasts.
+_OF_FAILURE = (
+    "mesh.",
+    "model.attention",
+    "model.remat",
+    "model.scan_layers",
+    "training.patience",
+    "training.time_limit",
+)
 # Settings that do not decide whether a run fails.
-NOT_OF_FAILURE = ("title", "comparison.", "data.cache_dir", "inspection.", "search.")
+NOT_OF_FAILURE = tuple(name for name in run.MAY_DIFFER if name not in _OF_FAILURE)
+# Settings whose values earlier versions left out of `failure.json`, and those that these versions did not have.
+EARLIER_NOT_OF_FAILURE = ("title", "comparison.", "data.cache_dir", "inspection.", "search.")
+LATER_SETTINGS = ("data.expected_gigabytes",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +90,8 @@ def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
         return RunState(measured={name: numbers[name] for name in names}, rungs=rungs)
     path = directory / FAILURE
     failure = read_json(path, dict, {"reason": str}) if path.exists() else None
-    # Files of earlier versions do not have the settings.
-    if failure is None or failure.get("settings", _settings(config)) != _settings(config):
+    # The files of the first versions do not have the settings.
+    if failure is None or failure.get("settings", _settings(config)) not in _known_settings(config):
         return RunState(rungs=rungs)
     failure = {"diverged": not failure["reason"].startswith(OUT_OF_MEMORY)} | failure  # of earlier versions
     check_fields(path, failure, {"diverged": bool})
@@ -103,10 +114,31 @@ def not_finite(numbers: Mapping[str, float], metric: str) -> str | None:
 
 
 def _settings(config: ExperimentConfig) -> str:
-    """Return a hash of the settings with which a run may fail, such as its batch size and the devices that it uses."""
+    """Return a hash of the settings with which a run may fail, such as its batch size and the devices that it uses.
+
+    Settings at their defaults are left out, so that a setting that a later version adds does not change the hash.
+    """
+    defaults = config_reader.flat(config_reader.to_dict(ExperimentConfig()))
+    kept = _without(config, NOT_OF_FAILURE).items()
+    return _hash({name: value for name, value in kept if name not in defaults or defaults[name] != value})
+
+
+def _known_settings(config: ExperimentConfig) -> set[str]:
+    """Return the hashes by which `failure.json` may name the settings of `config`, those of earlier versions included.
+
+    Earlier versions took all settings, `data.expected_tokens` among them, which many configs have only set since.
+    """
+    earlier = _without(config, (*EARLIER_NOT_OF_FAILURE, *LATER_SETTINGS))
+    return {_settings(config), _hash(earlier), _hash(earlier | {"data.expected_tokens": None})}
+
+
+def _without(config: ExperimentConfig, names: tuple[str, ...]) -> dict[str, Any]:
     settings = config_reader.flat(config_reader.to_dict(config))
-    kept = {name: value for name, value in settings.items() if not name.startswith(NOT_OF_FAILURE)}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return {name: value for name, value in settings.items() if not config_reader.is_among(name, names)}
+
+
+def _hash(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _rungs(path: epath.Path) -> dict[str, dict[str, float]]:

@@ -1,5 +1,6 @@
 """A search from the grids to `best.json`, with a stub in the place of training: in one process, in two, and killed."""
 
+import hashlib
 import json
 import math
 import statistics
@@ -318,6 +319,65 @@ def test_failures_with_other_settings_do_not_count(monkeypatch, tmp_path, stubbe
     smaller = {"training.batch_size": 2, "search.seeds": (0,), "title": "the same runs"}
     found, calls = stubbed(source, smaller)
     assert found["complete"] and len(calls) == 2 and stubbed(source, smaller) == (found, [])
+
+
+# Of the run of `earlier_failure` at a learning rate of 0.75, as a version without `data.expected_gigabytes` wrote them.
+EARLIER = "0e61019596258cddba80247222b26ed545bc6374e320d3df1a10009bf07de615"
+EARLIER_WITH_TOKENS = "8e5795fcd032cbc74d451c5864c432366265d8430bf0f06de72dcd7331ad2e82"  # data.expected_tokens=1000
+
+
+@pytest.fixture
+def earlier_failure(stubbed, tmp_path):
+    """Returns a function that searches two points, of which one fails, then writes its settings as a hash, and searches
+    again with some overrides; it returns the runs that are trained then.
+    """
+    source = config_file(tmp_path / "failing.py", {"mlm": rates(studies.DIVERGES, 0.1)})
+    stubbed(source)
+    path = tmp_path / "made" / "mlm" / "lr0.75-seed0" / "failure.json"
+
+    def search(settings, overrides):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": settings}))
+        (tmp_path / "made" / "best.json").write_text("{}")
+        return stubbed(source, overrides)[1]
+
+    return search
+
+
+@pytest.mark.parametrize(
+    ("settings", "overrides"),
+    [
+        (EARLIER, {}),
+        (EARLIER, {"data.expected_tokens": 1000, "data.expected_gigabytes": 2.0}),
+        (EARLIER_WITH_TOKENS, {"data.expected_tokens": 1000}),
+    ],
+)
+def test_failures_of_an_earlier_version_count(earlier_failure, settings, overrides):
+    """If this fails because there is a new setting: name it in `states.LATER_SETTINGS`."""
+    assert earlier_failure(settings, overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "overrides"),
+    [(EARLIER, {"model.attention": "reference"}), (EARLIER[::-1], {})],
+)
+def test_failures_of_an_earlier_version_with_other_settings_do_not_count(earlier_failure, settings, overrides):
+    assert earlier_failure(settings, overrides) == ["mlm/lr0.75-seed0 None"]
+
+
+def test_a_failure_has_the_settings_that_are_not_at_their_defaults(stubbed, tmp_path):
+    """So that a new setting, which earlier failures lack, does not make them failures of other settings."""
+    source = config_file(tmp_path / "failing.py", {"mlm": rates(studies.DIVERGES, 0.1)}, **{"model.remat": "layer"})
+    of_run = {
+        **{"data.sequence_length": 16, "data.tokenizer.vocabulary_size": 300, "optimizer.learning_rate": 0.75},
+        **{"model.layers": 2, "model.width": 12, "model.heads": 6, "model.max_length": 16, "model.remat": "layer"},
+        **{"training.steps": 8, "training.batch_size": 4, "training.log_every": 2, "training.evaluate_every": None},
+    }
+    stubbed(source)
+    failure = json.loads((tmp_path / "made" / "mlm" / "lr0.75-seed0" / "failure.json").read_text())
+    assert failure["settings"] == hashlib.sha256(json.dumps(of_run, sort_keys=True).encode()).hexdigest()
+    of_no_effect = {"data.verify_cache": True, "data.accept_changed_text": True, "training.checkpoint_every": 3}
+    assert stubbed(source, {"data.expected_tokens": 9, **of_no_effect})[1] == []
+    assert stubbed(source, {"model.remat": "none"})[1] == ["mlm/lr0.75-seed0 None"]
 
 
 def test_a_seed_of_a_failed_point_comes_to_every_rung(tmp_path):
