@@ -28,8 +28,12 @@ class Best:
         """Return the comparison by a metric of an objective: losses and `nll` are to be low, all others high."""
         return cls(metric, metric.endswith("loss") or metric == "nll")
 
-    def cost(self, value: float) -> float:
-        """Return a number that is the lower, the better the value is: the value, negated if it is to be high."""
+    def cost(self, value: float | None) -> float:
+        """Return a number that is the lower, the better the value is: the value, negated if it is to be high, and
+        infinity for None, which stands for a metric that was not measured.
+        """
+        if value is None:
+            return math.inf
         return value if self.is_lower_better else -value
 
     def index(self, values: Iterable[Any]) -> int | None:

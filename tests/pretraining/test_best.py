@@ -236,3 +236,8 @@ def test_values_that_are_no_numbers_are_never_the_best():
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize(("metric", "ordered"), [("nll", [1.0, 2.0, None]), ("rtd_accuracy", [2.0, 1.0, None])])
+def test_a_value_that_was_not_measured_costs_the_most(metric, ordered):
+    assert sorted([None, 1.0, 2.0], key=best.Best.of_objective(metric).cost) == ordered

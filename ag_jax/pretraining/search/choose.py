@@ -11,7 +11,7 @@ from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
 from ag_jax.pretraining.search.points import Point, Study
-from ag_jax.pretraining.search.states import RunState, States
+from ag_jax.pretraining.search.states import Numbers, RunState, States
 from ag_jax.training.best import Best
 
 BEST = "best.json"
@@ -33,17 +33,18 @@ class NextRun:
 
 
 def _cost_at(of_seeds: Sequence[RunState], step: int, by: Best) -> float | None:
-    """Return the cost of the mean over the seeds of a point after a step; infinity if a seed failed, None if unknown.
+    """Return the cost of the mean over the seeds of a point after a step; infinity if a seed failed or did not measure
+    the metric, None if unknown.
 
     by: the metric.
     """
     if any(state.failure is not None for state in of_seeds):
         return math.inf
-    values = [state.rungs[str(step)][by.metric] for state in of_seeds if str(step) in state.rungs]
-    if len(values) < len(of_seeds):
+    found = [state.rungs[str(step)] for state in of_seeds if str(step) in state.rungs]
+    if len(found) < len(of_seeds):
         return None
-    mean = sum(values) / len(values)
-    return by.cost(mean) if math.isfinite(mean) else math.inf
+    cost = by.cost(_means(found)[by.metric])
+    return cost if math.isfinite(cost) else math.inf
 
 
 def _of_point(study: Study, states: States, number: int) -> list[RunState]:
@@ -54,10 +55,10 @@ def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]
     """Return the runs to train next, and the points that halving stopped, {number of the point: step}.
 
     At each rung, the points of an arm that are better by `search.metric` go on, half of them rounded up. A point that
-    failed counts as the worst; a point that an earlier search without rungs trained to the end is not compared and not
-    stopped. The runs of an arm whose rung is not decided, because a run has not come that far, are trained to this
-    rung. So are the other seeds of a point that failed with one seed: with --retry that seed may still come to the
-    rung.
+    failed or did not measure the metric counts as the worst; a point that an earlier search without rungs trained to
+    the end is not compared and not stopped. The runs of an arm whose rung is not decided, because a run has not come
+    that far, are trained to this rung. So are the other seeds of a point that failed with one seed: with --retry that
+    seed may still come to the rung.
     """
     by = Best.of_objective(study.search.metric)
     next_runs: list[NextRun] = []
@@ -98,7 +99,7 @@ class Result:
     point: the point.
     status: `done` (all seeds), `failed` (at least one seed), `stopped` by halving, or `unfinished`.
     measured: mean of each loss and of `search.metric` over the seeds, after the last step or after that at which the
-        point was stopped; empty if it failed or is unfinished.
+        point was stopped, with None for a metric that a seed did not measure; empty if it failed or is unfinished.
     stopped_at: step after which halving stopped the point.
     failures: why runs failed, by seed.
     diverged: whether it failed because the run of at least one seed diverged.
@@ -106,7 +107,7 @@ class Result:
 
     point: Point
     status: Status
-    measured: dict[str, float]
+    measured: Numbers
     stopped_at: int | None
     failures: dict[int, str]
     diverged: bool = False
@@ -132,30 +133,38 @@ def results(study: Study, states: States) -> list[Result]:
     return found
 
 
-def _means(of_seeds: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(numbers[name] for numbers in of_seeds) / len(of_seeds) for name in of_seeds[0]}
+def _means(of_seeds: Sequence[Numbers]) -> Numbers:
+    """Return the mean of each number over the seeds of a point; None for one that a seed did not measure."""
+    means: Numbers = {}
+    for name in of_seeds[0]:
+        values = [value for numbers in of_seeds if (value := numbers[name]) is not None]
+        means[name] = sum(values) / len(values) if len(values) == len(of_seeds) else None
+    return means
 
 
 def ranked(found: Sequence[Result], metric: str) -> list[Result]:
     """Return the points from the best to the worst, with ties in their order.
 
-    First those that are done, by the metric; then those that were stopped, the later the better; then those that
-    failed, and those that are not finished.
+    First those that are done, by the metric, and last of these those that did not measure it; then those that were
+    stopped, the later the better; then those that failed, and those that are not finished.
     """
 
     by = Best.of_objective(metric)
 
     def key(result: Result) -> tuple[float, ...]:
         group = ("done", "stopped", "failed", "unfinished").index(result.status)
-        return group, -(result.stopped_at or 0), by.cost(result.measured.get(metric, 0.0))
+        return group, -(result.stopped_at or 0), by.cost(result.measured.get(metric))
 
     return sorted(found, key=key)
 
 
 def best(found: Sequence[Result], metric: str) -> Result | None:
-    """Return the best point by a metric among those that are done, the earlier of two alike; None if none is."""
+    """Return the best point by a metric among those that are done and measured it, the earlier of two alike; None if
+    there is none.
+    """
     first = next(iter(ranked(found, metric)), None)
-    return first if first is not None and first.status == "done" else None
+    is_known = first is not None and first.status == "done" and first.measured[metric] is not None
+    return first if is_known else None
 
 
 def by_arm(found: Sequence[Result]) -> dict[str, list[Result]]:

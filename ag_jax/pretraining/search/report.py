@@ -16,6 +16,8 @@ from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.states import LOSSES, States
 from ag_jax.training.best import Best
 
+NOT_MEASURED = "not measured"  # in the place of a number, if nothing was counted for a metric
+
 
 class Threshold(NamedTuple):
     """The end of the plateau for a finished run.
@@ -71,7 +73,8 @@ def _left_plateau(study: Study, results: Sequence[Result], thresholds: Threshold
             found[one.point.arm, one.point.name] = False
         elif one.status == "done":
             of_seeds = [thresholds[number, seed].loss for seed in one.point.configs]
-            found[one.point.arm, one.point.name] = one.measured["validation_loss"] < statistics.fmean(of_seeds)
+            loss = one.measured["validation_loss"]
+            found[one.point.arm, one.point.name] = loss is not None and loss < statistics.fmean(of_seeds)
     return found
 
 
@@ -95,16 +98,21 @@ def _point(
     }
 
 
+def _values(found: Sequence[Result], metric: str) -> list[float]:
+    """Return the values of a metric, of the points that are done and measured it."""
+    return [value for one in found if one.status == "done" and (value := one.measured[metric]) is not None]
+
+
 def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str, Any]]]:
-    """Return for each value of each setting the best and the median over the other settings, of points done."""
+    """Return for each value of each setting the best and the median over the other settings, of the points that are
+    done and measured the metric.
+    """
     by = Best.of_objective(metric)
     found: dict[str, list[dict[str, Any]]] = {}
     for setting, values in choose.values_of(of_arm):
         found[setting] = []
         for value in values:
-            of_value = [
-                one.measured[metric] for one in of_arm if one.status == "done" and one.point.settings[setting] == value
-            ]
+            of_value = _values([one for one in of_arm if one.point.settings[setting] == value], metric)
             best, median = (min(of_value, key=by.cost), statistics.median(of_value)) if of_value else (None, None)
             found[setting].append({"value": value, "points": len(of_value), "best": best, "median": median})
     return found
@@ -112,10 +120,10 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
 
 def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
     """Return how many of the points that are done or diverged left the plateau, how many failed, how many of these
-    diverged, and the median and the range of the metric over the points that are done.
+    diverged, and the median and the range of the metric over the points that are done and measured it.
     """
     known = [left[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left]
-    values = [one.measured[metric] for one in of_arm if one.status == "done"]
+    values = _values(of_arm, metric)
     return {
         "points": len(known),
         "left_plateau": sum(known),
@@ -165,11 +173,13 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
         best = [
             [
                 min(
-                    (
-                        one.measured[metric]
-                        for one in of_arm
-                        if one.status == "done"
-                        and (one.point.settings[rows], one.point.settings[columns]) == (row, column)
+                    _values(
+                        [
+                            one
+                            for one in of_arm
+                            if (one.point.settings[rows], one.point.settings[columns]) == (row, column)
+                        ],
+                        metric,
                     ),
                     key=by.cost,
                     default=None,
@@ -209,7 +219,9 @@ def _chosen(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
     count = len(of_arm["points"])
     unfinished = sum(one["status"] == "unfinished" for one in of_arm["points"].values())
     if of_arm["best"] is None:
-        reason = f"{unfinished} are not finished" if unfinished else "all failed"
+        done = sum(one["status"] == "done" for one in of_arm["points"].values())
+        reason = f"{done} are done, but did not measure `{metric}`" if done else "all failed"
+        reason = f"{unfinished} are not finished" if unfinished else reason
         return [f"There is no best point: of {count} points, {reason}.", ""]
     so_far = f", of which {unfinished} are not finished," if unfinished else ""
     is_lower_better = Best.of_objective(metric).is_lower_better
@@ -233,7 +245,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     for place, one in enumerate(choose.ranked(of_arm, metric), 1):
         values = [config_reader.shown(one.point.settings[setting]) for setting in settings]
         measured = [
-            f"{one.measured[name]:.3f}" if one.measured else "diverged" if one.diverged else one.status
+            shown(one.measured[name], NOT_MEASURED) if one.measured else "diverged" if one.diverged else one.status
             for name in (*other, "validation_loss", "train_loss", "average_train_loss")
         ]
         of_point = numbers_of_arm["points"][one.point.name]
@@ -260,8 +272,8 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
             f"`{setting}`",
             config_reader.shown(of["value"]),
             str(of["points"]),
-            _shown(of["best"]),
-            _shown(of["median"]),
+            shown(of["best"]),
+            shown(of["median"]),
         ]
         for setting, values in settings.items()
         for of in values
@@ -291,10 +303,10 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
     for arm, of_arm in found["arms"].items():
         one = of_arm["robustness"]
         share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
-        low, high = _shown(one["lowest"]), _shown(one["highest"])
+        low, high = shown(one["lowest"]), shown(one["highest"])
         otherwise = one["failed"] - one.get("diverged", 0)
         counts = [f"{one['left_plateau']} of {one['points']}", share, str(one.get("diverged", "–")), str(otherwise)]
-        rows.append([arm, *counts, _shown(one["median"]), f"{low} to {high}"])
+        rows.append([arm, *counts, shown(one["median"]), f"{low} to {high}"])
     header = [
         "Arm",
         "Left the plateau",
@@ -316,5 +328,6 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _shown(loss: float | None) -> str:
-    return "–" if loss is None else f"{loss:.3f}"
+def shown(value: float | None, without: str = "–") -> str:
+    """Return a loss or metric with three decimals; for None, the text `without`."""
+    return without if value is None else f"{value:.3f}"

@@ -209,7 +209,7 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
         if reason is None:
             if next_run.pause_at is not None and hosts.is_first():
                 states.write_rung(directory, next_run.pause_at, numbers)
-            hosts.tell(f"{name}: {metric} {numbers[metric]:.3f}")
+            hosts.tell(f"{name}: {metric} {report.shown(numbers[metric], report.NOT_MEASURED)}")
             return
         failed, diverged = f"{reason} at step {next_run.pause_at}", True
     if hosts.is_first():

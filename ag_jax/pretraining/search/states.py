@@ -38,22 +38,25 @@ NOT_OF_FAILURE = tuple(name for name in run.MAY_DIFFER if name not in _OF_FAILUR
 EARLIER_NOT_OF_FAILURE = ("title", "comparison.", "data.cache_dir", "inspection.", "search.")
 LATER_SETTINGS = ("data.expected_gigabytes",)
 
+Numbers = dict[str, float | None]  # of losses and metrics, by their names; None for one that was not measured
+
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
     """How far one run is.
 
-    measured: `LOSSES` and `search.metric` of a finished run; None for any other.
+    measured: `LOSSES` and `search.metric` of a finished run; None for any other. The metric is None if it was not
+        measured, because nothing was counted for it, such as a share of the alarms of a model that raised none.
     failure: why the run failed; None if it did not.
     diverged: whether it failed because a number was not finite, and not for want of memory.
     rungs: `LOSSES` and `search.metric` after each step, written as text, at which it was compared with others; without
         the steps at which `search.metric` was not noted.
     """
 
-    measured: dict[str, float] | None = None
+    measured: Numbers | None = None
     failure: str | None = None
     diverged: bool = False
-    rungs: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    rungs: dict[str, Numbers] = dataclasses.field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -98,19 +101,24 @@ def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
     return RunState(failure=failure["reason"], diverged=failure["diverged"], rungs=rungs)
 
 
-def numbers_of(summary: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(summary: Mapping[str, Any]) -> Numbers:
     """Return the numbers of a run's summary by which points can be judged: `LOSSES`, and the metrics of the last
-    evaluation that are one number, not one for each layer.
+    evaluation that are one number, not one for each layer, or were not measured.
     """
     metrics = summary.get("validation", {}).items()
     return {name: summary[name] for name in LOSSES} | {
-        name: value for name, value in metrics if isinstance(value, (int, float))
+        name: value for name, value in metrics if value is None or isinstance(value, (int, float))
     }
 
 
-def not_finite(numbers: Mapping[str, float], metric: str) -> str | None:
-    """Return a sentence that names the first of `LOSSES` and a metric that is not finite; None if all are."""
-    return next((f"{name} is not finite" for name in (*LOSSES, metric) if not math.isfinite(numbers[name])), None)
+def not_finite(numbers: Mapping[str, float | None], metric: str) -> str | None:
+    """Return a sentence that names the first of `LOSSES` and a metric that is not finite; None if all that were
+    measured are.
+    """
+    for name in (*LOSSES, metric):
+        if (value := numbers[name]) is not None and not math.isfinite(value):
+            return f"{name} is not finite"
+    return None
 
 
 def _settings(config: ExperimentConfig) -> str:
@@ -141,11 +149,12 @@ def _hash(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
-def _rungs(path: epath.Path) -> dict[str, dict[str, float]]:
+def _rungs(path: epath.Path) -> dict[str, Numbers]:
     found = read_json(path) if path.exists() else {}
     check_fields(path, found, dict.fromkeys(found, dict))
     for numbers in found.values():
-        check_fields(path, numbers, dict.fromkeys((*LOSSES, *numbers), float))
+        measured = [name for name, value in numbers.items() if value is not None]
+        check_fields(path, numbers, dict.fromkeys((*LOSSES, *measured), float))
     return found
 
 
@@ -169,7 +178,7 @@ def write_failure(directory: epath.Path, config: ExperimentConfig, reason: str, 
     storage.write_whole(directory / FAILURE, json.dumps(failure, indent=2) + "\n")
 
 
-def write_rung(directory: epath.Path, step: int, numbers: Mapping[str, float]) -> None:
+def write_rung(directory: epath.Path, step: int, numbers: Mapping[str, float | None]) -> None:
     """Note the losses and metrics of a run (`numbers_of`) after the step at which it is compared with others."""
     rungs = _rungs(directory / RUNGS) | {str(step): dict(numbers)}
     storage.write_whole(directory / RUNGS, json.dumps(rungs, indent=2) + "\n")

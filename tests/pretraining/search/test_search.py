@@ -492,6 +492,68 @@ def test_cells_of_heat_maps_have_the_best_value(stubbed, tmp_path, monkeypatch, 
         assert maps[-1].cells == [pytest.approx(best, abs=1e-6)] * 2
 
 
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """Returns a function after which the stub measures no accuracy, None, where a function of config and step says."""
+
+    def choose_runs(is_unmeasured):
+        accuracy_of = studies.accuracy_of
+        monkeypatch.setattr(
+            studies,
+            "accuracy_of",
+            lambda config, step: None if is_unmeasured(config, step) else accuracy_of(config, step),
+        )
+
+    return choose_runs
+
+
+def test_a_metric_that_was_not_measured_is_the_worst(stubbed, tmp_path, unmeasured, one_device, capsys):
+    """By accuracy, 0.5 would be the best, but has none at the rung, with one of its seeds; 0.1 has none at the end."""
+    missing = {(0.5, 0, 4), (0.1, 1, studies.STEPS)}
+    unmeasured(lambda config, step: (config.optimizer.learning_rate, config.seed, step) in missing)
+    settings = {"search.metric": "mlm_accuracy", "search.rungs": (0.5,), "search.seeds": (0, 1)}
+    source = config_file(tmp_path / "none.py", {"mlm": rates(0.5, 0.1, 0.02, 0.01)}, **settings)
+    found, calls = stubbed(source)
+    told = capsys.readouterr().err
+    assert told.count("mlm_accuracy not measured\n") == 2 and "mlm/lr0.5-seed0: mlm_accuracy not measured\n" in told
+    names = ("lr0.1-seed0", "lr0.1-seed1", "lr0.02-seed0", "lr0.02-seed1")
+    assert calls[8:] == [f"mlm/{name} None" for name in names]
+    of_arm = found["arms"]["mlm"]
+    assert [*of_arm["points"]] == ["lr0.02", "lr0.1", "lr0.01", "lr0.5"] and of_arm["best"] == "lr0.02"
+    values = [one["mlm_accuracy"] for one in of_arm["points"].values()]
+    assert values == [pytest.approx(0.430603, abs=1e-6), None, pytest.approx(0.5005), None]
+    assert of_arm["points"]["lr0.1"]["validation_loss"] == pytest.approx(5.005)
+    assert of_arm["robustness"]["median"] == of_arm["robustness"]["highest"] == pytest.approx(0.430603, abs=1e-6)
+    text = (tmp_path / "made" / "report.md").read_text()
+    assert "| 2 | 0.1 | not measured | 5.005 |" in text and "| 4 | 0.5 | not measured | 6.704 |" in text
+    assert "| `optimizer.learning_rate` | 0.1 | 0 | – | – |" in text
+    assert choose.read_best(tmp_path / "made", "mlm", {}) == {"optimizer.learning_rate": 0.02}
+    assert stubbed(source) == (found, []), "known at the rung: not trained again"
+
+
+def test_cells_of_heat_maps_without_a_measured_value_are_empty(stubbed, tmp_path, unmeasured, monkeypatch, one_device):
+    maps = []
+    monkeypatch.setattr(search_run.figures, "heat_maps", lambda found, directory: maps.extend(found) or [])
+    unmeasured(lambda config, step: config.optimizer.learning_rate == 0.1 and config.optimizer.warmup_steps < 3)
+    stubbed(config_file(tmp_path / "none.py", {"mlm": GRID}, **{"search.metric": "mlm_accuracy"}))
+    assert (maps[-1].rows, maps[-1].columns) == ("optimizer.warmup_steps", "optimizer.learning_rate")
+    assert [row[0] for row in maps[-1].cells] == [None, None, pytest.approx(0.575)]
+    assert all(row[1] is not None for row in maps[-1].cells)
+
+
+def test_no_point_is_the_best_if_none_measured_the_metric(stubbed, tmp_path, unmeasured, one_device):
+    unmeasured(lambda config, step: True)
+    grid = {"mlm": rates(0.1, 0.02, studies.DIVERGES)}
+    source = config_file(tmp_path / "none.py", grid, **{"search.metric": "mlm_accuracy"})
+    found, _ = stubbed(source)
+    assert found["complete"] and found["arms"]["mlm"]["best"] is None
+    text = (tmp_path / "made" / "report.md").read_text()
+    assert "There is no best point: of 3 points, 2 are done, but did not measure `mlm_accuracy`." in text
+    with pytest.raises(ValueError, match="has no best point of arm mlm: it has none"):
+        choose.read_best(tmp_path / "made", "mlm", {})
+    assert stubbed(source) == (found, [])
+
+
 def test_another_metric_needs_its_values_at_the_rungs(stubbed, tmp_path, one_device):
     """Earlier versions noted only the losses there."""
     source = config_file(tmp_path / "rungs.py", {"mlm": rates(0.01, 0.8)}, **{"search.rungs": (0.25, 0.5)})
