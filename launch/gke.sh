@@ -37,11 +37,12 @@ GPUs:
   --gpu_type=TYPE         nodes with this GPU only, named as by GKE, such as nvidia-h100-80gb (default: any)
 
 Both:
-  --array=N               N pods that share the work of compare, finetune or search: pod K gets the flag --part=K/N.
+  --array=N               N pods that share the work of compare, finetune, search or prepare; pod K gets --part=K/N.
                           Each has the chips of one node, and is started again without the others
   --image=IMAGE           the container image
   --spot                  on spot nodes: cheaper, but may be preempted at any time (default: on any node)
-  --volume=CLAIM:PATH     mount a persistent volume claim at PATH; --workdir may then be below PATH, not only at gs://
+  --volume=CLAIM:PATH     mount a persistent volume claim at PATH; --workdir, or --config.data.cache_dir of prepare, may
+                          then be below PATH, not only at gs://
   --service_account=NAME  Kubernetes service account, which must be allowed to write to the bucket (default: default)
   --namespace=NAME        default: kubectl's
   --restarts=100          how often, at most, the run is started again
@@ -112,24 +113,26 @@ check_length() {
   fi
 }
 
-check_workdir() {
-  local workdir path=${volume#*:}
-  workdir=$(flag_of workdir)
-  case $workdir in
-    gs:///*) fail "--workdir=$workdir names no bucket: expected one such as gs://BUCKET/runs/first" ;;
+# Is what the command writes, --workdir or of prepare the cache, where all pods and later attempts find it?
+check_place() {
+  local flag=workdir example=runs/first place path=${volume#*:}
+  if [ "${command[0]}" = prepare ]; then flag=config.data.cache_dir example=cache; fi
+  place=$(flag_of "$flag")
+  case $place in
+    gs:///*) fail "--$flag=$place names no bucket: expected one such as gs://BUCKET/$example" ;;
     gs://*/?*) return ;;
-    gs://*) fail "--workdir=$workdir names a bucket: expected a folder in it, such as gs://BUCKET/runs/first" ;;
+    gs://*) fail "--$flag=$place names a bucket: expected a folder in it, such as gs://BUCKET/$example" ;;
   esac
   if [ -n "$volume" ]; then
-    case $workdir in
+    case $place in
       */../* | */..) ;;
       "$path"/?*) return ;;
     esac
-    fail "--workdir=$workdir must be in a bucket, such as gs://BUCKET/runs/first, or on the volume, such as $path/first"
+    fail "--$flag=$place must be in a bucket, such as gs://BUCKET/$example, or on the volume, such as $path/${example##*/}"
   fi
-  if [ -z "$workdir" ]; then fail "ag-jax ${command[0]} needs --workdir=..., here one like gs://BUCKET/runs/first"; fi
-  fail "--workdir=$workdir would be on the pod's own disk, which is gone with the pod: expected a bucket, such as" \
-    "gs://BUCKET/runs/first, or a volume (--volume=CLAIM:PATH)"
+  if [ -z "$place" ]; then fail "ag-jax ${command[0]} needs --$flag=..., here one like gs://BUCKET/$example"; fi
+  fail "--$flag=$place would be on the pod's own disk, which is gone with the pod: expected a bucket, such as" \
+    "gs://BUCKET/$example, or a volume (--volume=CLAIM:PATH)"
 }
 
 check_volume() {
@@ -610,7 +613,7 @@ main() {
   plan_pods
   check_length
   check_volume
-  check_workdir
+  check_place
   check_command "in the cluster" ${array:+--part="$array/$array"}
   find_hosts
 

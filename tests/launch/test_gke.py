@@ -30,6 +30,7 @@ TRAIN = ("train", "--config=quickstart:arm=ag", "--workdir=gs://bucket/run")
 TPU = ("--image=registry/ag_jax:tpu", "--accelerator=v5litepod-16")
 GPU = ("--image=registry/ag_jax:cuda13", "--gpus=8", "--nodes=2")
 SEARCH = ("search", "--config=quickstart_search", "--workdir=gs://bucket/search")
+PREPARE = ("prepare", "--config=ag/table9_tpu_gpu", "--config.data.cache_dir=gs://bucket/cache")
 ARRAY = ("--image=registry/ag_jax:cuda13", "--gpus=1", "--array=4")
 
 
@@ -341,6 +342,15 @@ def test_the_parts_of_an_array_need_no_names(cluster):
     assert made["spec"]["network"] == {"enableDNSHostnames": False, "publishNotReadyAddresses": False}
     assert "annotations" not in made["metadata"] and job_of(made)["completions"] == 3
     assert container_of(made)["resources"]["limits"] == {"google.com/tpu": 8}
+
+
+@pytest.mark.parametrize("cache", ["gs://bucket/cache", "/runs/cache"])
+def test_the_parts_of_a_text_share_its_cache(cluster, cache):
+    """`prepare` has no --workdir and takes no --hosts."""
+    command = (*PREPARE[:2], f"--config.data.cache_dir={cache}")
+    made = cluster.manifest(*ARRAY, "--volume=runs:/runs", command=command)
+    assert container_of(made)["args"] == list(command) and job_of(made)["completions"] == 4
+    assert verbs.parse([*command, "--part=1/4"], cli.KINDS)[1]["part"] == "1/4"
 
 
 def test_a_part_is_started_again_without_the_others(cluster):
@@ -712,6 +722,10 @@ def test_bad_options(cluster, options, message):
         (TPU, ("train", "--workdir", "gs://bucket/x"), "write --workdir=VALUE, in one word"),
         ((*TPU, "--volume=runs:/runs"), ("train", "--workdir=/run/one"), "on the volume, such as /runs/first"),
         (ARRAY, TRAIN, "ag-jax train does one thing, which jobs cannot share: leave --array out"),
+        (ARRAY, PREPARE[:2], "ag-jax prepare needs --config.data.cache_dir=..., here one like gs://BUCKET/cache"),
+        (ARRAY, (*PREPARE[:2], "--config.data.cache_dir=cache"), "--config.data.cache_dir=cache would be on the pod's"),
+        (ARRAY, (*PREPARE[:2], "--config.data.cache_dir=gs://bucket"), "in it, such as gs://BUCKET/cache"),
+        ((*ARRAY, "--volume=runs:/runs"), PREPARE[:2], "or on the volume, such as /runs/cache"),
         (ARRAY, (*SEARCH, "--part=1/4"), "--array=4 gives each job its --part: leave out --part=1/4"),
         (TPU, ("inspect", TRAIN[2]), "ag-jax inspect runs on one machine, and one has several hosts"),
         (TPU, (*TRAIN, "--config.a=x\ny"), "a line break or another control character"),
