@@ -158,10 +158,10 @@ def _share_of_gigabytes(config: DataConfig, expected: float, entries: Entries) -
     if without := [part for part in sizes if part not in known]:
         return f"data.expected_gigabytes={expected:g} is not compared: {', '.join(without)} has no files of known size"
     total, each = sum(known.values()), ", ".join(f"{part} has {size:,.1f}" for part, size in known.items())
-    is_plain = all(sources.is_plain_file(item) for items in identities.values() for item in items)
+    is_text = all(sources.is_text_file(item) for items in identities.values() for item in items)
     return (
         f"{total:,.1f} GB of files, {total / expected:.1%} of the {expected:g} of data.expected_gigabytes ({each})"
-        + ("" if is_plain else "; some are compressed or archives, of which the text may have another size")
+        + ("" if is_text else "; some are compressed, archives, JSON or tables, of which the text has another size")
     )
 
 

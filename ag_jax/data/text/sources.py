@@ -190,6 +190,11 @@ def is_plain_file(item: list[Any]) -> bool:
     )
 
 
+def is_text_file(item: list[Any]) -> bool:
+    """Return whether an item of an identity is a file of which all is text, without keys, quotes or other columns."""
+    return is_plain_file(item) and text_files.read_as(item[0])[0] == ".txt"
+
+
 def size_of_files(items: list[Any]) -> int | None:
     """Return the bytes of the files in an identity; None if something in it is no file but a data set."""
     sizes = [item[1] for item in items if isinstance(item[1], int)]

