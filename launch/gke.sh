@@ -128,7 +128,8 @@ check_place() {
       */../* | */..) ;;
       "$path"/?*) return ;;
     esac
-    fail "--$flag=$place must be in a bucket, such as gs://BUCKET/$example, or on the volume, such as $path/${example##*/}"
+    fail "--$flag=$place must be in a bucket, such as gs://BUCKET/$example, or on the volume, such as" \
+      "$path/${example##*/}"
   fi
   if [ -z "$place" ]; then fail "ag-jax ${command[0]} needs --$flag=..., here one like gs://BUCKET/$example"; fi
   fail "--$flag=$place would be on the pod's own disk, which is gone with the pod: expected a bucket, such as" \
