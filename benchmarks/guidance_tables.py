@@ -13,6 +13,7 @@ import itertools
 import json
 import pathlib
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -317,7 +318,8 @@ def tables(
         yield from ("and the steps at which runs left the plateau, one number a seed.", "", *by_depth(depths))
     if search is not None:
         yield "**Robustness to hyperparameters** of the quickstart's model (`ag/section4_5_search:scale=small`)."
-        yield from robustness_table(search)
+        for line in robustness_table(search):
+            yield from [line] if line.startswith("|") else textwrap.wrap(line, 118) or [""]
 
 
 def recorded() -> list[Any]:
