@@ -243,7 +243,7 @@ class FinetuningConfig:
     tasks: a recipe for each task, such as tasks.sst2.epochs.
     seeds: seeds that every point of every sweep is trained with.
     arms: values of the config file's argument `arm` with commas, for `ag-jax compare`, the baseline first.
-    keep: keep the weights of each task's and seed's best trial (`best`), or none.
+    keep: keep the weights of each task's and seed's best trial so far (`best`), or none.
     dtype: type of the computation; None takes the checkpoint's.
     remat: what the backward pass recomputes, as `model.remat` in pre-training; None takes the checkpoint's.
     attention: implementation of attention, as `model.attention` in pre-training; None takes the checkpoint's.

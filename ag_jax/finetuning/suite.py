@@ -9,7 +9,7 @@ TASK/lr2e-05-bs32[-warmup_steps50]-seed0[-fold3]/, report.md, report.json, submi
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from etils import epath
@@ -59,10 +59,14 @@ FIRST_EXAMPLES = "none, because the first examples of each file were used"
 
 def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
     """Yield every trial of a task, ordered by the points of its sweep, then by seed, then by fold."""
-    recipe = config.tasks[task]
+    return trials_of(task, config.tasks[task], config.seeds)
+
+
+def trials_of(task: str, recipe: Recipe, seeds: Sequence[int]) -> Iterator[Trial]:
+    """Yield every trial of a task with this recipe and these seeds, in the order of `trials`."""
     for learning_rate, batch_size, swept in recipe.points:
         at_point = dataclasses.replace(recipe, **swept)
-        for seed in config.seeds:
+        for seed in seeds:
             for fold in range(recipe.folds) if recipe.folds else (None,):
                 yield Trial(task, at_point, learning_rate, batch_size, seed, fold)
 
@@ -397,7 +401,7 @@ def run(suite: Suite) -> dict[str, Chosen]:
         for name in catalogue.ordered(planned):  # not the order of training
             material = suite.material[name]
             chosen[name] = results.choose(
-                material, config.tasks[name], *_ended(config, workdir, name, material.task.metric)
+                material, config.tasks[name], *_ended(suite.planned[name], workdir, material.task.metric)
             )
         return chosen
     except ValueError as error:
@@ -470,7 +474,7 @@ def _run_task(suite: Suite, name: str) -> None:
         if one.fold not in data:
             data[one.fold] = _encoded(suite, one)
         _train_trial(suite, one, data[one.fold])
-    hosts.from_first("the best trials", lambda: _keep_best(config, workdir, name, metric))
+    hosts.from_first("the best trials", lambda: _keep_best(config, workdir, name, metric, config.seeds))
 
 
 def _check_first_is_best(suite: Suite, name: str) -> None:
@@ -517,6 +521,7 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
             hosts.tell(f"{one.task} {one.name} failed: {error}")
         else:
             hosts.tell(f"{one.task} {one.name}: {_told(result, metric)}")
+            hosts.from_first("the best trials", lambda: _keep_best(config, workdir, one.task, metric, (one.seed,)))
 
 
 def _is_done_and_tidy(directory: epath.Path, keep: bool) -> bool:
@@ -537,18 +542,17 @@ def _told(result: Result, metric: str) -> str:
 
 
 def _ended(
-    config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int | None = None
+    done: Iterable[Trial], workdir: epath.Path, metric: str
 ) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
-    """Return the results of a task's successful trials, each with its directory, and the results of the failed trials.
+    """Return the results of the successful ones of some trials, each with its directory, and the results of the failed.
 
-    seed: seed of the trials; None for all.
+    done: finished trials of one task.
+    metric: the metric of the task.
 
     Raises ValueError, with the name of the file, if a result is that of another trial or lacks the metric of its task.
     """
     found = []
-    for one in trials(config, name):
-        if seed not in (None, one.seed):
-            continue
+    for one in done:
         directory = directory_of(workdir, one)
         result = trial.read_result(directory)
         trial.check_result(one, directory, result)
@@ -618,9 +622,19 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
 
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
     """Return the directory of the best trial of task `name` with this seed, by the development `metric`."""
-    done, _ = _ended(config, workdir, name, metric, seed)
-    best = choosing.best_of_seed(choosing.points([result for result, _ in done]), metric, seed)
-    return next(directory for result, directory in done if result is best)
+    ended, _ = _ended((one for one in trials(config, name) if one.seed == seed), workdir, metric)
+    return _first_best(ended, metric, seed)
+
+
+def _first_best(ended: Sequence[tuple[Result, epath.Path]], metric: str, seed: int) -> epath.Path:
+    """Return the directory of the best result with this seed; of several that are equal, the first.
+
+    ended: results of successful trials, each with its directory.
+
+    Raises ValueError if the seed has none.
+    """
+    best = choosing.best_of_seed(choosing.points([result for result, _ in ended]), metric, seed)
+    return next(directory for result, directory in ended if result is best)
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
@@ -654,12 +668,19 @@ def _initial(suite: Suite, one: Trial) -> Pretrained:
     return start
 
 
-def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Delete the saved weights of a task's trials, except the best trial of each seed; with folds, delete nothing."""
+def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seeds: Iterable[int]) -> None:
+    """Delete the saved weights of a task's finished trials with these seeds, except the best one of each seed so far.
+
+    Weights that are deleted cannot become the best of their seed again: that is the trial with the highest result, of
+    equal ones the first in the order of `trials`, and depends on no other seed. Unfinished trials are left alone. With
+    folds, nothing is deleted.
+    """
     if not config.keeps_weights(name) or config.tasks[name].folds:
         return
-    done, _ = _ended(config, workdir, name, metric)
-    best = {_best(config, workdir, name, metric, seed) for seed in {result["seed"] for result, _ in done}}
-    for _, directory in done:
-        if directory not in best and (directory / finetuned.FOLDER).exists():
-            (directory / finetuned.FOLDER).rmtree()
+    for seed in seeds:
+        of_seed = [one for one in trials(config, name) if one.seed == seed]
+        ended, _ = _ended((one for one in of_seed if is_done(directory_of(workdir, one))), workdir, metric)
+        best = _first_best(ended, metric, seed) if ended else None
+        for _, directory in ended:
+            if directory != best and (directory / finetuned.FOLDER).exists():
+                (directory / finetuned.FOLDER).rmtree(missing_ok=True)  # another process may delete it, too

@@ -237,6 +237,48 @@ def test_a_part_waits_for_the_weights_that_another_part_trains(source, tmp_path,
     assert kept[0] == kept[1] and len(kept[0]) == 4
 
 
+@pytest.mark.parametrize("killed", [None, 5])
+@pytest.mark.parametrize("parts", [(None,), ("3/3", "1/3", "2/3")])
+def test_weights_are_deleted_once_they_cannot_be_the_best(source, tmp_path, calls, data, monkeypatch, parts, killed):
+    """Whenever a trial begins, only the best finished trial of each seed has weights; of equal ones, the first."""
+    rates, folder = tuple(rate * 1e-5 for rate in range(1, 9)), tmp_path / "w" / "sst2"
+    splits, honest = task_splits.read("sst2", Recipe(), data), suite.job.run_trial
+    scores = {
+        f"lr{rate:g}-bs32-seed{seed}": tiny_tasks.accuracies(splits, "sst2", rate, 32, seed, False)
+        for rate in rates
+        for seed in (0, 1)
+    }
+    of_seeds = [[name for name in scores if name.endswith(f"seed{seed}")] for seed in (0, 1)]
+    assert any([scores[name] for name in names].count(max(scores[name] for name in names)) > 1 for names in of_seeds)
+
+    def check():
+        done = [[name for name in names if (folder / name / "result.json").exists()] for names in of_seeds]
+        best = {max(names, key=scores.__getitem__) for names in done if names}
+        assert {path.parent.name for path in folder.glob("*/weights")} == best
+
+    def run_trial(*arguments):
+        check()
+        return honest(*arguments)
+
+    monkeypatch.setattr(suite.job, "run_trial", run_trial)
+    overrides = {"tasks.sst2.learning_rates": rates, "seeds": (0, 1), "keep": "best"}
+    calls.stop = killed
+    for part in parts:
+        for _ in range(2 if killed and part == parts[0] else 1):
+            try:
+                reported = comparison.finetune(source, overrides, epath.Path(tmp_path / "w"), part)
+            except KeyboardInterrupt:
+                assert len(calls) == killed
+    check()
+    assert reported is not None and len(calls) == len(scores) + (killed is not None)
+
+
+def test_with_folds_all_weights_are_kept(tmp_path, data, calls):
+    folds = config(tmp_path, data, ("oromo_ner",), (0,), keep="best", **{"tasks.oromo_ner.folds": 3})
+    train(folds, epath.Path(tmp_path / "w"))
+    assert len([*(tmp_path / "w").glob("oromo_ner/*/weights")]) == 3
+
+
 def test_a_suite_that_was_killed_before_the_last_seed_of_an_initial_task_is_resumed(source, tmp_path, calls):
     (tmp_path / "c.py").write_text(CHAIN)
     arguments = f"{source},tasks=sst2,rte", {"seeds": (0, 1)}, epath.Path(tmp_path / "w")
