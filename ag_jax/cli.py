@@ -307,7 +307,11 @@ def _finetune(request: Request) -> None:
     if config.keep == "best" and hosts.is_first():
         from ag_jax.finetuning import best
 
-        found = best.find(workdir)
+        try:
+            found = best.find(workdir)
+        except FileNotFoundError as error:  # a sweep with fewer points than before, whose trials have none
+            _tell(str(error))
+            return
         if found is not None:
             _tell(f"the weights of {found.reason}, are in {found.directory}")
 

@@ -31,7 +31,8 @@ def find(directory: epath.Path) -> Best | None:
     """Return the best run or trial of a directory that holds several; None for any other directory.
 
     The best run has the lowest validation loss, the best trial the best development score. With several tasks, the
-    trial is one of the first task, in the order of the catalogue, whose weights were saved.
+    trial is one of the first task, in the order of the catalogue, whose weights were saved. Trials that the suite's
+    `config.json` does not plan, because they are left from an earlier sweep or from other seeds, do not count.
 
     Raises FileNotFoundError if nothing in the directory can be opened, ValueError if a file is damaged.
     """
@@ -113,22 +114,31 @@ def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:
 def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str | None = None) -> Best:
     found: dict[str, dict[epath.Path, float]] = {}  # scores of the trials with saved weights, by task
     metrics: dict[str, str] = {}
+    unplanned: list[epath.Path] = []  # directories of trials with saved weights that a suite no longer has
     for directory in directories:
         path = directory / "config.json"
-        for name, recipe in suite.read_settings(path)["tasks"].items():
-            if task in (None, name) and (kept := _kept(directory / name)):
-                try:
-                    metrics[name] = splits.find_task(name, config_reader.parse(Recipe, recipe)).metric
-                except ValueError as error:
-                    raise ValueError(
-                        f"cannot read the settings of task {name} in {path}: {error}; put back the file as "
-                        "`ag-jax finetune` wrote it, or give the directory of another suite"
-                    ) from error
-                for one in kept:
-                    found.setdefault(name, {})[one] = _score(one, metrics[name])
+        settings = suite.read_settings(path)
+        check_fields(path, settings, {"seeds": list})
+        for name, values in settings["tasks"].items():
+            if task not in (None, name) or not (kept := _kept(directory / name)):
+                continue
+            try:
+                recipe = config_reader.parse(Recipe, values)
+                metrics[name] = splits.find_task(name, recipe).metric
+            except ValueError as error:
+                raise ValueError(
+                    f"cannot read the settings of task {name} in {path}: {error}; put back the file as "
+                    "`ag-jax finetune` wrote it, or give the directory of another suite"
+                ) from error
+            # Other trials are left from an earlier sweep or from other seeds, and the suite's report is without them.
+            planned = [suite.directory_of(directory, one) for one in suite.trials_of(name, recipe, settings["seeds"])]
+            for one in (one for one in planned if one in kept):
+                found.setdefault(name, {})[one] = _score(one, metrics[name])
+            unplanned += [one for one in kept if one not in planned]
     if not found:
+        left = f"; {unplanned[0]} has, of earlier settings of the suite: open that directory, or" if unplanned else ":"
         raise FileNotFoundError(
-            f"no finished trial of {named} has saved its weights: run the suite again, in another --workdir, with "
+            f"no finished trial of {named} has saved its weights{left} run the suite again, in another --workdir, with "
             "--config.keep=best"
         )
     chosen, *others = catalogue.ordered(found)

@@ -387,11 +387,11 @@ def run(suite: Suite) -> dict[str, Chosen]:
     the result is empty on the others. Raises ValueError if every point of a task failed.
     """
     config, workdir, planned = suite.config, suite.workdir, suite.planned
-    if suite.opened is not None:
-        hosts.from_first("the directory of the suite", lambda: claim(config, workdir))
-        if hosts.is_first():
-            missing = sum(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
-            hosts.tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
+    # Even if all trials are done: a sweep with fewer points has another report, and config.json must plan its trials.
+    hosts.from_first("the directory of the suite", lambda: claim(config, workdir))
+    if suite.opened is not None and hosts.is_first():
+        missing = sum(not is_done(directory_of(workdir, one)) for of_task in planned.values() for one in of_task)
+        hosts.tell(f"{missing} of {sum(map(len, planned.values()))} trials to do, from {suite.opened.description}")
     for name in planned:
         _run_task(suite, name)
     if not hosts.is_first():

@@ -1,5 +1,6 @@
 """Suites with a trial that trains nothing: what is run, resumed, chosen, kept, reported and refused."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -10,7 +11,7 @@ import pytest
 import scipy.stats
 from etils import epath
 
-from ag_jax import config_reader
+from ag_jax import cli, config_reader
 from ag_jax.attention.fixed import FixedConfig
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.distributed import lock
@@ -766,6 +767,59 @@ def test_a_failed_trial_with_weights_is_not_the_best(tmp_path, data, calls):
     assert (failed / "weights").exists()
     found = best.find(workdir)
     assert found.directory != failed and "of 2 trials of sst2" in found.reason
+
+
+@pytest.mark.parametrize(
+    "earlier, later",
+    [
+        ({}, {"tasks.sst2.sweep.warmup_steps": (0, 1)}),
+        ({"tasks.sst2.learning_rates": (2e-5, 5e-5)}, {"tasks.sst2.learning_rates": (3e-5,)}),
+        ({}, {"seeds": (7,)}),
+    ],
+)
+def test_the_best_is_one_of_the_trials_that_the_suite_still_has(tmp_path, data, calls, earlier, later):
+    """Trials are left from before a first sweep, from other learning rates and from other seeds; all are better."""
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data, keep="best", **earlier), workdir)
+    left = {path.parent for path in workdir.glob("sst2/*/weights")}
+    for directory in left:
+        result = json.loads((directory / "result.json").read_text())
+        (directory / "result.json").write_text(json.dumps(result | {"metrics": {"accuracy": 1.0}}))
+    assert best.find(workdir).directory in left
+    now = config(tmp_path, data, **({"keep": "best"} | later))
+    chosen = train(now, workdir)["sst2"]
+    kept = {path.parent for path in workdir.glob("sst2/*/weights")} - left
+    assert len(kept) == len(now.seeds)
+    highest = max(value for point in chosen.points for value in point.values("accuracy"))
+    for directory in (workdir, workdir / "sst2"):
+        found = best.find(directory)
+        assert found.directory in kept and f"of sst2 with weights, {highest:.4f}" in found.reason
+    for directory in kept:
+        shutil.rmtree(directory)
+    with pytest.raises(FileNotFoundError, match="/sst2/lr.e-05-bs32-seed. has, of earlier settings of the suite: open"):
+        best.find(workdir)
+
+
+def test_a_smaller_sweep_whose_best_trial_has_no_weights_is_reported(source, tmp_path, calls, capsys):
+    workdir = tmp_path / "w"
+    finetune = cli.Request(source, {"seeds": (0,), "keep": "best"}, str(workdir), None, None)
+    cli.VERBS["finetune"](finetune)
+    (kept,) = workdir.glob("sst2/*/weights")
+    assert f", are in {kept.parent}\n" in capsys.readouterr().out
+    others = {"lr0.0001-bs32-seed0": 2e-4, "lr0.0002-bs32-seed0": 1e-4}
+    smaller = finetune.overrides | {"tasks.sst2.learning_rates": (others[kept.parent.name],)}
+    cli.VERBS["finetune"](dataclasses.replace(finetune, overrides=smaller))
+    told = capsys.readouterr().out
+    assert f"the report is {workdir / 'report.md'}\nno finished trial of {workdir} has saved" in told
+    assert f"; {kept.parent} has, of earlier settings" in told and len(calls) == 2
+
+
+def test_of_equal_trials_the_first_of_the_suite_is_the_best(tmp_path, data, calls):
+    workdir = epath.Path(tmp_path / "w")
+    train(config(tmp_path, data, seeds=(9, 10), keep="best"), workdir)
+    for path in workdir.glob("sst2/*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics": {"accuracy": 0.5}}))
+    assert best.find(workdir).directory.name == "lr2e-05-bs32-seed9"
 
 
 def test_weights_that_another_task_wants_are_missed_at_once(tmp_path, data, calls):
