@@ -226,6 +226,12 @@ def _checked(verb: str, request: Request) -> AnyConfig:
     configs: Any = {"": config}
     if verb == "compare":
         configs = _comparison(config).arm_configs(request.config, request.overrides)
+    if isinstance(config, FinetuningConfig):
+        from ag_jax.finetuning import splits  # with scikit-learn
+
+        for of_arm in configs.values():
+            for name, recipe in of_arm.tasks.items():
+                splits.find_task(name, recipe)
     if isinstance(config, FinetuningConfig) and share:
         parts.numbers_of(share, _comparison(config).count_trials(configs.values()), "trials")
     elif isinstance(config, ProbingConfig) and share:

@@ -206,7 +206,7 @@ def in_words(bounds: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a setting's value as one would type it in a flag."""
+    """Return a setting's value as one would type it in a flag; an empty list, of which nothing is typed, as `()`."""
     if isinstance(value, tuple) and value:
         return ",".join(map(str, value))
     return NONE if value is None else str(value)
@@ -215,12 +215,13 @@ def shown(value: Any) -> str:
 def flags(overrides: Mapping[str, Any]) -> list[str]:
     """Return the flags that give settings these values, as one types them, such as `--config.seed=3`.
 
-    Numbers of a list are written with commas, and of a list of texts each has a flag of its own.
+    Numbers of a list are written with commas, and of a list of texts each has a flag of its own. An empty list is
+    written as nothing: `--config.training.milestones=`.
     """
     found = []
     for key, value in overrides.items():
         has_texts = isinstance(value, tuple) and any(isinstance(item, str) for item in value)
-        typed = [_typed(item) for item in value] if has_texts else [shown(value)]
+        typed = [_typed(item) for item in value] if has_texts else ["" if value == () else shown(value)]
         found += [f"--config.{key}={text}" for text in typed]
     return found
 
@@ -229,7 +230,7 @@ def _typed(item: Any) -> str:
     """Return an item of a list as it is typed in a flag, in quotes if it would otherwise be parsed to another value."""
     text = str(item)
     try:
-        return text if TupleParser().parse(text) == (item,) else repr(item)
+        return text if text and TupleParser().parse(text) == (item,) else repr(item)
     except ValueError:
         return repr(item)
 

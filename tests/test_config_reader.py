@@ -338,7 +338,7 @@ def test_flat():
 
 def test_flags_are_read_as_the_values_that_they_were_made_of():
     """Of lists of texts, each text has a flag of its own; one with a comma or space is in quotes."""
-    tests = ("news=n.en=n.de", "talks=my talks.en=talks,de.gz", "a,b", "3")
+    tests = ("news=n.en=n.de", "talks=my talks.en=talks,de.gz", "a,b", "3", "")
     overrides = {
         "translation.tests": tests,
         "comparison.seeds": (0, 1),
@@ -352,6 +352,7 @@ def test_flags_are_read_as_the_values_that_they_were_made_of():
     }
     given = config_reader.flags(overrides)
     assert given[0] == "--config.translation.tests=news=n.en=n.de" and "--config.comparison.seeds=0,1" in given
+    assert "--config.training.milestones=" in given
     command = shlex.split(arms.command("compare", "quickstart", overrides))
     assert command == ["ag-jax", "compare", "--config=quickstart", *given]
     assert verbs.parse(command[1:], cli.KINDS)[1]["overrides"] == overrides

@@ -20,7 +20,6 @@ from ag_jax import cli, config_reader, main
 from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import finetuned
@@ -286,15 +285,11 @@ def place_of_configs(place_of_commands):
 
 
 def check_command(words: list[str]) -> None:
-    """Parse a command and its config, with all arms and points, as `--print_config` does before it prints; find the
-    tasks.
-    """
+    """Parse a command and its config, with all arms, points and tasks, as `--print_config` does before it prints."""
     verb, fields = verbs.parse(words, cli.KINDS)
     request = cli.Request(**fields | {"print_config": True})
     if request.config:
         cli.run_verb(verb, request)
-        for task, recipe in getattr(request.checked(), "tasks", {}).items():
-            splits.find_task(task, recipe)
 
 
 @pytest.mark.parametrize("name", OF_CONFIGS)

@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
+from ml_collections.config_flags.tuple_parser import TupleParser
 
 from ag_jax import config_reader
 
@@ -299,6 +300,13 @@ class _NumberOrNone(flags.ArgumentParser):
         return self._numbers.flag_type()
 
 
+class _List(TupleParser):
+    """Parser of a flag `--config.SECTION.KEY=VALUE` whose setting is a list; an empty VALUE is the empty list."""
+
+    def parse(self, argument):
+        return () if argument == "" else super().parse(argument)
+
+
 class _Step(flags.IntegerParser):
     """Parser of the flag `--step=N`, or `--step=best`."""
 
@@ -316,6 +324,7 @@ class _Step(flags.IntegerParser):
 
 config_flags.register_flag_parser_for_type(int, _NumberOrNone(flags.IntegerParser()))
 config_flags.register_flag_parser_for_type(float, _NumberOrNone(flags.FloatParser()))
+config_flags.register_flag_parser_for_type(tuple, _List())
 
 
 def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, dict[str, Any]]:

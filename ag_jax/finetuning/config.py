@@ -20,7 +20,8 @@ class SweepConfig:
     """Values of further settings of a recipe that are tried, beside its learning rates and batch sizes.
 
     Every combination is a point of the sweep. Values that are listed here take the place of the recipe's setting of the
-    same name, and stand in the names of the directories of trials. An empty list leaves the setting to the recipe.
+    same name, and stand in the names of the directories of trials. An empty list leaves the setting to the recipe. A
+    flag without a value empties a list, such as `--config.tasks.rte.sweep.dropout=`.
 
     dropout: dropout rates of embeddings and layer outputs to try, instead of the recipe's own.
     attention_dropout: dropout rates of attention probabilities to try, instead of the recipe's own.

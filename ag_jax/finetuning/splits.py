@@ -96,11 +96,12 @@ def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]
     swept = recipe.sweep.head_dropout
     if (recipe.head_dropout is None and not swept) or any(has_dropout(task.kind, style) for style in styles):
         return
-    setting = "sweep.head_dropout must be empty" if swept else "head_dropout must be none"
+    section, allowed, flag = ("sweep.", "empty", "") if swept else ("", "none", "none")
     given = ",".join(f"{rate:g}" for rate in swept or (recipe.head_dropout,))
     raise ValueError(
-        f"tasks.{name}.{setting}, got {given}: the head of this task, which finds spans of a text or ranks phrases by "
-        f"masked words, has no dropout; set tasks.{name}.{'sweep.' if swept else ''}dropout for the encoder's"
+        f"tasks.{name}.{section}head_dropout must be {allowed}, got {given}: the head of this task, which finds spans "
+        f"of a text or ranks phrases by masked words, has no dropout. Give --config.tasks.{name}.{section}head_dropout="
+        f"{flag} and, for the dropout of the encoder, set tasks.{name}.{section}dropout"
     )
 
 

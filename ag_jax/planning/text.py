@@ -123,9 +123,7 @@ def _fit(plan: Plan) -> str:
         return "It fits.\n" + _memory(own.outcome, usable)
     lines = [f"IT DOES NOT FIT: a device needs {_gib(own.outcome.needed)} and has {_gib(own.outcome.available)}."]
     if plan.chosen:
-        flags = " ".join(
-            shlex.quote(f"--config.{name}={config_reader.shown(value)}") for name, value in plan.chosen.settings.items()
-        )
+        flags = " ".join(map(shlex.quote, config_reader.flags(plan.chosen.settings)))
         lines += [f"With {flags} it does; everything below is about that.", _memory(plan.chosen.compiled, usable)]
     else:
         lines.append("Neither do microbatches, rematerialisation or split parameters help: take more or larger chips.")

@@ -72,7 +72,9 @@ def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any
     for key, value in overrides.items():
         lost = {arm: settings.get(key) for arm, settings in own.items()}
         if len({repr(of_arm) for of_arm in lost.values()}) > 1:
-            sentences.append(f"--config.{key}={config_reader.shown(value)} overrides what the arms set: {listed(lost)}")
+            sentences.append(
+                f"{' '.join(config_reader.flags({key: value}))} overrides what the arms set: {listed(lost)}"
+            )
     return sentences
 
 

@@ -26,8 +26,8 @@ some of their trials have, and sweep=paper leaves out 1,000 steps for WiC. The s
 released code. In WiC and WSC the words are marked in the text, and the first token is classified, where SuperGLUE's
 baseline classifies by the words' own hidden states. ReCoRD is a choice among the entities of the passage, and any name
 that the passage uses for the right entity counts as right. --config.tasks.wsc.ranking=True ranks phrases for WSC's
-pronoun, as RoBERTa does. MultiRC classifies each answer by itself. In MultiRC and ReCoRD a passage that is too long is
-cut.
+pronoun, as RoBERTa does; the head has no dropout then, so with sweep=paper add --config.tasks.wsc.sweep.head_dropout=
+(with no value). MultiRC classifies each answer by itself. In MultiRC and ReCoRD a passage that is too long is cut.
 """
 
 from ag_jax import config_reader

@@ -9,7 +9,7 @@ import re
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
+from ag_jax import config_reader, main
 from ag_jax.data.tasks import catalogue
 from ag_jax.finetuning import comparison, splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
@@ -279,6 +279,25 @@ def test_debertas_whole_sweep():
     assert set(sizes("finetune/superglue.py").values()) == {16}
     with pytest.raises(ValueError, match="expected protocol=deberta or deberta_large, got roberta"):
         parsed("finetune/superglue.py", "checkpoint=C,protocol=roberta,sweep=paper")
+
+
+@pytest.mark.parametrize(
+    "verb, given, flag",
+    [
+        ("finetune", "sweep=paper", "sweep.head_dropout="),
+        ("compare", "sweep=paper", "sweep.head_dropout="),
+        ("finetune", "tasks=wsc --config.tasks.wsc.head_dropout=0.1", "head_dropout=none"),
+    ],
+)
+def test_a_head_without_dropout_is_noticed_by_print_config_which_names_the_flag(capsys, verb, given, flag):
+    source = f"--config={CONFIGS / 'finetune/superglue.py'}:checkpoint=C,tasks=wsc,"
+    command = ["ag-jax", verb, *(source + given).split(), "--config.tasks.wsc.ranking=True", "--print_config"]
+    assert main.main(command) == 1
+    given = re.search("no dropout. Give (.*) and,", " ".join(capsys.readouterr().err.split()))[1]
+    assert given == f"--config.tasks.wsc.{flag}"
+    assert main.main([*command, given]) == 0
+    recipe = json.loads(capsys.readouterr().out)["tasks"]["wsc"]
+    assert recipe["ranking"] and recipe["head_dropout"] is None and recipe["sweep"]["head_dropout"] == []
 
 
 def test_warmup_of_a_number_of_steps():
