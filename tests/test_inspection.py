@@ -59,7 +59,8 @@ def save_trial(directory, score, seed, metric="accuracy"):
 def save_suite(directory, *names):
     """Write a suite without trials; return its directory."""
     directory.mkdir(parents=True)
-    config = FinetuningConfig(checkpoint="x", tasks=dict.fromkeys(names, Recipe()))
+    recipe = Recipe(learning_rates=(1e-5,), batch_sizes=(8,))
+    config = FinetuningConfig(checkpoint="x", tasks=dict.fromkeys(names, recipe), seeds=(0, 1, 5))
     (directory / "config.json").write_text(json.dumps(config_reader.to_dict(config)))
     return directory
 
@@ -122,8 +123,8 @@ def places(tmp_path_factory):
     for arm, scores in (("plain", (0.5, 0.75)), ("asa", (0.625, 0.5))):
         suite = save_suite(directory / "arms" / arm, "rte", "sst2", "stsb")
         for seed, score in enumerate(scores):
-            save_trial(suite / "sst2" / f"seed{seed}", score, seed)
-    save_trial(directory / "arms" / "plain" / "stsb" / "seed5", 0.9, 5, "pearson")
+            save_trial(suite / "sst2" / f"lr1e-05-bs8-seed{seed}", score, seed)
+    save_trial(directory / "arms" / "plain" / "stsb" / "lr1e-05-bs8-seed5", 0.9, 5, "pearson")
     (directory / "arms" / "report.json").write_text('{"arms": ["plain", "asa"], "seeds": [0, 1]}')
     return directory
 
@@ -150,21 +151,31 @@ def inspect(place, capsys, target=None, count=3, without=()):
         ("imported", "imported", "step 0 of {}", 24),
         ("hf", "hf", "{}", 24),
         ("compared", "compared/ag-seed0", "step 0 of {} (the lowest validation loss of 2 runs, 2.500)", 16),
-        ("arms/asa/sst2/seed1", "arms/asa/sst2/seed1", "{}", 24),
+        ("arms/asa/sst2/lr1e-05-bs8-seed1", "arms/asa/sst2/lr1e-05-bs8-seed1", "{}", 24),
         (
             "arms/plain",
-            "arms/plain/sst2/seed1",
+            "arms/plain/sst2/lr1e-05-bs8-seed1",
             "{} (the best accuracy of 2 trials of sst2 with weights, 0.7500; for stsb add the task to --workdir)",
             24,
         ),
         (
             "arms/plain/stsb",
-            "arms/plain/stsb/seed5",
+            "arms/plain/stsb/lr1e-05-bs8-seed5",
             "{} (the best pearson of one trial of stsb with weights, 0.9000)",
             24,
         ),
-        ("arms/asa", "arms/asa/sst2/seed0", "{} (the best accuracy of 2 trials of sst2 with weights, 0.6250)", 24),
-        ("arms", "arms/plain/sst2/seed1", "{} (the best accuracy of 4 trials of sst2 with weights, 0.7500)", 24),
+        (
+            "arms/asa",
+            "arms/asa/sst2/lr1e-05-bs8-seed0",
+            "{} (the best accuracy of 2 trials of sst2 with weights, 0.6250)",
+            24,
+        ),
+        (
+            "arms",
+            "arms/plain/sst2/lr1e-05-bs8-seed1",
+            "{} (the best accuracy of 4 trials of sst2 with weights, 0.7500)",
+            24,
+        ),
     ],
 )
 def test_every_directory_is_opened_at_its_own_length(places, place, found, said, length):
@@ -175,7 +186,7 @@ def test_every_directory_is_opened_at_its_own_length(places, place, found, said,
     assert (opened.step, opened.assignment) == ((0, Assignment((("next", 1),))) if is_run else (None, Assignment()))
 
 
-@pytest.mark.parametrize("place", ["run", "arms/asa/sst2/seed1", "hf"])
+@pytest.mark.parametrize("place", ["run", "arms/asa/sst2/lr1e-05-bs8-seed1", "hf"])
 def test_the_parameters_are_those_of_the_encoder(places, place):
     source = finetuned.load(places / place) if place.startswith("arms") else run.open_run(places / "run")
     ours, theirs = (of.params["encoder"]["layers"] for of in (best.open_for_inspection(places / place), source))
@@ -461,7 +472,7 @@ def attack_run(directory, method):
 
 def attack_suite(directory, method):
     edit(directory / "config.json", lambda values: values["tasks"]["sst2"]["adversarial"].update(method=method))
-    return directory / "sst2" / "seed1"
+    return directory / "sst2" / "lr1e-05-bs8-seed1"
 
 
 def test_attention_under_an_attack_on_embeddings(places, tmp_path, monkeypatch, capsys):

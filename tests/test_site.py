@@ -101,6 +101,8 @@ def test_every_record_of_a_paper_is_on_its_page_with_its_numbers(generated):
     assert "| ag | 5.097 | 4.959 | 5.855 | 300 |" in generated["paper_ag"]
     assert "| ag | validation loss | -0.062 | -0.084 to -0.039 | .012 (Holm) |" in generated["paper_ag"]
     assert "| sst2 | accuracy | 0.716 ± " in generated["paper_ag"]
+    assert "| ag | `attention_dropout0-lr0.002-warmup33` | 18 |" in generated["paper_ag"]
+    assert "| mlm | 8 of 18 | 44% |" in generated["paper_ag"]
     assert "Each line is a run or a trial." in generated["paper_asa"]
 
 

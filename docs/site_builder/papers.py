@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ag_jax.analysis import markdown
+from ag_jax.pretraining.search import report as search_report
 from site_builder import pages
 from site_builder.docstrings import plain
 from site_builder.links import Site
@@ -73,9 +74,15 @@ def results(config: str, site: Site, folder: pathlib.Path) -> Iterator[str]:
 def tables(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables of a record, and sentences about them.
 
-    The tables have scores as mean ± standard deviation over seeds with p against the baseline, differences from the
-    baseline, and scores of translations, each if the record holds them.
+    Those of a search are the best point of each arm, and robustness. Those of other records have scores as mean ±
+    standard deviation over seeds with p against the baseline, differences from the baseline, and scores of
+    translations, each if the record holds them.
     """
+    if "paired" in record:  # of a search
+        rows = [[arm, f"`{found['best']}`", str(len(found["points"]))] for arm, found in record["arms"].items()]
+        yield _table(("arm", "best point", "points"), rows)
+        yield "\n".join(search_report.robustness_table(record))
+        return
     seeds = len(record.get("seeds", ()))
     over = f"Means ± standard deviations over {seeds} seeds." if seeds > 1 else "One seed." if seeds else ""
     if "tasks" in record:

@@ -75,7 +75,7 @@ def write(directory):
     (shutil.copytree(directory / "run", directory / "encoder") / origin.FILE).write_text(
         json.dumps({"model_type": "roberta", "architectures": ["RobertaModel"], "new": ["word_head"]})
     )
-    recipe = Recipe(max_length=LENGTH, validation_examples=9)
+    recipe = Recipe(learning_rates=(1e-5,), batch_sizes=(8,), max_length=LENGTH, validation_examples=9)
     suite = FinetuningConfig(checkpoint="x", data=str(tiny_tasks.write(directory / "tasks")), tasks={"sst2": recipe})
     place = directory / "suite" / "sst2" / "lr1e-05-bs8-seed0"
     place.mkdir(parents=True)
