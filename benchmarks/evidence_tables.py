@@ -58,12 +58,17 @@ def at_chance(task: str, score: float, examples: int) -> bool:
 
 
 def differences(of: Scores, arms: Sequence[str]) -> dict[str, dict[str, PairedDifference | None]]:
-    """Return {arm: {split: difference from plain training}} over the seeds that no compared arm lacks or failed.
+    """Return {arm: {split: difference from plain training}} over the seeds that no compared arm failed.
 
-    Arms without any score are left out.
+    Arms without any score, and arms that still lack a seed of plain training, are left out.
     """
     splits = of[PLAIN]
-    scored = [arm for arm in arms if any(not math.isnan(one) for one in of[arm]["validation"].values())]
+    scored = [
+        arm
+        for arm in arms
+        if of[arm]["validation"].keys() >= splits["validation"].keys()
+        and any(not math.isnan(one) for one in of[arm]["validation"].values())
+    ]
     given: dict[str, dict[str, list[float]]] = {arm: {} for arm in (PLAIN, *scored)}
     for split in splits:
         seeds = sorted(

@@ -63,6 +63,14 @@ def test_failed_trials_are_counted_and_not_averaged():
     assert found[2][:3] == ["asa", "3", "36.0 ± 1.4"] and found[2][3].startswith("+5.5") and found[2][-1] == "1"
 
 
+def test_an_arm_that_lacks_a_seed_takes_none_from_the_others():
+    both = {"plain": (0.3, 0.32, 0.31), "asa": (0.35, 0.36, 0.39)}
+    arms = {"asa": "asa", "longer": "longer"}
+    found = rows_of(tables.compared(lines_of(scores=both | {"longer": (0.4, 0.41)}), "sst2", arms, "arm"))
+    alone = rows_of(tables.compared(lines_of(scores=both), "sst2", arms, "arm"))
+    assert found[:3] == alone and found[3] == ["longer", "2", "40.5 ± 0.7", "–", "–", "–", "2"]
+
+
 def test_an_arm_whose_trials_all_failed_hides_no_other():
     lines = lines_of("wnut17", "entity_f1", {"plain": (0.3, 0.32), "asa": (0.35, 0.36), "smart": (0.1, 0.1)})
     for line in lines:
