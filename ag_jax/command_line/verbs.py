@@ -67,7 +67,7 @@ FLAGS = {
     "search_batch": Flag("switch", "search for the largest batch that fits; --nosearch_batch is faster", True),
     "price": Flag("dollars", "price of a chip for an hour, to estimate the cost"),
     "from": Flag(
-        "model", "Hugging Face model: a directory, or its name on the hub, if wanted with @REVISION", field="source"
+        "model", "Hugging Face model: a directory, or its name on the hub, NAME or NAME@REVISION", field="source"
     ),
     "to": Flag("directory", "directory for the Hugging Face model, which will be created", field="target"),
     "path": Flag("directory", "model of `ag-jax convert`, the earlier name of import and export"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.evaluation.significance import Spread, spread
+from ag_jax.finetuning.config import point_settings
 
 Result = dict[str, Any]  # the content of a trial's result.json
 
@@ -42,9 +43,8 @@ class Point:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The point's settings, as `report.json` has them: `swept` is left out if it is empty."""
-        swept = {"swept": self.swept} if self.swept else {}
-        return {"learning_rate": self.learning_rate, "batch_size": self.batch_size, **swept}
+        """The point's settings, as `report.json` has them."""
+        return point_settings(self.learning_rate, self.batch_size, self.swept)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -225,6 +225,14 @@ class Recipe:
         return dataclasses.replace(self, **unused, adversarial=self.adversarial.in_effect)
 
 
+def point_settings(learning_rate: float, batch_size: int, swept: dict[str, Any]) -> dict[str, Any]:
+    """Return a point of a sweep as `result.json` and `report.json` have it.
+
+    swept: values of the settings in the recipe's `sweep`; if there are none, the key is left out.
+    """
+    return {"learning_rate": learning_rate, "batch_size": batch_size, **({"swept": swept} if swept else {})}
+
+
 def in_name(value: float) -> str:
     """Return a value of a swept setting as the names of trials' directories have it: with six digits if it has a
     fraction.

@@ -9,7 +9,7 @@ from etils import epath
 
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
-from ag_jax.finetuning.config import Recipe, in_name
+from ag_jax.finetuning.config import Recipe, in_name, point_settings
 from ag_jax.interop import finetuned
 from ag_jax.training.checkpoint import ASIDE, steps_in
 
@@ -42,9 +42,8 @@ class Trial:
 
     @property
     def point(self) -> dict[str, Any]:
-        """The point of the sweep, as `result.json` has it: `swept` is left out if it is empty."""
-        swept = {"swept": self.swept} if self.swept else {}
-        return {"learning_rate": self.learning_rate, "batch_size": self.batch_size, **swept}
+        """The point of the sweep, as `result.json` has it."""
+        return point_settings(self.learning_rate, self.batch_size, self.swept)
 
     @property
     def name(self) -> str:

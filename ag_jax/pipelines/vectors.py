@@ -47,12 +47,10 @@ class Embed(BatchedPipeline):
         size = self._batch_size(batch_size)
         opened, shape, settings = self._opened, self._shape, self._settings
         lines = [settings.prompt + line for line in lines]
-        if settings.strip:
+        if settings.strip or opened.translates:  # translation models were trained on stripped sources
             lines = [line.strip() for line in lines]
         if settings.lower_case:
             lines = [line.lower() for line in lines]
-        if opened.translates:  # as its sources in training
-            lines = [line.strip() for line in lines]
         first = int(opened.translates)  # of each row's fields; without the begin token, one more token fits
         ids = opened.tokenizer.encode_batch(lines)
         rows = [shape.row(of_text[: shape.room(pair=False) + first]) for of_text in ids]

@@ -648,6 +648,23 @@ def test_a_start_that_was_written_as_a_relative_path_is_the_same(tmp_path, data,
     assert len(calls) == 4
 
 
+def train_with_another_result(settings, tmp_path, text, other, message):
+    """Train a trial, replace `text` in its result by `other`, and train again.
+
+    message: what must follow the file's name in the error, a regular expression; None if there must be no error.
+    """
+    workdir = epath.Path(tmp_path / "w")
+    train(settings, workdir)
+    (path,) = (tmp_path / "w").glob("sst2/*/result.json")
+    assert text in path.read_text()
+    path.write_text(path.read_text().replace(text, other))
+    if message is None:
+        train(settings, workdir)
+        return
+    with pytest.raises(ValueError, match=f"{path}{message}"):
+        train(settings, workdir)
+
+
 @pytest.mark.parametrize(
     ("text", "other", "message"),
     [
@@ -657,13 +674,7 @@ def test_a_start_that_was_written_as_a_relative_path_is_the_same(tmp_path, data,
     ],
 )
 def test_a_result_that_was_changed_is_named(tmp_path, data, calls, text, other, message):
-    workdir = epath.Path(tmp_path / "w")
-    train(config(tmp_path, data, seeds=(0,)), workdir)
-    (path,) = (tmp_path / "w").glob("sst2/*/result.json")
-    assert text in path.read_text()
-    path.write_text(path.read_text().replace(text, other))
-    with pytest.raises(ValueError, match=f"{path}: .*{message}"):
-        train(config(tmp_path, data, seeds=(0,)), workdir)
+    train_with_another_result(config(tmp_path, data, seeds=(0,)), tmp_path, text, other, f": .*{message}")
 
 
 @pytest.mark.parametrize(
@@ -678,16 +689,8 @@ def test_a_result_that_was_changed_is_named(tmp_path, data, calls, text, other, 
     ],
 )
 def test_the_result_of_another_trial_is_noticed(tmp_path, data, calls, text, other, message):
-    workdir = epath.Path(tmp_path / "w")
-    train(config(tmp_path, data, seeds=(1,)), workdir)
-    (path,) = (tmp_path / "w").glob("sst2/*/result.json")
-    assert text in path.read_text()
-    path.write_text(path.read_text().replace(text, other))
-    if message is None:
-        train(config(tmp_path, data, seeds=(1,)), workdir)
-        return
-    with pytest.raises(ValueError, match=f"{path} is the result of another trial: {message}"):
-        train(config(tmp_path, data, seeds=(1,)), workdir)
+    message = None if message is None else f" is the result of another trial: {message}"
+    train_with_another_result(config(tmp_path, data, seeds=(1,)), tmp_path, text, other, message)
 
 
 @pytest.mark.parametrize(
@@ -704,17 +707,9 @@ def test_the_result_of_another_trial_is_noticed(tmp_path, data, calls, text, oth
     ],
 )
 def test_the_result_of_another_point_is_noticed(tmp_path, data, calls, text, other, message):
-    workdir, swept = epath.Path(tmp_path / "w"), {"head_dropout": (0.1,), "warmup_steps": (1,)}
+    swept = {"head_dropout": (0.1,), "warmup_steps": (1,)}
     settings = config(tmp_path, data, seeds=(1,), **{f"tasks.sst2.sweep.{name}": of for name, of in swept.items()})
-    train(settings, workdir)
-    (path,) = (tmp_path / "w").glob("sst2/*/result.json")
-    assert text in path.read_text()
-    path.write_text(path.read_text().replace(text, other))
-    if message is None:
-        train(settings, workdir)
-        return
-    with pytest.raises(ValueError, match=f"{path}.*{message}"):
-        train(settings, workdir)
+    train_with_another_result(settings, tmp_path, text, other, None if message is None else f".*{message}")
 
 
 def test_a_trial_that_fails_costs_its_point_and_nothing_else(tmp_path, data, calls, monkeypatch):

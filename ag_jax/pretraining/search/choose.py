@@ -94,7 +94,7 @@ def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a point.
+    """Status of a point, and the numbers that its runs measured.
 
     point: the point.
     status: `done` (all seeds), `failed` (at least one seed), `stopped` by halving, or `unfinished`.
