@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from etils import epath
@@ -55,7 +55,7 @@ def make_head(
     max_length: int,
     dropout: float | None = None,
     texts: int | None = None,
-    pooling: str = "first",
+    pooling: Literal["first", "mean"] = "first",
 ) -> Head:
     """Return the settings of a task's head: kind of task, labels, activation and dropout (`style`), longest sequence.
 

@@ -23,10 +23,9 @@ from ag_jax.interop import (
     tensors,
     tokenizer_files,
 )
-from ag_jax.interop.families import Family
+from ag_jax.interop.families import Family, TaskHeads
 from ag_jax.interop.front_matter import Statements
 from ag_jax.interop.importing import GENERATION, POSITIONS
-from ag_jax.interop.modernbert import MODERNBERT, write_task_heads
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.models.seq2seq import TranslationModel
@@ -108,9 +107,8 @@ def convert(
         ending for ending, class_heads in family.architectures.items() if set(class_heads) == set(heads)
     )
     text = card.text(opened, config, architecture, dtype, stated, _place(path, stated), not_carried)
-    extra = {}
-    if family is MODERNBERT:  # for the heads of tasks that are trained from the export
-        extra = write_task_heads(origin.pooling, config.dropout if origin.head_dropout is None else origin.head_dropout)
+    # For the heads of tasks that are trained from the export.
+    extra = family.write_task_heads(TaskHeads(origin.pooling, origin.head_dropout), config)
     vectors = origin.vectors if part == "model" else SentenceVectors()
     written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, extra, vectors)
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))
@@ -145,7 +143,7 @@ def _convert_finetuned(
     text = card.finetuned_text(tuned, architecture, dtype, stated, _place(path, stated), not_carried, result)
     kept = {name: layer for name, layer in tuned.params["task_head"].items() if name != exported.left_out}
     params = tuned.params | {"task_head": kept}
-    extra = task_heads.settings(family, head, tuned.config.dropout)
+    extra = task_heads.settings(family, head, tuned.config)
     written = ExportedContent(family, table, architecture, tuned.config, params, tuned.tokenizer, text, extra)
     return Exported(architecture, _write(written, path, dtype), not_carried)
 

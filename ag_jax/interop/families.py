@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,31 @@ EVERYWHERE = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class TaskHeads:
+    """What a config.json says of the heads that are trained for tasks.
+
+    pooling: what heads of texts read, one of `models.heads.POOLINGS`.
+    dropout: their dropout rate; None for that of the encoder.
+    """
+
+    pooling: Literal["first", "mean"] = "first"
+    dropout: float | None = None
+
+
+def read_dropout(settings: Settings, key: str) -> float | None:
+    """Return the dropout rate under a key of config.json, None if the key is missing or null.
+
+    A rate that is none is added to `settings.problems`.
+    """
+    if settings.raw(key) is None:
+        return None
+    rate = float(settings.take(key, 0.0))
+    if not 0 <= rate < 1:
+        settings.problems.append(f"{key} must be at least 0 and below 1, got {rate:g}")
+    return rate
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Family:
     """A `model_type` of transformers: names of its tensors and classes, and how its config.json is read and written.
@@ -37,6 +62,8 @@ class Family:
     tied: tensors that some files hold twice: name of the second copy to name of the first.
     read: returns the fields of an EncoderConfig, given config.json and the names of the tensors.
     write: returns the keys of a config.json, given the config and the token id of padding.
+    read_task_heads: returns what config.json says of the heads of tasks.
+    write_task_heads: returns the keys of config.json about the heads of tasks, given these and the encoder's config.
     sizes: keys of config.json that are sizes, each with a tensor and the axis of it that has this size.
     layers: keys of config.json that are numbers of layers, each with what the names of a layer's tensors begin with,
         `{layer}` included.
@@ -57,6 +84,8 @@ class Family:
     write: Callable[[EncoderConfig, int], dict[str, Any]]
     sizes: Mapping[str, tuple[str, int]]
     layers: Mapping[str, str]
+    read_task_heads: Callable[[Settings], TaskHeads] = lambda settings: TaskHeads()
+    write_task_heads: Callable[[TaskHeads, EncoderConfig], dict[str, Any]] = lambda heads, config: {}
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     constants: Callable[[EncoderConfig], dict[str, np.ndarray]] = lambda config: {}
@@ -216,6 +245,19 @@ def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
     }
 
 
+def task_heads(key: str) -> dict[str, Any]:
+    """Return the fields `read_task_heads` and `write_task_heads` of a family whose config.json has the dropout rate of
+    the heads under `key`, if that is another than the encoder's, and whose heads of texts read the first token.
+    """
+    return {
+        "read_task_heads": lambda settings: TaskHeads(dropout=read_dropout(settings, key)),
+        "write_task_heads": lambda heads, config: {} if heads.dropout is None else {key: heads.dropout},
+    }
+
+
+_TASK_HEADS = task_heads("classifier_dropout")
+
+
 def _read_bert(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     common = read_common(settings)
     return common | {
@@ -284,6 +326,7 @@ BERT = Family(
     write=_write_bert,
     sizes=encoder_sizes("bert"),
     layers=encoder_layers("bert"),
+    **_TASK_HEADS,
     left_out=("bert.pooler.",),
 )
 
@@ -307,6 +350,7 @@ ROBERTA = Family(
     write=_write_roberta,
     sizes=encoder_sizes("roberta"),
     layers=encoder_layers("roberta"),
+    **_TASK_HEADS,
     left_out=("roberta.pooler.",),
 )
 
@@ -335,4 +379,5 @@ ELECTRA = Family(
     write=_write_electra,
     sizes=encoder_sizes("electra"),
     layers=encoder_layers("electra"),
+    **_TASK_HEADS,
 )

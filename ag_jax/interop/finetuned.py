@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -69,7 +69,7 @@ class Head:
     answerable: bool = True
     dropout: float | None = None
     texts: int | None = None
-    pooling: str = "first"
+    pooling: Literal["first", "mean"] = "first"
 
     def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
         """Return the Flax module: an encoder of `config` with this head."""

@@ -16,7 +16,6 @@ from ag_jax.interop import directories, finetuned, marian, names, sentence_vecto
 from ag_jax.interop import source as sources
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.marian import Generation
-from ag_jax.interop.modernbert import MODERNBERT, of_task_heads
 from ag_jax.interop.source import Source
 from ag_jax.models.heads import task_encoder
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
@@ -153,7 +152,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
             "Fine-tune the model first with `ag-jax finetune`"
         )
     config = task_encoder(source.config)
-    head = task_heads.read(source.family, kind, source.values, config.max_length)
+    head = task_heads.read(source.family, kind, source.values, source.task_heads, config.max_length)
     shapes = finetuned.shapes(head, config)
     wanted = names.stored_tensors((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
     # `task_encoder` changes only a config with a mask decoder, and then drops the positions, which only that reads.
@@ -194,7 +193,6 @@ def _kind(source: Source, expected: Sequence[str]) -> str | None:
 
 def _origin(source: Source, path: str) -> Origin:
     is_local = pathlib.Path(path).expanduser().is_dir()
-    pooling, dropout = of_task_heads(source.values) if source.family is MODERNBERT else ("first", None)
     name, commit = (source.directory.name, "") if is_local else (path.partition("@")[0], source.directory.name)
     return Origin(
         model_type=source.family.model_type,
@@ -204,8 +202,8 @@ def _origin(source: Source, path: str) -> Origin:
         architectures=source.architectures,
         license=source.card.license,
         citation=source.card.citation,
-        pooling=pooling,
-        head_dropout=dropout,
+        pooling=source.task_heads.pooling,
+        head_dropout=source.task_heads.dropout,
         vectors=sentence_vectors.read(source.directory),
     )
 

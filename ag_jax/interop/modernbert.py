@@ -5,11 +5,11 @@ the two linear layers before the product of the gated feed-forward part.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Literal
 
 from ag_jax.interop import families
-from ag_jax.interop.families import Family, dense, norm
+from ag_jax.interop.families import Family, TaskHeads, dense, norm, read_dropout
 from ag_jax.interop.layouts import FROM_HEADS, STACKED, STACKED_BIASES
 from ag_jax.interop.names import LAYER, LAYERS, Name
 from ag_jax.interop.settings import Settings
@@ -105,7 +105,6 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     if activation not in ("gelu", "relu", "silu"):
         settings.problems.append(f"hidden_activation={activation!r} is not supported, only gelu, relu and silu")
         activation = "gelu"
-    _read_task_heads(settings)  # for the problems
     dropout = float(settings.take("mlp_dropout", 0.0))
     settings.only("embedding_dropout", dropout, default=0.0)  # `model.dropout` is the rate of both
     sizes = families.read_sizes(settings)
@@ -139,25 +138,17 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     )
 
 
-def _read_task_heads(settings: Settings) -> tuple[Literal["first", "mean"], float]:
-    pooling, dropout = settings.take("classifier_pooling", "cls"), float(settings.take("classifier_dropout", 0.0))
+def _read_task_heads(settings: Settings) -> TaskHeads:
+    pooling = settings.take("classifier_pooling", "cls")
     if pooling not in _POOLINGS:
         settings.problems.append(f"classifier_pooling={pooling!r} is not supported, only {' and '.join(_POOLINGS)}")
-    if not 0 <= dropout < 1:
-        settings.problems.append(f"classifier_dropout must be at least 0 and below 1, got {dropout:g}")
-    return _POOLINGS.get(pooling, "first"), dropout
+    # A missing key stands for no dropout, whatever that of the encoder is.
+    return TaskHeads(_POOLINGS.get(pooling, "first"), read_dropout(settings, "classifier_dropout") or 0.0)
 
 
-def of_task_heads(values: Mapping[str, Any]) -> tuple[Literal["first", "mean"], float]:
-    """Return what heads of texts read (`models.heads.POOLINGS`) and the dropout rate of task heads, given the content
-    of a config.json that was read without problems.
-    """
-    return _read_task_heads(Settings(values))
-
-
-def write_task_heads(pooling: str, dropout: float) -> dict[str, Any]:
-    """Return the keys of config.json about the heads of tasks, the inverse of `of_task_heads`."""
-    theirs = next(key for key, ours in _POOLINGS.items() if ours == pooling)
+def _write_task_heads(heads: TaskHeads, config: EncoderConfig) -> dict[str, Any]:
+    theirs = next(key for key, ours in _POOLINGS.items() if ours == heads.pooling)
+    dropout = config.dropout if heads.dropout is None else heads.dropout
     return {"classifier_pooling": theirs, "classifier_dropout": dropout}
 
 
@@ -221,4 +212,6 @@ MODERNBERT = Family(
         "intermediate_size": ("model.layers.0.mlp.Wo.weight", 1),
     },
     layers={"num_hidden_layers": f"{_LAYER}."},
+    read_task_heads=_read_task_heads,
+    write_task_heads=_write_task_heads,
 )

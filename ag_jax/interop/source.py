@@ -13,7 +13,7 @@ from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.data.json_files import read_json
 from ag_jax.interop import catalogue
 from ag_jax.interop.card import Card, read_card
-from ag_jax.interop.families import Family
+from ag_jax.interop.families import Family, TaskHeads
 from ag_jax.interop.names import LAYER
 from ag_jax.interop.settings import Settings
 from ag_jax.interop.tensors import Tensors, open_directory
@@ -34,6 +34,7 @@ class Source:
     tensors: by the names that transformers gives them today.
     architectures: the classes in its config.json.
     card: the statements of its model card.
+    task_heads: what its config.json says of the heads of tasks.
     values: the keys of its config.json.
     """
 
@@ -45,6 +46,7 @@ class Source:
     tensors: Tensors
     architectures: tuple[str, ...]
     card: Card
+    task_heads: TaskHeads
     values: dict[str, Any]
 
 
@@ -64,7 +66,7 @@ def read(directory: pathlib.Path) -> Source:
     tensors = tensors.renamed(lambda name: _current_name(name, family, has_root))
     tensors = tensors.renamed(lambda name: _original_name(name, family, tensors.shapes))
     settings = Settings(values)
-    fields = family.read(settings, tensors.shapes)
+    fields, task_heads = family.read(settings, tensors.shapes), family.read_task_heads(settings)
     architectures = tuple(map(str, settings.take("architectures", [])))
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
@@ -100,6 +102,7 @@ def read(directory: pathlib.Path) -> Source:
         tensors,
         architectures,
         read_card(directory / "README.md"),
+        task_heads,
         values,
     )
 

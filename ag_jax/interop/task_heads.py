@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ag_jax.interop import catalogue, marian
-from ag_jax.interop.families import Family, dense, norm
+from ag_jax.interop.families import Family, TaskHeads, dense, norm
 from ag_jax.interop.finetuned import Head
-from ag_jax.interop.modernbert import MODERNBERT, of_task_heads, write_task_heads
+from ag_jax.interop.modernbert import MODERNBERT
 from ag_jax.interop.names import Name
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.heads import STYLES
@@ -121,16 +121,10 @@ def misfits(family: Family, exported: Head) -> list[str]:
     return []
 
 
-def settings(family: Family, head: Head, dropout: float) -> dict[str, Any]:
-    """Return the keys and values of config.json that describe a task head; for families other than ModernBERT they are
-    empty if the head has no named classes, such as that for spans.
-
-    dropout: dropout rate of the encoder.
-    """
+def settings(family: Family, head: Head, config: EncoderConfig) -> dict[str, Any]:
+    """Return the keys and values of config.json that describe a task head, given the config of the encoder."""
     exported = HEADS[head.kind]
-    common = {}
-    if family is MODERNBERT:
-        common = write_task_heads(head.pooling, dropout if head.dropout is None else head.dropout)
+    common = family.write_task_heads(TaskHeads(head.pooling, head.dropout), config)
     if not exported.has_labels:
         return common
     labels = head.labels or ("LABEL_0",)
@@ -150,12 +144,13 @@ def kind_of(family: Family, architectures: Collection[str]) -> str | None:
     return next((kind for kind, head in HEADS.items() if head.ending and head.ending in endings), None)
 
 
-def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) -> Head:
+def read(family: Family, kind: str, values: Mapping[str, Any], said: TaskHeads, max_length: int) -> Head:
     """Return the settings of an imported model's task head.
 
     family: the model family, which decides the head's activation and dropout.
     kind: the kind of the model's class, which becomes `regression` for a classification with one label.
     values: the content of config.json, which has the labels.
+    said: what config.json says of the heads of tasks.
     Raises ValueError for options that are not supported.
     """
     problems = [
@@ -174,10 +169,8 @@ def read(family: Family, kind: str, values: Mapping[str, Any], max_length: int) 
             + "\n".join(f"  {problem}" for problem in problems)
         )
     shown = labels if kind in ("classification", "tagging") else ()
-    if family is MODERNBERT:
-        pooling, dropout = of_task_heads(values)
-        return Head("", kind, shown, "modernbert", max_length=max_length, dropout=dropout, pooling=pooling)
-    return Head("", kind, shown, family.root, max_length=max_length)
+    style = "modernbert" if family is MODERNBERT else family.root
+    return Head("", kind, shown, style, max_length=max_length, dropout=said.dropout, pooling=said.pooling)
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:

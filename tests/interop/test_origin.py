@@ -20,6 +20,7 @@ from ag_jax.pretraining import origin, run
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
+from tests.interop.test_bad_input import settings as change_settings
 from tests.interop.test_goldens import GOLDENS, with_tensors
 from tests.interop.test_initial_weights import config, text  # noqa: F401 - a fixture
 from tests.interop.test_verb import request
@@ -96,14 +97,15 @@ def test_the_origin_follows_initial_weights(camembert, text, tmp_path, one_devic
 
     opened = opening.open_encoder(str(second))
     assert opened.origin.model_type == "camembert" and opened.style == "roberta"
-    head = Head("", "tagging", ("O", "B-X"), opened.style)
+    head = Head("", "tagging", ("O", "B-X"), opened.style, dropout=0.25)
     shapes = finetuned.shapes(head, opened.config)
     params = {path: np.zeros(shape, np.float32) for path, shape in shapes.items()}
     tuned = FineTuned(head, opened.config, opened.tokenizer, names.nested(params), opened.origin)
     finetuned.save(tuned, epath.Path(tmp_path / "trial"))
     assert finetuned.load(tmp_path / "trial").origin == opened.origin
     settings, card, _ = exported(epath.Path(tmp_path / "trial"), tmp_path / "tuned")
-    assert settings["architectures"] == ["CamembertForTokenClassification"]
+    assert (settings["architectures"], settings["classifier_dropout"]) == (["CamembertForTokenClassification"], 0.25)
+    assert importing.open_finetuned(str(tmp_path / "tuned"))[0].head.dropout == 0.25
     check_card(card)
 
     importing.convert(str(tmp_path / "out"), epath.Path(tmp_path / "again"))
@@ -157,8 +159,7 @@ def bare(tmp_path_factory):
         return encoder | {name: rng.standard_normal(shape).astype(np.float32) for name, shape in pooler.items()}
 
     theirs = with_tensors("bert", directory / "theirs", pooled)
-    settings = json.loads((theirs / "config.json").read_text()) | {"architectures": ["BertModel"]}
-    (theirs / "config.json").write_text(json.dumps(settings))
+    change_settings(theirs, architectures=["BertModel"])
     said = importing.convert(str(theirs), epath.Path(directory / "run"))
     assert said.new == ("word_head",) and not said.left_out
     return theirs, epath.Path(directory / "run")
@@ -215,13 +216,32 @@ def test_the_pooler_of_a_task_head_that_is_left_out_is_kept(tmp_path):
         return tensors | pooler | {"classifier.weight": np.ones((2, 6), "f"), "classifier.bias": np.ones(2, "f")}
 
     directory = with_tensors("bert", tmp_path / "theirs", with_head)
-    settings = json.loads((directory / "config.json").read_text())
-    settings["architectures"] = ["BertForSequenceClassification"]
-    (directory / "config.json").write_text(json.dumps(settings))
+    change_settings(directory, architectures=["BertForSequenceClassification"])
     found = importing.convert(str(directory), epath.Path(tmp_path / "run"), expected=["classifier"])
     assert set(found.left_out) == {"classifier.weight", "classifier.bias"}
     np.testing.assert_array_equal(run.open_run(epath.Path(tmp_path / "run")).pooler["kernel"], np.eye(6))
     assert not importing.open_model(str(directory), ["classifier", "bert.pooler"]).pooler
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [("bert", "classifier_dropout"), ("roberta", "classifier_dropout"), ("deberta_v2", "cls_dropout")],
+)
+def test_the_dropout_of_task_heads_is_kept(family, key, tmp_path):
+    """It is read from the directory and from the imported run, and exported; null stands for that of the encoder."""
+    for said in (0.25, 0.0, None):
+        place = tmp_path / str(said)
+        place.mkdir()
+        theirs = with_tensors(family, place / "theirs", lambda tensors: tensors)
+        change_settings(theirs, **{key: said})
+        importing.convert(str(theirs), epath.Path(place / "run"))
+        assert opening.open_encoder(str(theirs)).origin.head_dropout == said
+        assert opening.open_encoder(str(place / "run")).origin.head_dropout == said
+        written, _, _ = exported(epath.Path(place / "run"), place / "out")
+        assert written.get(key) == said
+    change_settings(theirs, **{key: 1.0})
+    with pytest.raises(ValueError, match=f"{key} must be at least 0 and below 1, got 1"):
+        importing.convert(str(theirs), epath.Path(tmp_path / "bad"))
 
 
 def test_a_head_for_sentence_pairs_alone(tmp_path):
@@ -231,10 +251,7 @@ def test_a_head_for_sentence_pairs_alone(tmp_path):
         return {name: leaf for name, leaf in tensors.items() if not name.startswith("cls.predictions.")}
 
     directory = with_tensors("bert_pairs", tmp_path / "theirs", without_words)
-    settings = json.loads((directory / "config.json").read_text()) | {
-        "architectures": ["BertForNextSentencePrediction"]
-    }
-    (directory / "config.json").write_text(json.dumps(settings))
+    change_settings(directory, architectures=["BertForNextSentencePrediction"])
     assert importing.convert(str(directory), epath.Path(tmp_path / "run")).new == ("word_head",)
     settings, _, tensors = exported(epath.Path(tmp_path / "run"), tmp_path / "out")
     assert settings["architectures"] == ["BertForNextSentencePrediction"]
