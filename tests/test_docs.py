@@ -1,9 +1,10 @@
 """The pages of the documentation: all are reachable from the README, no link is broken, their Python code runs, and
-their commands are those of the program. So are the commands in the docstrings of config files.
+their commands are those of the program. So are the commands of records, and those in the docstrings of config files.
 """
 
 import ast
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
@@ -264,10 +265,16 @@ def commands_of_config(name: str) -> Iterator[list[str]]:
     """Yield the words after `ag-jax` of each command in the docstring of a config, in a line or in a sentence."""
     docstring = ast.get_docstring(ast.parse((test_configs.CONFIGS / name).read_text())) or ""
     yield from commands_of_lines(line for line in docstring.splitlines() if line.startswith("    "))
-    in_text = re.findall(r"`(ag-jax [^`]*--config=[^`]*)`", " ".join(docstring.split()))
-    yield from commands_of_lines(in_text)
+    yield from commands_in_sentences(docstring)
 
 
+def commands_in_sentences(text: str) -> Iterator[list[str]]:
+    """Yield the words after `ag-jax` of each command with a config that a sentence or a table has between backticks."""
+    yield from commands_of_lines(re.findall(r"`(ag-jax [^`]*--config=[^`]*)`", " ".join(text.split())))
+
+
+# Sentences of other pages name commands without the arguments that their configs need.
+OF_RECORDS = list(commands_in_sentences((ROOT / "docs/reproduction.md").read_text()))
 OF_CONFIGS = {name: list(commands_of_config(name)) for name in test_configs.ALL}
 
 
@@ -299,6 +306,12 @@ def test_commands_in_docstrings_have_verbs_flags_configs_and_settings_that_exist
     assert any(word.partition(":")[0] == own for words in OF_CONFIGS[name] for word in words)
     for words in OF_CONFIGS[name]:
         check_command(words)
+
+
+@pytest.mark.parametrize("words", OF_RECORDS, ids=itertools.count())
+def test_commands_of_records_have_verbs_flags_configs_and_settings_that_exist(words, place_of_configs, monkeypatch):
+    monkeypatch.chdir(place_of_configs)
+    check_command(words)
 
 
 @pytest.mark.parametrize(
