@@ -605,15 +605,17 @@ def _check_start(directory: epath.Path, start: Pretrained) -> None:
 
 def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
     """Raise ValueError if task `name` starts from the weights of another task, but finished trials of the other task
-    saved no weights.
+    saved no weights, or all of them failed.
     """
     first = config.tasks[name].initial_task
     for seed in config.seeds:
-        of_seed = [directory_of(workdir, one) for one in trials(config, first) if one.seed == seed]
-        done = [directory for directory in of_seed if is_done(directory)]
+        of_seed = [one for one in trials(config, first) if one.seed == seed]
+        done = [one for one in of_seed if is_done(directory_of(workdir, one))]
+        ended, _ = _ended(done, workdir, metric)
+        found = [directory for _, directory in ended]
         if len(done) == len(of_seed):  # all are done, so the best one is known
-            done = [_best(config, workdir, first, metric, seed)]
-        if done and not any((directory / finetuned.FOLDER).exists() for directory in done):
+            found = [_first_best(ended, metric, seed)]
+        if found and not any((directory / finetuned.FOLDER).exists() for directory in found):
             raise ValueError(
                 f"tasks.{name} starts from the best weights of {first}, which {workdir / first} does not have for "
                 f"seed {seed}: delete {workdir / first} to train {first} again, or choose another --workdir"

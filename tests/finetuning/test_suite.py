@@ -829,6 +829,20 @@ def test_weights_that_another_task_wants_are_missed_at_once(tmp_path, data, call
     assert len(calls) == 3
 
 
+def test_a_failed_trial_of_an_initial_task_is_not_asked_for_weights(tmp_path, data, calls):
+    """The suite was stopped after it: the other trials of the seed, which are not done, will have weights."""
+    settings = {"tasks.rte.initial_task": "sst2", "tasks.sst2.learning_rates": (1e-4, 2e-4)}
+    wanted, workdir = config(tmp_path, data, ("sst2", "rte"), (0,), **settings), epath.Path(tmp_path / "w")
+    failed, finished = suite.trials(wanted, "sst2")
+    suite.directory_of(workdir, failed).mkdir(parents=True)
+    suite.trial.write_failure(failed, suite.directory_of(workdir, failed), "not finite")
+    train(wanted, workdir)
+    assert [name.split("/")[0] for name in calls] == ["sst2", "rte"]
+    suite.trial.write_failure(finished, suite.directory_of(workdir, finished), "not finite")
+    with pytest.raises(ValueError, match="no trial of seed 0 succeeded"):
+        train(wanted, workdir)
+
+
 def test_a_second_arm_that_cannot_be_is_found_before_the_first_is_trained(source, tmp_path, calls):
     text = (tmp_path / "c.py").read_text()
     change = "config.checkpoint = '/not/there' if chosen.arm == 'ag' else config.checkpoint"
