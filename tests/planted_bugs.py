@@ -633,7 +633,7 @@ BUGS = (
     ),
     Bug(
         "early stopping: an equal evaluation counts as an improvement",
-        "ag_jax/training/best.py",
+        "ag_jax/training/criterion.py",
         "self.cost(value) < best[0]",
         "self.cost(value) <= best[0]",
         "tests/pretraining/test_best.py",

@@ -27,8 +27,8 @@ from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
-from ag_jax.training.best import Best
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.criterion import Criterion
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress
 from ag_jax.training.loop import Loop
@@ -198,7 +198,7 @@ def best_epoch(history: list[Evaluation], metric: str) -> int:
 
     Of several such epochs, the first is taken.
     """
-    return Best(metric, is_lower_better=False).number(history)
+    return Criterion(metric, is_lower_better=False).number(history)
 
 
 def read_progress(stored: dict[str, Any], steps_of_epoch: int, directory: epath.Path) -> Progress:
@@ -347,7 +347,7 @@ class _Training:
 
     def is_over(self, history: list[Evaluation]) -> bool:
         """Return whether the last `patience` epochs brought no improvement."""
-        return Best(self.metric, is_lower_better=False).is_over(history, self.trial.recipe.patience)
+        return Criterion(self.metric, is_lower_better=False).is_over(history, self.trial.recipe.patience)
 
     def keep(self, state: TrainState, history: list[Evaluation]) -> bool:
         """If the last epoch is the best so far, save its predictions and return True; otherwise return False.

@@ -44,8 +44,8 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.training import chips, loop, sharding, summary
-from ag_jax.training.best import Best
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
+from ag_jax.training.criterion import Criterion
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator, no_checkpoint
 from ag_jax.training.metrics import read_metrics
@@ -146,15 +146,15 @@ def make_job(
     hyperparameters = alpha.begin(config, workdir, primary.metric, coefficient, losses_at_the_start)
     evaluator = metrics_evaluator(program, hyperparameters, held_out)
 
-    best = Best.of_objective(config.training.best_metric or primary.metric)
+    criterion = Criterion.of_objective(config.training.best_metric or primary.metric)
     _check_best_metric(config, program)
     # The evaluations of the run that a branch goes on from do not count for the patience of the branch.
     branched_at = branch.source(config)[1] if config.training.branch_from else 0
-    stop = functools.partial(best.is_over, patience=config.training.patience, after=branched_at)
+    stop = functools.partial(criterion.is_over, patience=config.training.patience, after=branched_at)
 
     def best_evaluation(history: list[Evaluation]) -> Evaluation | None:
         # A branch has no checkpoints of the evaluations before it began.
-        return best.evaluation([evaluation for evaluation in history if evaluation.step > branched_at])
+        return criterion.evaluation([evaluation for evaluation in history if evaluation.step > branched_at])
 
     def kept_step(history: list[Evaluation]) -> int | None:
         found = best_evaluation(history) if config.training.keep_best else None
@@ -172,7 +172,7 @@ def make_job(
             there = {*steps_in(workdir / "checkpoints"), int(state.step)}
             history = [evaluation for evaluation in history if evaluation.step in there]
         if (chosen := best_evaluation(history)) is not None and (training.keep_best or training.patience):
-            found["best"] = {"step": chosen.step, best.metric: chosen.values[best.metric]}
+            found["best"] = {"step": chosen.step, criterion.metric: chosen.values[criterion.metric]}
         if found["steps"] == training.steps:
             return found
         # A time limit adds an evaluation, which a run without one would not have, so that patience does not count it.
@@ -810,7 +810,7 @@ def best_step(workdir: epath.PathLike) -> int:
     metric = config.training.best_metric or workloads.workload_of(config).primary_metric.metric
     there = steps_in(workdir / "checkpoints")
     rows = [row for row in read_metrics(workdir) if row["split"] == "validation" and row["step"] in there]
-    chosen = Best.of_objective(metric).index(row.get(metric) for row in rows)
+    chosen = Criterion.of_objective(metric).index(row.get(metric) for row in rows)
     if chosen is None:
         raise FileNotFoundError(
             f"{workdir} has no checkpoint with an evaluation: expected a row of validation in metrics.jsonl for one of "

@@ -17,9 +17,9 @@ from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.training import best
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.criterion import Criterion
 from ag_jax.training.job import Evaluation
 from ag_jax.training.loop import Interrupted
 from tests.pretraining.test_extended_runs import params, rows, settings, text  # noqa: F401
@@ -211,7 +211,7 @@ def test_the_best_is_that_of_a_plain_search(lower):
     random = np.random.default_rng(5)
     for _ in range(50):
         values = random.integers(0, 4, random.integers(0, 9)).astype(float).tolist()
-        chosen = best.Best("m", lower)
+        chosen = Criterion("m", lower)
         expected = (min if lower else max)(values) if values else None
         found = chosen.evaluation(history(values))
         assert (found and found.values["m"]) == expected
@@ -229,9 +229,9 @@ def test_the_best_is_that_of_a_plain_search(lower):
 
 
 def test_values_that_are_no_numbers_are_never_the_best():
-    chosen = best.Best.of_objective("mlm_loss")
+    chosen = Criterion.of_objective("mlm_loss")
     assert chosen.index([None, float("nan"), 3.0, float("inf"), 2.0, [1.0]]) == 4 and chosen.index([None]) is None
-    assert [best.Best.of_objective(name).is_lower_better for name in ("nll", "loss", "rtd_accuracy")] == [
+    assert [Criterion.of_objective(name).is_lower_better for name in ("nll", "loss", "rtd_accuracy")] == [
         True,
         True,
         False,
@@ -240,4 +240,4 @@ def test_values_that_are_no_numbers_are_never_the_best():
 
 @pytest.mark.parametrize(("metric", "ordered"), [("nll", [1.0, 2.0, None]), ("rtd_accuracy", [2.0, 1.0, None])])
 def test_a_value_that_was_not_measured_costs_the_most(metric, ordered):
-    assert sorted([None, 1.0, 2.0], key=best.Best.of_objective(metric).cost) == ordered
+    assert sorted([None, 1.0, 2.0], key=Criterion.of_objective(metric).cost) == ordered

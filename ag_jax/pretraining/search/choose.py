@@ -12,7 +12,7 @@ from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.distributed import storage
 from ag_jax.pretraining.search.points import Point, Study
 from ag_jax.pretraining.search.states import Numbers, RunState, States
-from ag_jax.training.best import Best
+from ag_jax.training.criterion import Criterion
 
 BEST = "best.json"
 Status = Literal["done", "failed", "stopped", "unfinished"]
@@ -32,7 +32,7 @@ class NextRun:
     pause_at: int | None
 
 
-def _cost_at(of_seeds: Sequence[RunState], step: int, by: Best) -> float | None:
+def _cost_at(of_seeds: Sequence[RunState], step: int, by: Criterion) -> float | None:
     """Return the cost of the mean over the seeds of a point after a step; infinity if a seed failed or did not measure
     the metric, None if unknown.
 
@@ -60,7 +60,7 @@ def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]
     that far, are trained to this rung. So are the other seeds of a point that failed with one seed: with --retry that
     seed may still come to the rung.
     """
-    by = Best.of_objective(study.search.metric)
+    by = Criterion.of_objective(study.search.metric)
     next_runs: list[NextRun] = []
     stopped: dict[int, int] = {}
     for numbers in study.arms.values():
@@ -149,7 +149,7 @@ def ranked(found: Sequence[Result], metric: str) -> list[Result]:
     stopped, the later the better; then those that failed, and those that are not finished.
     """
 
-    by = Best.of_objective(metric)
+    by = Criterion.of_objective(metric)
 
     def key(result: Result) -> tuple[float, ...]:
         group = ("done", "stopped", "failed", "unfinished").index(result.status)
@@ -225,7 +225,7 @@ def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) 
     alike = [found[name] for name in found if name == arm or name.partition("_")[0] == arm]
     if not alike:
         raise ValueError(f"{path} has no best point of arm {arm}: it has {', '.join(found) or 'none'}")
-    by = Best.of_objective(metric)
+    by = Criterion.of_objective(metric)
     return dict(min(alike, key=lambda winner: by.cost(winner[metric]))["settings"])
 
 

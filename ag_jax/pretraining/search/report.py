@@ -14,7 +14,7 @@ from ag_jax.pretraining.search import choose
 from ag_jax.pretraining.search.choose import Result
 from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.states import LOSSES, States
-from ag_jax.training.best import Best
+from ag_jax.training.criterion import Criterion
 
 NOT_MEASURED = "not measured"  # in the place of a number, if nothing was counted for a metric
 
@@ -107,7 +107,7 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
     """Return for each value of each setting the best and the median over the other settings, of the points that are
     done and measured the metric.
     """
-    by = Best.of_objective(metric)
+    by = Criterion.of_objective(metric)
     found: dict[str, list[dict[str, Any]]] = {}
     for setting, values in choose.values_of(of_arm):
         found[setting] = []
@@ -163,7 +163,7 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
     that has fewer.
     """
     metric = study.search.metric
-    by = Best.of_objective(metric)
+    by = Criterion.of_objective(metric)
     maps: list[HeatMap] = []
     for arm, of_arm in choose.by_arm(results).items():
         varying = sorted(choose.values_of(of_arm), key=lambda item: -len(item[1]))[:2]
@@ -224,7 +224,7 @@ def _chosen(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
         reason = f"{unfinished} are not finished" if unfinished else reason
         return [f"There is no best point: of {count} points, {reason}.", ""]
     so_far = f", of which {unfinished} are not finished," if unfinished else ""
-    is_lower_better = Best.of_objective(metric).is_lower_better
+    is_lower_better = Criterion.of_objective(metric).is_lower_better
     direction = "" if is_lower_better else " (the higher, the better)"
     lines = [f"The best of {count} points{so_far} by `{metric}`{direction} is **{of_arm['best']}**."]
     if len(study.search.seeds) > 1:

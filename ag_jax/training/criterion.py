@@ -13,7 +13,7 @@ from ag_jax.training.job import Evaluation
 
 
 @dataclasses.dataclass(frozen=True)
-class Best:
+class Criterion:
     """Rule by which evaluations are compared: a metric, and whether it is to be low.
 
     metric: name of the metric.
@@ -24,7 +24,7 @@ class Best:
     is_lower_better: bool
 
     @classmethod
-    def of_objective(cls, metric: str) -> "Best":
+    def of_objective(cls, metric: str) -> "Criterion":
         """Return the comparison by a metric of an objective: losses and `nll` are to be low, all others high."""
         return cls(metric, metric.endswith("loss") or metric == "nll")
 
