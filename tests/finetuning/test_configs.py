@@ -521,6 +521,8 @@ def test_the_arms_on_real_weights():
     warmer = comparison.arm_configs(source, {"arms": "tau_0.1,tau_0.8"})
     taus = {arm: {recipe.adversarial.asa.tau for recipe in of.tasks.values()} for arm, of in warmer.items()}
     assert taus == {"tau_0.1": {0.1}, "tau_0.8": {0.8}}
+    anli = parsed("asa/real_weights.py", "checkpoint=C,tasks=anli").tasks["anli"]
+    assert (anli.train_examples, anli.total_epochs, anli.scored_epoch) == (2_399, 3, "last")
     for name in ("learning_rate", "freelb_step"):
         with pytest.raises(ValueError, match=f"{name} must be a number, got 'high'"):
             parsed("asa/real_weights.py", f"checkpoint=C,arm=freelb,{name}=high")
