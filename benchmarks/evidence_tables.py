@@ -101,7 +101,7 @@ def compared(lines: Sequence[Line], task: str, arms: Mapping[str, str], first: s
             where = {"validation": "", "test": " (test)"}[split]
             shown = [f"{name}{where}", str(len(by_seed)), f"{spread.mean:.1f}{deviation}" if spread else "–"]
             rows.append([*shown, *pages.difference_cells(found.get(arm, {}).get(split), 1), str(low)])
-    header = (first, "seeds", "score", "difference (95 % interval)", "p", "shows", "seeds at chance")
+    header = (first, "seeds", "score", *pages.DIFFERENCE, "seeds at chance")
     return markdown.table(header, rows)
 
 

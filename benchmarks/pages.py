@@ -7,6 +7,7 @@ from ag_jax.evaluation.significance import PairedDifference
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 END = "<!-- end of the tables -->\n"
+DIFFERENCE = ("difference (95 % interval)", "p", "detectable")
 
 
 def with_tables(text: str, page: str, program: str, lines: Iterable[str]) -> str:
@@ -33,8 +34,8 @@ def write(page: str, program: str, lines: Iterable[str]) -> None:
 
 
 def difference_cells(difference: PairedDifference | None, digits: int) -> list[str]:
-    """Return the cells of a table with a difference and its interval, p after Holm's correction, and the smallest
-    difference that the test shows; dashes for None.
+    """Return the cells under `DIFFERENCE`: a difference and its interval, p after Holm's correction, and the smallest
+    difference that the test detects; dashes for None.
 
     digits: number of decimals.
     """

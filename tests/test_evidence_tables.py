@@ -38,7 +38,7 @@ def rows_of(lines):
 
 def test_the_differences_are_paired_by_seed():
     found = rows_of(tables.compared(lines_of(), "sst2", {"asa": "asa", "r_drop": "r_drop"}, "arm"))
-    assert found[0] == ["arm", "seeds", "score", "difference (95 % interval)", "p", "shows", "seeds at chance"]
+    assert found[0] == ["arm", "seeds", "score", "difference (95 % interval)", "p", "detectable", "seeds at chance"]
     assert found[1] == ["plain", "5", "82.5 ± 1.1", "–", "–", "–", "0"]
     difference = 100 * np.subtract(SCORES["asa"], SCORES["plain"])
     low, high = scipy.stats.t.interval(0.95, 4, difference.mean(), scipy.stats.sem(difference))

@@ -87,21 +87,11 @@ def test_other_learning_rates_of_the_selection_are_left_out():
 
 
 def test_plateaus_that_are_never_left():
-    """A pair of which only one run leaves the plateau counts as earlier or later, and one with none of them not."""
     lines = lines_of()
     text = "\n".join(tables.plateau(lines))
     (row,) = (row for row in rows_of(text.splitlines()) if row[:3] == ["learned", "post", "adamw"])
     steps = [["never" if loss > 7 else str(round(100 * loss)) for loss in LOSSES[0, 0, 0, arm]] for arm in (0, 1)]
     assert row[3:5] == [", ".join(of) for of in steps] and row[5:] == ["20 / 20 / 20", "90 / 90 / 90"]
-    steps = np.where(LOSSES > 7, np.inf, np.round(100 * LOSSES))
-    earlier, later = (int((sign * steps[..., 0, :] > sign * steps[..., 1, :]).sum()) for sign in (1, -1))
-    assert 0 < earlier + later <= 24
-    p = scipy.stats.binomtest(earlier, earlier + later).pvalue
-    assert (
-        f"Of 24 pairs of runs with the same settings and seed, the guided run left the plateau earlier in {earlier} "
-        in text
-    )
-    assert f"later in {later} (sign test, p = {p:.2g})" in text
 
 
 def test_patterns_alone():

@@ -9,6 +9,8 @@ from ag_jax import config_reader
 from ag_jax.analysis.figures.search import HeatMap
 from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import MCNEMAR_NEEDS, mcnemar
+from ag_jax.objectives.masked_lm import MLM
+from ag_jax.objectives.replaced_tokens import RTD
 from ag_jax.pretraining.report import flag_warnings
 from ag_jax.pretraining.search import choose
 from ag_jax.pretraining.search.choose import Result
@@ -288,11 +290,12 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
         diverged, and leave them out.
     """
     explained = (
-        "A point has left the plateau if its validation loss is clearly below that of guessing by frequency, without "
-        "context. A point of which a run diverged counts as one that did not leave it, because it did not learn. "
-        "Points that failed for another reason, such as too little memory, and points that were stopped at a rung are "
-        "left out, so that a search with rungs says little about robustness. Median and range are over the points "
-        "that were trained to the end, whose losses are finite."
+        "A point has left the plateau if its validation loss is below that of guessing by frequency, without context, "
+        f"by more than {MLM.margin:g} nats ({RTD.margin:g} in replaced-token detection). A point of which a run "
+        "diverged counts as one that did not leave it, because it did not learn. Points that failed for another "
+        "reason, such as too little memory, and points that were stopped at a rung are left out, so that a search "
+        "with rungs says little about robustness. Median and range are over the points that were trained to the end, "
+        "whose losses are finite."
     )
     if any("diverged" not in of_arm["robustness"] for of_arm in found["arms"].values()):
         explained += (
@@ -322,7 +325,8 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
         lines += [
             f"{one} and {other} have the same points, {pair['points']} of them counted in both: {alone} left the "
             f"plateau in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test; "
-            f"p < .05 takes at least {MCNEMAR_NEEDS} points that leave it in one arm alone).",
+            f"p < .05 takes at least {MCNEMAR_NEEDS} points that leave it in one arm alone). The test takes points for "
+            "independent, which those that differ in hardly more than a setting without effect are not.",
             "",
         ]
     return lines

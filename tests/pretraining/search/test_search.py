@@ -252,6 +252,7 @@ def test_arms_with_the_same_points_are_paired(stubbed, tmp_path):
     text = (tmp_path / "made" / "report.md").read_text()
     assert "the same points, 2 of them counted in both: 1 left the plateau in ag alone, 0 in mlm alone (p = 1," in text
     assert "exact McNemar test; p < .05 takes at least 6 points that leave it in one arm alone)." in text
+    assert "by more than 0.3 nats (0.02 in replaced-token detection)" in text
 
 
 def test_a_point_that_diverged_did_not_leave_the_plateau(monkeypatch, tmp_path, stubbed):
