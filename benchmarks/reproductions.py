@@ -7,7 +7,7 @@ in parentheses which tables and figures it makes, such as "(table 3, figure 5)";
 configs. A record in benchmarks/results/ belongs to the config that its `command` names: to the small size if the
 command has scale=small or the config is in `SMALL`, and otherwise to the full size. A record of a config in `SMALL`
 that has a list `repeats` belongs to the configs in this list alone. `LINES` has the configs of records that are JSON
-lines; these are small.
+lines; these are small. Of an experiment in `ARMS`, such a record may have some arms only, which are then named.
 """
 
 import ast
@@ -60,6 +60,11 @@ LINES = {
     "asa_real_weights_wnut17": _ON_REAL_WEIGHTS,
     "guidance_depth": ("ag/table3_language_modeling",),
 }
+# The arms of an experiment, besides plain training and ASA.
+ARMS = {
+    "asa/table3_naive_masking": ("bernoulli", "scheduled", "magnitude"),
+    "asa/table4_adversarial_training": ("freelb", "smart"),
+}
 _IN_PARENTHESES = re.compile(rf" \(((?:{'|'.join(KINDS)}) [^()]*)\)")
 
 
@@ -107,14 +112,30 @@ def records() -> Iterator[tuple[str, bool, str]]:
         yield (
             config,
             small,
-            f"[{path.stem}]({RESULTS}/{path.name})" + (" (stopped early)" if "stopped" in content else ""),
+            f"[{path.stem}]({RESULTS}/{path.name})"
+            + (" (stopped early)" if "stopped" in content else "")
+            + _incomplete(config, path),
         )
+
+
+def arms_of(path: pathlib.Path) -> set[str]:
+    """Return the arms that a record of JSON lines has."""
+    return {json.loads(line)["arm"] for line in path.read_text().splitlines()}
+
+
+def _incomplete(config: str, path: pathlib.Path) -> str:
+    """Return the arms of an experiment that a record of JSON lines has, in brackets; empty if these are all."""
+    if path.suffix != ".jsonl" or config not in ARMS:
+        return ""
+    found = [arm for arm in ARMS[config] if arm in arms_of(path)]
+    return "" if len(found) == len(ARMS[config]) else f" ({', '.join(found)})"
 
 
 def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
     """Yield (config, whether the size is small, file, its content) for each record of a command with a config.
 
-    Of records that are JSON lines, the content is that of the first line.
+    Of records that are JSON lines, the content is that of the first line; those without an arm of the experiment
+    (`ARMS`) are left out.
     """
     for path in sorted((ROOT / RESULTS).glob("*.json")):
         content = json.loads(path.read_text())
@@ -130,7 +151,11 @@ def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
         path = ROOT / RESULTS / f"{name}.jsonl"
         if path.exists():
             first = json.loads(path.read_text().partition("\n")[0])
-            yield from ((config, True, path, first) for config in configs)
+            yield from (
+                (config, True, path, first)
+                for config in configs
+                if config not in ARMS or arms_of(path) & set(ARMS[config])
+            )
 
 
 def table() -> str:

@@ -53,7 +53,7 @@ def test_the_quickstart_over_five_seeds_says_what_was_recorded():
         written = [f"{value:.{digits}f}".replace("-", "−") for value in (found.mean, *found.interval)]
         smallest = f"{found.smallest:.{digits}f}".removeprefix("0")
         assert f"{means[0]} and {means[1]}" in row or f"{means[0]}, {means[1]}" in row
-        assert f"{written[0]} ({written[1]} to {written[2]}), p < .001, shows {smallest}" in row
+        assert f"{written[0]} ({written[1]} to {written[2]}), p < .001, detectable {smallest}" in row
         assert found.p_value < 0.001
 
 
@@ -99,6 +99,9 @@ def test_records_are_told_apart_by_size(script, tmp_path, monkeypatch):
         (tmp_path / script.RESULTS / f"{name}.json").write_text(json.dumps(content))
     for name in ("guidance_depth", "asa_real_weights_selection"):  # the second belongs to no config
         (tmp_path / script.RESULTS / f"{name}.jsonl").write_text("{}\n")
+    lines = "".join(json.dumps({"arm": arm}) + "\n" for arm in ("plain", "asa", "scheduled", "bernoulli"))
+    (tmp_path / script.RESULTS / "asa_real_weights_cola.jsonl").write_text(lines)
+    cola = "[asa_real_weights_cola](benchmarks/results/asa_real_weights_cola.jsonl)"
     link = "[{0}](benchmarks/results/{0}.json)".format
     assert set(script.records()) == {
         ("roberta/table1_masking", False, link("full")),
@@ -106,6 +109,9 @@ def test_records_are_told_apart_by_size(script, tmp_path, monkeypatch):
         ("ag/table7_translation", False, link("started") + " (stopped early)"),
         ("ag/table3_language_modeling", True, link("laptop")),
         ("ag/table3_language_modeling", True, "[guidance_depth](benchmarks/results/guidance_depth.jsonl)"),
+        ("asa/table1_generalization", True, cola),
+        ("asa/table3_naive_masking", True, f"{cola} (bernoulli, scheduled)"),
+        ("asa/figure5_masking", True, cola),
     }
 
 
