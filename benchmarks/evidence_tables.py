@@ -4,8 +4,9 @@
 
 A table for each task has the arms that were trained, with scores in percent on the development set (and on the test set
 where the trials predicted one). The difference from plain training is paired by seed; p is corrected by Holm's method
-for all tests of the table. A trial is at chance if its loss was not finite, or if its score is less than three standard
-errors above that of a model that has learnt nothing; of F1, if no entity is found.
+for all tests of the table. A second table has the differences of other attacks and of masks from ASA. A trial is at
+chance if its loss was not finite, or if its score is less than three standard errors above that of a model that has
+learnt nothing; of F1, if no entity is found.
 """
 
 import collections
@@ -26,9 +27,11 @@ from ag_jax.evaluation.significance import PairedDifference
 PAGE = "docs/reproduction.md"
 TITLES = {"sst2": "SST-2 (accuracy)", "cola": "CoLA (Matthews' correlation)", "wnut17": "WNUT-17 (F1 of entities)"}
 TEMPERATURES = {"tau_0.1": "0.1", "asa": "0.3", "tau_0.5": "0.5", "tau_0.8": "0.8"}
-PLAIN = "plain"
+PLAIN, ASA = "plain", "asa"
+RIVALS = ("bernoulli", "scheduled", "magnitude", "freelb", "smart")  # of ASA, in the paper's tables 3 and 4
 MOST_FREQUENT = {"sst2": 444 / 872}  # share of the development set's most frequent class
 
+WHERE = {"validation": "", "test": " (test)"}  # added to the name of an arm
 # Scores of an arm by split and seed; NaN for a trial whose loss was not finite.
 Scores = Mapping[str, Mapping[str, Mapping[int, float]]]
 
@@ -57,19 +60,21 @@ def at_chance(task: str, score: float, examples: int) -> bool:
     return not score >= level + 3 * error
 
 
-def differences(of: Scores, arms: Sequence[str]) -> dict[str, dict[str, PairedDifference | None]]:
-    """Return {arm: {split: difference from plain training}} over the seeds that no compared arm failed.
+def differences(
+    of: Scores, arms: Sequence[str], baseline: str = PLAIN
+) -> dict[str, dict[str, PairedDifference | None]]:
+    """Return {arm: {split: difference from the baseline}} over the seeds that no compared arm failed.
 
-    Arms without any score, and arms that still lack a seed of plain training, are left out.
+    Arms without any score, and arms that still lack a seed of the baseline, are left out.
     """
-    splits = of[PLAIN]
+    splits = of[baseline]
     scored = [
         arm
         for arm in arms
         if of[arm]["validation"].keys() >= splits["validation"].keys()
         and any(not math.isnan(one) for one in of[arm]["validation"].values())
     ]
-    given: dict[str, dict[str, list[float]]] = {arm: {} for arm in (PLAIN, *scored)}
+    given: dict[str, dict[str, list[float]]] = {arm: {} for arm in (baseline, *scored)}
     for split in splits:
         seeds = sorted(
             set.intersection(
@@ -98,11 +103,25 @@ def compared(lines: Sequence[Line], task: str, arms: Mapping[str, str], first: s
             low = sum(at_chance(task, one, examples[split]) for one in by_seed.values())
             spread = significance.spread(known) if known else None
             deviation = "" if spread is None or spread.deviation is None else f" ± {spread.deviation:.1f}"
-            where = {"validation": "", "test": " (test)"}[split]
-            shown = [f"{name}{where}", str(len(by_seed)), f"{spread.mean:.1f}{deviation}" if spread else "–"]
+            shown = [f"{name}{WHERE[split]}", str(len(by_seed)), f"{spread.mean:.1f}{deviation}" if spread else "–"]
             rows.append([*shown, *pages.difference_cells(found.get(arm, {}).get(split), 1), str(low)])
     header = (first, "seeds", "score", *pages.DIFFERENCE, "seeds at chance")
     return markdown.table(header, rows)
+
+
+def against_asa(lines: Sequence[Line], task: str) -> list[str]:
+    """Return the lines of a table with the differences of `RIVALS` from ASA; none if there are none."""
+    of = scores(lines, task)
+    if ASA not in of:
+        return []
+    found = differences(of, [arm for arm in RIVALS if arm in of], ASA)
+    rows = [
+        [f"{arm}{WHERE[split]}", *pages.difference_cells(difference, 1)]
+        for arm, by_split in found.items()
+        for split, difference in by_split.items()
+    ]
+    title = "Other attacks, and masks that are not learned, minus `asa`:"
+    return [title, "", *markdown.table(("arm", *pages.DIFFERENCE), rows)] if rows else []
 
 
 def masked(lines: Sequence[Line]) -> list[str]:
@@ -133,6 +152,7 @@ def tables(lines: Sequence[Line]) -> Iterator[str]:
         sizes = of_task[0]["examples"]
         yield from (f"**{TITLES[task]}**, {sizes['train']:,} examples, learning rate {rate:g}:", "")
         yield from compared(lines, task, {arm: arm for arm in arms if arm != PLAIN}, "arm")
+        yield from against_asa(of_task, task)
         if any(line["arm"].startswith("tau_") for line in of_task):
             yield from (f"**{TITLES[task]}, temperatures τ of ASA** (0.3 in the table above):", "")
             yield from compared(lines, task, TEMPERATURES, "τ")

@@ -56,6 +56,19 @@ def test_temperatures_have_a_table_of_their_own():
     assert "| 0.3 | 5 | 84.2" in second and "r_drop" not in second
 
 
+def test_other_attacks_are_compared_with_asa():
+    scores = {name: SCORES[name] for name in ("plain", "asa")} | {"freelb": SCORES["r_drop"], "smart": SCORES["plain"]}
+    lines = lines_of(scores=scores)
+    found = rows_of(tables.against_asa(lines, "sst2"))
+    assert [row[0] for row in found] == ["arm", "freelb", "smart"], "plain training has a table of its own"
+    difference = 100 * np.subtract(scores["smart"], scores["asa"])
+    low, high = scipy.stats.t.interval(0.95, 4, difference.mean(), scipy.stats.sem(difference))
+    assert found[2][1] == f"{difference.mean():.1f} ({low:+.1f} to {high:+.1f})"
+    p = {arm: scipy.stats.ttest_rel(scores[arm], scores["asa"]).pvalue for arm in ("freelb", "smart")}
+    assert float(found[2][2]) == pytest.approx(2 * min(p.values()), abs=6e-4)  # Holm's correction for two tests
+    assert "minus `asa`" in "\n".join(tables.tables(lines)) and not tables.against_asa(lines[:5], "sst2")
+
+
 def test_failed_trials_are_counted_and_not_averaged():
     lines = lines_of("cola", "matthews", {"plain": (0.3, 0.32, 0.31), "asa": (0.35, 0.36, 0.37)}, examples=1043)
     lines[4] = {key: value for key, value in lines[4].items() if key != "scores"} | {"failed": "no number"}
