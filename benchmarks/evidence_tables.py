@@ -28,7 +28,7 @@ PAGE = "docs/reproduction.md"
 TITLES = {"sst2": "SST-2 (accuracy)", "cola": "CoLA (Matthews' correlation)", "wnut17": "WNUT-17 (F1 of entities)"}
 TEMPERATURES = {"tau_0.1": "0.1", "asa": "0.3", "tau_0.5": "0.5", "tau_0.8": "0.8"}
 PLAIN, ASA = "plain", "asa"
-RIVALS = ("bernoulli", "scheduled", "magnitude", "freelb", "smart")  # of ASA, in the paper's tables 3 and 4
+COMPARED_WITH_ASA = ("bernoulli", "scheduled", "magnitude", "freelb", "smart")  # in the paper's tables 3 and 4
 MOST_FREQUENT = {"sst2": 444 / 872}  # share of the development set's most frequent class
 
 WHERE = {"validation": "", "test": " (test)"}  # added to the name of an arm
@@ -110,11 +110,11 @@ def compared(lines: Sequence[Line], task: str, arms: Mapping[str, str], first: s
 
 
 def against_asa(lines: Sequence[Line], task: str) -> list[str]:
-    """Return the lines of a table with the differences of `RIVALS` from ASA; none if there are none."""
+    """Return the lines of a table with the differences of `COMPARED_WITH_ASA` from ASA; none if there are none."""
     of = scores(lines, task)
     if ASA not in of:
         return []
-    found = differences(of, [arm for arm in RIVALS if arm in of], ASA)
+    found = differences(of, [arm for arm in COMPARED_WITH_ASA if arm in of], ASA)
     rows = [
         [f"{arm}{WHERE[split]}", *pages.difference_cells(difference, 1)]
         for arm, by_split in found.items()

@@ -281,8 +281,8 @@ def tables(
     """
     losses = of_runs(lines, lambda line: line["validation_loss"])
     yield from ("**Validation loss** after 1,100 steps:", "", *by_block(losses, 3))
-    yield "Effects on the validation loss, as means over all combinations of the other factors; in one of them,"
-    yield from ("the effect may be another:", "")
+    yield "Effects on the validation loss, as means over all combinations of the other factors; the effect in a"
+    yield from ("single combination may differ:", "")
     yield from of_effects(losses, 3)
     yield from ("**Each pattern alone** (post-norm, AdamW):", "", *alone(losses))
     yield "**Steps to leave the plateau**, one number a seed, and **attention on the targets** of Next / Prev / First:"

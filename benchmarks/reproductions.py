@@ -7,7 +7,8 @@ in parentheses which tables and figures it makes, such as "(table 3, figure 5)";
 configs. A record in benchmarks/results/ belongs to the config that its `command` names: to the small size if the
 command has scale=small or the config is in `SMALL`, and otherwise to the full size. A record of a config in `SMALL`
 that has a list `repeats` belongs to the configs in this list alone. `LINES` has the configs of records that are JSON
-lines; these are small. Of an experiment in `ARMS`, such a record may have some arms only, which are then named.
+lines; these are small. If such a record lacks some of the arms that `ARMS` lists for the experiment, its link names
+those that it has.
 """
 
 import ast
@@ -60,7 +61,7 @@ LINES = {
     "asa_real_weights_wnut17": _ON_REAL_WEIGHTS,
     "guidance_depth": ("ag/table3_language_modeling",),
 }
-# The arms of an experiment, besides plain training and ASA.
+# Arms of an experiment that a record on real weights may lack.
 ARMS = {
     "asa/table3_naive_masking": ("bernoulli", "scheduled", "magnitude"),
     "asa/table4_adversarial_training": ("freelb", "smart"),

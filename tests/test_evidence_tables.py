@@ -69,6 +69,20 @@ def test_other_attacks_are_compared_with_asa():
     assert "minus `asa`" in "\n".join(tables.tables(lines)) and not tables.against_asa(lines[:5], "sst2")
 
 
+def test_a_seed_that_asa_or_another_attack_failed_is_left_out_of_their_table():
+    """Of all rows, so that they are over the same seeds."""
+    scores = {name: SCORES[name] for name in ("plain", "asa")} | {"freelb": SCORES["r_drop"], "smart": SCORES["plain"]}
+    lines = lines_of(scores=scores)
+    for line in lines:
+        if (line["arm"], line["seed"]) in {("asa", 1), ("freelb", 4)}:
+            del line["scores"]
+    found = rows_of(tables.against_asa(lines, "sst2"))
+    for row, arm in zip(found[1:], ("freelb", "smart"), strict=True):
+        difference = 100 * np.subtract(scores[arm], scores["asa"])[[0, 2, 3]]
+        low, high = scipy.stats.t.interval(0.95, 2, difference.mean(), scipy.stats.sem(difference))
+        assert row[:2] == [arm, f"{difference.mean():.1f} ({low:+.1f} to {high:+.1f})"]
+
+
 def test_failed_trials_are_counted_and_not_averaged():
     lines = lines_of("cola", "matthews", {"plain": (0.3, 0.32, 0.31), "asa": (0.35, 0.36, 0.37)}, examples=1043)
     lines[4] = {key: value for key, value in lines[4].items() if key != "scores"} | {"failed": "no number"}

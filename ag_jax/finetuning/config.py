@@ -9,7 +9,7 @@ from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data import local
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.rows import SHORTEST
-from ag_jax.models.config import DType, Implementation, Remat
+from ag_jax.models.config import DType, Implementation, Pooling, Remat
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.training.optimizer import Decay
 from ag_jax.training.sharding import MeshConfig
@@ -69,7 +69,7 @@ class Recipe:
     dropout: dropout rate of embeddings and layer outputs; None takes the checkpoint's.
     attention_dropout: dropout rate of attention probabilities; None takes the checkpoint's.
     head_dropout: dropout rate of the task's head; None takes that of the encoder's layers, or the one that an imported
-        ModernBERT states. The heads for phrases (`ranking` of WNLI and WSC) have no dropout; those for spans, such as
+        model states. The heads for phrases (`ranking` of WNLI and WSC) have no dropout; those for spans, such as
         SQuAD's, have one only in models with the layers of ModernBERT.
     pooling: what a head for texts reads, the hidden state of the `first` token or the `mean` over all tokens; None
         takes what an imported ModernBERT states, and otherwise the first token.
@@ -114,7 +114,7 @@ class Recipe:
     dropout: Annotated[float, ">= 0", "< 1"] | None = None
     attention_dropout: Annotated[float, ">= 0", "< 1"] | None = None
     head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
-    pooling: Literal["first", "mean"] | None = None
+    pooling: Pooling | None = None
     microbatches: Annotated[int, ">= 1"] = 1
     train_examples: Annotated[int, ">= 1"] | None = None
     validation_examples: Annotated[int, ">= 1"] | None = None

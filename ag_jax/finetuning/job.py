@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from etils import epath
@@ -24,7 +24,7 @@ from ag_jax.finetuning.trial import RESULT, Trial, read_result, tidy
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.interop.opening import Pretrained
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import EncoderConfig, Pooling
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
 from ag_jax.training.config import TrainingConfig
@@ -55,7 +55,7 @@ def make_head(
     max_length: int,
     dropout: float | None = None,
     texts: int | None = None,
-    pooling: Literal["first", "mean"] = "first",
+    pooling: Pooling = "first",
 ) -> Head:
     """Return the settings of a task's head: kind of task, labels, activation and dropout (`style`), longest sequence.
 

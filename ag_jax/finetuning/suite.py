@@ -604,8 +604,10 @@ def _check_start(directory: epath.Path, start: Pretrained) -> None:
 
 
 def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Raise ValueError if task `name` starts from the weights of another task, but finished trials of the other task
-    saved no weights, or all of them failed.
+    """Raise ValueError if task `name` starts from the weights of another task that, for some seed, will not be there:
+    the trials that succeeded saved none, or all trials are finished and failed.
+
+    A trial that failed does not count while others are to be trained yet.
     """
     first = config.tasks[name].initial_task
     for seed in config.seeds:

@@ -174,7 +174,7 @@ _COMMON: dict[str, Any] = {
     "root": "deberta",
     "sizes": families.encoder_sizes("deberta"),
     "layers": families.encoder_layers("deberta"),
-    **families.task_heads("cls_dropout"),
+    **families.head_dropout_under("cls_dropout"),
     "heads": {"word_head": ("cls.predictions.",)},
     "architectures": {"ForMaskedLM": ("word_head",), "Model": ()},
     "tied": {

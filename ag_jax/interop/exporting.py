@@ -23,7 +23,7 @@ from ag_jax.interop import (
     tensors,
     tokenizer_files,
 )
-from ag_jax.interop.families import Family, TaskHeads
+from ag_jax.interop.families import Family, HeadSettings
 from ag_jax.interop.front_matter import Statements
 from ag_jax.interop.importing import GENERATION, POSITIONS
 from ag_jax.models.config import EncoderConfig
@@ -108,7 +108,7 @@ def convert(
     )
     text = card.text(opened, config, architecture, dtype, stated, _place(path, stated), not_carried)
     # For the heads of tasks that are trained from the export.
-    extra = family.write_task_heads(TaskHeads(origin.pooling, origin.head_dropout), config)
+    extra = family.write_heads(HeadSettings(origin.pooling, origin.head_dropout), config)
     vectors = origin.vectors if part == "model" else SentenceVectors()
     written = ExportedContent(family, family.names, architecture, config, tree, opened.tokenizer, text, extra, vectors)
     return Exported(architecture, _write(written, path, dtype), tuple(not_carried))

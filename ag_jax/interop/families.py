@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from ag_jax.interop.layouts import AS_IS, BY_HEAD, FROM_HEADS, TO_HEADS, TRANSPO
 from ag_jax.interop.names import LAYER, LAYERS, Name
 from ag_jax.interop.settings import Settings
 from ag_jax.interop.tensors import Tensors
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import EncoderConfig, Pooling
 
 # Options that no encoder here has: each key of config.json with its only supported value.
 EVERYWHERE = {
@@ -26,21 +26,21 @@ EVERYWHERE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskHeads:
-    """What a config.json says of the heads that are trained for tasks.
+class HeadSettings:
+    """Pooling and dropout rate of task heads, as config.json states them.
 
-    pooling: what heads of texts read, one of `models.heads.POOLINGS`.
-    dropout: their dropout rate; None for that of the encoder.
+    pooling: what heads for texts read.
+    dropout: dropout rate of the heads; None for that of the encoder.
     """
 
-    pooling: Literal["first", "mean"] = "first"
+    pooling: Pooling = "first"
     dropout: float | None = None
 
 
 def read_dropout(settings: Settings, key: str) -> float | None:
     """Return the dropout rate under a key of config.json, None if the key is missing or null.
 
-    A rate that is none is added to `settings.problems`.
+    A value that is not a rate (at least 0 and below 1) is added to `settings.problems`.
     """
     if settings.raw(key) is None:
         return None
@@ -62,8 +62,8 @@ class Family:
     tied: tensors that some files hold twice: name of the second copy to name of the first.
     read: returns the fields of an EncoderConfig, given config.json and the names of the tensors.
     write: returns the keys of a config.json, given the config and the token id of padding.
-    read_task_heads: returns what config.json says of the heads of tasks.
-    write_task_heads: returns the keys of config.json about the heads of tasks, given these and the encoder's config.
+    read_heads: returns the settings of task heads.
+    write_heads: returns the keys of config.json for the settings of task heads, given these and the encoder's config.
     sizes: keys of config.json that are sizes, each with a tensor and the axis of it that has this size.
     layers: keys of config.json that are numbers of layers, each with what the names of a layer's tensors begin with,
         `{layer}` included.
@@ -84,8 +84,8 @@ class Family:
     write: Callable[[EncoderConfig, int], dict[str, Any]]
     sizes: Mapping[str, tuple[str, int]]
     layers: Mapping[str, str]
-    read_task_heads: Callable[[Settings], TaskHeads] = lambda settings: TaskHeads()
-    write_task_heads: Callable[[TaskHeads, EncoderConfig], dict[str, Any]] = lambda heads, config: {}
+    read_heads: Callable[[Settings], HeadSettings] = lambda settings: HeadSettings()
+    write_heads: Callable[[HeadSettings, EncoderConfig], dict[str, Any]] = lambda heads, config: {}
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     constants: Callable[[EncoderConfig], dict[str, np.ndarray]] = lambda config: {}
@@ -245,17 +245,17 @@ def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
     }
 
 
-def task_heads(key: str) -> dict[str, Any]:
-    """Return the fields `read_task_heads` and `write_task_heads` of a family whose config.json has the dropout rate of
-    the heads under `key`, if that is another than the encoder's, and whose heads of texts read the first token.
+def head_dropout_under(key: str) -> dict[str, Any]:
+    """Return `read_heads` and `write_heads` of a family whose config.json has the dropout rate of task heads under
+    `key`. Without the key, the heads have the encoder's rate. Heads for texts read the first token.
     """
     return {
-        "read_task_heads": lambda settings: TaskHeads(dropout=read_dropout(settings, key)),
-        "write_task_heads": lambda heads, config: {} if heads.dropout is None else {key: heads.dropout},
+        "read_heads": lambda settings: HeadSettings(dropout=read_dropout(settings, key)),
+        "write_heads": lambda heads, config: {} if heads.dropout is None else {key: heads.dropout},
     }
 
 
-_TASK_HEADS = task_heads("classifier_dropout")
+_HEADS = head_dropout_under("classifier_dropout")
 
 
 def _read_bert(settings: Settings, names: Collection[str]) -> dict[str, Any]:
@@ -326,7 +326,7 @@ BERT = Family(
     write=_write_bert,
     sizes=encoder_sizes("bert"),
     layers=encoder_layers("bert"),
-    **_TASK_HEADS,
+    **_HEADS,
     left_out=("bert.pooler.",),
 )
 
@@ -350,7 +350,7 @@ ROBERTA = Family(
     write=_write_roberta,
     sizes=encoder_sizes("roberta"),
     layers=encoder_layers("roberta"),
-    **_TASK_HEADS,
+    **_HEADS,
     left_out=("roberta.pooler.",),
 )
 
@@ -379,5 +379,5 @@ ELECTRA = Family(
     write=_write_electra,
     sizes=encoder_sizes("electra"),
     layers=encoder_layers("electra"),
-    **_TASK_HEADS,
+    **_HEADS,
 )

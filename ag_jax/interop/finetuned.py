@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import sys
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -33,7 +33,7 @@ from ag_jax.data import tokenizers
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import EncoderConfig, Pooling
 from ag_jax.models.heads import TaskModel, example
 from ag_jax.pretraining.origin import Origin
 
@@ -69,7 +69,7 @@ class Head:
     answerable: bool = True
     dropout: float | None = None
     texts: int | None = None
-    pooling: Literal["first", "mean"] = "first"
+    pooling: Pooling = "first"
 
     def model(self, config: EncoderConfig, attend: Attend = reference.attend) -> TaskModel:
         """Return the Flax module: an encoder of `config` with this head."""

@@ -152,7 +152,7 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
             "Fine-tune the model first with `ag-jax finetune`"
         )
     config = task_encoder(source.config)
-    head = task_heads.read(source.family, kind, source.values, source.task_heads, config.max_length)
+    head = task_heads.read(source.family, kind, source.values, source.head_settings, config.max_length)
     shapes = finetuned.shapes(head, config)
     wanted = names.stored_tensors((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
     # `task_encoder` changes only a config with a mask decoder, and then drops the positions, which only that reads.
@@ -202,8 +202,8 @@ def _origin(source: Source, path: str) -> Origin:
         architectures=source.architectures,
         license=source.card.license,
         citation=source.card.citation,
-        pooling=source.task_heads.pooling,
-        head_dropout=source.task_heads.dropout,
+        pooling=source.head_settings.pooling,
+        head_dropout=source.head_settings.dropout,
         vectors=sentence_vectors.read(source.directory),
     )
 

@@ -6,14 +6,14 @@ the two linear layers before the product of the gated feed-forward part.
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 from ag_jax.interop import families
-from ag_jax.interop.families import Family, TaskHeads, dense, norm, read_dropout
+from ag_jax.interop.families import Family, HeadSettings, dense, norm, read_dropout
 from ag_jax.interop.layouts import FROM_HEADS, STACKED, STACKED_BIASES
 from ag_jax.interop.names import LAYER, LAYERS, Name
 from ag_jax.interop.settings import Settings
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import EncoderConfig, Pooling
 
 _LAYER = f"model.layers.{LAYER}"
 _QKV = tuple(f"{LAYERS}attention/{name}" for name in ("query", "key", "value"))
@@ -29,7 +29,7 @@ _ONLY = {
     "rope_scaling": None,
     "quantization_config": None,
 }
-_POOLINGS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}  # `classifier_pooling`
+_POOLINGS: dict[str, Pooling] = {"cls": "first", "mean": "mean"}  # `classifier_pooling`
 _BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
 
 
@@ -138,15 +138,15 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     )
 
 
-def _read_task_heads(settings: Settings) -> TaskHeads:
+def _read_heads(settings: Settings) -> HeadSettings:
     pooling = settings.take("classifier_pooling", "cls")
     if pooling not in _POOLINGS:
         settings.problems.append(f"classifier_pooling={pooling!r} is not supported, only {' and '.join(_POOLINGS)}")
     # A missing key stands for no dropout, whatever that of the encoder is.
-    return TaskHeads(_POOLINGS.get(pooling, "first"), read_dropout(settings, "classifier_dropout") or 0.0)
+    return HeadSettings(_POOLINGS.get(pooling, "first"), read_dropout(settings, "classifier_dropout") or 0.0)
 
 
-def _write_task_heads(heads: TaskHeads, config: EncoderConfig) -> dict[str, Any]:
+def _write_heads(heads: HeadSettings, config: EncoderConfig) -> dict[str, Any]:
     theirs = next(key for key, ours in _POOLINGS.items() if ours == heads.pooling)
     dropout = config.dropout if heads.dropout is None else heads.dropout
     return {"classifier_pooling": theirs, "classifier_dropout": dropout}
@@ -212,6 +212,6 @@ MODERNBERT = Family(
         "intermediate_size": ("model.layers.0.mlp.Wo.weight", 1),
     },
     layers={"num_hidden_layers": f"{_LAYER}."},
-    read_task_heads=_read_task_heads,
-    write_task_heads=_write_task_heads,
+    read_heads=_read_heads,
+    write_heads=_write_heads,
 )

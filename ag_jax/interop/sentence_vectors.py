@@ -11,10 +11,11 @@ tokenizer_config.json               the longest text in tokens, if sentence_bert
 import json
 import pathlib
 import re
-from typing import Any, Literal
+from typing import Any
 
 from ag_jax.data.json_files import read_json
 from ag_jax.interop.settings import LARGEST
+from ag_jax.models.config import Pooling
 from ag_jax.pretraining.origin import SentenceVectors
 
 MODULES, POOLING, PROMPTS = "modules.json", "1_Pooling", "config_sentence_transformers.json"
@@ -31,7 +32,7 @@ TRANSFORMER = (
 NAMES = (MODULES, f"{POOLING}/config.json", "*_Pooling/config.json", *TRANSFORMER, PROMPTS)  # besides the tokenizer's
 # Modules whose effect is in `SentenceVectors`, or that have none outside training.
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
-_POOLINGS: dict[str, Literal["mean", "first"]] = {"mean": "mean", "cls": "first"}
+_POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "first"}
 
 
 def read(directory: pathlib.Path) -> SentenceVectors:

@@ -13,7 +13,7 @@ from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.data.json_files import read_json
 from ag_jax.interop import catalogue
 from ag_jax.interop.card import Card, read_card
-from ag_jax.interop.families import Family, TaskHeads
+from ag_jax.interop.families import Family, HeadSettings
 from ag_jax.interop.names import LAYER
 from ag_jax.interop.settings import Settings
 from ag_jax.interop.tensors import Tensors, open_directory
@@ -34,7 +34,7 @@ class Source:
     tensors: by the names that transformers gives them today.
     architectures: the classes in its config.json.
     card: the statements of its model card.
-    task_heads: what its config.json says of the heads of tasks.
+    head_settings: pooling and dropout rate of task heads.
     values: the keys of its config.json.
     """
 
@@ -46,7 +46,7 @@ class Source:
     tensors: Tensors
     architectures: tuple[str, ...]
     card: Card
-    task_heads: TaskHeads
+    head_settings: HeadSettings
     values: dict[str, Any]
 
 
@@ -66,7 +66,7 @@ def read(directory: pathlib.Path) -> Source:
     tensors = tensors.renamed(lambda name: _current_name(name, family, has_root))
     tensors = tensors.renamed(lambda name: _original_name(name, family, tensors.shapes))
     settings = Settings(values)
-    fields, task_heads = family.read(settings, tensors.shapes), family.read_task_heads(settings)
+    fields, head_settings = family.read(settings, tensors.shapes), family.read_heads(settings)
     architectures = tuple(map(str, settings.take("architectures", [])))
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
@@ -102,7 +102,7 @@ def read(directory: pathlib.Path) -> Source:
         tensors,
         architectures,
         read_card(directory / "README.md"),
-        task_heads,
+        head_settings,
         values,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ag_jax.interop import catalogue, marian
-from ag_jax.interop.families import Family, TaskHeads, dense, norm
+from ag_jax.interop.families import Family, HeadSettings, dense, norm
 from ag_jax.interop.finetuned import Head
 from ag_jax.interop.modernbert import MODERNBERT
 from ag_jax.interop.names import Name
@@ -124,7 +124,7 @@ def misfits(family: Family, exported: Head) -> list[str]:
 def settings(family: Family, head: Head, config: EncoderConfig) -> dict[str, Any]:
     """Return the keys and values of config.json that describe a task head, given the config of the encoder."""
     exported = HEADS[head.kind]
-    common = family.write_task_heads(TaskHeads(head.pooling, head.dropout), config)
+    common = family.write_heads(HeadSettings(head.pooling, head.dropout), config)
     if not exported.has_labels:
         return common
     labels = head.labels or ("LABEL_0",)
@@ -144,13 +144,13 @@ def kind_of(family: Family, architectures: Collection[str]) -> str | None:
     return next((kind for kind, head in HEADS.items() if head.ending and head.ending in endings), None)
 
 
-def read(family: Family, kind: str, values: Mapping[str, Any], said: TaskHeads, max_length: int) -> Head:
+def read(family: Family, kind: str, values: Mapping[str, Any], stated: HeadSettings, max_length: int) -> Head:
     """Return the settings of an imported model's task head.
 
-    family: the model family, which decides the head's activation and dropout.
+    family: the model family, which decides the head's style.
     kind: the kind of the model's class, which becomes `regression` for a classification with one label.
     values: the content of config.json, which has the labels.
-    said: what config.json says of the heads of tasks.
+    stated: pooling and dropout rate that config.json states.
     Raises ValueError for options that are not supported.
     """
     problems = [
@@ -170,7 +170,7 @@ def read(family: Family, kind: str, values: Mapping[str, Any], said: TaskHeads, 
         )
     shown = labels if kind in ("classification", "tagging") else ()
     style = "modernbert" if family is MODERNBERT else family.root
-    return Head("", kind, shown, style, max_length=max_length, dropout=said.dropout, pooling=said.pooling)
+    return Head("", kind, shown, style, max_length=max_length, dropout=stated.dropout, pooling=stated.pooling)
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:

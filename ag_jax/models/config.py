@@ -10,6 +10,7 @@ DType = Literal["float32", "bfloat16"]
 Remat = Literal["none", "layer", "dots"]
 Implementation = Literal["auto", "reference", "tpu", "gpu"]
 Activation = Literal["gelu", "relu", "silu"]
+Pooling = Literal["first", "mean"]  # of the hidden states of a text: the first token, or the mean over its tokens
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ Shape letters: B batch, C classes or candidates of an example, L length, M token
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -15,7 +16,7 @@ from ag_jax.attention.dropout import Dropout
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.models import encoder, layers
-from ag_jax.models.config import EncoderConfig
+from ag_jax.models.config import EncoderConfig, Pooling
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.masked_lm import MaskedLanguageHead, word_scores
 
@@ -46,7 +47,7 @@ STYLES = {
     "deberta": Style(layers.gelu),
     "modernbert": Style(layers.gelu, normalizes=True),
 }
-POOLINGS = ("first", "mean")  # what a head for texts reads
+POOLINGS = typing.get_args(Pooling)
 
 
 def task_encoder(config: EncoderConfig) -> EncoderConfig:
@@ -322,7 +323,7 @@ class TaskModel(nn.Module):
     style: str = "roberta"
     attend: Attend = reference.attend
     head_dropout: float | None = None
-    pooling: str = "first"
+    pooling: Pooling = "first"
 
     def setup(self):
         if self.style not in STYLES:

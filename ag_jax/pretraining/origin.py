@@ -7,7 +7,7 @@ pooler.safetensors   BERT's pooler, if the weights came with one that this run's
 import dataclasses
 import json
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import safetensors.numpy
@@ -16,6 +16,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.json_files import read_json
 from ag_jax.distributed import hosts, storage
+from ag_jax.models.config import Pooling
 
 FILE, POOLER = "origin.json", "pooler.safetensors"
 Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
@@ -35,7 +36,7 @@ class SentenceVectors:
     unsupported: what else the model needs, such as a dense layer, and this program does not have.
     """
 
-    pooling: Literal["first", "mean"] = "mean"
+    pooling: Pooling = "mean"
     normalize: bool = False
     max_length: Annotated[int, ">= 1"] | None = None
     lower_case: bool = False
@@ -71,7 +72,7 @@ class Origin:
     citation: str = ""
     new: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    pooling: Literal["first", "mean"] = "first"
+    pooling: Pooling = "first"
     head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
     vectors: SentenceVectors = SentenceVectors()
     commit: str = ""

@@ -25,7 +25,7 @@ class Criterion:
 
     @classmethod
     def of_objective(cls, metric: str) -> "Criterion":
-        """Return the comparison by a metric of an objective: losses and `nll` are to be low, all others high."""
+        """Return the criterion for a metric of an objective: losses and `nll` are to be low, all others high."""
         return cls(metric, metric.endswith("loss") or metric == "nll")
 
     def cost(self, value: float | None) -> float:

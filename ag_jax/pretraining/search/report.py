@@ -325,8 +325,8 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
         lines += [
             f"{one} and {other} have the same points, {pair['points']} of them counted in both: {alone} left the "
             f"plateau in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test; "
-            f"p < .05 takes at least {MCNEMAR_NEEDS} points that leave it in one arm alone). The test takes points for "
-            "independent, which those that differ in hardly more than a setting without effect are not.",
+            f"p < .05 takes at least {MCNEMAR_NEEDS} points that leave it in one arm alone). The test assumes that "
+            "points are independent; points that differ only in a setting without effect are not.",
             "",
         ]
     return lines
