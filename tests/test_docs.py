@@ -221,7 +221,7 @@ def place_of_commands(readers_place):
             (readers_place / f"{name}.{side}").write_text("one two\n" * 20)
     test_configs.write_corpora(readers_place / "FOLDER")
     runs = readers_place / "runs"
-    for name in ("roberta-base", "imported"):
+    for name in ("bert", "roberta-base", "imported"):
         shutil.copytree(runs / "quickstart" / "ag-seed0", runs / name)
         stored = json.loads((runs / name / "config.json").read_text())
         stored["model"]["heads"] = 4  # enough heads for guidance
@@ -286,7 +286,6 @@ def place_of_configs(place_of_commands):
         folder.mkdir()
         (folder / "report.json").write_text(json.dumps({"arms": {"one": {}, "other": {}}, "seeds": [0]}))
     (place_of_commands / "SEARCH").symlink_to(runs / "oromo")
-    (runs / "bert").symlink_to(runs / "roberta-base")
     (place_of_commands / "RUNS" / "1024").symlink_to(runs / "roberta-base")
     return place_of_commands
 

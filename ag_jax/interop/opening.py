@@ -258,7 +258,8 @@ def _open(checkpoint: str, step: int | None) -> Pretrained:
     else:
         raise FileNotFoundError(
             f"{checkpoint} is no model: expected the directory of a run (made by `ag-jax train`), of a trial that kept "
-            "its weights (--config.keep=best), or of a Hugging Face model"
+            "its weights (--config.keep=best), or of a Hugging Face model. For a model of the hub, run `ag-jax import "
+            "--from=OWNER/NAME --workdir=DIR` first, and give DIR"
         )
     if step is not None and opened.run is None:
         raise ValueError(f"step={step} selects a checkpoint of a run, but {checkpoint} is no run: leave the step out")
