@@ -31,9 +31,9 @@ def loss_and_gradient(
 ) -> tuple[Array, dict[str, LossTerm], Any]:
     """Return loss, metrics and gradient of the whole batch, computed in `microbatches` equal parts.
 
-    loss = sum_terms c(step) * (sum_parts total) / weight, with the weight of the whole batch. Without dropout, value and
-    gradient do not depend on the number of parts, however uneven their weights. Each part draws dropout masks of its
-    own.
+    loss = sum_terms c(step) * (sum_parts total) / weight, with the weight of the whole batch. Without dropout, value
+    and gradient do not depend on the number of parts, however uneven their weights. Each part draws dropout masks of
+    its own.
     """
     factors = loss_factors(objective, batch, step)
 
