@@ -18,6 +18,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+import cells
 import pages
 
 from ag_jax.analysis import markdown
@@ -121,7 +122,7 @@ def records() -> Iterator[tuple[str, bool, str]]:
 
 def arms_of(path: pathlib.Path) -> set[str]:
     """Return the arms that a record of JSON lines has."""
-    return {json.loads(line)["arm"] for line in path.read_text().splitlines()}
+    return {line["arm"] for line in cells.read(path)}
 
 
 def _incomplete(config: str, path: pathlib.Path) -> str:
@@ -151,7 +152,7 @@ def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
     for name, configs in LINES.items():
         path = ROOT / RESULTS / f"{name}.jsonl"
         if path.exists():
-            first = json.loads(path.read_text().partition("\n")[0])
+            first = cells.read(path)[0]
             yield from (
                 (config, True, path, first)
                 for config in configs

@@ -48,7 +48,7 @@ class Exported:
 
     @property
     def predicts_words(self) -> bool:
-        """Whether `AutoModelForMaskedLM` of transformers opens the directory with a trained word head."""
+        """Whether `AutoModelForMaskedLM` of transformers finds a trained head for masked words in the export."""
         # The pre-training class of BERT has a word head, that of ELECTRA has none.
         return self.architecture.endswith("ForMaskedLM") or self.architecture == "BertForPreTraining"
 
@@ -287,7 +287,7 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
         return opened.model.generator_config, generator_parameters(opened.params), []
     if part != "model":
         raise ValueError(f"--part must be model or generator, got {part!r}")
-    left = ["The generator of replaced tokens, which --part=generator writes as a model of its own."] * has_generator
+    left = ["The generator of replaced tokens; --part=generator exports it as a separate model."] * has_generator
     left += [
         f"{name}: it was randomly initialised, because `{opened.origin.name}` has none, and was never trained."
         for name in opened.untrained

@@ -73,9 +73,9 @@ class Pretrained:
 
     @property
     def has_words(self) -> bool:
-        """Whether tasks that rank words can be fine-tuned: they need a trained head for masked words.
+        """Whether a trained head for masked words is there, which tasks that rank words start from.
 
-        Also true if all parameters are to be randomly initialised, because that head is then new, too.
+        Also true if all parameters are to be randomly initialised, because the head is then initialised with them.
         """
         return not self.params or "words" in self.params.get("task_head", {})
 
@@ -86,7 +86,7 @@ class Pretrained:
 
     @property
     def translates(self) -> bool:
-        """Whether the encoder is that of a translation model. Such an encoder reads texts without a begin token."""
+        """Whether the encoder belongs to a translation model, whose texts have no begin token."""
         return any(opened is not None and opened.config.translates for opened in (self.run, self.imported))
 
 

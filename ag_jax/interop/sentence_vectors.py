@@ -49,7 +49,7 @@ def read(directory: pathlib.Path) -> SentenceVectors:
 def _read(directory: pathlib.Path) -> SentenceVectors:
     modules = _json(directory / MODULES, list)
     by_name = {_last_part(_kind(module)): module for module in modules}
-    folder = POOLING
+    folder = POOLING  # where sentence-transformers writes the pooling, unless modules.json names another folder
     if isinstance(pooling := by_name.get("Pooling"), dict):
         folder = str(pooling.get("path") or POOLING)
     place = directory / folder / "config.json"
@@ -58,6 +58,7 @@ def _read(directory: pathlib.Path) -> SentenceVectors:
     unsupported = [f"the module {_kind(module)}" for name, module in by_name.items() if name not in _MODULES]
     if not place.exists():
         unsupported.append(f"the pooling in {folder}/config.json, which is missing")
+    # Problems are kept and not raised: the encoder may be wanted without the vectors.
     pooled = _json(place, dict)
     modes = _modes(pooled)
     if len(modes) > 1 or modes[0] not in _POOLINGS:

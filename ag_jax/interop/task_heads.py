@@ -156,11 +156,13 @@ def read(family: Family, kind: str, values: Mapping[str, Any], stated: HeadSetti
     problems = [
         f"{key}={values[key]!r} is not supported, only {wanted!r}"
         for key, wanted in _ONLY.items()
+        # Heads of a single layer, and those of ModernBERT, do not read these keys.
         if not HEADS[kind].layer and family is not MODERNBERT and values.get(key, wanted) != wanted
     ]
     if values.get("problem_type") == "multi_label_classification":
         problems.append("problem_type='multi_label_classification' is not supported: a text has one label here")
     labels = _labels(values)
+    # transformers has one class for both, and takes a single label for a number.
     if kind == "classification" and (values.get("problem_type") == "regression" or len(labels) == 1):
         kind = "regression"
     if problems:

@@ -249,7 +249,7 @@ class EncoderConfig:
 
     @property
     def is_projected(self) -> bool:
-        """Whether embeddings have another width than the encoder, so that a projection is between them."""
+        """Whether embeddings are projected to the width of the encoder, because theirs is another."""
         return self.embedding_width not in (None, self.width)
 
 

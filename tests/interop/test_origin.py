@@ -60,7 +60,7 @@ def start(wanted, workdir, step=0):
 
 
 def exported(workdir, path):
-    """What an export says of itself: config.json, model card and tensors."""
+    """Export a run or trial; return the content of its config.json, its model card and its tensors."""
     exporting.convert(workdir, None, str(path))
     return (
         json.loads((path / "config.json").read_text()),
@@ -120,7 +120,7 @@ def test_a_continued_bert_stays_one(text, tmp_path, one_device):  # noqa: F811
 
 
 def test_a_run_of_an_earlier_version(camembert, text, tmp_path, one_device, capsys):  # noqa: F811
-    """It has no `origin.json`: that of the run it started from holds, and a run that is gone is noticed."""
+    """Without `origin.json`, the origin is that of the run it started from; if that run is gone, there is a warning."""
     on = start(config(camembert, text), tmp_path / "on", step=3)
     (on / origin.FILE).unlink()
     assert exported(on, tmp_path / "out")[0]["model_type"] == "camembert"

@@ -134,7 +134,7 @@ def test_the_best_of_those_that_are_there(text, tmp_path, scripted, one_device, 
     assert summary["best"] == {"step": 8, "mlm_loss": 4.25} and run.best_step(workdir) == 8
 
 
-def test_less_patience_ends_an_unfinished_run_where_it_is(text, tmp_path, scripted, one_device, monkeypatch):  # noqa: F811
+def test_less_patience_ends_an_unfinished_run(text, tmp_path, scripted, one_device, monkeypatch):  # noqa: F811
     honest = pipeline.batches
 
     def batches(*arguments):
