@@ -96,17 +96,3 @@ def best_point(candidates: Sequence[Point], metric: str) -> Point:
     if not candidates:
         raise ValueError("expected at least one point to choose from, got none")
     return max(candidates, key=lambda point: np.median(point.values(metric)))
-
-
-def best_of_seed(candidates: Sequence[Point], metric: str, seed: int) -> Result:
-    """Return the result of the best trial with this seed, by the development metric; if several are equal, the first.
-
-    Raises ValueError if the seed has no trial.
-    """
-    results = [result for point in candidates for result in point.results.get(seed, ())]
-    if not results:
-        raise ValueError(
-            f"no trial of seed {seed} succeeded, so there is none to choose: change the settings and choose "
-            "another --workdir"
-        )
-    return max(results, key=lambda result: result["metrics"][metric])

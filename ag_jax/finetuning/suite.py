@@ -19,7 +19,7 @@ from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue, custom
 from ag_jax.distributed import hosts, lock, parts, shared_files, storage
 from ag_jax.evaluation import metrics
-from ag_jax.finetuning import choosing, encoded, job, report, results, traces, trial
+from ag_jax.finetuning import encoded, job, report, results, traces, trial
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
@@ -616,7 +616,7 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
         ended, _ = _ended(done, workdir, metric)
         found = [directory for _, directory in ended]
         if len(done) == len(of_seed):  # all are done, so the best one is known
-            found = [_first_best(ended, metric, seed)]
+            found = [_first_best(ended, first, metric, seed)]
         if found and not any((directory / finetuned.FOLDER).exists() for directory in found):
             raise ValueError(
                 f"tasks.{name} starts from the best weights of {first}, which {workdir / first} does not have for "
@@ -627,18 +627,23 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
     """Return the directory of the best trial of task `name` with this seed, by the development `metric`."""
     ended, _ = _ended((one for one in trials(config, name) if one.seed == seed), workdir, metric)
-    return _first_best(ended, metric, seed)
+    return _first_best(ended, name, metric, seed)
 
 
-def _first_best(ended: Sequence[tuple[Result, epath.Path]], metric: str, seed: int) -> epath.Path:
-    """Return the directory of the best result with this seed; of several that are equal, the first.
+def _first_best(ended: Sequence[tuple[Result, epath.Path]], name: str, metric: str, seed: int) -> epath.Path:
+    """Return the directory of the best result, by the development `metric`; of several that are equal, the first.
 
-    ended: results of successful trials, each with its directory.
+    ended: results of the successful trials of task `name` with this seed, each with its directory.
 
-    Raises ValueError if the seed has none.
+    Raises ValueError if there are none.
     """
-    best = choosing.best_of_seed(choosing.points([result for result, _ in ended]), metric, seed)
-    return next(directory for result, directory in ended if result is best)
+    if not ended:
+        raise ValueError(
+            f"no trial of {name} with seed {seed} succeeded, so there is none to choose: change the settings of {name} "
+            "and choose another --workdir"
+        )
+    _, directory = max(ended, key=lambda of_trial: of_trial[0]["metrics"][metric])
+    return directory
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
@@ -684,7 +689,7 @@ def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric:
     for seed in seeds:
         of_seed = [one for one in trials(config, name) if one.seed == seed]
         ended, _ = _ended((one for one in of_seed if is_done(directory_of(workdir, one))), workdir, metric)
-        best = _first_best(ended, metric, seed) if ended else None
+        best = _first_best(ended, name, metric, seed) if ended else None
         for _, directory in ended:
             if directory != best and (directory / finetuned.FOLDER).exists():
                 (directory / finetuned.FOLDER).rmtree(missing_ok=True)  # another process may delete it, too

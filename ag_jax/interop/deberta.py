@@ -85,6 +85,7 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     settings.only("embedding_size", common["width"])
     settings.only("attention_head_size", common["width"] // common["heads"])
     settings.only("talking_head", False)
+    settings.only("pooler_dropout", 0)  # of the task head's input, which has no dropout here
     terms = _terms(settings)
     positions = settings.need("max_position_embeddings")
     span = settings.take("max_relative_positions", -1)

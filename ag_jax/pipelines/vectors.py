@@ -13,11 +13,10 @@ from ag_jax.finetuning import best, predicting
 from ag_jax.interop import opening
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.encoder import Encoder
+from ag_jax.models.heads import POOLINGS
 from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, one_or_many
 from ag_jax.pipelines.pipeline import BatchedPipeline
 from ag_jax.pretraining.origin import SentenceVectors
-
-POOLINGS = ("mean", "first")
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)

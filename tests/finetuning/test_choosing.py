@@ -40,7 +40,6 @@ def test_points_differ_in_every_setting_that_is_swept():
     assert best.swept == {"head_dropout": 0.1, "warmup_steps": 500} and best is points[1]
     assert best.name == "1e-05, 16, head_dropout=0.1, warmup_steps=500"
     assert best.settings == {"learning_rate": 1e-5, "batch_size": 16, "swept": best.swept}
-    assert choosing.best_of_seed(points, "accuracy", 0)["swept"] == {"head_dropout": 0.1, "warmup_steps": 50}
 
 
 def test_a_summary_by_hand():
@@ -55,10 +54,6 @@ def test_folds_count_as_one_value_a_seed():
     assert point.values("accuracy") == [pytest.approx(0.5), 0.1]
 
 
-def test_the_best_trial_of_a_seed():
-    best = choosing.best_of_seed(choosing.points(SWEEP), "accuracy", 1)
-    assert (best["learning_rate"], best["seed"]) == (1e-5, 1) and best["metrics"]["accuracy"] == 0.9
-    with pytest.raises(ValueError, match="no trial of seed 7"):
-        choosing.best_of_seed(choosing.points(SWEEP), "accuracy", 7)
+def test_no_point_to_choose():
     with pytest.raises(ValueError, match="at least one"):
         choosing.best_point([], "accuracy")

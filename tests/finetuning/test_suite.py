@@ -839,7 +839,7 @@ def test_a_failed_trial_of_an_initial_task_is_not_asked_for_weights(tmp_path, da
     train(wanted, workdir)
     assert [name.split("/")[0] for name in calls] == ["sst2", "rte"]
     suite.trial.write_failure(finished, suite.directory_of(workdir, finished), "not finite")
-    with pytest.raises(ValueError, match="no trial of seed 0 succeeded"):
+    with pytest.raises(ValueError, match="no trial of sst2 with seed 0 succeeded"):
         train(wanted, workdir)
 
 

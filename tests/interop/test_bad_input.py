@@ -150,6 +150,7 @@ def test_every_unsupported_option_of_deberta(tmp_path):
     asked = {
         "embedding_size": 4,
         "talking_head": True,
+        "pooler_dropout": 0.1,
         "pos_att_type": "c2p|p2p",
         "attention_head_size": 5,
         "conv_groups": 2,
