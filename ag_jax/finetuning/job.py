@@ -176,7 +176,7 @@ def run_trial(
             f"the validation split of {trial.task} has no labels to choose an epoch by: expected at least one example, "
             "and a label for every example"
         )
-    hosts.agree("the weights that a trial starts from", {"sha256": opened.digest})
+    hosts.agree("what a trial starts from", {"sha256": opened.digest})
     hosts.from_first("the directory of a trial", lambda: directory.mkdir(parents=True, exist_ok=True))
     result = Loop(_Training(trial, config, opened, data, directory, keep, labels).job()).run()
     hosts.exchange("the end of a trial", None)  # host 0 deletes the checkpoints, which all have now closed
@@ -283,7 +283,7 @@ class _Training:
     def read_progress(self, stored: dict[str, Any]) -> Progress:
         """Return the progress in a checkpoint's JSON values, or that of a new trial if there are none.
 
-        The progress of a new trial has the digest of the encoder that it starts from. Checkpoints of earlier versions
+        The progress of a new trial has the digest of what it starts from. Checkpoints of earlier versions
         have none, and are accepted.
 
         Raises ValueError if the trial started from another encoder than it would start from now.
@@ -291,12 +291,13 @@ class _Training:
         if not stored:
             return Progress(start_sha256=self.opened.digest)
         progress = read_progress(stored, self.steps_of_epoch, self.directory)
-        if progress.start_sha256 not in (None, self.opened.digest):
+        if not self.opened.is_start(progress.start_sha256):
             raise ValueError(
-                f"{self.directory} cannot be resumed: it started from other weights than those of "
-                f"{self.opened.description}, from which it would start now. A newer checkpoint or a better first trial "
-                "may have been chosen, or its weights were trained or written again, or read by another version of "
-                f"ag_jax. Delete {self.directory} to train this trial from the beginning, or choose another --workdir"
+                f"{self.directory} cannot be resumed: it started from other weights, another tokenizer or another "
+                f"dropout rate than {self.opened.description}, from which it would start now. A newer checkpoint or a "
+                "better first trial may have been chosen, or its weights were trained or written again, or read by "
+                f"another version of ag_jax. Delete {self.directory} to train this trial from the beginning, or choose "
+                "another --workdir"
             )
         return progress
 

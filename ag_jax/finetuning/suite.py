@@ -585,9 +585,9 @@ def _with_absolute_path(description: str) -> str:
 
 
 def _check_start(directory: epath.Path, start: Pretrained) -> None:
-    """Raise ValueError if a finished trial started from other weights than `start`.
+    """Raise ValueError if a finished trial started from something else than `start`.
 
-    Results of earlier versions do not have the digest of the weights, and are compared by their description alone.
+    Results of earlier versions have only the description of the start, or also the digest of the encoder alone.
     """
     if not is_done(directory):
         return
@@ -596,10 +596,10 @@ def _check_start(directory: epath.Path, start: Pretrained) -> None:
     remedy = f"delete {directory.parent} to train all of them again, or choose another --workdir"
     if _with_absolute_path(theirs) != _with_absolute_path(now):
         raise ValueError(f"{directory} started from {theirs}, trials would now start from {now}: {remedy}")
-    if "start_sha256" in result and result["start_sha256"] != start.digest:
+    if not start.is_start(result.get("start_sha256")):
         raise ValueError(
-            f"{directory} started from {theirs}, which had other weights then: it was trained or written again since, "
-            f"or another version of ag_jax read it; {remedy}"
+            f"{directory} started from {theirs}, which had other weights, another tokenizer or another dropout rate "
+            f"then: it was trained or written again since, or another version of ag_jax read it; {remedy}"
         )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,13 +64,26 @@ class Pretrained:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the encoder's parameters, without heads; the same for all encoders without parameters.
+        """SHA-256 of all that a trial starts from: parameters, tokenizer, and the head's pooling and dropout rate.
 
-        A suite compares it with that of its trials, to notice a checkpoint that was trained again.
+        A suite compares it with that of its trials, to notice a checkpoint that was trained or imported again.
         """
+        found = hashlib.sha256()
+        hash_params(found, self.params)
+        rest = self.tokenizer.fingerprint(), self.origin.pooling, self.origin.head_dropout
+        found.update(json.dumps(rest).encode())
+        return found.hexdigest()
+
+    @functools.cached_property
+    def encoder_digest(self) -> str:
+        """SHA-256 of the encoder's parameters alone, which earlier versions stored instead of `digest`."""
         found = hashlib.sha256()
         hash_params(found, self.params.get("encoder", {}))
         return found.hexdigest()
+
+    def is_start(self, stored: str | None) -> bool:
+        """Return whether a trial started from this encoder, by the digest that it stored, None if it stored none."""
+        return stored in (None, self.digest, self.encoder_digest)
 
     @property
     def has_words(self) -> bool:

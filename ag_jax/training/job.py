@@ -61,8 +61,8 @@ class Progress:
     run: sums of the primary metric since the first step.
     tokens: number of tokens seen, without padding.
     history: the evaluations so far, in order.
-    start_sha256: digest of the encoder from which a fine-tuning started; None for other jobs, and if an earlier version
-        of ag_jax began the fine-tuning.
+    start_sha256: digest of what a fine-tuning started from; None for other jobs, and if an earlier version of ag_jax
+        began the fine-tuning.
     """
 
     interval: Sums = dataclasses.field(default_factory=dict)

@@ -10,6 +10,8 @@ import pytest
 from etils import epath
 
 from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.data import tokenizers
+from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.distributed import storage
 from ag_jax.finetuning import attack, encoded, job, predicting, program, suite
@@ -165,7 +167,7 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
         run(tmp_path)
     assert not (tmp_path / RESULT).exists()
     other = tasks.pretrained({"encoder": {"weight": np.ones(1, np.float32)}})
-    with pytest.raises(ValueError, match=f"{tmp_path} cannot be resumed: it started from other weights .* Delete"):
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be resumed: it started from other weights, .* Delete"):
         setting(keep=True, opened=other)(tmp_path)
     result = run(tmp_path)
     assert len(asked) == 9, "no step must be done again"
@@ -179,13 +181,34 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
     assert run(tmp_path) == result and len(asked) == 9, "a trial that is done is not done again"
 
 
+def test_what_makes_another_start():
+    params = {"encoder": {"scale": np.ones(2, np.float32)}, "task_head": {"dense": np.zeros(2, np.float32)}}
+    start = tasks.pretrained(params)
+    words = tokenizers.train(TokenizerConfig(kind="wordpiece", vocabulary_size=70), ["other words than those"] * 3)
+    of_head = {"task_head": {"dense": np.full(2, 0.5, np.float32)}}
+    others = [
+        dataclasses.replace(start, tokenizer=words),
+        dataclasses.replace(start, origin=Origin(head_dropout=0.3)),
+        dataclasses.replace(start, origin=Origin(pooling="mean")),
+        dataclasses.replace(start, params=params | of_head),
+    ]
+    assert not any(other.is_start(start.digest) for other in others)
+    assert len({other.digest for other in others}) == len(others)
+    again = dataclasses.replace(start, description="elsewhere", origin=Origin(name="somewhere"))
+    assert again.is_start(start.digest)
+    # Earlier versions stored the digest of the encoder alone, or none.
+    assert all(other.is_start(start.encoder_digest) and other.is_start(None) for other in others)
+    trained_again = tasks.pretrained({"encoder": {"scale": np.zeros(2, np.float32)}})
+    assert not trained_again.is_start(start.encoder_digest)
+
+
 def test_hosts_agree_on_the_weights_that_a_trial_starts_from(tmp_path, one_device, monkeypatch):
     def differ(what, facts):
         raise ValueError(f"the hosts differ in {what}: {facts}")
 
     monkeypatch.setattr(job.hosts, "agree", differ)
     digest = tasks.pretrained().digest
-    with pytest.raises(ValueError, match=f"differ in the weights that a trial starts from: {{'sha256': '{digest}'}}"):
+    with pytest.raises(ValueError, match=f"differ in what a trial starts from: {{'sha256': '{digest}'}}"):
         setting()(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -18,6 +18,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import build, run
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
+from tests.finetuning.tasks import TOKENIZER
 
 GOOD = ("a warm and funny film", "truly good", "one of the best", "charming work", "i liked it")
 BAD = ("a cold and boring film", "truly bad", "one of the worst", "tired work", "i hated it")
@@ -197,11 +198,11 @@ def open_encoder(checkpoint, step=None, *, fresh=False):
     """
     params = {"encoder": np.float32((path := pathlib.Path(checkpoint) / "params").exists() and path.read_text())}
     if (pathlib.Path(checkpoint) / "weights").exists():
-        return Pretrained(EncoderConfig(max_length=64), None, params, "roberta", f"trial {checkpoint}")
+        return Pretrained(EncoderConfig(max_length=64), TOKENIZER, params, "roberta", f"trial {checkpoint}")
     if not pathlib.Path(checkpoint).is_dir():
         raise FileNotFoundError(f"{checkpoint} is no model")
     step = len([*pathlib.Path(checkpoint).iterdir()])
-    return Pretrained(EncoderConfig(max_length=64), None, params, "roberta", f"step {step} of {checkpoint}")
+    return Pretrained(EncoderConfig(max_length=64), TOKENIZER, params, "roberta", f"step {step} of {checkpoint}")
 
 
 def accuracies(splits, *key) -> float:
