@@ -4,23 +4,27 @@
 
 A row is a config in the folder of a paper, or one of `OUTSIDE`. The first line of its docstring says what it does, and
 in parentheses which tables and figures it makes, such as "(table 3, figure 5)"; `MORE` lists further ones of some
-configs. A record in benchmarks/results/ belongs to the config that its `command` names: to the small size if the
-command has scale=small or the config is in `SMALL`, and otherwise to the full size. A record of a config in `SMALL`
-that has a list `repeats` belongs to the configs in this list alone. `LINES` has the configs of records that are JSON
-lines; these are small. If such a record lacks some of the arms that `ARMS` lists for the experiment, its link names
-those that it has.
+configs. A record in benchmarks/results/ belongs to the config that its `command` names, or, if it was made by a script,
+to those that `SCRIPTS` lists; those of scripts are small. Of the others, a record is small if the command has
+scale=small, if the config is in `SMALL`, or if its data set is one that no paper uses (`OTHER_DATA`). A record of a
+config in `SMALL` that has a list `repeats` belongs to the configs in this list alone. Arms of the experiment that a
+record lacks are named after its link.
 """
 
 import ast
+import dataclasses
+import functools
 import json
 import pathlib
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import cells
 import pages
 
+from ag_jax import config_reader
 from ag_jax.analysis import markdown
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -55,15 +59,22 @@ SMALL = {
         "asa/figure5_masking",
     ),
 }
+OTHER_DATA = ("dataset=multi30k",)  # arguments that choose data sets of no paper, at any size of the model
 _ON_REAL_WEIGHTS = tuple(config for config in SMALL["asa/real_weights"] if config != "asa/figure4_temperature")
-LINES = {
-    "asa_real_weights_cola": _ON_REAL_WEIGHTS,
-    "asa_real_weights_sst2": SMALL["asa/real_weights"],
-    "asa_real_weights_wnut17": _ON_REAL_WEIGHTS,
-    "guidance_depth": ("ag/table3_language_modeling",),
+# Records that scripts made, and the configs whose experiments they repeat.
+SCRIPTS = {
+    "adversarial_step-cpu.json": ("asa/figure4_speed",),
+    "asa_real_weights_cola.jsonl": _ON_REAL_WEIGHTS,
+    "asa_real_weights_sst2.jsonl": SMALL["asa/real_weights"],
+    "asa_real_weights_wnut17.jsonl": _ON_REAL_WEIGHTS,
+    "guidance_depth.jsonl": ("ag/table3_language_modeling",),
+    "guidance_modern.jsonl": ("ag/table3_language_modeling", "ag/table5_pattern_ablation"),
+    "guidance_novels.json": ("ag/table3_language_modeling",),
 }
-# Arms of an experiment that a record on real weights may lack.
+# The arms of experiments whose config reads files, and of those that records on real weights repeat, as they name them.
 ARMS = {
+    "ag/table7_translation": ("base", "hard_coded", "ag"),
+    "asa/table2_robustness": ("plain", "asa"),
     "asa/table3_naive_masking": ("bernoulli", "scheduled", "magnitude"),
     "asa/table4_adversarial_training": ("freelb", "smart"),
 }
@@ -108,63 +119,82 @@ def command(config: str) -> str:
     return " ".join(word for word in first.split() if not word.startswith("--workdir"))
 
 
-def records() -> Iterator[tuple[str, bool, str]]:
-    """Yield (config, whether the size is small, link to the file) for each record of a command with a config."""
-    for config, small, path, content in recorded():
-        yield (
-            config,
-            small,
-            f"[{path.stem}]({RESULTS}/{path.name})"
-            + (" (stopped early)" if "stopped" in content else "")
-            + _incomplete(config, path),
-        )
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A file of results as a record of one config.
+
+    config: the config whose experiment it repeats.
+    small: whether it was run at another size than the paper's.
+    path: the file.
+    content: its content; of JSON lines, that of the first line.
+    arms: the arms that it has, None if it says nothing of arms.
+    planned: the arms that the experiment has, None if they are not known.
+    """
+
+    config: str
+    small: bool
+    path: pathlib.Path
+    content: dict[str, Any]
+    arms: Collection[str] | None = None
+    planned: Sequence[str] | None = None
+
+    @property
+    def link(self) -> str:
+        """A link to the file, with what the record lacks in brackets."""
+        lacking = [arm for arm in self.planned or () if self.arms is not None and arm not in self.arms]
+        notes = ["stopped early"] * ("stopped" in self.content) + [f"without {', '.join(lacking)}"] * bool(lacking)
+        return f"[{self.path.stem}]({RESULTS}/{self.path.name})" + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def arms_of(path: pathlib.Path) -> set[str]:
-    """Return the arms that a record of JSON lines has."""
-    return {line["arm"] for line in cells.read(path)}
+def records() -> Iterator[Record]:
+    """Yield the records of all files, those of scripts last.
 
-
-def _incomplete(config: str, path: pathlib.Path) -> str:
-    """Return the arms of an experiment that a record of JSON lines has, in brackets; empty if these are all."""
-    if path.suffix != ".jsonl" or config not in ARMS:
-        return ""
-    found = [arm for arm in ARMS[config] if arm in arms_of(path)]
-    return "" if len(found) == len(ARMS[config]) else f" ({', '.join(found)})"
-
-
-def recorded() -> Iterator[tuple[str, bool, pathlib.Path, dict]]:
-    """Yield (config, whether the size is small, file, its content) for each record of a command with a config.
-
-    Of records that are JSON lines, the content is that of the first line; those without an arm of the experiment
-    (`ARMS`) are left out.
+    A file is no record of an experiment of which it has no arm (`ARMS`).
     """
     for path in sorted((ROOT / RESULTS).glob("*.json")):
         content = json.loads(path.read_text())
-        words = shlex.split(content.get("command") or "")
+        words = shlex.split((content.get("command") or "").split(";", 1)[0])
         for word in words:
             if word.startswith("--config=") and "plan" not in words:  # `ag-jax plan` compiles and trains nothing
-                config, _, argument = word.removeprefix("--config=").partition(":")
-                config = config.removeprefix("configs/").removesuffix(".py")
-                small = config in SMALL or "scale=small" in argument.split(",")
-                repeated = content.get("repeats", SMALL.get(config, (config,)))
-                yield from ((of, small, path, content) for of in repeated)
-    for name, configs in LINES.items():
-        path = ROOT / RESULTS / f"{name}.jsonl"
+                yield from _of_command(word.removeprefix("--config="), path, content)
+    for name, configs in SCRIPTS.items():
+        path = ROOT / RESULTS / name
         if path.exists():
-            first = cells.read(path)[0]
-            yield from (
-                (config, True, path, first)
-                for config in configs
-                if config not in ARMS or arms_of(path) & set(ARMS[config])
-            )
+            lines = cells.read(path) if path.suffix == ".jsonl" else [json.loads(path.read_text())]
+            arms = {line["arm"] for line in lines if "arm" in line}
+            for config in configs:
+                planned = ARMS.get(config)
+                if planned is None or arms & set(planned):
+                    yield Record(config, True, path, lines[0], arms, planned)
+
+
+def _of_command(source: str, path: pathlib.Path, content: dict[str, Any]) -> Iterator[Record]:
+    """Yield the records of a file whose command has a config, `source`."""
+    name, _, argument = source.partition(":")
+    config = name.removeprefix("configs/").removesuffix(".py")
+    words = argument.split(",")
+    small = config in SMALL or "scale=small" in words or any(word in OTHER_DATA for word in words)
+    arms = content.get("arms", [word.removeprefix("arm=") for word in words if word.startswith("arm=")] or None)
+    for repeated in content.get("repeats", SMALL.get(config, (config,))):
+        yield Record(repeated, small, path, content, arms, _planned(repeated) if arms else None)
+
+
+@functools.cache
+def _planned(config: str) -> Sequence[str] | None:
+    """Return the arms that the command of a row compares; None without arms, and for configs that are in no row."""
+    if config in ARMS or paper_of(config) not in PAPERS:
+        return ARMS.get(config)
+    source = next(word for word in command(config).split() if word.startswith("--config="))
+    loaded = config_reader.load(source.removeprefix("--config="))
+    arms = loaded.comparison.arms if "comparison" in loaded else loaded.get("arms")
+    return arms.split(",") if arms else None
 
 
 def table() -> str:
     """Return the table of each paper, as Markdown."""
     links: dict[tuple[str, bool], list[str]] = {}
-    for config, small, link in records():
-        links.setdefault((config, small), []).append(link)
+    for record in records():
+        links.setdefault((record.config, record.small), []).append(record.link)
     lines = []
     for paper, title in PAPERS.items():
         of_paper = []

@@ -216,7 +216,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def place_of_commands(readers_place):
-    """Add what the commands of the pages read while they are parsed: texts, runs, a search and a pattern."""
+    """Add what commands of the pages read while they are parsed: texts, runs, a comparison, a search and a pattern."""
     for name in ("train", "dev", "test", "news"):
         for side in ("en", "de"):
             (readers_place / f"{name}.{side}").write_text("one two\n" * 20)
@@ -231,6 +231,9 @@ def place_of_commands(readers_place):
     points = {arm: {"settings": {"optimizer.learning_rate": 1e-4}, "validation_loss": 2.0} for arm in ("mlm", "ag")}
     (runs / "oromo").mkdir()
     (runs / "oromo" / "best.json").write_text(json.dumps({"metric": "validation_loss", "arms": points}))
+    for folder in (readers_place / "RUNS", runs / "table3"):
+        folder.mkdir()
+        (folder / "report.json").write_text(json.dumps({"arms": {"one": {}, "other": {}}, "seeds": [0]}))
     (readers_place / "my_patterns.py").write_text(
         "from ag_jax.attention.patterns import PATTERNS\n\nsecond = PATTERNS['first']\n"
     )
@@ -283,9 +286,6 @@ OF_CONFIGS = {name: list(commands_of_config(name)) for name in test_configs.ALL}
 def place_of_configs(place_of_commands):
     """Add what stands for the words in capitals, and the runs that commands of docstrings go on with."""
     runs = place_of_commands / "runs"
-    for folder in (place_of_commands / "RUNS", runs / "table3"):
-        folder.mkdir()
-        (folder / "report.json").write_text(json.dumps({"arms": {"one": {}, "other": {}}, "seeds": [0]}))
     (place_of_commands / "SEARCH").symlink_to(runs / "oromo")
     (place_of_commands / "RUNS" / "1024").symlink_to(runs / "roberta-base")
     return place_of_commands

@@ -37,12 +37,11 @@ def test_the_readme_has_the_table_of_now(script):
 
 def test_the_quickstart_over_five_seeds_says_what_was_recorded():
     record = json.loads((ROOT / "benchmarks/results/quickstart_seeds.json").read_text())
-    (row,) = (
-        line for line in (ROOT / "docs/reproduction.md").read_text().splitlines() if "quickstart_seeds.json" in line
-    )
+    lines = (ROOT / "docs/reproduction.md").read_text().splitlines()
+    (row,) = (line for line in lines if "quickstart_seeds.json" in line and "five seeds" in line)
     steps = {arm: {"left": record["arms"][arm]["left_plateau_at_step"]} for arm in ("mlm", "ag")}
     losses = {arm: {"loss": record["arms"][arm]["values"]["validation_loss"]} for arm in ("mlm", "ag")}
-    assert record["seeds"] == [0, 1, 2, 3, 4] and "five seeds" in row
+    assert record["seeds"] == [0, 1, 2, 3, 4]
     for values, digits in ((steps, 0), (losses, 3)):
         (found,) = significance.over_seeds(values)["ag"].values()
         means = [
@@ -95,6 +94,10 @@ def test_records_are_told_apart_by_size(script, tmp_path, monkeypatch):
         "forecast": {"command": "ag-jax plan --config=ag/table9_tpu_gpu:hardware=tpu --topology=v5e:2x4, twice"},
         "none": {},
         "laptop": {"command": "ag-jax compare --config=quickstart"},
+        "other_data": {
+            "command": "ag-jax compare --config=ag/table7_translation:data=D,dataset=multi30k",
+            "arms": {"ag": {}, "base": {}},
+        },
     }.items():
         (tmp_path / script.RESULTS / f"{name}.json").write_text(json.dumps(content))
     for name in ("guidance_depth", "asa_real_weights_selection"):  # the second belongs to no config
@@ -103,18 +106,28 @@ def test_records_are_told_apart_by_size(script, tmp_path, monkeypatch):
     (tmp_path / script.RESULTS / "asa_real_weights_cola.jsonl").write_text(lines)
     cola = "[asa_real_weights_cola](benchmarks/results/asa_real_weights_cola.jsonl)"
     link = "[{0}](benchmarks/results/{0}.json)".format
-    assert set(script.records()) == {
+    (tmp_path / script.RESULTS / "guidance_novels.json").write_text('{"title": "a script that names no config"}')
+    assert {(record.config, record.small, record.link) for record in script.records()} == {
         ("roberta/table1_masking", False, link("full")),
         ("roberta/table1_masking", True, link("small")),
-        ("ag/table7_translation", False, link("started") + " (stopped early)"),
+        ("ag/table7_translation", False, link("started") + " (stopped early; without hard_coded, ag)"),
+        ("ag/table7_translation", True, link("other_data") + " (without hard_coded)"),
+        ("ag/table3_language_modeling", True, link("guidance_novels")),
         ("ag/table3_language_modeling", True, link("laptop")),
         ("ag/table3_language_modeling", True, "[guidance_depth](benchmarks/results/guidance_depth.jsonl)"),
         ("asa/table1_generalization", True, cola),
-        ("asa/table3_naive_masking", True, f"{cola} (bernoulli, scheduled)"),
+        ("asa/table3_naive_masking", True, f"{cola} (without magnitude)"),
         ("asa/figure5_masking", True, cola),
     }
 
 
-def test_records_of_lines_name_configs(script):
-    configs = {config for of in script.LINES.values() for config in of}
-    assert configs <= set(script.rows()) and len(configs) == 6
+def test_records_of_scripts_belong_to_rows(script):
+    configs = {config for of in script.SCRIPTS.values() for config in of}
+    assert configs | set(script.ARMS) <= set(script.rows()) and len(configs) == 8
+    assert all((ROOT / script.RESULTS / name).exists() for name in script.SCRIPTS)
+
+
+def test_arms_that_a_record_lacks_are_those_of_its_row(script):
+    link = "[table4_deberta_small](benchmarks/results/table4_deberta_small.json)"
+    lacking = {record.link for record in script.records() if record.config == "deberta/table4_ablation"}
+    assert lacking == {f"{link} (without roberta)"}

@@ -93,11 +93,11 @@ def test_every_config_is_on_one_page_with_its_arguments(generated):
 
 
 def test_every_record_of_a_paper_is_on_its_page_with_its_numbers(generated):
-    for config, _, path, _ in papers.reproductions.recorded():
-        paper = config.partition("/")[0]
+    for record in papers.reproductions.records():
+        paper = record.config.partition("/")[0]
         if paper not in papers.titles():
             continue
-        assert f"[{path.stem}](../../benchmarks/results/{path.name})" in generated[f"paper_{paper}"]
+        assert f"[{record.path.stem}](../../benchmarks/results/{record.path.name})" in generated[f"paper_{paper}"]
     assert "| ag | 5.097 | 4.959 | 5.855 | 300 |" in generated["paper_ag"]
     assert "| ag | validation loss | -0.062 | -0.084 to -0.039 | .012 (Holm) |" in generated["paper_ag"]
     assert "| sst2 | accuracy | 0.716 ± " in generated["paper_ag"]

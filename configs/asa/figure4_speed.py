@@ -13,8 +13,9 @@ Hardware and time: the paper does not name its GPU. Five arms of 40 steps of 16 
 accelerator. scale=small takes minutes on 2 CPU cores.
 
 Expected (time of a step relative to plain training, 512 tokens): ASA about 2, slightly below FreeLB-2; FreeLB-3 and
-SMART three to four. With two of the twelve layers on a CPU we measured 2.01 for ASA, 1.96 for FreeLB-2, 2.89 and 2.62
-(docs/adversarial.md). scale=paper has not been run with this program yet.
+SMART three to four. With two of the twelve layers on a CPU we measured 2.21 for ASA, 1.99 for FreeLB-2, 2.92 for
+FreeLB-3 and 3.73 for SMART (benchmarks/results/adversarial_step-cpu.json, docs/adversarial.md). scale=paper has not
+been run with this program yet.
 
 Deviations: the paper times fine-tuning. Here pre-training is timed, which needs no checkpoint and no files and has
 sequences without padding. The model is BERT-base, randomly initialised, with 16 sequences in float32 as in the paper.

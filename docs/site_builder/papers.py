@@ -57,18 +57,20 @@ def page(paper: str, site: Site, folder: pathlib.Path) -> str:
 
 def results(config: str, site: Site, folder: pathlib.Path) -> Iterator[str]:
     """Yield the blocks about the recorded results of a config."""
-    for of, small, path, record in reproductions.recorded():
-        if of == config:
+    for record in reproductions.records():
+        if record.config == config:
+            path, content = record.path, record.content
             link = site.of_file(path.relative_to(ROOT).as_posix(), folder)
-            yield f"**Recorded: [{path.stem}]({link})**, {'a small size' if small else 'the size of the paper'}"
-            yield pages.fence("bash", record["command"])
+            yield f"**Recorded: [{path.stem}]({link})**, {'a small size' if record.small else 'the size of the paper'}"
+            if "command" in content:
+                yield pages.fence("bash", content["command"])
             if path.suffix == ".jsonl":
                 yield "Each line is a run or a trial. [Reproduction of the papers](../reproduction.md) has the tables."
                 continue
             for key in ("stopped", "conditions", "note"):
-                if key in record:
-                    yield pages.sentence(plain(f"{key}: {record[key]}"))
-            yield from tables(record)
+                if key in content:
+                    yield pages.sentence(plain(f"{key}: {content[key]}"))
+            yield from tables(content)
 
 
 def tables(record: Mapping[str, Any]) -> Iterator[str]:
