@@ -84,9 +84,12 @@ _DEBERTA_GLUE = {
         "stsb": (7e-6, 32, 4, 100, 128, 0.15),
     },
 }
-# The sweep of the same paper's appendix, for tasks without a script; the longest sequences are our choice.
+# The sweep of the same paper's appendix; the longest sequences of tasks without a script are our choice.
 _DEBERTA_RATES = {"base": (1.5e-5, 2e-5, 3e-5, 4e-5), "large": (5e-6, 8e-6, 9e-6, 1e-5)}
+_DEBERTA_SIZES, _DEBERTA_EPOCHS = (16, 32, 48, 64), 10
 _DEBERTA_HEAD_DROPOUT, _DEBERTA_WARMUP = (0.0, 0.1, 0.15), (50, 100, 500, 1000)
+# Training examples of tasks whose shortest trial of the sweep has fewer steps than its longest warm-up.
+_FEW_EXAMPLES = {"rte": 2_490, "mrpc": 3_668, "stsb": 5_749, "wic": 5_428}
 _DEBERTA_LENGTHS = {"squad1": 384, "squad2": 384, "swag": 128, "conll2003": 256}
 
 
@@ -225,8 +228,8 @@ def deberta(config: Config, tasks: Sequence[str], size: str = "base") -> None:
             learning_rate, batch_size, epochs, warmup_steps, length, dropout = _DEBERTA_GLUE[size][task]
             recipe.update(learning_rates=(learning_rate,), batch_sizes=(batch_size,), head_dropout=dropout)
         else:
-            epochs, warmup_steps, length = 10, 500, _DEBERTA_LENGTHS.get(task, 512)
-            recipe.update(learning_rates=_DEBERTA_RATES[size], batch_sizes=(16, 32, 48, 64))
+            epochs, warmup_steps, length = _DEBERTA_EPOCHS, 500, _DEBERTA_LENGTHS.get(task, 512)
+            recipe.update(learning_rates=_DEBERTA_RATES[size], batch_sizes=_DEBERTA_SIZES)
         if task == "qqp":  # as the paper's table 1, whose row of RoBERTa is that of Liu et al. 2019
             recipe.metric = "accuracy"
         recipe.update(epochs=epochs, warmup_steps=warmup_steps, max_length=length)
@@ -240,11 +243,12 @@ def deberta_large(config: Config, tasks: Sequence[str]) -> None:
 
 
 def deberta_sweep(config: Config, sweep: str, protocol: str = "deberta") -> None:
-    """Add the rest of DeBERTa's sweep to a suite whose tasks have DeBERTa's settings, if `sweep` is `paper`.
+    """Give all tasks of a suite with DeBERTa's settings the whole sweep of the paper, if `sweep` is `paper`.
 
-    Tasks outside GLUE's released scripts then also try 50, 100, 500 and 1,000 warm-up steps, and rates of 0, 0.1 and
-    0.15 for the dropout of the task's head: 192 points in the place of 16. Tasks whose head has no dropout, such as
-    SQuAD, have 64 points, and tasks that warm up over a fraction of their steps 48.
+    The sweep is over four learning rates, four batch sizes, 50, 100, 500 and 1,000 warm-up steps, and rates of 0, 0.1
+    and 0.15 for the dropout of the task's head: 192 points of ten epochs. It takes the place of the released scripts'
+    settings for tasks of GLUE. Tasks whose head has no dropout, such as SQuAD, have 64 points, and tasks that warm up
+    over a fraction of their steps 48. Warm-ups that some trial of a task is too short for are left out.
 
     sweep: `short` changes nothing.
     protocol: a key of `PROTOCOLS`, whose settings the tasks have.
@@ -258,11 +262,12 @@ def deberta_sweep(config: Config, sweep: str, protocol: str = "deberta") -> None
             f"sweep=paper is the sweep of DeBERTa's paper: expected protocol=deberta or deberta_large, got {protocol}; "
             "leave it out, or choose one of these protocols"
         )
+    rates = _DEBERTA_RATES["large" if protocol == "deberta_large" else "base"]
     for task, recipe in config.tasks.items():
-        if task in _DEBERTA_GLUE["base"]:
-            continue
+        recipe.update(learning_rates=rates, batch_sizes=_DEBERTA_SIZES, epochs=_DEBERTA_EPOCHS)
         if recipe.warmup_steps is not None:
-            recipe.sweep.warmup_steps = _DEBERTA_WARMUP
+            shortest = recipe.epochs * -(-_FEW_EXAMPLES.get(task, 10**6) // max(recipe.batch_sizes))
+            recipe.sweep.warmup_steps = tuple(steps for steps in _DEBERTA_WARMUP if steps < shortest)
         if task not in catalogue.TASKS or catalogue.TASKS[task].kind != "span":  # whose head has no dropout
             recipe.sweep.head_dropout = _DEBERTA_HEAD_DROPOUT
 

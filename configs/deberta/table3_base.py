@@ -9,15 +9,15 @@ He et al. 2021 (DeBERTa: Decoding-enhanced BERT with Disentangled Attention), ta
 `checkpoint` is a run or a Hugging Face directory, such as one of microsoft/deberta-base.
 
 Hardware and time: the paper does not say for fine-tuning. MNLI has 393k examples, and SQuAD a sweep of 16 points of ten
-epochs, which need an accelerator. With sweep=paper, SQuAD has 64 points. scale=small trains one point, in minutes for
-each trial of a small model on 2 CPU cores.
+epochs, which need an accelerator. With sweep=paper, MNLI has 192 points and SQuAD 64. scale=small trains one point, in
+minutes for each trial of a small model on 2 CPU cores.
 
 Expected (deberta-base, dev): MNLI-m/mm 88.8/88.5, SQuAD 1.1 F1/EM 93.1/87.2, SQuAD 2.0 86.2/83.1. scale=paper has not
 been run with this program yet.
 
 Deviations: MNLI has the settings of the script released for the base model. For SQuAD no script was released; the sweep
-is over learning rates and batch sizes, with 500 warm-up steps. sweep=paper also tries 50, 100 and 1,000 warm-up steps,
-as the paper does; the paper's dropout of the task's head is left out, because the head for SQuAD has none here. In
+is over learning rates and batch sizes, with 500 warm-up steps. sweep=paper tries the paper's sweep for both, also over
+warm-up and dropout of the task's head, which the head for SQuAD does not have here. In
 SQuAD 2.0 the score of the first token decides whether there is an answer. Sequences of SQuAD have 384 tokens, which is
 our choice.
 """
@@ -35,7 +35,8 @@ def get_config(argument: str = ""):
     tasks: comma-separated names of tasks, or `all`.
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
-    sweep: of SQuAD, `short` over learning rates and batch sizes (16 points), or `paper` also over the warm-up (64).
+    sweep: `short` over learning rates and batch sizes of SQuAD (16 points) and with one point of MNLI, or `paper` also
+        over warm-up (64) and, for MNLI, dropout (192).
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
     chosen = config_reader.arguments(
@@ -43,7 +44,7 @@ def get_config(argument: str = ""):
     )
     config = finetuning.suite("MNLI and SQuAD by DeBERTa's settings for base models", chosen)
     finetuning.deberta(config, finetuning.names(chosen.tasks, TASKS))
-    finetuning.deberta_sweep(config, chosen.sweep)
+    finetuning.deberta_sweep(config, chosen.sweep, "deberta")
     if chosen.scale == "small":
         finetuning.small(config)
     return config

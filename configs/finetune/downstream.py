@@ -17,8 +17,8 @@ Expected: see `ag-jax help CONFIG` for the config that trained the models, such 
 
 Deviations: RoBERTa and DeBERTa tune learning rate and batch size for each model; so does protocol=roberta here, by the
 development scores, and protocol=deberta outside GLUE. DeBERTa's paper also tunes warm-up and dropout of the task's
-head, as sweep=paper does, with up to 192 points of a task. With several seeds of pre-training, compare one seed at a
-time.
+head, as sweep=paper does for all tasks, with up to 192 points each. With several seeds of pre-training, compare one
+seed at a time.
 """
 
 from ag_jax import config_reader

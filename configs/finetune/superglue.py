@@ -66,8 +66,6 @@ def get_config(argument: str = ""):
     for task in set(_FEW) & set(config.tasks):
         config.tasks[task].warmup_steps = None
     finetuning.deberta_sweep(config, chosen.sweep, chosen.protocol)
-    if "wic" in config.tasks and chosen.sweep == "paper":  # whose shortest trial has 850 steps
-        config.tasks.wic.sweep.warmup_steps = (50, 100, 500)
     if chosen.arm == "sift":
         finetuning.attack(config, "sift")
     if chosen.scale == "small":

@@ -54,7 +54,7 @@ ARGUMENTS = {
     "roberta/table5_glue.py": {"mnli_first": (False, True), "scale": SCALE},
     "roberta/table6_squad.py": {"scale": SCALE},
     "roberta/table7_race.py": {"scale": SCALE},
-    "deberta/table1_glue.py": {"mnli_first": (False, True), "scale": SCALE},
+    "deberta/table1_glue.py": {"sweep": ("short", "paper"), "mnli_first": (True, False), "scale": SCALE},
     "deberta/table2_tasks.py": {"sweep": ("short", "paper"), "scale": SCALE},
     "deberta/table3_base.py": {"sweep": ("short", "paper"), "scale": SCALE},
     "asa/table1_generalization.py": {"arm": ("plain", "asa", "longer", "pretrained"), "scale": SCALE},
@@ -261,10 +261,24 @@ def test_debertas_whole_sweep():
         == SweepConfig(head_dropout=(0.0, 0.1, 0.15), warmup_steps=(50, 100, 500, 1000))
     )
     assert sizes("deberta/table2_tasks.py", "checkpoint=C,sweep=paper") == {
-        **{"mnli": 1, "squad1": 64, "squad2": 64},
-        **dict.fromkeys(("race", "record", "swag", "conll2003"), 192),
+        **{"squad1": 64, "squad2": 64},
+        **dict.fromkeys(("mnli", "race", "record", "swag", "conll2003"), 192),
     }
-    assert sizes("deberta/table3_base.py", "checkpoint=C,sweep=paper") == {"mnli": 1, "squad1": 64, "squad2": 64}
+    assert sizes("deberta/table3_base.py", "checkpoint=C,sweep=paper") == {"mnli": 192, "squad1": 64, "squad2": 64}
+    assert sizes("deberta/table1_glue.py", "checkpoint=C,sweep=paper") == {
+        **dict.fromkeys(("cola", "mnli", "qnli", "qqp", "sst2"), 192),
+        **{"mrpc": 144, "stsb": 144, "rte": 96},
+    }
+    assert set(sizes("deberta/table1_glue.py").values()) == {1}
+    for name, rates in (("table1_glue", (5e-6, 8e-6, 9e-6, 1e-5)), ("table3_base", (1.5e-5, 2e-5, 3e-5, 4e-5))):
+        mnli = parsed(f"deberta/{name}.py", "checkpoint=C,sweep=paper").tasks["mnli"]
+        assert (mnli.learning_rates, mnli.batch_sizes, mnli.epochs) == (rates, (16, 32, 48, 64), 10)
+        assert {point["head_dropout"] for _, _, point in mnli.points} == {0.0, 0.1, 0.15}
+    sizes_of_data = {"rte": 2490, "mrpc": 3668, "stsb": 5749, "cola": 8551}  # training examples
+    of_glue = parsed("deberta/table1_glue.py", "checkpoint=C,sweep=paper").tasks
+    for task, count in sizes_of_data.items():
+        shortest = of_glue[task].epochs * -(-count // 64)
+        assert [steps for steps in (50, 100, 500, 1000) if steps < shortest] == [*of_glue[task].sweep.warmup_steps]
     assert sizes("finetune/superglue.py", "checkpoint=C,sweep=paper") == {
         **dict.fromkeys(("boolq", "multirc", "record"), 192),
         **dict.fromkeys(("cb", "copa", "superglue_rte", "wsc"), 48),
