@@ -201,11 +201,13 @@ def _convert_translation(
     arrays = marian.with_biases(arrays, decoder.tie)
     arrays = marian.reordered(arrays, decoder, specials.pad, tokenizer.vocabulary_size)
     constants = {name: table.astype(tensors.DTYPES[dtype]) for name, table in family.constants(config).items()}
+    # Ids of words may be others in the export, so all ids that files name are translated by `new_V`.
     order_V = marian.vocabulary_order(config.vocabulary_size, specials.pad, decoder.start)
     new_V = np.argsort(order_V).tolist()
 
     start = new_V[specials.pad if decoder.start == "zero" else specials.begin]
     tokens = {"pad_token_id": new_V[specials.pad], "eos_token_id": new_V[specials.end], "decoder_start_token_id": start}
+    # The decoder here never predicts these three, although the model has scores for them.
     forbidden = sorted({new_V[id] for id in (specials.pad, specials.begin, specials.mask)})
     generation, not_carried = marian.write_generation(opened.config.decoding, config.max_length, forbidden, tokens)
     if decoder.start != "zero":

@@ -74,12 +74,13 @@ def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]
                 for seed in study.points[number].configs
                 if not states[number, seed].is_over and str(steps[number]) not in states[number, seed].rungs
             ]
-            if missing:
+            if missing:  # half of the points cannot be chosen before all are measured
                 waiting = missing
                 break
             compared = sorted((cost, number) for number, cost in costs.items() if cost is not None)
             worse = {number for _, number in compared[math.ceil(len(compared) / 2) :]}
             stopped |= {number: steps[number] for number in worse}
+            # Points without a cost, which an earlier search trained to the end, stay alive beside the better half.
             alive = [number for number in alive if number not in worse]
         if waiting is None:
             waiting = [
