@@ -122,7 +122,10 @@ def share(
                 if not mine or cell not in waiting(lines) or not may_begin(cell, lines):
                     continue
                 check(path, root)
-                append(path, measure(cell, lines) | origin, root)
+                line = measure(cell, lines) | origin
+                # A process that did not run for minutes loses its claim, and another one may have recorded the cell.
+                if mine and cell in waiting(read(path)):
+                    append(path, line, root)
             break  # because what this cell decides may decide which cells wait
         else:
             time.sleep(LOOK_EVERY)

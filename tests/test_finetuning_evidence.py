@@ -249,6 +249,21 @@ def test_two_processes_share_the_cells(options, pretended, tmp_path, monkeypatch
     assert counts == {"sst2": 65, "cola": 2, "wnut17": 30}
 
 
+def test_a_cell_whose_claim_was_lost_is_not_recorded_twice(clone, tmp_path, monkeypatch):
+    """Another process took it over, and recorded it before this one came back."""
+    path, origin = tmp_path / "results" / "x.jsonl", cells.stamp(clone)
+
+    def measure(cell, lines):
+        cells.append(path, {"cell": cell, "by": "the other"} | origin, clone)
+        return {"cell": cell, "by": "this one"}
+
+    def waiting(lines):
+        return [cell for cell in ("a", "b") if cell not in {line["cell"] for line in lines}]
+
+    cells.share(path, clone, tmp_path, waiting, measure, str)
+    assert [(line["cell"], line["by"]) for line in cells.read(path)] == [("a", "the other"), ("b", "the other")]
+
+
 def test_what_a_cell_needs():
     gate = {CHOSEN.cell("sst2", "plain", seed) for seed in (0, 1)}
     assert evidence.needed(CHOSEN.cell("sst2", "plain", 1), CHOSEN) == set()

@@ -149,8 +149,9 @@ def _run(
     waiting, left = suite.train_share(list(prepare().values()), share)
     if waiting:
         hosts.tell(f"part {part}: {waiting} trials wait for trials of other parts; run it again when those are done")
-    if left:
+    elif left:
         hosts.tell(f"part {part} is done; {left} trials are left to other parts, the last of which reports")
+    if left:
         return None
     with lock.hold_in_turn(workdir, hosts.tell):
         return finish()

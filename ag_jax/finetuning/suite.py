@@ -520,7 +520,9 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
                 trial.write_failure(one, directory, str(error))
             hosts.tell(f"{one.task} {one.name} failed: {error}")
         else:
-            hosts.tell(f"{one.task} {one.name}: {_told(result, metric)}")
+            # Another process may have trained it while this one waited for the lock, and it may have failed there.
+            told = f"failed: {result['failed']}" if "failed" in result else _told(result, metric)
+            hosts.tell(f"{one.task} {one.name}: {told}")
             hosts.from_first("the best trials", lambda: _keep_best(config, workdir, one.task, metric, (one.seed,)))
 
 

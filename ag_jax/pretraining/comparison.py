@@ -1,6 +1,5 @@
 """`ag-jax compare` for pre-training: train every arm with every seed, and write the report."""
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -21,6 +20,7 @@ from ag_jax.distributed import hosts, lock, parts, storage
 from ag_jax.pretraining import (
     arms,
     build,
+    comparable,
     last_layer,
     report,
     run,
@@ -103,7 +103,7 @@ def compare(
     share = None if part is None else parts.parse_part(part)
     configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
     overridden = arms.overridden(source, list(dict.fromkeys(arm for arm, _ in configs)), overrides)
-    incomparable = _incomparable(configs)
+    incomparable = comparable.warnings({arm: config for (arm, _), config in configs.items()}, "arms")
     arms.announce([*overridden, *incomparable])
     if share is None:
         with lock.hold(workdir):
@@ -246,34 +246,6 @@ def _compare(
     text = report.markdown(first.title, headline, results, numbers, figures, command, [*overridden, *warnings], more)
     storage.write_whole(path, text + "\n")
     return path
-
-
-def _incomparable(configs: Mapping[tuple[str, int], ExperimentConfig]) -> list[str]:
-    """Return a sentence for each setting in which arms differ, so that their validation losses are of other tokens."""
-    of_arms = {arm: _measured_on(config) for (arm, _), config in configs.items()}
-    sentences = []
-    for key in dict.fromkeys(itertools.chain.from_iterable(of_arms.values())):
-        values = {arm: settings.get(key) for arm, settings in of_arms.items()}
-        if len(set(map(repr, values.values()))) > 1:
-            sentences.append(
-                f"the arms are measured by other predictions, so that a lower loss does not mean a better model: they "
-                f"differ in {key}: {arms.listed(values)}"
-            )
-    return sentences
-
-
-def _measured_on(config: ExperimentConfig) -> dict[str, Any]:
-    """Return the flat settings of a run that decide which tokens of its held-out text are predicted."""
-    data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
-    without = [*run.MAY_DIFFER, "data.masking.count", "data.masking.static_copies"]
-    if data.validation_source is not None:
-        without += ["data.validation_fraction", "data.validation_tokens"]
-        if data.tokenizer.path is not None:
-            without += ["data.source", "data.target", "data.skip_words", "data.max_words"]
-    if data.tokenizer.path is not None:  # it has its own
-        without += ["data.tokenizer.kind", "data.tokenizer.vocabulary_size", "data.tokenizer.lowercase"]
-    flat = config_reader.flat({"data": dataclasses.asdict(data)})
-    return {key: value for key, value in flat.items() if not config_reader.is_among(key, without)}
 
 
 def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]) -> list[str]:

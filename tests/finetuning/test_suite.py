@@ -207,6 +207,18 @@ def test_two_processes_never_train_one_trial(source, tmp_path, calls):
     assert calls == ["sst2/lr0.0003-bs32-seed0"]
 
 
+def test_a_trial_that_failed_in_another_process_meanwhile_is_told(tmp_path, data, calls, monkeypatch, capsys):
+    def failed_elsewhere(one, config, start, splits, directory, *rest):
+        suite.trial.write_failure(one, directory, "mlm_loss is not finite at step 3.")
+        return suite.trial.read_result(directory)
+
+    monkeypatch.setattr(suite.job, "run_trial", failed_elsewhere)
+    wanted = config(tmp_path, data, seeds=(0,))
+    with pytest.raises(ValueError, match="failed"):
+        train(wanted, epath.Path(tmp_path / "w"))
+    assert "sst2 lr2e-05-bs32-seed0: failed: mlm_loss is not finite at step 3." in capsys.readouterr().err
+
+
 def test_more_parts_than_trials(source, tmp_path, calls):
     with pytest.raises(ValueError, match="--part=1/13 is one of 13 parts, but there are only 12 trials, so that 1 of"):
         comparison.compare(source, {}, epath.Path(tmp_path / "w"), "1/13")
@@ -228,7 +240,9 @@ def test_a_part_waits_for_the_weights_that_another_part_trains(source, tmp_path,
     calls.clear()
     assert comparison.finetune(source, settings, workdir, "1/3") is None
     assert calls == [whole[0], whole[3]], "the third trial needs what sst2 learns with its seed at both points"
-    assert "part 1/3: 1 trials wait for trials of other parts; run it again when those" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "part 1/3: 1 trials wait for trials of other parts; run it again when those" in told
+    assert "part 1/3 is done" not in told
     assert comparison.finetune(source, settings, workdir, "2/3") is None and calls[2:] == [whole[1], whole[7]]
     assert comparison.finetune(source, settings, workdir, "3/3") is None and calls[4:] == [whole[2], whole[5]]
     assert comparison.finetune(source, settings, workdir, "1/3") is None and calls[6:] == [whole[6]]

@@ -14,7 +14,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.distributed import lock
 from ag_jax.objectives.masked_lm import MLM
-from ag_jax.pretraining import comparison, report, run
+from ag_jax.pretraining import comparable, comparison, report, run
 from ag_jax.pretraining.report import ArmResults
 from ag_jax.training.metrics import read_metrics
 
@@ -377,14 +377,18 @@ def test_runs_that_another_limit_ended_are_named(overrides):
 
 def test_arms_whose_losses_are_of_other_tokens_are_named(overrides):
     configs = comparison.arm_configs(CONFIG, overrides)
-    assert not comparison._incomparable(configs)
+
+    def warnings(of_arms):
+        return comparable.warnings({arm: config for (arm, _), config in of_arms.items()}, "arms")
+
+    assert not warnings(configs)
 
     def with_data(**changes):
         changed = dict(configs)
         for seed in (3, 8):
             one = configs["ag", seed]
             changed["ag", seed] = dataclasses.replace(one, data=dataclasses.replace(one.data, **changes))
-        return comparison._incomparable(changed)
+        return warnings(changed)
 
     masking = configs["ag", 3].data.masking
     (sentence,) = with_data(masking=dataclasses.replace(masking, rate=0.3, static_copies=4))

@@ -142,7 +142,7 @@ def tokenise(
     def complete() -> int:
         return sum(part.size for _, part in mine if entries.is_complete(part.name))
 
-    if complete() == total:
+    if all(entries.is_complete(part.name) for _, part in mine):  # not by size, because a part may be empty
         return
     names = ", ".join(source.config.source for source in of)
     say(f"tokenising {names}: {total / MEGABYTE:,.0f} MB in {len(mine):,} part{'s' if len(mine) > 1 else ''}")

@@ -189,7 +189,7 @@ def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
             trained = config_reader.flat(config_reader.to_dict(next(iter(winner.point.configs.values()))))
             chosen[arm] = {
                 "point": winner.point.name,
-                "settings": {**winner.point.settings, **{setting: trained[setting] for setting in searched}},
+                "settings": {setting: trained[setting] for setting in searched},
                 study.search.metric: winner.measured[study.search.metric],
                 "chosen_among": len(of_arm),
             }

@@ -50,6 +50,7 @@ class Study:
     search: its settings.
     points: all points, in the order of the arms and of the grids.
     overridden: a sentence for each flag that overrides what the arms set.
+    incomparable: a sentence for each setting in which points differ, so that their losses are of other tokens.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Study:
     search: SearchConfig
     points: tuple[Point, ...]
     overridden: tuple[str, ...]
+    incomparable: tuple[str, ...] = ()
 
     @property
     def arms(self) -> dict[str, list[int]]:
@@ -69,8 +71,11 @@ class Study:
 
     def rung_steps(self, point: Point) -> list[int]:
         """Return the steps at which a point is compared with the others of its arm, before it goes on."""
-        steps = next(iter(point.configs.values())).training.steps
-        return [round(fraction * steps) for fraction in self.search.rungs]
+        return _rung_steps(self.search, next(iter(point.configs.values())))
+
+
+def _rung_steps(search: SearchConfig, config: ExperimentConfig) -> list[int]:
+    return [round(fraction * config.training.steps) for fraction in search.rungs]
 
 
 def study(source: str, overrides: dict[str, Any]) -> Study:
@@ -235,22 +240,23 @@ def _check_arms(source: str, points: Sequence[Point]) -> None:
 def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
     """Raise ValueError for a rung before the first logged row of a run, where it has no train loss yet."""
     for point in points:
-        training = next(iter(point.configs.values())).training
+        config = next(iter(point.configs.values()))
+        training = config.training
         for name in ("time_limit", "patience"):
             if search.rungs and (value := getattr(training, name)):
                 raise ValueError(
                     f"search.rungs compares runs after the same steps, and training.{name}={value} may end them "
                     "before: leave one of them out"
                 )
-        at = [round(fraction * training.steps) for fraction in search.rungs]
+        at = _rung_steps(search, config)
         if len(set(at)) < len(at):
             raise ValueError(
                 f"search.rungs={','.join(map(str, search.rungs))} of {training.steps} steps are the steps "
                 f"{', '.join(map(str, at))}: leave out those that come twice"
             )
-        for fraction in search.rungs:
-            if not training.log_every <= round(fraction * training.steps) < training.steps:
+        for fraction, step in zip(search.rungs, at, strict=True):
+            if not training.log_every <= step < training.steps:
                 raise ValueError(
-                    f"search.rungs: {fraction} of {training.steps} steps is step {round(fraction * training.steps)}, "
+                    f"search.rungs: {fraction} of {training.steps} steps is step {step}, "
                     f"expected one from training.log_every={training.log_every} on and before the last step"
                 )

@@ -58,6 +58,7 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
         "metric": metric,
         "complete": not any(one.status == "unfinished" for one in results),
         **({"overridden": list(study.overridden)} if study.overridden else {}),
+        **({"incomparable": list(study.incomparable)} if study.incomparable else {}),
         "arms": of_arms,
         "paired": _paired(results, left),
     }
@@ -204,7 +205,8 @@ def markdown(
     figures: (caption, path relative to the report) of each figure.
     """
     metric = study.search.metric
-    lines = [f"# Search: {study.title}", "", f"`{study.command}`", "", *flag_warnings(study.overridden)]
+    warnings = flag_warnings([*study.overridden, *study.incomparable])
+    lines = [f"# Search: {study.title}", "", f"`{study.command}`", "", *warnings]
     if not found["complete"]:
         unfinished = sum(one.status == "unfinished" for one in results)
         lines += [f"**{unfinished} of {len(results)} points are not finished: run the same command again.**", ""]

@@ -4,6 +4,7 @@ The same command resumes a search. Several machines may share the work: with `--
 N-th point, and all of them need the same --workdir.
 """
 
+import dataclasses
 import functools
 import json
 import time
@@ -17,7 +18,7 @@ from ag_jax.analysis.figures import search as figures
 from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, storage
 from ag_jax.distributed.parts import ALL, numbers_of, parse_part
-from ag_jax.pretraining import arms, build, mask_trace, run, workloads
+from ag_jax.pretraining import arms, build, comparable, mask_trace, run, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.report import first_step_below
@@ -53,9 +54,11 @@ def search(
     share = ALL if part is None else parse_part(part)
     study, workdir = points.study(source, overrides), storage.directory(workdir)
     study = points.with_steps(study, workdir, run.is_begun)
-    arms.announce(study.overridden)
+    first_configs = {f"{point.arm}/{point.name}": next(iter(point.configs.values())) for point in study.points}
+    study = dataclasses.replace(study, incomparable=tuple(comparable.warnings(first_configs, "points")))
+    arms.announce([*study.overridden, *study.incomparable])
     own = numbers_of(share, len(study.points), "points")
-    hosts.from_first("the run directories", functools.partial(_check, study, workdir))
+    hosts.from_first("the run directories", functools.partial(_check, study, workdir, retry))
     if failed := hosts.from_first("the failures", functools.partial(_failed, study, workdir, own, retry)):
         hosts.tell(f"{failed} runs failed before and are not trained again: --retry trains them")
     _train(study, workdir, own)
@@ -79,9 +82,11 @@ def _reason(result: Result) -> str:
     return next(iter(result.failures.values()))
 
 
-def _check(study: Study, workdir: epath.Path) -> None:
+def _check(study: Study, workdir: epath.Path, retry: bool) -> None:
     """Raise ValueError if a run directory holds another run, the text of a run has changed, or a run would not measure
     `search.metric`.
+
+    retry: whether runs that failed are trained again.
 
     Before the first run is trained, so that a conflict shows now and not hours later. Nothing is written, because
     another machine may be at work in these directories.
@@ -97,7 +102,7 @@ def _check(study: Study, workdir: epath.Path) -> None:
                     f"{directory} holds a run of {steps} steps, expected {config.training.steps}: points are compared "
                     "after runs of one length, so use that number of steps, or choose another --workdir"
                 )
-            _check_rungs(study.rung_steps(point), config, directory)
+            _check_rungs(study.rung_steps(point), config, directory, retry)
             if run.is_begun(directory):
                 pretraining_corpus.check_files(config, directory)
             elif config.translates and (config.data, config.translation) not in checked:
@@ -131,12 +136,13 @@ def _check_metric(study: Study, workdir: epath.Path) -> None:
             )
 
 
-def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path) -> None:
-    """Raise ValueError if an unfinished run is past a rung at which `search.metric` was not noted.
+def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path, retry: bool) -> None:
+    """Raise ValueError if a run that is to be trained is past a rung at which `search.metric` was not noted.
 
     A comparison with its present value would not be fair to the others.
     """
-    if not rungs or (state := states.read(directory, config)).measured is not None:
+    state = states.read(directory, config)
+    if state.measured is not None or (state.failure is not None and not retry):
         return
     newest = max(steps_in(directory / "checkpoints"), default=0)
     if passed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
@@ -173,11 +179,9 @@ def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
     while next_runs := [NextRun(*values) for values in hosts.from_first("the runs to train", read_next)]:
         mine = [one for one in next_runs if one.number in own]
         if not mine:
-            if own != set(range(len(study.points))):
-                hosts.tell(
-                    f"{len(next_runs)} runs of other parts are not as far; if points are left for this part, run it "
-                    "again"
-                )
+            hosts.tell(
+                f"{len(next_runs)} runs of other parts are not as far; if points are left for this part, run it again"
+            )
             return
         for left, next_run in zip(range(len(mine), 0, -1), mine, strict=True):
             limit = study.search.stop_after
@@ -204,6 +208,10 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
             raise
         failed, diverged = f"{states.OUT_OF_MEMORY}: {error}", False
     else:
+        if next_run.pause_at is not None and summary["steps"] != next_run.pause_at:
+            # Another process has trained it further, and has noted what it measured at the rung.
+            hosts.tell(f"{name}: another process has it at step {summary['steps']} already")
+            return
         numbers = states.numbers_of(summary)
         reason = None if next_run.pause_at is None else states.not_finite(numbers, metric)
         if reason is None:
@@ -245,16 +253,23 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
 
 
 def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any, float]) -> Threshold:
-    """Return the loss below which a run has left the plateau, and the step at which its train loss was first below.
+    """Return the validation loss below which a run has left the plateau, and the step at which its train loss was first
+    below that of the plateau in training. They differ for replaced tokens if other shares are masked.
 
     known: the plateau loss of each text, which is computed once for all runs on it.
     """
-    primary, text = workloads.workload_of(config).primary_metric, (config.data, config.replaced_tokens)
-    if text not in known:
-        known[text] = plateau_loss(config, directory)
-    loss = known[text] - primary.margin
+    primary = workloads.workload_of(config).primary_metric
+
+    def end(of: ExperimentConfig) -> float:
+        text = of.data, of.replaced_tokens
+        if text not in known:
+            known[text] = plateau_loss(of, directory)
+        return known[text] - primary.margin
+
+    data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
     rows = read_metrics(directory) if (directory / "metrics.jsonl").exists() else []
-    return Threshold(loss, first_step_below(rows, loss, primary.metric))
+    step = first_step_below(rows, end(config), primary.metric)
+    return Threshold(end(dataclasses.replace(config, data=data)), step)
 
 
 def plateau_loss(config: ExperimentConfig, directory: epath.Path) -> float:

@@ -112,6 +112,14 @@ def test_parts_together_are_the_whole_text(config, folder, tokenizer, monkeypatc
     assert stored(chosen) == plainly_tokenised(chosen, tokenizer)
 
 
+def test_a_share_of_an_empty_file_alone_is_done(config, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_parts, "PART_SIZE", 1)
+    source = shutil.copytree(folder / "many", tmp_path / "text")
+    (source / "zz.jsonl").touch()
+    chosen = dataclasses.replace(config, source=str(source))
+    assert pipeline.prepare_part(chosen, (26, 26), unclaimed, quiet=True) == 25
+
+
 def test_parts_are_consecutive_files_of_a_size(config, folder, monkeypatch):
     monkeypatch.setattr(text_parts, "PART_SIZE", 4000)
     parts = text_parts.Source(config, "key", lambda: "key").parts

@@ -1,5 +1,6 @@
 """A search from the grids to `best.json`, with a stub in the place of training: in one process, in two, and killed."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -12,7 +13,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus, run, words
-from ag_jax.pretraining.search import choose, points, report
+from ag_jax.pretraining.search import choose, points, report, states
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.pretraining.search.choose import NextRun
 from ag_jax.pretraining.search.states import RunState
@@ -758,6 +759,56 @@ def test_a_run_past_a_rung_is_refused_before_anything_runs(stubbed, tmp_path):
         stubbed(source, {"search.rungs": (0.5,)})
     assert not (tmp_path / "made" / "calls.txt").exists()
     assert len(stubbed(source, {"search.rungs": (0.75,)})[1]) == 3, "at step 6 itself"
+
+
+def test_a_failed_run_past_a_rung_is_refused_only_if_it_is_trained_again(stubbed, tmp_path):
+    source = config_file(tmp_path / "two.py", {"mlm": rates(studies.DIVERGES, 0.02)})
+    config = points.study(source, {}).points[0].configs[0]
+    directory = epath.Path(tmp_path / "made" / "mlm" / f"lr{studies.DIVERGES}-seed0")
+    studies.begin(config, directory)
+    (directory / "checkpoints" / "6").mkdir(parents=True)
+    states.write_failure(directory, config, "not finite", diverged=True)
+    with pytest.raises(ValueError, match="is at step 6, and its validation_loss at the rung at step 4 is not"):
+        stubbed(source, {"search.rungs": (0.5,)}, retry=True)
+    found, calls = stubbed(source, {"search.rungs": (0.5,)})
+    assert found["arms"]["mlm"]["best"] == "lr0.02" and len(calls) == 2
+
+
+def test_a_rung_that_another_process_has_passed_keeps_its_numbers(stubbed, tmp_path, monkeypatch, capsys):
+    """A process that works through an old list gets the numbers of the present step of a run that has gone on."""
+    source = config_file(tmp_path / "one.py", {"mlm": rates(0.02, 0.1)}, **{"search.rungs": (0.5,)})
+    study, workdir = points.study(source, {}), epath.Path(tmp_path / "made")
+    directory = study.points[0].directory(workdir, 0)
+    kept = dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), 5.0)
+    directory.mkdir(parents=True)
+    states.write_rung(directory, 4, kept)
+    monkeypatch.setattr(run, "train", lambda config, *_, pause_at: studies.outcome(config, 6))
+    search_run._run(study, workdir, NextRun(0, 0, 4), "")
+    assert json.loads((directory / "rungs.json").read_text()) == {"4": kept}
+    assert "another process has it at step 6 already" in capsys.readouterr().err
+
+
+def test_points_that_predict_other_tokens_are_named(stubbed, tmp_path, capsys):
+    source = config_file(tmp_path / "rates.py", {"mlm": {"data": {"masking": {"rate": (0.15, 0.3)}}}})
+    found, _ = stubbed(source)
+    (sentence,) = found["incomparable"]
+    assert sentence.startswith("the points are measured by other predictions")
+    assert sentence.endswith("they differ in data.masking.rate: 0.15, 0.3")
+    assert sentence in capsys.readouterr().err
+    assert f"**{sentence}.**" in (tmp_path / "made" / "report.md").read_text()
+
+
+def test_plateaus_of_training_and_of_validation_are_those_of_their_masks(monkeypatch, tmp_path):
+    monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: 10 * config.data.masking.rate)
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": step, "split": "train", "mlm_loss": loss}) + "\n" for step, loss in ((2, 2.8), (4, 2.6))
+        )
+    )
+    config = pretraining_config.parse(pretraining_config.default_config())
+    masking = dataclasses.replace(config.data.masking, rate=0.3, evaluation_rate=0.2)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, masking=masking))
+    assert search_run._threshold(config, epath.Path(tmp_path), {}) == (pytest.approx(2 - 0.3), 4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""Which runs predict the same tokens of their held-out text, so that their validation losses can be compared."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ag_jax import config_reader
+from ag_jax.pretraining import arms, run
+from ag_jax.pretraining.config import ExperimentConfig
+
+
+def warnings(of_runs: Mapping[str, ExperimentConfig], what: str) -> list[str]:
+    """Return a sentence for each setting in which runs differ, so that their validation losses are of other tokens.
+
+    of_runs: the config of each arm or point, by name.
+    what: `arms`, whose values are named one by one, or `points`.
+    """
+    measured = {name: _measured_on(config) for name, config in of_runs.items()}
+    sentences = []
+    for setting in dict.fromkeys(key for settings in measured.values() for key in settings):
+        values = {name: settings.get(setting) for name, settings in measured.items()}
+        distinct = dict.fromkeys(map(config_reader.shown, values.values()))
+        if len(distinct) > 1:
+            listed = arms.listed(values) if what == "arms" else ", ".join(distinct)
+            sentences.append(
+                f"the {what} are measured by other predictions, so that a lower loss does not mean a better model: "
+                f"they differ in {setting}: {listed}"
+            )
+    return sentences
+
+
+def _measured_on(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the flat settings of a run that decide which tokens of its held-out text are predicted."""
+    data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
+    without = [*run.MAY_DIFFER, "data.masking.count", "data.masking.static_copies"]
+    if data.validation_source is not None:
+        without += ["data.validation_fraction", "data.validation_tokens"]
+        if data.tokenizer.path is not None:
+            without += ["data.source", "data.target", "data.skip_words", "data.max_words"]
+    if data.tokenizer.path is not None:  # it has its own
+        without += ["data.tokenizer.kind", "data.tokenizer.vocabulary_size", "data.tokenizer.lowercase"]
+    flat = config_reader.flat({"data": dataclasses.asdict(data)})
+    return {key: value for key, value in flat.items() if not config_reader.is_among(key, without)}
