@@ -123,8 +123,8 @@ def share(
                     continue
                 check(path, root)
                 line = measure(cell, lines) | origin
-                # A process that did not run for minutes loses its claim, and another one may have recorded the cell.
-                if mine and cell in waiting(read(path)):
+                # A process that did not run for minutes loses its claim, and another may have recorded the cell since.
+                if cell in waiting(read(path)):
                     append(path, line, root)
             break  # because what this cell decides may decide which cells wait
         else:

@@ -4,11 +4,11 @@
 
 A row is a config in the folder of a paper, or one of `OUTSIDE`. The first line of its docstring says what it does, and
 in parentheses which tables and figures it makes, such as "(table 3, figure 5)"; `MORE` lists further ones of some
-configs. A record in benchmarks/results/ belongs to the config that its `command` names, or, if it was made by a script,
-to those that `SCRIPTS` lists; those of scripts are small. Of the others, a record is small if the command has
-scale=small, if the config is in `SMALL`, or if its data set is one that no paper uses (`OTHER_DATA`). A record of a
-config in `SMALL` that has a list `repeats` belongs to the configs in this list alone. Arms of the experiment that a
-record lacks are named after its link.
+configs. Records in benchmarks/results/ that a script made belong to the configs that `SCRIPTS` lists, and are small.
+Another record belongs to the config that its `command` names, and is small if the command has scale=small, if the
+config is in `SMALL`, or if its data set is one that no paper uses (`OTHER_DATA`). A record of a config in `SMALL` that
+has a list `repeats` belongs to the configs in this list alone. Arms of the experiment that a record lacks are named
+after its link.
 """
 
 import ast
@@ -71,7 +71,8 @@ SCRIPTS = {
     "guidance_modern.jsonl": ("ag/table3_language_modeling", "ag/table5_pattern_ablation"),
     "guidance_novels.json": ("ag/table3_language_modeling",),
 }
-# The arms of experiments whose config reads files, and of those that records on real weights repeat, as they name them.
+# The arms of experiments whose configs cannot be loaded without files, and of those that fine-tuning on real weights
+# repeats, by their names in its records.
 ARMS = {
     "ag/table7_translation": ("base", "hard_coded", "ag"),
     "asa/table2_robustness": ("plain", "asa"),
@@ -124,7 +125,7 @@ class Record:
     """A file of results as a record of one config.
 
     config: the config whose experiment it repeats.
-    small: whether it was run at another size than the paper's.
+    small: whether its model is smaller than the paper's, or its data set none of the papers'.
     path: the file.
     content: its content; of JSON lines, that of the first line.
     arms: the arms that it has, None if it says nothing of arms.
@@ -153,7 +154,7 @@ def records() -> Iterator[Record]:
     """
     for path in sorted((ROOT / RESULTS).glob("*.json")):
         content = json.loads(path.read_text())
-        words = shlex.split((content.get("command") or "").split(";", 1)[0])
+        words = shlex.split((content.get("command") or "").split(";", 1)[0])  # the first command makes the model
         for word in words:
             if word.startswith("--config=") and "plan" not in words:  # `ag-jax plan` compiles and trains nothing
                 yield from _of_command(word.removeprefix("--config="), path, content)
@@ -165,7 +166,7 @@ def records() -> Iterator[Record]:
             for config in configs:
                 planned = ARMS.get(config)
                 if planned is None or arms & set(planned):
-                    yield Record(config, True, path, lines[0], arms, planned)
+                    yield Record(config, True, path, lines[0], arms or None, planned)
 
 
 def _of_command(source: str, path: pathlib.Path, content: dict[str, Any]) -> Iterator[Record]:

@@ -283,21 +283,21 @@ class _Training:
     def read_progress(self, stored: dict[str, Any]) -> Progress:
         """Return the progress in a checkpoint's JSON values, or that of a new trial if there are none.
 
-        The progress of a new trial has the digest of what it starts from. Checkpoints of earlier versions
-        have none, and are accepted.
+        The progress of a new trial has the digest of what it starts from. Checkpoints of earlier versions have none, or
+        that of the encoder alone, and are compared by that.
 
-        Raises ValueError if the trial started from another encoder than it would start from now.
+        Raises ValueError if the trial would now start from something else.
         """
         if not stored:
             return Progress(start_sha256=self.opened.digest)
         progress = read_progress(stored, self.steps_of_epoch, self.directory)
         if not self.opened.is_start(progress.start_sha256):
             raise ValueError(
-                f"{self.directory} cannot be resumed: it started from other weights, another tokenizer or another "
-                f"dropout rate than {self.opened.description}, from which it would start now. A newer checkpoint or a "
-                "better first trial may have been chosen, or its weights were trained or written again, or read by "
-                f"another version of ag_jax. Delete {self.directory} to train this trial from the beginning, or choose "
-                "another --workdir"
+                f"{self.directory} cannot be resumed: it started from other weights, another tokenizer, or another "
+                f"pooling or dropout rate of the head than {self.opened.description}, from which it would start now. A "
+                "newer checkpoint or a better first trial may have been chosen, or its weights were trained or written "
+                f"again, or read by another version of ag_jax. Delete {self.directory} to train this trial from the "
+                "beginning, or choose another --workdir"
             )
         return progress
 

@@ -201,7 +201,7 @@ def _convert_translation(
     arrays = marian.with_biases(arrays, decoder.tie)
     arrays = marian.reordered(arrays, decoder, specials.pad, tokenizer.vocabulary_size)
     constants = {name: table.astype(tensors.DTYPES[dtype]) for name, table in family.constants(config).items()}
-    # Ids of words may be others in the export, so all ids that files name are translated by `new_V`.
+    # The export may number words differently, so every id that is written to a file goes through `new_V`.
     order_V = marian.vocabulary_order(config.vocabulary_size, specials.pad, decoder.start)
     new_V = np.argsort(order_V).tolist()
 

@@ -64,7 +64,7 @@ class Pretrained:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of all that a trial starts from: parameters, tokenizer, and the head's pooling and dropout rate.
+        """SHA-256 of what a trial starts from: parameters, tokenizer, and the head's pooling and dropout rate.
 
         A suite compares it with that of its trials, to notice a checkpoint that was trained or imported again.
         """
@@ -82,8 +82,8 @@ class Pretrained:
         return found.hexdigest()
 
     def is_start(self, stored: str | None) -> bool:
-        """Return whether a trial started from this encoder, by the digest that it stored, None if it stored none."""
-        return stored in (None, self.digest, self.encoder_digest)
+        """Return whether a trial that stored this digest started from this encoder; True for None."""
+        return stored is None or stored == self.digest or stored == self.encoder_digest
 
     @property
     def has_words(self) -> bool:

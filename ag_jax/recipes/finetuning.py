@@ -86,10 +86,10 @@ _DEBERTA_GLUE = {
 }
 # The sweep of the same paper's appendix; the longest sequences of tasks without a script are our choice.
 _DEBERTA_RATES = {"base": (1.5e-5, 2e-5, 3e-5, 4e-5), "large": (5e-6, 8e-6, 9e-6, 1e-5)}
-_DEBERTA_SIZES, _DEBERTA_EPOCHS = (16, 32, 48, 64), 10
+_DEBERTA_BATCH_SIZES, _DEBERTA_EPOCHS = (16, 32, 48, 64), 10
 _DEBERTA_HEAD_DROPOUT, _DEBERTA_WARMUP = (0.0, 0.1, 0.15), (50, 100, 500, 1000)
-# Training examples of tasks whose shortest trial of the sweep has fewer steps than its longest warm-up.
-_FEW_EXAMPLES = {"rte": 2_490, "mrpc": 3_668, "stsb": 5_749, "wic": 5_428}
+# Of tasks whose trials with the largest batches have no more steps than the longest warm-ups.
+_WARMUP_THAT_FITS = {"rte": (50, 100), "mrpc": (50, 100, 500), "stsb": (50, 100, 500), "wic": (50, 100, 500)}
 _DEBERTA_LENGTHS = {"squad1": 384, "squad2": 384, "swag": 128, "conll2003": 256}
 
 
@@ -218,8 +218,8 @@ def deberta(config: Config, tasks: Sequence[str], size: str = "base") -> None:
     Tasks of GLUE have those of the released scripts: learning rate, batch size, epochs, warm-up steps, longest sequence
     and dropout of the task's head. Other tasks have the sweep of He et al. 2021 over learning rates and batch sizes,
     which are 16 points, with ten epochs, 500 warm-up steps, the checkpoint's dropout in the head and the longest
-    sequence in `_DEBERTA_LENGTHS`; `deberta_sweep` adds warm-up and dropout to it. WNLI is too small for 500 warm-up
-    steps and has a fraction of its steps. QQP is judged by accuracy.
+    sequence in `_DEBERTA_LENGTHS`; `deberta_sweep` takes the whole sweep instead, for all tasks. WNLI is too small for
+    500 warm-up steps and has a fraction of its steps. QQP is judged by accuracy.
     """
     for task in tasks:
         add(config, task, **_DEBERTA)
@@ -229,7 +229,7 @@ def deberta(config: Config, tasks: Sequence[str], size: str = "base") -> None:
             recipe.update(learning_rates=(learning_rate,), batch_sizes=(batch_size,), head_dropout=dropout)
         else:
             epochs, warmup_steps, length = _DEBERTA_EPOCHS, 500, _DEBERTA_LENGTHS.get(task, 512)
-            recipe.update(learning_rates=_DEBERTA_RATES[size], batch_sizes=_DEBERTA_SIZES)
+            recipe.update(learning_rates=_DEBERTA_RATES[size], batch_sizes=_DEBERTA_BATCH_SIZES)
         if task == "qqp":  # as the paper's table 1, whose row of RoBERTa is that of Liu et al. 2019
             recipe.metric = "accuracy"
         recipe.update(epochs=epochs, warmup_steps=warmup_steps, max_length=length)
@@ -248,7 +248,8 @@ def deberta_sweep(config: Config, sweep: str, protocol: str = "deberta") -> None
     The sweep is over four learning rates, four batch sizes, 50, 100, 500 and 1,000 warm-up steps, and rates of 0, 0.1
     and 0.15 for the dropout of the task's head: 192 points of ten epochs. It takes the place of the released scripts'
     settings for tasks of GLUE. Tasks whose head has no dropout, such as SQuAD, have 64 points, and tasks that warm up
-    over a fraction of their steps 48. Warm-ups that some trial of a task is too short for are left out.
+    over a fraction of their steps 48. RTE, MRPC, STS-B and WiC leave out the warm-ups that are too long for their
+    shortest trials. For other small tasks such a warm-up is an error when their trials are planned.
 
     sweep: `short` changes nothing.
     protocol: a key of `PROTOCOLS`, whose settings the tasks have.
@@ -264,10 +265,9 @@ def deberta_sweep(config: Config, sweep: str, protocol: str = "deberta") -> None
         )
     rates = _DEBERTA_RATES["large" if protocol == "deberta_large" else "base"]
     for task, recipe in config.tasks.items():
-        recipe.update(learning_rates=rates, batch_sizes=_DEBERTA_SIZES, epochs=_DEBERTA_EPOCHS)
+        recipe.update(learning_rates=rates, batch_sizes=_DEBERTA_BATCH_SIZES, epochs=_DEBERTA_EPOCHS)
         if recipe.warmup_steps is not None:
-            shortest = recipe.epochs * -(-_FEW_EXAMPLES.get(task, 10**6) // max(recipe.batch_sizes))
-            recipe.sweep.warmup_steps = tuple(steps for steps in _DEBERTA_WARMUP if steps < shortest)
+            recipe.sweep.warmup_steps = _WARMUP_THAT_FITS.get(task, _DEBERTA_WARMUP)
         if task not in catalogue.TASKS or catalogue.TASKS[task].kind != "span":  # whose head has no dropout
             recipe.sweep.head_dropout = _DEBERTA_HEAD_DROPOUT
 

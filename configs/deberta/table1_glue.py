@@ -18,9 +18,10 @@ Expected (deberta-large, dev): CoLA 70.5, QQP 92.3, MNLI 91.1/91.1, SST-2 96.8, 
 
 Deviations: the paper tunes each task and reports the best or the median of five runs. With sweep=short, learning rate,
 batch size, epochs, warm-up, sequence length and dropout of the task's head are those of the scripts released for the
-large model. sweep=paper has the paper's sweep in their place, 192 points of ten epochs; RTE has 96, and MRPC and STS-B
-have 144, because their trials are too short for the longest warm-ups. Weights of MNLI are those of the same seed, where
-the scripts start from the published deberta-large-mnli. QQP's broken lines are left out and counted.
+large model. sweep=paper keeps the sequence lengths and has the paper's sweep in the place of the rest, 192 points of
+ten epochs; RTE has 96, and MRPC and STS-B have 144, because their trials are too short for the longest warm-ups.
+Weights of MNLI are those of the same seed, where the scripts start from the published deberta-large-mnli. QQP's broken
+lines are left out and counted.
 """
 
 from ag_jax import config_reader

@@ -17,9 +17,8 @@ been run with this program yet.
 
 Deviations: MNLI has the settings of the script released for the base model. For SQuAD no script was released; the sweep
 is over learning rates and batch sizes, with 500 warm-up steps. sweep=paper tries the paper's sweep for both, also over
-warm-up and dropout of the task's head, which the head for SQuAD does not have here. In
-SQuAD 2.0 the score of the first token decides whether there is an answer. Sequences of SQuAD have 384 tokens, which is
-our choice.
+warm-up and, for MNLI, dropout of the head; the head for SQuAD has no dropout here. In SQuAD 2.0 the score of the first
+token decides whether there is an answer. Sequences of SQuAD have 384 tokens, which is our choice.
 """
 
 from ag_jax import config_reader

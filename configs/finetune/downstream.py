@@ -33,9 +33,9 @@ def get_config(argument: str = ""):
     tasks: comma-separated names of tasks.
     protocol: paper whose settings are used: RoBERTa, Adversarial Self-Attention (asa), attention guidance (ag) or
         DeBERTa, for base or large models.
-    sweep: of DeBERTa's settings outside GLUE, `short` over learning rates and batch sizes (16 points), or `paper` also
-        over warm-up and dropout of the head (192). A warm-up that is longer than a trial is an error; leave it out of
-        `tasks.TASK.sweep.warmup_steps`.
+    sweep: of DeBERTa's settings, `short` with one point of tasks of GLUE and 16 of others (learning rate and batch
+        size), or `paper` also over warm-up and dropout of the head (up to 192). A warm-up that is longer than a trial
+        is an error; leave it out of `tasks.TASK.sweep.warmup_steps`.
     seed: seed of pre-training whose model is fine-tuned.
     seeds: number of seeds with which every trial is repeated.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.

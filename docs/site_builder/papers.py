@@ -61,7 +61,8 @@ def results(config: str, site: Site, folder: pathlib.Path) -> Iterator[str]:
         if record.config == config:
             path, content = record.path, record.content
             link = site.of_file(path.relative_to(ROOT).as_posix(), folder)
-            yield f"**Recorded: [{path.stem}]({link})**, {'a small size' if record.small else 'the size of the paper'}"
+            size = "a small size, or other data" if record.small else "the size of the paper"
+            yield f"**Recorded: [{path.stem}]({link})**, {size}"
             if "command" in content:
                 yield pages.fence("bash", content["command"])
             if path.suffix == ".jsonl":

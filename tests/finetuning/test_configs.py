@@ -274,11 +274,6 @@ def test_debertas_whole_sweep():
         mnli = parsed(f"deberta/{name}.py", "checkpoint=C,sweep=paper").tasks["mnli"]
         assert (mnli.learning_rates, mnli.batch_sizes, mnli.epochs) == (rates, (16, 32, 48, 64), 10)
         assert {point["head_dropout"] for _, _, point in mnli.points} == {0.0, 0.1, 0.15}
-    sizes_of_data = {"rte": 2490, "mrpc": 3668, "stsb": 5749, "cola": 8551}  # training examples
-    of_glue = parsed("deberta/table1_glue.py", "checkpoint=C,sweep=paper").tasks
-    for task, count in sizes_of_data.items():
-        shortest = of_glue[task].epochs * -(-count // 64)
-        assert [steps for steps in (50, 100, 500, 1000) if steps < shortest] == [*of_glue[task].sweep.warmup_steps]
     assert sizes("finetune/superglue.py", "checkpoint=C,sweep=paper") == {
         **dict.fromkeys(("boolq", "multirc", "record"), 192),
         **dict.fromkeys(("cb", "copa", "superglue_rte", "wsc"), 48),

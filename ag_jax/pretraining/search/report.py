@@ -25,7 +25,8 @@ class Threshold(NamedTuple):
     """The end of the plateau for a finished run.
 
     loss: the loss below which a run has left the plateau.
-    step: first logged step of the run with a train loss below it; None if there is none.
+    step: first logged step at which the train loss was below the plateau of training by the same margin; None if there
+        is none.
     """
 
     loss: float

@@ -86,10 +86,10 @@ def _check(study: Study, workdir: epath.Path, retry: bool) -> None:
     """Raise ValueError if a run directory holds another run, the text of a run has changed, or a run would not measure
     `search.metric`.
 
-    retry: whether runs that failed are trained again.
+    This is done before the first run is trained, so that a conflict shows now and not hours later. Nothing is written,
+    because another machine may be at work in these directories.
 
-    Before the first run is trained, so that a conflict shows now and not hours later. Nothing is written, because
-    another machine may be at work in these directories.
+    retry: whether runs that failed are trained again.
     """
     _check_metric(study, workdir)
     checked = set()
@@ -141,8 +141,9 @@ def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epat
 
     A comparison with its present value would not be fair to the others.
     """
-    state = states.read(directory, config)
-    if state.measured is not None or (state.failure is not None and not retry):
+    if not rungs or (
+        (state := states.read(directory, config)).is_over and not (retry and (directory / FAILURE).exists())
+    ):
         return
     newest = max(steps_in(directory / "checkpoints"), default=0)
     if passed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
@@ -209,7 +210,10 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
         failed, diverged = f"{states.OUT_OF_MEMORY}: {error}", False
     else:
         if next_run.pause_at is not None and summary["steps"] != next_run.pause_at:
-            # Another process has trained it further, and has noted what it measured at the rung.
+            # Another process has trained it further since, and has noted what it measured at the rung, unless it is
+            # one with other rungs.
+            passed = [next_run.pause_at]
+            hosts.from_first("the rung", functools.partial(_check_rungs, passed, config, directory, retry=False))
             hosts.tell(f"{name}: another process has it at step {summary['steps']} already")
             return
         numbers = states.numbers_of(summary)
@@ -253,8 +257,10 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
 
 
 def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any, float]) -> Threshold:
-    """Return the validation loss below which a run has left the plateau, and the step at which its train loss was first
-    below that of the plateau in training. They differ for replaced tokens if other shares are masked.
+    """Return the validation loss below which a run has left the plateau, and the first step at which its train loss was
+    below the same for training.
+
+    The two bounds differ in replaced-token detection if validation masks another share than training.
 
     known: the plateau loss of each text, which is computed once for all runs on it.
     """

@@ -1,6 +1,5 @@
 """A search from the grids to `best.json`, with a stub in the place of training: in one process, in two, and killed."""
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -786,6 +785,10 @@ def test_a_rung_that_another_process_has_passed_keeps_its_numbers(stubbed, tmp_p
     search_run._run(study, workdir, NextRun(0, 0, 4), "")
     assert json.loads((directory / "rungs.json").read_text()) == {"4": kept}
     assert "another process has it at step 6 already" in capsys.readouterr().err
+    (directory / "rungs.json").unlink()  # by a process with other rungs
+    (directory / "checkpoints" / "6").mkdir(parents=True)
+    with pytest.raises(ValueError, match="at step 6, and its validation_loss at the rung at step 4 is not known"):
+        search_run._run(study, workdir, NextRun(0, 0, 4), "")
 
 
 def test_points_that_predict_other_tokens_are_named(stubbed, tmp_path, capsys):
@@ -799,16 +802,15 @@ def test_points_that_predict_other_tokens_are_named(stubbed, tmp_path, capsys):
 
 
 def test_plateaus_of_training_and_of_validation_are_those_of_their_masks(monkeypatch, tmp_path):
-    monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: 10 * config.data.masking.rate)
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(
-            json.dumps({"step": step, "split": "train", "mlm_loss": loss}) + "\n" for step, loss in ((2, 2.8), (4, 2.6))
-        )
-    )
-    config = pretraining_config.parse(pretraining_config.default_config())
-    masking = dataclasses.replace(config.data.masking, rate=0.3, evaluation_rate=0.2)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, masking=masking))
-    assert search_run._threshold(config, epath.Path(tmp_path), {}) == (pytest.approx(2 - 0.3), 4)
+    """For replaced tokens, of which a smaller share is easier to guess. The margin is 0.02."""
+    monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: 2 * config.data.masking.rate)
+    rows = [{"step": step, "split": "train", "rtd_loss": loss} for step, loss in ((2, 0.59), (4, 0.57))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = pretraining_config.default_config()
+    config.replaced_tokens.generator = "mlm"
+    config.data.masking.update(rate=0.3, evaluation_rate=0.2)
+    found = search_run._threshold(pretraining_config.parse(config), epath.Path(tmp_path), {})
+    assert found == (pytest.approx(0.4 - 0.02), 4)
 
 
 @pytest.mark.parametrize(
