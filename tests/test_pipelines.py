@@ -295,7 +295,9 @@ def test_guesses_of_answers(places):
     assert [guess.text for guess in found] == order and found[0].text == answer(question, context)
     total = sum(np.exp(score) for score in scores.values())
     np.testing.assert_allclose([guess.score for guess in found], [np.exp(best[text]) / total for text in order], 1e-4)
-    assert answer([question, question], context, top_k=2) == [found[:2]] * 2
+    for guesses in answer([question, question], context, top_k=2):  # the last digits depend on the batch
+        assert [guess.text for guess in guesses] == order[:2]
+        np.testing.assert_allclose([guess.score for guess in guesses], [guess.score for guess in found[:2]], 1e-5)
     assert answer(question=question, context=context) == answer(questions=question, contexts=context) == order[0]
 
     none = start_L[0] + end_L[0]
