@@ -149,7 +149,7 @@ def _run(
     waiting, left = suite.train_share(list(prepare().values()), share)
     if waiting:
         hosts.tell(f"part {part}: {waiting} trials wait for trials of other parts; run it again when those are done")
-    elif left:
+    elif left:  # trials that wait are left, too, and only another call of this part trains them
         hosts.tell(f"part {part} is done; {left} trials are left to other parts, the last of which reports")
     if left:
         return None

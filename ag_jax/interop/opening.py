@@ -87,7 +87,7 @@ class Pretrained:
 
     @property
     def has_words(self) -> bool:
-        """Whether a trained head for masked words is there, which tasks that rank words start from.
+        """Whether there is a trained head for masked words. Tasks that rank words start from this head.
 
         Also true if all parameters are to be randomly initialised, because the head is then initialised with them.
         """
@@ -100,7 +100,7 @@ class Pretrained:
 
     @property
     def translates(self) -> bool:
-        """Whether the encoder belongs to a translation model, whose texts have no begin token."""
+        """Whether the encoder is part of a translation model. Texts of such a model have no begin token."""
         return any(opened is not None and opened.config.translates for opened in (self.run, self.imported))
 
 

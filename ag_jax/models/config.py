@@ -249,7 +249,7 @@ class EncoderConfig:
 
     @property
     def is_projected(self) -> bool:
-        """Whether embeddings are projected to the width of the encoder, because theirs is another."""
+        """Whether embeddings have another width than the encoder, and are projected to its width."""
         return self.embedding_width not in (None, self.width)
 
 

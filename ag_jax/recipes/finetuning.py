@@ -242,7 +242,7 @@ def deberta_large(config: Config, tasks: Sequence[str]) -> None:
     deberta(config, tasks, "large")
 
 
-def deberta_sweep(config: Config, sweep: str, protocol: str = "deberta") -> None:
+def deberta_sweep(config: Config, sweep: str, protocol: str) -> None:
     """Give all tasks of a suite with DeBERTa's settings the whole sweep of the paper, if `sweep` is `paper`.
 
     The sweep is over four learning rates, four batch sizes, 50, 100, 500 and 1,000 warm-up steps, and rates of 0, 0.1
