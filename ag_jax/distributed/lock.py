@@ -32,6 +32,7 @@ FILE = "lock.json"
 BEAT_EVERY = 15.0  # seconds between two rewrites of the file by its holder
 STALE_AFTER = 120.0  # seconds without change; network file systems may show changes late
 LOOK_EVERY = 1.0  # seconds between two reads of another holder's file
+TRIES = 20  # for the creation of a directory that its last holder may remove at the same moment
 
 
 @contextlib.contextmanager
@@ -195,7 +196,6 @@ class _Lock:
         """
         try:
             self._made = not self._directory.exists()
-            self._directory.mkdir(parents=True, exist_ok=True)
             self._holder = Holder.this_process()
             while not self._create():
                 self._remove_if_stale()
@@ -214,18 +214,15 @@ class _Lock:
         is_unchanged: (directory, text of the lock's file) -> whether the file has had this text for so long that its
             holder must have ended.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._made, self._holder = True, Holder.this_process()
-        try:
-            taken = self._create()
-            if not taken and (found := self.read()):
-                text, holder = found
-                gone = holder.is_gone() if holder else None
-                if is_unchanged(self._directory, text) if gone is None else gone:
+        taken = self._create()
+        if not taken and (found := self.read()):
+            text, holder = found
+            gone = holder.is_gone() if holder else None
+            if is_unchanged(self._directory, text) if gone is None else gone:
+                with contextlib.suppress(FileNotFoundError):  # another process removed it, and the directory
                     self._remove(found)
-                    taken = self._create()
-        except FileNotFoundError:  # its holder released it, and removed the directory
-            return False
+                taken = self._create()
         if taken:
             self._start()
         return taken
@@ -248,11 +245,22 @@ class _Lock:
                 os.rmdir(self._directory)  # fails, without harm, if the directory is not empty
 
     def _create(self) -> bool:
-        """Create the lock file if there is none; return whether this process now holds the lock.
+        """Create the lock file, and its directory if missing; return whether this process now holds the lock.
 
         An object store creates the file in one step, too. If its answer is lost, the file has this process's token.
+
+        The last holder may remove the directory meanwhile (`release`). Then the file cannot be created, or `mkdir`
+        finds that the directory exists, and right afterwards that it is no directory, and raises FileExistsError.
         """
-        return storage.create(self._path, self._text(beats=0)) or (storage.is_remote(self._path) and self._is_ours())
+        for attempt in range(1, TRIES + 1):
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                is_new = storage.create(self._path, self._text(beats=0))
+                break
+            except (FileExistsError, FileNotFoundError):
+                if attempt == TRIES:
+                    raise
+        return is_new or (storage.is_remote(self._path) and self._is_ours())
 
     def _remove_if_stale(self) -> None:
         """Remove the lock file if it is stale. Raises ValueError if the lock's holder still runs."""

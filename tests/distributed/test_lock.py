@@ -272,6 +272,27 @@ def test_claims_share_work_without_waiting(directory, sleeper):
         assert mine and json.loads((directory / lock.FILE).read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.parametrize("error", [FileExistsError, FileNotFoundError])
+def test_a_directory_that_its_last_holder_removes_meanwhile(directory, monkeypatch, error):
+    """Both errors were seen: from `mkdir`, which finds a directory that is then gone, and from the lock file."""
+    tries, create = [], storage.create
+
+    def once_removed(path, text):
+        tries.append(path)
+        if len(tries) == 1:
+            raise error(path)
+        return create(path, text)
+
+    monkeypatch.setattr(storage, "create", once_removed)
+    for take in (lock.Claims(), lock.hold):
+        tries.clear()
+        with take(directory) as held:
+            assert held is not False and names(directory) == [lock.FILE] and len(tries) == 2
+    monkeypatch.setattr(storage, "create", lambda path, text: once_removed(tries.clear() or path, text))
+    with pytest.raises(error), lock.Claims()(directory):
+        pass
+
+
 @pytest.mark.parametrize("content", [{"machine": "another"}, {"host": "another"}])
 def test_a_claim_of_another_machine_is_free_when_it_does_not_beat(directory, monkeypatch, content):
     clock = [1000.0]
