@@ -331,6 +331,7 @@ def _load(given: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer
     """
     directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
     names = [name for name in names if not saved or name in saved]
+    # Files that `Tokenizer.save` wrote agree with each other; those of another program are compared.
     is_original = not saved
     named = vocabularies.special_names(directory) if is_original or vocabularies.SETTINGS in saved else {}
     for name in names:

@@ -112,6 +112,7 @@ def over_seeds(
     arms: for each arm and metric (or task), the values of the seeds. The p-values of all are corrected together.
     """
     baseline, *others = arms
+    # All p-values first, because Holm's correction of each depends on the others.
     p_values = {
         (arm, metric): p_value
         for arm in others

@@ -67,6 +67,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
             named.seed = seed
             configs[arm, seed] = pretraining_config.parse(named)
             words.check_flags(configs[arm, seed], overrides)
+    # Seeds change no setting that tells two arms apart, so the first seed stands for all.
     in_effect = {arm: of_arm.in_effect for (arm, seed), of_arm in configs.items() if seed == config.comparison.seeds[0]}
     arms.check_distinct(source, in_effect, overrides)
     measured = {workloads.workload_of(config).primary_metric.label for config in configs.values()}

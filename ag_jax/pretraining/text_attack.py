@@ -68,6 +68,7 @@ def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> dict[
     masking = config.masking.for_evaluation
     if masking.replacement == "unigram":
         masking = dataclasses.replace(masking, replacement="mask", mask_fraction=0.0, random_fraction=0.0)
+    # The mask depends on seed, row and epoch: here seed 0, row 0 and one epoch after another, until a token is masked.
     tokens_BL, lengths_B, first_B = ids_L[None], np.array([len(ids_L)]), np.zeros(1, np.int64)
     for epoch in range(TRIES):
         drawn = corruption.mask(masking, tokens_BL, lengths_B, first_B, first_B + epoch, 0, tokenizer)

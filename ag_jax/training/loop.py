@@ -100,11 +100,13 @@ class Loop:
             state = found.state if found else job.create()
             self.progress = job.read_progress(found.progress if found else {})
             start = int(state.step)
+            # An earlier process may have deleted checkpoints that the progress still lists.
             there = hosts.from_first("the checkpoints", self.checkpoints.steps)
             self.deleted = {one.step for one in self.progress.history if one.step <= start} - {*there}
             self.checkpoints.keep_best(self._best())
             self.saved_step = start if is_own else -1
         self.mark = time.perf_counter()
+        # A run that has reached its time limit, or has lost its patience, takes no further step when it is resumed.
         self.is_over = config.time_limit is not None and hosts.from_first("the time limit", self._time_is_up)
         self.is_over = self.is_over or job.stop(self.progress.history)
         self.writer: MetricWriter | Silence = Silence()
@@ -113,6 +115,8 @@ class Loop:
             self.writer = MetricWriter(
                 job.workdir,
                 start,
+                # A row of step `start` stays in metrics.jsonl unless this process writes it again: an evaluation that
+                # was not completed, or an interval of training whose losses are in the checkpoint.
                 evaluated=self.progress.is_evaluated(start) or not (self._is_evaluation_step(start) or self.is_over),
                 logged=not self.progress.interval,
                 tensorboard=config.tensorboard,

@@ -202,11 +202,16 @@ def _muon_groups(params: Any) -> Any:
 
 
 def _chain(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """Return the optimizer with its schedule, after clipping of the gradient's norm if `config.clip_norm` is set."""
     optimizer = _optimizer(config, learning_rate_schedule(config, total_steps))
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
 
 
 def _optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
+    """Return the optimizer without clipping of the gradient: Lion, AdamW, StableAdamW or Muon.
+
+    Muon updates matrices only; all other parameters are updated by AdamW, with the same learning rate.
+    """
     if config.kind == "lion":
         return optax.lion(rate, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=decays)
     decay = optax.add_decayed_weights(config.weight_decay, decays)
@@ -224,6 +229,7 @@ def _optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientT
         )
     if config.kind == "adamw":
         return others
+    # Orthogonal updates are scaled to the size of AdamW's, so that both share a learning rate and a weight decay.
     muon = optax.chain(
         scale_by_muon(beta=config.muon_momentum, weight_dimension_numbers=_matrix_axes),
         optax.stateless(_as_large_as_adamw),

@@ -46,6 +46,7 @@ def pack_sides(
     members: list[list[Sides]] = []
 
     def close() -> tuple[Row, ...]:
+        # The fullest row, which loses least: a later text would hardly have fitted into it.
         fullest = int(room_OZ[: len(members)].sum(axis=1).argmin())
         room_OZ[fullest:-1] = room_OZ[fullest + 1 :]
         texts = members.pop(fullest)
@@ -55,7 +56,7 @@ def pack_sides(
         size_Z = np.array([len(side.tokens) for side in text])
         open_OZ = room_OZ[: len(members)]
         fitting = np.flatnonzero((open_OZ >= size_Z).all(axis=1))
-        if len(fitting):
+        if len(fitting):  # the row in which least room is left (best fit)
             row = int(fitting[open_OZ[fitting].sum(axis=1).argmin()])
         else:
             row = len(members)

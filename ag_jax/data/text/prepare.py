@@ -226,9 +226,11 @@ def _encode(
 
     def flush() -> None:
         nonlocal held_out
+        # One call for many texts, because the tokenizer then uses all cores.
         encoded = iter(tokenizer.encode_batch([sentence for sentences, *_ in waiting for sentence in sentences]))
         for sentences, piece, decision in waiting:
             before = writer.tokens
+            # A text without tokens is no document of the store, so the lists beside the store leave it out, too.
             if writer.append(list(itertools.islice(encoded, len(sentences)))):
                 numbers.append([piece.document])
                 decisions.append([decision])

@@ -187,6 +187,7 @@ def measure(
     """
     shape = config.layers, config.heads
     heads_count = config.layers * config.heads
+    # The first mask keeps all heads; each of the others zeroes one.
     masks_PNH = np.concatenate([np.ones((1, heads_count)), 1 - np.eye(heads_count)]).reshape(-1, *shape)
     sums_PT, weights_T = np.zeros((len(masks_PNH), data.texts)), np.zeros(data.texts)
     compute, on_device = jax.jit(row_losses), jax.device_put(params)
@@ -196,7 +197,7 @@ def measure(
         for number, mask_NH in enumerate(masks_PNH.astype(np.float32)):
             losses_B, weights_B = (np.asarray(array, np.float64) for array in compute(on_device, placed, mask_NH))
             np.add.at(sums_PT[number], text_B[is_text_B], losses_B[is_text_B])
-            if not number:
+            if not number:  # the weights do not depend on the mask
                 np.add.at(weights_T, text_B[is_text_B], weights_B[is_text_B])
             done += 1
             if progress is not None:
