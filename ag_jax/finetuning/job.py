@@ -293,11 +293,11 @@ class _Training:
         progress = read_progress(stored, self.steps_of_epoch, self.directory)
         if not self.opened.is_start(progress.start_sha256):
             raise ValueError(
-                f"{self.directory} cannot be resumed: it started from other weights, another tokenizer, or another "
-                f"pooling or dropout rate of the head than {self.opened.description}, from which it would start now. A "
-                "newer checkpoint or a better first trial may have been chosen, or its weights were trained or written "
-                f"again, or read by another version of ag_jax. Delete {self.directory} to train this trial from the "
-                "beginning, or choose another --workdir"
+                f"{self.directory} cannot be resumed: it started from other weights or settings, another tokenizer, "
+                "or another pooling or dropout rate of the head than it would start from now: "
+                f"{self.opened.description}. A newer checkpoint or a better first trial may have been chosen, or its "
+                "weights were trained or written again, or read by another version of ag_jax. Delete "
+                f"{self.directory} to train this trial from the beginning, or choose another --workdir"
             )
         return progress
 

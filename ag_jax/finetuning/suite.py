@@ -600,9 +600,9 @@ def _check_start(directory: epath.Path, start: Pretrained) -> None:
         raise ValueError(f"{directory} started from {theirs}, trials would now start from {now}: {remedy}")
     if not start.is_start(result.get("start_sha256")):
         raise ValueError(
-            f"{directory} started from {theirs}, which had other weights, another tokenizer, or another pooling or "
-            "dropout rate of the head then: it was trained or written again since, or another version of ag_jax read "
-            f"it; {remedy}"
+            f"{directory} started from {theirs}, which had other weights or settings, another tokenizer, or another "
+            "pooling or dropout rate of the head then: it was trained or written again since, or another version of "
+            f"ag_jax read it; {remedy}"
         )
 
 

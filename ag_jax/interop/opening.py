@@ -32,6 +32,8 @@ from ag_jax.pretraining.run import OpenRun
 from ag_jax.pretraining.translate import Translator
 from ag_jax.pretraining.workloads import Model, reference_model
 
+HOW = ("dtype", "remat", "scan_layers", "attention")  # fields of EncoderConfig that change a model only by rounding
+
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
@@ -64,14 +66,22 @@ class Pretrained:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of what a trial starts from: parameters, tokenizer, and the head's pooling and dropout rate.
+        """SHA-256 of what a trial starts from: parameters, settings of the encoder, tokenizer, and the head's pooling
+        and dropout rate.
 
-        A suite compares it with that of its trials, to notice a checkpoint that was trained or imported again.
+        Settings count if they differ from their defaults, so that one that a later version adds changes nothing, and if
+        they say what is computed, not how (`HOW`). A suite compares the digest with that of its trials, to notice a
+        checkpoint that was trained or imported again.
         """
         found = hashlib.sha256()
         hash_params(found, self.params)
-        rest = self.tokenizer.fingerprint(), self.origin.pooling, self.origin.head_dropout
-        found.update(json.dumps(rest).encode())
+        settings = {
+            field.name: value
+            for field in dataclasses.fields(self.config)
+            if field.name not in HOW and (value := getattr(self.config, field.name)) != field.default
+        }
+        rest = self.tokenizer.fingerprint(), self.origin.pooling, self.origin.head_dropout, settings
+        found.update(json.dumps(rest, default=dataclasses.asdict).encode())
         return found.hexdigest()
 
     @functools.cached_property

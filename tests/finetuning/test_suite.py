@@ -604,7 +604,7 @@ def test_a_checkpoint_that_was_trained_again_is_noticed(tmp_path, data, calls):
     train(config(tmp_path, data), workdir)
     weights.write_text("1.25")
     more = config(tmp_path, data, seeds=(0, 1, 2, 3))
-    message = r"started from step 1 of .*, which had other weights, .* delete .*sst2 to"
+    message = r"started from step 1 of .*, which had other weights or settings, .* delete .*sst2 to"
     with pytest.raises(ValueError, match=message):
         train(more, workdir)
     assert len(calls) == 3
@@ -620,7 +620,7 @@ def test_a_first_task_that_was_trained_again_is_noticed(tmp_path, data, calls):
     (first,) = (tmp_path / "w").glob("sst2/*/weights")
     (first.parent / "params").write_text("2")
     settings["tasks.rte.learning_rates"] = (1e-5, 2e-5)
-    with pytest.raises(ValueError, match=r"started from trial .*, which had other weights, "):
+    with pytest.raises(ValueError, match=r"started from trial .*, which had other weights or settings, "):
         train(config(tmp_path, data, ("sst2", "rte"), (0,), **settings), workdir)
 
 

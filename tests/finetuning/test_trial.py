@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax.attention.fixed import FixedConfig
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
@@ -167,7 +168,9 @@ def test_a_killed_trial_ends_the_same(step, undisturbed, tmp_path, one_device, m
         run(tmp_path)
     assert not (tmp_path / RESULT).exists()
     other = tasks.pretrained({"encoder": {"weight": np.ones(1, np.float32)}})
-    with pytest.raises(ValueError, match=f"{tmp_path} cannot be resumed: it started from other weights, .* Delete"):
+    with pytest.raises(
+        ValueError, match=f"{tmp_path} cannot be resumed: it started from other weights or settings, .* Delete"
+    ):
         setting(keep=True, opened=other)(tmp_path)
     result = run(tmp_path)
     assert len(asked) == 9, "no step must be done again"
@@ -191,10 +194,13 @@ def test_what_makes_another_start():
         dataclasses.replace(start, origin=Origin(head_dropout=0.3)),
         dataclasses.replace(start, origin=Origin(pooling="mean")),
         dataclasses.replace(start, params=params | of_head),
+        dataclasses.replace(start, config=dataclasses.replace(start.config, layer_norm_epsilon=1e-3)),
+        dataclasses.replace(start, config=dataclasses.replace(start.config, fixed_attention=FixedConfig(offsets=(1,)))),
     ]
     assert not any(other.is_start(start.digest) for other in others)
     assert len({other.digest for other in others}) == len(others)
     again = dataclasses.replace(start, description="elsewhere", origin=Origin(name="somewhere"))
+    again = dataclasses.replace(again, config=dataclasses.replace(start.config, dtype="bfloat16", remat="none"))
     assert again.is_start(start.digest)
     # Earlier versions stored the digest of the encoder alone, or none.
     assert all(other.is_start(start.encoder_digest) and other.is_start(None) for other in others)
