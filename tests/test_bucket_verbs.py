@@ -185,6 +185,7 @@ def test_a_search_that_is_stopped_in_its_second_run(bucket, tmp_path, one_device
     assert in_bucket == on_disk
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_more", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_translation(bucket, tmp_path, one_device, monkeypatch, is_more):
     """Train, evaluate on a test set with the averaged checkpoints, and perhaps translate a file."""

@@ -168,6 +168,7 @@ def test_evaluate_finds_the_summarys_loss(uninterrupted):
     )
 
 
+@pytest.mark.exhaustive
 def test_inspect_draws(uninterrupted):
     done = run(["inspect", f"--workdir={uninterrupted}", "--text=The house is strong."])
     assert done.returncode == 0, done.stderr

@@ -65,10 +65,12 @@ def room(path):
     return "" if first == "__init__" else first
 
 
+@functools.cache
 def tree(path):
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@functools.cache
 def imported(path):
     """Return the dotted names of all imports in a file, with `from module import name` as `module.name`."""
     names = set()

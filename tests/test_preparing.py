@@ -13,6 +13,7 @@ import pytest
 
 from ag_jax.data.text import prepare as text_parts
 from tests import commands
+from tests.cases import some
 from tests.commands import REPOSITORY
 from tests.data.conftest import text
 
@@ -93,7 +94,7 @@ def whole(folder, tmp_path_factory):
     return cache, json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("killed", [0, 3])
+@pytest.mark.parametrize("killed", some([0, 3], 3))
 def test_eight_processes_make_what_one_makes(folder, whole, tmp_path, killed):
     running = [start(folder, tmp_path, dies=number < killed, slow=0.5, together=8) for number in range(8)]
     ended = [one.wait() for one in running]

@@ -78,6 +78,7 @@ def test_a_stream_gets_the_same_translations_and_nothing_else(folder, translated
     assert done.stdout == translated
 
 
+@pytest.mark.exhaustive
 def test_python_gets_the_same_translations(folder, translated, monkeypatch):
     monkeypatch.chdir(folder)
     translated_by = pipelines.translate("runs/mine")

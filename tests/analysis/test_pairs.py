@@ -18,6 +18,7 @@ from ag_jax.models.seq2seq import TranslationModel
 from tests import reference, tiny
 from tests.analysis import examples
 from tests.analysis.examples import SECOND, WORDS, WordTokenizer
+from tests.cases import some
 
 SOURCE, TARGET = "we build roads . we build .", "strassen we build ."
 SOURCE_IDS, TARGET_IDS = [7, 8, 6, 5, 7, 8, 5, 2], [1, 6, 7, 8, 5]
@@ -85,9 +86,10 @@ def test_rows_sum_to_one_over_what_they_see(pair):
     [
         pytest.param(DECODER, {}, marks=pytest.mark.exhaustive),
         (DecoderConfig(layers=1, start="begin", tie="none"), {"norm_position": "pre"}),
-        (
+        pytest.param(
             DecoderConfig(layers=4, fixed_attention=FixedConfig((-1, 0))),
             {"fixed_attention": FixedConfig((-1, 1))},
+            marks=pytest.mark.exhaustive,
         ),
     ],
     ids=["learned", "begin", "hard-coded"],
@@ -178,7 +180,7 @@ def test_dropout_is_off(params, pair):
         np.testing.assert_array_equal(one.weights_NHQK, plain.weights_NHQK)
 
 
-@pytest.mark.parametrize("most", [4, 1000])
+@pytest.mark.parametrize("most", some([4, 1000], 4))
 def test_long_sides_are_cut_and_say_so(params, caplog, most):
     kept = min(most, 13) - 1  # beside the end token or the start
     with caplog.at_level(logging.WARNING):

@@ -86,9 +86,7 @@ def test_kernels_refuse_statistics_of_what_dropout_leaves():
         fused.IMPLEMENTATIONS["tpu"](*inputs.values(), *[jnp.asarray(segments_BL)] * 2, guides=guides)
 
 
-@pytest.mark.parametrize(
-    "bias", some([(None,), ((1, 1),), ((2, 1),), ((1, 2),), ((2, 2),)], (None,), ((2, 1),), ((1, 2),))
-)
+@pytest.mark.parametrize("bias", some([(None,), ((1, 1),), ((2, 1),), ((1, 2),), ((2, 2),)], ((1, 2),)))
 def test_many_devices_equal_one(eight_devices, bias):
     """Rows over four, heads over two: what dropout drops too, and the gradient of a bias that devices share."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=eight_devices)
@@ -165,7 +163,7 @@ def without_statistics_gradient(config, inputs):
     [
         (on_cpu, None),
         (fails, "its test failed with NotImplementedError: ptxas: unknown option"),
-        (inexact, "its results in a test differ from the reference's by 25."),
+        pytest.param(inexact, "its results in a test differ from the reference's by 25.", marks=pytest.mark.exhaustive),
         (nan_in_values_gradient, "its results in a test differ from the reference's by nan%"),
         (inexact_without_dropout, "its results in a test differ from the reference's by 50."),
         (without_statistics_gradient, "its results in a test differ from the reference's by"),

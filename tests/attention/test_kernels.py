@@ -192,25 +192,20 @@ def check(attend, case, dtype, batch=3, length=37):
     assert_same(found, wanted, segments_BL, dtype)
 
 
-# Cases whose options are also those of other cases.
-CONTAINED = ("plain", "guided", "packed", "dropout", "bias")
-WITH_TWO_HEADS = {"tpu": (("wide_guided", "float32"),), "gpu": ()}
-
-
-def usual(name, case, dtype):
-    """Whether a test runs by default: in float32, where a kernel has several blocks, every option of a case at least
-    once; in the other type, and where a kernel has one block, two cases that differ most.
-    """
-    if name in ("tpu", "gpu"):
-        return (case, dtype) in (("everything", "float32"), ("wide_packed", "bfloat16"), *WITH_TWO_HEADS[name])
-    if dtype == "bfloat16":
-        return case in ("everything", "wide_packed")
-    return case != "wide_guided" and (name == "reference" or case not in CONTAINED)
+# Of each implementation, cases that have every option between them; both types where rows have several blocks.
+BLOCKS = (("everything", "bfloat16"), *((case, "float32") for case in ("odd_width", "wide_padded", "wide_packed")))
+USUAL = {
+    "reference": (("everything", "float32"), ("everything", "bfloat16"), ("wide_padded", "float32")),
+    "tpu": (("wide_guided", "float32"),),
+    "tpu_blocks": (*BLOCKS, ("bias_of_heads", "float32")),
+    "gpu": (("wide_packed", "bfloat16"),),
+    "gpu_blocks": BLOCKS,
+}
 
 
 def cases(names):
     product = list(itertools.product(names, CASES, ("float32", "bfloat16")))
-    return some(product, *(values for values in product if usual(*values)))
+    return some(product, *((name, *of) for name in names for of in USUAL[name]))
 
 
 @pytest.mark.parametrize(("name", "case", "dtype"), cases(IMPLEMENTATIONS))

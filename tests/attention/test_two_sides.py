@@ -237,18 +237,16 @@ def run(attend, case, arrays, query_ids, key_ids, chosen, weights):
 # Where a kernel has several blocks, between the two kernels every case; otherwise those where the code differs.
 USUAL = {
     "reference": ("causal", "cross_window"),
-    "tpu": ("cross",),
+    "tpu": (),
     "tpu_blocks": (
-        "causal_dropout_bias",
-        "window",
         "causal_window",
         "only_itself",
         "cross_long_queries",
         "cross_causal_more_keys",
         "cross_window",
     ),
-    "gpu": ("cross_causal",),
-    "gpu_blocks": ("causal", "window", "window_bias", "cross", "cross_causal", "sides_of_one_length"),
+    "gpu": (),
+    "gpu_blocks": ("causal_dropout_bias", "window", "window_bias", "cross_causal", "sides_of_one_length"),
 }
 PRODUCT = itertools.product(IMPLEMENTATIONS, CASES)
 

@@ -580,12 +580,7 @@ TRIED = {
 # Two heads, folds and an attack; the others train nearly the same programs for seconds each.
 @pytest.mark.parametrize(
     "name",
-    some(
-        TRIED,
-        "finetune/squad.py",
-        "finetune/oromo.py",
-        "asa/table4_adversarial_training.py",
-    ),
+    some(TRIED, "finetune/oromo.py", "asa/table4_adversarial_training.py"),
 )
 def test_one_tiny_trial(name, folder, checkpoint, compared, tmp_path, one_device):
     argument, task = TRIED[name]

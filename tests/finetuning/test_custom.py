@@ -138,6 +138,7 @@ CALLS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", some(CALLS, "tagging"))
 def test_every_kind_becomes_a_function(kind, checkpoint, folder, tmp_path, one_device):
     report = train(checkpoint, folder, tmp_path / "w", ARGUMENTS[kind])

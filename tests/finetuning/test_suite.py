@@ -1174,6 +1174,7 @@ def test_marks_are_for_scores_that_differ():
     )
 
 
+@pytest.mark.exhaustive
 def test_real_trials_killed_between_and_within(source, tmp_path, monkeypatch, one_device):
     """Six steps a trial, three an epoch, two seeds and one point; a signal in the second
     epoch of each trial in turn.

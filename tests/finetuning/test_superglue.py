@@ -18,6 +18,7 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_metrics_of_splits_and_files_for_the_server(tmp_path, one_device):
     data, model = tiny_tasks.write_superglue(tmp_path / "data"), tiny_tasks.checkpoint(tmp_path)
     source = f"{CONFIG}:checkpoint={model},tasks={','.join(TASKS)},seeds=1,scale=small,data={data}"

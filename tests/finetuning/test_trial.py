@@ -91,6 +91,7 @@ MODERNBERTS = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "origin", "recipe", "expected", "ending"),
     some(MODERNBERTS, MODERNBERTS[3]),
@@ -117,7 +118,7 @@ def without_unused(params):
     return params | {"encoder": params["encoder"] | {"layers": layers}}
 
 
-@pytest.mark.parametrize("kind", some(tasks.KINDS, "choice", "span_or_none"))
+@pytest.mark.parametrize("kind", some(tasks.KINDS, "choice"))
 def test_every_kind_is_learnt(kind, tmp_path, one_device):
     result = setting(kind, epochs=16, learning_rate=3e-3, **STILL)(tmp_path)
     assert result["metrics"][tasks.KINDS[kind]["metric"]] > 0.9
@@ -356,6 +357,7 @@ def test_patience_stops_early(tmp_path, one_device):
     assert (len(result["epochs"]), result["best_epoch"]) == (3, 1)
 
 
+@pytest.mark.exhaustive
 def test_microbatches_change_nothing(tmp_path, one_device):
     """Without dropout, half-batches give the same loss."""
     losses = [

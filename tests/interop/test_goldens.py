@@ -26,7 +26,7 @@ ALL_HEADS = {"word_head", "next_head", "discriminator_head"}
 
 
 # Of families with several models here, those with most of its parts; the others are the beginning of other tests.
-USUAL = ("bert_pairs", "camembert", "deberta", "deberta_v2", "electra", "modernbert", "roberta")
+USUAL = ("bert_pairs", "camembert", "deberta", "deberta_v2", "electra", "modernbert")
 
 
 @pytest.fixture(scope="module", params=some(NAMES, *USUAL))
@@ -167,6 +167,7 @@ def test_shards(plain, tmp_path):
     same(converted(directory, tmp_path / "run"), plain)
 
 
+@pytest.mark.exhaustive
 def test_an_encoder_alone_gets_a_fresh_head(plain, tmp_path):
     directory = with_tensors(
         "bert",
@@ -230,7 +231,7 @@ def test_pairs_of_a_model_without_segments_stay_in_the_first(tmp_path):
         assert max(library.encode("our", "roads").type_ids) == second
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", some(["bfloat16", "float16"], "bfloat16"))
 def test_exports_of_half_the_size(dtype, plain, tmp_path):
     importing.convert(str(GOLDENS / "bert"), epath.Path(tmp_path / "run"))
     exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "out"), dtype)

@@ -20,6 +20,7 @@ from ag_jax.pretraining import origin, run
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
+from tests.cases import some
 from tests.interop.test_bad_input import settings as change_settings
 from tests.interop.test_goldens import GOLDENS, with_tensors
 from tests.interop.test_initial_weights import config, text  # noqa: F401 - a fixture
@@ -225,7 +226,11 @@ def test_the_pooler_of_a_task_head_that_is_left_out_is_kept(tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "key"),
-    [("bert", "classifier_dropout"), ("electra", "classifier_dropout"), ("deberta_v2", "cls_dropout")],
+    some(
+        [("bert", "classifier_dropout"), ("electra", "classifier_dropout"), ("deberta_v2", "cls_dropout")],
+        ("bert", "classifier_dropout"),
+        ("deberta_v2", "cls_dropout"),
+    ),
 )
 def test_the_dropout_of_task_heads_is_kept(family, key, tmp_path):
     """It is read from the directory and from the imported run, and exported; null stands for that of the encoder."""

@@ -313,6 +313,7 @@ def test_several_slices_run_one_command(cloud):
     assert not (cloud.folder / "tpu.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_slice_that_is_lost_has_all_made_again(cloud):
     cloud.plan(queue=[["ACTIVE"], ["WAITING_FOR_RESOURCES", "ACTIVE"]])
     assert cloud.run("tpu_create.sh", *SLICES, "--spot").returncode == 0
@@ -367,6 +368,7 @@ def test_a_failure_in_a_preemption_is_no_failure(cloud):
     assert result.returncode == 0 and "0 failure(s) and 1 preemption(s)" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_preemptions_have_a_limit(cloud):
     cloud.fates("preempted")
     cloud.create("--spot")
@@ -392,6 +394,7 @@ def test_a_tpu_that_somebody_deletes_is_not_made_again(cloud, script):
         (cloud.folder / "deleted.json").rename(cloud.folder / "tpu.json")  # for the clearing up
 
 
+@pytest.mark.exhaustive
 def test_a_tpu_that_somebody_deletes_while_it_is_waited_for_is_not_made_again(cloud):
     """After a preemption, when there is no capacity."""
     cloud.plan(queue=[["ACTIVE"], ["WAITING_FOR_RESOURCES"] * 1000])
@@ -420,6 +423,7 @@ def test_creation_that_fails_once_after_a_preemption_is_tried_again(cloud):
     assert result.returncode == 0 and "2 preemption(s)" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_no_capacity_twice_in_a_row_ends_it(cloud):
     cloud.plan(queue=[["ACTIVE"], ["FAILED"], ["FAILED"]])
     cloud.fates("preempted")
@@ -429,6 +433,7 @@ def test_no_capacity_twice_in_a_row_ends_it(cloud):
     assert cloud.verbs().count("queued-resources create") == 2
 
 
+@pytest.mark.exhaustive
 def test_an_interruption_on_a_tpu_that_stays_is_started_again(cloud):
     cloud.fates("told-to-end", "done")
     cloud.create()
@@ -455,6 +460,7 @@ def test_a_worker_that_lost_another_is_no_failure(cloud):
     assert result.returncode == 0 and "was interrupted on one" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_of_several_exit_statuses_the_failure_counts(cloud):
     cloud.plan(workers=2)
     cloud.fates("75-but-9-of-worker-1")

@@ -15,7 +15,7 @@ import pytest
 
 from ag_jax.models import beam_search
 from ag_jax.models.decoding_config import DecodingConfig
-from tests.cases import pairwise
+from tests.cases import pairwise, some
 
 END, FORBIDDEN = 2, (0, 4)
 FIELDS = [field.name for field in dataclasses.fields(beam_search.Hypotheses)]
@@ -319,7 +319,7 @@ def test_the_bound_changes_no_result(normalization):
     assert stopped >= 3
 
 
-@pytest.mark.parametrize(("stop", "ends"), [("bound", "all"), ("full", "first")])
+@pytest.mark.parametrize(("stop", "ends"), some([("bound", "all"), ("full", "first")], ("bound", "all")))
 def test_the_loop_ends_when_all_sentences_are_done(stop, ends):
     """Also if one of them fails, and before the largest number of steps."""
     sentences = random_sentences([40, 30, 40], end_bias=2.0, seed=1)

@@ -25,13 +25,12 @@ ASSIGNMENT = (("next", 1), ("first", 2))
 # To differentiate costs most to compile; these have every part between them.
 DIFFERENTIATED = some(
     ["roberta", "electra", "deberta_v1", "deberta_v2", "no_c2p", "modernbert", "neobert"],
-    "roberta",
     "deberta_v1",
     "modernbert",
     "neobert",
 )
 # Those whose parts others have between them.
-CONTAINED = ("bert", "deberta_v3", "no_emd", "no_p2c", "no_emd_c2p")
+CONTAINED = ("bert", "electra", "deberta_v3", "no_emd", "no_p2c", "no_emd_c2p")
 DROPOUT = {"dropout": 0.2, "attention_dropout": 0.2}
 
 
@@ -192,7 +191,6 @@ def test_the_gradient_is_the_slope(name):
             ("deberta_v2", "dots", True),
             ("deberta_v2", "none", False),
         ],
-        ("roberta", "layer", True),
         ("modernbert", "dots", False),
     ),
 )
@@ -244,7 +242,7 @@ def test_a_kernel_gives_the_same_loss_and_gradient(batch, name):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * largest)
 
 
-@pytest.mark.parametrize("name", ["roberta", "deberta_v1", "deberta_v2"])
+@pytest.mark.parametrize("name", some(["roberta", "deberta_v1", "deberta_v2"], "deberta_v2"))
 def test_bfloat16_is_close_and_keeps_what_must_be_exact(batch, name):
     model = tiny.model(dtype="bfloat16", **ALL[name])
     params = tiny.params(model, batch)
@@ -266,7 +264,7 @@ def test_bfloat16_is_close_and_keeps_what_must_be_exact(batch, name):
     np.testing.assert_allclose(weights_of(found).sum(-1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["roberta", "deberta_v2", "modernbert"])
+@pytest.mark.parametrize("name", some(["roberta", "deberta_v2", "modernbert"], "deberta_v2", "modernbert"))
 def test_program_does_not_grow_with_depth(batch, name):
     def lines(layers):
         model = tiny.model(**ALL[name] | {"layers": layers})

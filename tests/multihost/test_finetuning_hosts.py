@@ -70,6 +70,7 @@ def test_two_hosts_fine_tune_as_one(source, pair, tmp_path):
     assert len(list(workdir.glob("*/*/tensorboard/*"))) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_signal_on_one_host_stops_both_within_an_epoch(source, pair, tmp_path, started):
     workdir = tmp_path / "suite"
     arguments = ["finetune", source, f"--workdir={workdir}"]

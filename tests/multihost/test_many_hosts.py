@@ -157,6 +157,7 @@ def test_hosts_that_share_a_bucket(bucket, text, alone, pair, tmp_path, started)
         assert left == {path.name for path in pair[0].iterdir()}
 
 
+@pytest.mark.exhaustive
 def test_a_hung_host_wakes_the_watchdog_and_one_host_goes_on(text, alone, tmp_path, started):
     workdir = tmp_path / "run"
     started += start(2, command(text, workdir, "--config.training.step_timeout=10"), 2)

@@ -74,7 +74,7 @@ def test_a_subclass_of_it_is_outermost_too():
         Wrapper(Other(perturbed.Linear(), FreeLBConfig(), 3))
 
 
-@pytest.mark.parametrize("method", some(ATTACKS, "asa", "freelb", "sift"))
+@pytest.mark.parametrize("method", some(ATTACKS, "freelb", "sift"))
 def test_loss_and_gradient_are_those_of_the_terms_and_factors_given(method):
     """Factors of a larger batch, as microbatches get them: twice the weights halve loss and gradient of every term."""
     inner, batch = perturbed.CASES["guided"]

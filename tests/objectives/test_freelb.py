@@ -157,7 +157,6 @@ def plain_loop(objective, config, width, params, batch, first):
             ("tagging", 2, "fairseq"),
         ],
         ("choice", 3, "huggingface"),
-        ("guided", 1, "fairseq"),
     ),
 )
 def test_the_same_as_two_backward_passes(name, steps, count):
@@ -176,9 +175,8 @@ def test_the_same_as_two_backward_passes(name, steps, count):
     perturbed.close(found, gradient)
 
 
-@pytest.mark.parametrize(
-    "name", some(["regression", "choice", "tagging", "guided", "generator", "nsp", "bias"], "choice")
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["regression", "choice", "tagging", "guided", "generator", "nsp", "bias"])
 def test_nothing_moved_is_plain_training(name):
     """Whatever the objective; the last of three passes is as good as their mean."""
     objective, batch = perturbed.CASES[name]
@@ -195,7 +193,7 @@ def test_nothing_moved_is_plain_training(name):
     )
 
 
-@pytest.mark.parametrize("name", some(["span", "bias", "mlm", "generator"], "span", "bias"))
+@pytest.mark.parametrize("name", some(["span", "bias", "mlm", "generator"], "span"))
 def test_an_attack_hurts(name):
     objective, batch = perturbed.CASES[name]
     params, (loss, _, _) = perturbed.plain(name)
@@ -274,7 +272,6 @@ def test_dropout_is_the_same_in_all_passes_or_not():
     ("guided", "steps", "count", "passes"),
     some(
         [(False, 1, "huggingface", 1), (True, 2, "huggingface", 2), (False, 2, "fairseq", 3)],
-        (False, 1, "huggingface", 1),
         (False, 2, "fairseq", 3),
     ),
 )

@@ -59,9 +59,9 @@ def guided(model, **settings):
 @pytest.mark.parametrize(
     ("is_windowed", "settings", "layers"),
     [
-        (False, {"layers": "1"}, [1]),
+        pytest.param(False, {"layers": "1"}, [1], marks=pytest.mark.exhaustive),
         (False, {"layers": "0,2"}, [0, 2]),
-        (True, {"layers": "all", "absent": "ignore"}, [0, 1, 2]),
+        pytest.param(True, {"layers": "all", "absent": "ignore"}, [0, 1, 2], marks=pytest.mark.exhaustive),
         (True, {"layers": "global"}, [0, 2]),
         (True, {"layers": "local", "absent": "ignore"}, [1]),
         (True, {"layers": "1-2", "absent": "ignore"}, [1, 2]),

@@ -79,7 +79,8 @@ def test_the_same_as_two_plain_passes(kind, form):
     np.testing.assert_array_equal(*(list(totals.values()) for totals in evaluated))
 
 
-@pytest.mark.parametrize("name", some(["classification", "regression", "nsp"], "nsp"))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["classification", "regression", "nsp"])
 def test_without_dropout_nothing_is_added(name):
     """The divergence is exactly 0, and the gradient is that of the inner objective."""
     (objective, batch), (params, plain) = perturbed.CASES[name], perturbed.plain(name)
@@ -141,6 +142,7 @@ def test_it_has_nothing_of_a_mask():
     assert config.attention_attack is None and config.sentence_prediction == "none"
 
 
+@pytest.mark.exhaustive
 def test_it_costs_two_passes():
     settings = {"width": 96, "heads": 3, "feedforward": 384, **DROPS}
     objective = tiny.supervised(tiny.task_model("classification", **settings))

@@ -21,6 +21,7 @@ from ag_jax.training import sharding
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from ag_jax.training.step import loss_and_gradient
 from tests import reference, tiny
+from tests.cases import some
 
 LENGTHS = (11, 7, 5, 0, 9, 4, 11, 2)
 STEP = jnp.int32(5)
@@ -148,7 +149,9 @@ def test_the_tables_are_shared_and_nothing_else(params):
 
 
 @pytest.mark.parametrize(
-    ("own", "settings"), [(None, {}), (6, {}), (None, tiny.DEBERTA_V1)], ids=["shared", "projected", "deberta"]
+    ("own", "settings"),
+    some([(None, {}), (6, {}), (None, tiny.DEBERTA_V1)], (6, {}), (None, tiny.DEBERTA_V1)),
+    ids=["shared", "projected", "deberta"],
 )
 def test_the_generator_is_a_masked_language_model_of_its_own(masked, own, settings):
     """Also where the encoder projects its embeddings, too, and where words are predicted
@@ -253,7 +256,7 @@ def difference(one, other):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
-@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("guided", some([False, True], True))
 def test_accumulation_of_the_unigram_variant_is_exact(params, batch, guided):
     objective = dataclasses.replace(tiny.guided(ALONE), inner=UNIGRAM) if guided else UNIGRAM
     whole, parts = (by_parts(objective, alone(params), batch, number) for number in (1, 4))
@@ -267,6 +270,7 @@ def test_accumulation_of_the_unigram_variant_is_exact(params, batch, guided):
     np.testing.assert_allclose(whole[0], 3 * mean + ag, rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_accumulation_beside_a_generator_keeps_what_does_not_hang_on_samples(params, masked):
     whole, parts = (by_parts(MLM, params, masked, number) for number in (1, 4))
     np.testing.assert_allclose(parts[1]["mlm_loss"], whole[1]["mlm_loss"], rtol=2e-6)
@@ -290,7 +294,7 @@ def test_guidance_is_of_the_encoder_alone(params, masked):
     np.testing.assert_allclose(outcome.totals["ag"], loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("shape", some([((8, 1, 1),), ((2, 2, 2),)], ((2, 2, 2),)))
 def test_the_same_on_any_mesh(params, masked, shape, eight_devices):
     noisy = ReplacedTokens(
         ReplacedTokensModel(tiny.config(heads=4, width=16, dropout=0.1), dataclasses.replace(SMALL, dropout=0.1))

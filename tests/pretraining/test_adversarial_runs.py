@@ -99,6 +99,7 @@ def test_what_a_run_says_of_its_attack(whole):
     assert "mlm_loss" in validation and "masked" not in validation
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_was_stopped_ends_as_if_nothing_had_happened(whole, text, tmp_path, monkeypatch, one_device):
     iterate = pipeline.Batches.iterate
 

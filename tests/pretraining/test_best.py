@@ -22,6 +22,7 @@ from ag_jax.training.config import TrainingConfig
 from ag_jax.training.criterion import Criterion
 from ag_jax.training.job import Evaluation
 from ag_jax.training.loop import Interrupted
+from tests.cases import some
 from tests.pretraining.test_extended_runs import params, rows, settings, text  # noqa: F401
 
 # The best but one is at step 4, and lower only at step 12.
@@ -83,7 +84,7 @@ def test_a_run_that_ended_is_complete(stopped, text, tmp_path, scripted, one_dev
         run.train(config(text, 16, **{"training.patience": 2}), tmp_path / "run")
 
 
-@pytest.mark.parametrize("step", [4, 6, 7, 8])
+@pytest.mark.parametrize("step", some([4, 6, 7, 8], 7, 8))
 def test_a_run_that_died_decides_as_an_uninterrupted_one(
     step,
     stopped,
@@ -112,6 +113,7 @@ def test_a_run_that_died_decides_as_an_uninterrupted_one(
     jax.tree.map(np.testing.assert_array_equal, params(workdir, 4), params(stopped[0], 4))
 
 
+@pytest.mark.exhaustive
 def test_more_patience_goes_on(stopped, text, tmp_path, scripted, one_device):  # noqa: F811
     workdir, whole = epath.Path(tmp_path / "run"), epath.Path(tmp_path / "whole")
     shutil.copytree(stopped[0], workdir)
@@ -134,6 +136,7 @@ def test_the_best_of_those_that_are_there(text, tmp_path, scripted, one_device, 
     assert summary["best"] == {"step": 8, "mlm_loss": 4.25} and run.best_step(workdir) == 8
 
 
+@pytest.mark.exhaustive
 def test_less_patience_ends_an_unfinished_run(text, tmp_path, scripted, one_device, monkeypatch):  # noqa: F811
     honest = pipeline.batches
 

@@ -91,6 +91,7 @@ def test_an_evaluation_repeats_the_validation(compared, one_device):
         assert run.evaluate(workdir)["rtd_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_was_stopped_ends_as_if_nothing_had_happened(compared, overrides, tmp_path, monkeypatch, one_device):
     config = pretraining_config.parse(config_reader.load(f"{CONFIG}:generator=mlm,scale=small,arm=ag", overrides))
     iterate = pipeline.Batches.iterate

@@ -146,6 +146,7 @@ def test_the_checkpoints_of_a_run(whole, text):
     assert run.train(settings(text), whole) == run.read_summary(whole)  # finished: not trained again
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_is_the_same(whole, text, tmp_path, one_device, monkeypatch):
     """Its steps are those that it began with, whatever the text would say now."""
     found, workdir = words.read(whole), epath.Path(tmp_path / "run")

@@ -274,6 +274,7 @@ def test_wrong_settings(place, flags, message):
         comparison.evaluate(source(place), flags, place / "wrong")
 
 
+@pytest.mark.exhaustive
 def test_seeds_of_a_comparison(place):
     """`{seed}` stands for the seeds, and an arm without it is one model; the scores are those of each run alone."""
     folder = place / "seeds"

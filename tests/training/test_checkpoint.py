@@ -22,6 +22,7 @@ from etils import epath
 from ag_jax.training.checkpoint import Checkpoints, CorruptCheckpointError
 from ag_jax.training.fingerprint import changed, fingerprint
 from ag_jax.training.state import TrainState
+from tests.cases import some
 from tests.distributed.fake_hosts import FakeHosts
 
 
@@ -172,7 +173,7 @@ def of_older_version(step_directory: pathlib.Path, value: TrainState) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"fingerprint": numbers}))
 
 
-@pytest.mark.parametrize("version", ["this", "older"])
+@pytest.mark.parametrize("version", some(["this", "older"], "this"))
 def test_no_flipped_bit_gives_other_values_in_silence(tmp_path, version):
     """Whichever bit of whichever file is flipped, what comes back is either refused or bit for bit what was saved."""
     save_large(tmp_path / "c", 7)

