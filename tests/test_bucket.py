@@ -417,13 +417,15 @@ def test_requests_of_a_run_are_few(bucket, overrides, one_device, monkeypatch):
     assert 50 < counted["start"][1] <= 280
 
 
-@pytest.mark.parametrize(("kills", "steps"), [(1, 12), pytest.param(20, 40, marks=pytest.mark.exhaustive)])
-def test_a_run_that_is_killed_ends_with_the_same_numbers(bucket, overrides, tmp_path, kills, steps):
-    """Killed while requests are under way, chosen at random, of which every eighth fails."""
+@pytest.mark.parametrize(
+    ("kills", "steps", "every"), [(1, 12, 40), pytest.param(20, 40, 8, marks=pytest.mark.exhaustive)]
+)
+def test_a_run_that_is_killed_ends_with_the_same_numbers(bucket, overrides, tmp_path, kills, steps, every):
+    """Killed while requests are under way, chosen at random, of which one in `every` fails."""
     chosen = random.Random(kills)
     overrides |= {"training.steps": steps, "training.checkpoint_every": 3, "training.evaluate_every": steps // 2}
     assert train(overrides, tmp_path / "run", bucket).wait().returncode == 0
-    faults = {index: chosen.choice((503, CUT, LOST, 0.2)) for index in range(0, 100_000, 8)}
+    faults = {index: chosen.choice((503, CUT, LOST, 0.2)) for index in range(0, 100_000, every)}
     bucket.plan = lambda asked: faults.get(asked.number)
     for number in range(kills):
         running = train(overrides, "gs://bucket/run", bucket, "--store_timeout=20")

@@ -1,6 +1,7 @@
 """Translation models as MarianMT without PyTorch: what is computed, what changes on the way, and what is refused."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -213,6 +214,7 @@ def own_config(**changed) -> ExperimentConfig:
     return config
 
 
+@functools.cache
 def own_tokenizer(kind):
     size = {"byte_bpe": 290, "sentencepiece_unigram": 60, "sentencepiece_bpe": 60, "wordpiece": 90}[kind]
     texts = [*marian_files.SOURCES, *marian_files.TARGETS] * 5

@@ -56,6 +56,7 @@ def overrides(tmp_path_factory):
 def compared(overrides, tmp_path_factory):
     patch, device = pytest.MonkeyPatch(), jax.devices()[0]
     patch.setattr("jax.devices", lambda: [device])
+    patch.setattr(comparison, "_figures", lambda *given: [])  # drawn in test_comparison.py
     workdir = epath.Path(tmp_path_factory.mktemp("compared"))
     path = comparison.compare(f"{CONFIG}:generator=mlm,scale=small", overrides, workdir)
     patch.undo()
