@@ -13,8 +13,8 @@ Hardware and time: 16 runs of 3 to 8 minutes on 2 CPU cores. The same command re
 
 Expected: validation loss 6.21 (mlm) and 4.97 (ag) with learning rate 2e-3 and 220 steps of warm-up. The record
 (benchmarks/results/quickstart_search.json) has the 12 points with 8 layers, made by an earlier script. Deeper models
-are recorded in benchmarks/results/guidance_depth.jsonl: with seed 0, 6.24 and 5.09 with 12 layers, 6.27 and 5.34 with
-16.
+are recorded in benchmarks/results/guidance_depth.jsonl: means over three seeds of 6.23 and 5.06 with 12 layers, 6.27
+and 5.23 with 16.
 
 Deviations: the learning rates are ten to forty times those of the paper (section 4.5), because the width is only 96.
 """
