@@ -38,7 +38,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
-MOST_MEMORY = 3 * 2**30  # bytes of a process of tests, from which it forgets the programs that it has compiled
+MOST_MEMORY = 2 * 2**30  # bytes of a process of tests, from which it forgets the programs that it has compiled
 STATM = pathlib.Path("/proc/self/statm")  # the sizes of this process, in pages, on Linux
 
 

@@ -394,6 +394,7 @@ def _special_names(backend: Backend, origin: str, named: Mapping[str, str]) -> d
                 "embeddings)"
             )
         found[role] = named[key]
+    # Only with both tokens does a tokenizer have Gemma's usual names; with one, the other was lost.
     of_gemma = [name for name in ("<bos>", "<eos>") if backend.id(name) is not None]
     if len(of_gemma) == 1 and not {"begin", "end"} <= found.keys() | backend.own.keys():
         other = "<eos>" if of_gemma == ["<bos>"] else "<bos>"

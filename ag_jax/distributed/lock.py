@@ -220,8 +220,7 @@ class _Lock:
             text, holder = found
             gone = holder.is_gone() if holder else None
             if is_unchanged(self._directory, text) if gone is None else gone:
-                with contextlib.suppress(FileNotFoundError):  # another process removed it, and the directory
-                    self._remove(found)
+                self._remove(found)
                 taken = self._create()
         if taken:
             self._start()
@@ -289,7 +288,10 @@ class _Lock:
         if storage.is_remote(self._path):
             storage.remove_if(self._path, found[0])
             return
-        folder = os.open(self._directory, os.O_RDONLY)
+        try:
+            folder = os.open(self._directory, os.O_RDONLY)
+        except FileNotFoundError:  # another process removed the file, and then the directory
+            return
         try:
             with contextlib.suppress(OSError):  # some network file systems have no flock
                 fcntl.flock(folder, fcntl.LOCK_EX)

@@ -109,6 +109,7 @@ def compare(
     if share is None:
         with lock.hold(workdir):
             return _compare(source, overrides, configs, workdir, overridden, incomparable)
+    # Parts train at the same time, so each locks only the runs that it trains, and the directory for the report alone.
     if left := _train_share(configs, workdir, share):
         hosts.tell(
             f"part {part} is done; {left} of {len(configs)} runs are left to other parts, the last of which reports"

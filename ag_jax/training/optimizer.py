@@ -146,7 +146,7 @@ def _groups(params: Any) -> Any:
     """Return for each top-level entry of the parameters the label, "model" or `ADVERSARY`, by which `optax.partition`
     finds the optimizer of the entry.
     """
-    if not isinstance(params, dict):  # `tree_map_params` passes one placeholder for all parameters
+    if not isinstance(params, dict):  # `tree_map_params` passes one object in place of all parameters
         return "model"
     return {name: ADVERSARY if name == ADVERSARY else "model" for name in params}
 
@@ -192,7 +192,7 @@ def _as_large_as_adamw(updates: Any, params: Any) -> Any:
 
 def _muon_groups(params: Any) -> Any:
     """Return for each parameter the label, `MUON` or `OTHERS`, of the optimizer that it has with `kind=muon`."""
-    if not isinstance(params, dict):  # `tree_map_params` passes one placeholder for all parameters
+    if not isinstance(params, dict):  # `tree_map_params` passes one object in place of all parameters
         return OTHERS
 
     def group(path, parameter) -> str:

@@ -102,7 +102,7 @@ def naive(inputs, segments_BL, guides, keep_BHQK, rate):
 
 
 def weighted(mixed, statistics, segments_BL, seed=3):
-    """A number that every output counts in, each element with a weight of its own; padding does not count."""
+    """Return a weighted sum of all outputs without those of padding, with a random weight for each element."""
     rng, valid = np.random.default_rng(seed), segments_BL > 0
     weights = rng.standard_normal(mixed.shape) * valid[..., None, None]
     total = (mixed.astype(jnp.promote_types(mixed.dtype, jnp.float32)) * weights).sum()

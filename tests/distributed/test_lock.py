@@ -182,7 +182,7 @@ def test_of_many_that_find_a_remnant_one_takes_over(directory, monkeypatch):
 
     def found_by_all(holder):
         gone = is_gone(holder)
-        if next(numbers) < 8:  # nobody removes the remnant before all have judged it
+        if next(numbers) < 8:  # no process removes the stale lock before all eight have read it
             found.wait()
         return gone
 
@@ -274,7 +274,7 @@ def test_claims_share_work_without_waiting(directory, sleeper):
 
 @pytest.mark.parametrize("error", [FileExistsError, FileNotFoundError])
 def test_a_directory_that_its_last_holder_removes_meanwhile(directory, monkeypatch, error):
-    """Both errors were seen: from `mkdir`, which finds a directory that is then gone, and from the lock file."""
+    """`mkdir` may then raise FileExistsError, and the creation of the lock file FileNotFoundError."""
     tries, create = [], storage.create
 
     def once_removed(path, text):

@@ -577,7 +577,7 @@ TRIED = {
 }
 
 
-# Two heads, folds and an attack; the others train nearly the same programs for seconds each.
+# Folds and an attack; the others train nearly the same programs for seconds each.
 @pytest.mark.parametrize(
     "name",
     some(TRIED, "finetune/oromo.py", "asa/table4_adversarial_training.py"),

@@ -130,7 +130,7 @@ def test_further_settings_that_are_swept_are_in_the_names_and_recipes_of_trials(
 
 
 def test_the_report_says_which_epoch_is_scored(source, tmp_path, calls):
-    """It names the tasks that are scored at their last epoch, if there are any; all arms score the same epoch."""
+    """The report names the tasks that are scored at their last epoch, if any; all arms are scored at the same epoch."""
     best = "of every trial the epoch that was best on the development set"
     told = [
         comparison.compare(f"{source},tasks=sst2,stsb", flags, epath.Path(tmp_path / str(number))).read_text()

@@ -159,7 +159,7 @@ def test_the_size_of_the_files_is_compared_with_the_gigabytes_of_a_paper(corpus,
 
 
 def test_each_part_of_the_source_has_the_gigabytes_of_its_own_files(tmp_path):
-    """Of files that only say how long they are."""
+    """The files are empty but have these sizes, because no text is read."""
     sizes = {"wiki/a.txt": 1.5, "wiki/b.txt": 2.2, "books.txt": 11.4, "news/1.txt": 0.04, "news/more/2.txt": 4.5}
     for name, size in sizes.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
