@@ -99,16 +99,20 @@ def test_eight_processes_make_what_one_makes(folder, whole, tmp_path, killed):
     running = [start(folder, tmp_path, dies=number < killed, slow=0.5, together=8) for number in range(8)]
     ended = [one.wait() for one in running]
     lines = (tmp_path / "log").read_text().splitlines()
-    died = {str(one.pid) for one, end in zip(running, ended, strict=True) if end.returncode == -signal.SIGKILL}
-    assert len(died) == killed
-    again = Counter(line.split()[0] for line in lines if line.split()[1] in died)
-    assert log(tmp_path) == log(whole[0]) + again, "each part once, and once more for each process that died"
+    assert [end.returncode for end in ended].count(-signal.SIGKILL) == killed
+    assert_parts_are_made_once(tmp_path, whole[0], running[:killed])
     assert len({line.split()[1] for line in lines}) > 4, "many processes are meant to have done some of the parts"
     for end in ended[killed:]:
         assert end.returncode == 0 and json.loads(end.stdout) == whole[1], end.stderr
-    left = {name: content for name, content in contents(tmp_path).items() if ".partial-" not in name}
-    assert left == contents(whole[0])
-    assert len([path for path in (tmp_path / "cache").iterdir() if ".partial-" in path.name]) <= killed
+    assert contents(tmp_path) == contents(whole[0])
+
+
+def assert_parts_are_made_once(cache, whole, killed):
+    """Each part is made as often as by the one process of `whole`, and once more for each process that was killed."""
+    died = {str(one.pid) for one in killed}
+    lines = (line.split() for line in (cache / "log").read_text().splitlines())
+    again = Counter(part for part, process, *_ in lines if process in died)
+    assert again.total() == len(died) and log(cache) == log(whole) + again
 
 
 def test_shares_of_an_array_of_jobs(folder, whole, tmp_path):
@@ -174,5 +178,5 @@ def test_eight_processes_on_the_novels(tmp_path):
     ended = [process.wait(1200) for process in running]
     assert [end.returncode for end in ended] == [-signal.SIGKILL] * 2 + [0] * 6
     assert all(end.stdout == one.stdout for end in ended[2:])
-    made = {name: content for name, content in contents(tmp_path / "eight").items() if ".partial-" not in name}
-    assert made == contents(tmp_path / "one")
+    assert_parts_are_made_once(tmp_path / "eight", tmp_path / "one", running[:2])
+    assert contents(tmp_path / "eight") == contents(tmp_path / "one")

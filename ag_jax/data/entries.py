@@ -82,6 +82,7 @@ class Entries:
         while not self._is_ready(name):
             with self._claimed(name) as mine, _until_lost(mine):
                 if mine:
+                    self._remove_partial(name)
                     return self._make(name, write, check_large)
             interruption.check()
             if not is_told:
@@ -106,6 +107,7 @@ class Entries:
                 with self._claimed(name) as mine, _until_lost(mine):
                     # Another process may have made it meanwhile. If it was also removed, `is_over` says so afterwards.
                     if mine and not self.is_complete(name) and not is_over():
+                        self._remove_partial(name)
                         self._make(name, writers[name], check_large=False)
                         report()
             if is_over():
@@ -137,8 +139,17 @@ class Entries:
                         lock.rmdir()
         for name in left:
             with self._claimed(name) as mine:
-                for partial in self.local.glob(f"{name}{cache.PARTIAL}*") if mine else ():
-                    shutil.rmtree(partial, ignore_errors=True)
+                if mine:
+                    self._remove_partial(name)
+
+    def _remove_partial(self, name: str) -> None:
+        """Delete the partial directories of an entry that this process has claimed: those that wrote them were killed.
+
+        At full size such a directory has tens of gigabytes, for which the disk may have no room beside the new one.
+        """
+        if self.is_shared:  # otherwise, other processes may be writing the same entry
+            for partial in self.local.glob(f"{name}{cache.PARTIAL}*"):
+                shutil.rmtree(partial, ignore_errors=True)
 
     def remember(self, name: str, value: Any) -> None:
         """Store a JSON value under a name, in place of an earlier one."""
@@ -196,14 +207,18 @@ class Entries:
 
 @contextlib.contextmanager
 def _until_lost(mine: object) -> Iterator[None]:
-    """Context manager that ends the work within it, without an error, if a claim turns false; see `Claim`."""
+    """Context manager that ends the work within it, without an error, if a claim turns false; see `Claim`.
+
+    An error of the work does not count then either: the process that has the claim now deletes what this one has
+    written, and reports an error that has another cause itself.
+    """
     if not mine:
         yield
         return
     try:
         with interruption.only_while(lambda: bool(mine)):
             yield
-    except interruption.Withdrawn:
+    except (interruption.Withdrawn, OSError, ValueError):
         if mine:  # the claim of another entry, of which this one is a part
             raise
 

@@ -18,7 +18,7 @@ Expected (scale=paper, train loss of the detection, without/with guidance: elect
 this program yet. scale=small, seed 0, with settings that were searched for with the guided arm
 (benchmarks/results/table6_electra_small.json): final 0.403/0.307, average 0.405/0.365, validation 0.403/0.289. The
 plateau is 0.403; electra does not leave it in its 3,000 steps, and ag leaves it at step 1,700. At scale=small the arms
-also differ in warm-up (240 steps without guidance, none with it), so the difference is not due to guidance alone.
+also differ in warm-up (240 steps without guidance, none with it), so the difference may not be due to guidance.
 
 Deviations: the paper gives neither text nor settings. BooksCorpus is not public, so give its files with
 --config.data.source=PATH. Its 985M words are counted as 985M tokens to set the number of steps. At scale=paper,

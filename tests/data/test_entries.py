@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import pathlib
 import shutil
 
@@ -227,6 +228,28 @@ def test_parts_that_a_running_process_writes_are_not_removed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["part-keys-000000-000002"]
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["open", "make_all"])
+def test_a_process_that_claims_an_entry_deletes_what_a_killed_one_left_of_it(tmp_path, at_once):
+    left, of_another = tmp_path / "text-ab.partial-01", tmp_path / "text-abc.partial-02"
+    for path in (left, of_another):
+        path.mkdir()
+        (path / "tokens.bin").write_bytes(b"half")
+    found = []
+
+    def write(directory):
+        found.append(left.exists())
+        (directory / "file").write_text("content")
+
+    entries = Entries(tmp_path, claim=lock.Claims())
+    if at_once:
+        entries.make_all({"text-ab": write}, lambda: False, lambda: None)
+    entries.open("text-ab", write)
+    assert found == [False] and of_another.exists()
+    # Without claims, another process may be writing it.
+    Entries(tmp_path).open("text-abc", write)
+    assert of_another.exists()
+
+
 class Held:
     """A claim that is held until a list is no longer empty."""
 
@@ -237,9 +260,10 @@ class Held:
         return not self._lost
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
 @pytest.mark.parametrize("at_once", [False, True], ids=["open", "make_all"])
-def test_work_that_another_process_takes_over_is_left_to_it(tmp_path, at_once):
-    """The claim of `part` is lost in the middle of it."""
+def test_work_that_another_process_takes_over_is_left_to_it(tmp_path, at_once, is_removed):
+    """The claim of `part` is lost in the middle of it; the other process may have deleted what was written."""
     written = []
 
     @contextlib.contextmanager
@@ -250,6 +274,8 @@ def test_work_that_another_process_takes_over_is_left_to_it(tmp_path, at_once):
     def part(directory):
         written.append(directory)
         (directory / "file").write_text("half")
+        if is_removed:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(directory / "other"))
         interruption.check()
         written.append("to its end")
 
