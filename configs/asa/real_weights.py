@@ -41,8 +41,8 @@ the development set.
 
 Deviations: subsets of 3,200 examples (SST-2), 3,500 (CoLA), 1,000 (WNUT-17) and 2,399 (ANLI, of 163k), and 2 epochs on
 SST-2; the paper has no CoLA, which gets SST-2's other settings. WNUT-17 has ten epochs, because after five some seeds
-of plain training find hardly any entity. The paper does not say whether it scores the best or the last epoch. FreeLB has
-the settings released for MNLI except for the step size, because all of these were made for RoBERTa-large, and an
+of plain training find hardly any entity. The paper does not say whether it scores the best or the last epoch. FreeLB
+has the settings released for MNLI except for the step size, because all of these were made for RoBERTa-large, and an
 initial perturbation as large as SST-2's (1.0) would leave nothing to the ascents. SMART has no proximal term (Jiang et
 al. 2020), R-Drop only the task loss of the first pass (Wu et al. 2021).
 """

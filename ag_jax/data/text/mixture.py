@@ -6,7 +6,7 @@ weights, the parts are one text, read one after the other. With weights,
 * every source is prepared for itself, so it holds out its own part for validation, and a row never has text of two
   sources. Only the tokenizer is trained on all of them, on equal amounts of text; it does not depend on the weights.
 * the share of a source is its weight divided by the sum of all weights. It is a share of the rows that training draws,
-  exact to less than two rows for each source over the steps so far.
+  exact to less than two rows for each source, and to 2^-23 of the rows drawn so far (`SCALE`).
 * every source has epochs of its own: its rows come in a random order, and after its last row it begins anew in another
   order. So a small source with a large weight is read more often than a large source.
 * validation reads the held-out rows of all sources together, whatever the weights.
@@ -36,13 +36,13 @@ SCALE = 2**24  # shares are whole multiples of its inverse, so that they are exa
 
 
 def components(config: DataConfig, identity: Callable[[str], list[Any]] = sources.identity) -> list[DataConfig]:
-    """Return the settings of each source of a mixture, as if it were the only one; those of `config` without weights.
+    """Return the settings of each source of a mixture, as if it were the only one; `[config]` if there are no weights.
 
     identity: returns what identifies the content of a source, as `sources.identity`.
 
-    Raises ValueError for weights in `data.validation_source`, and for a file that is in two sources, or twice in a text
-    that holds out a part, because it would be trained on what is held out. Warns of files that are both in
-    `data.validation_source` and in `data.source`.
+    Raises ValueError for weights in `data.validation_source`, for weights with `data.max_words`, and for a file that is
+    in two sources, or twice in a text that holds out a part, because it would be trained on what is held out. Warns of
+    files that are both in `data.validation_source` and in `data.source`.
     """
     if config.validation_source and sources.weights(config.validation_source):
         raise ValueError(
@@ -245,8 +245,8 @@ def drawn(rows: Rows | MixedRows, number_B: np.ndarray, seed: int) -> tuple[np.n
 
 
 def sample(rows: Any, count: int) -> np.ndarray:
-    """Return about `count` tokens of the rows of a split, of a mixture from each source by its share; fewer if that is
-    enough to read every source once.
+    """Return about the first `count` tokens of a split, of a mixture the first of each source by its share; fewer if
+    that is enough to read every source once.
 
     As in training, a source with fewer tokens than its share is repeated.
     """

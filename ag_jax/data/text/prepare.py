@@ -96,7 +96,7 @@ class Part:
 
 
 def count_parts(config: DataConfig) -> int:
-    """Return the number of parts of a source; reads at most the first 100 documents."""
+    """Return the number of parts of a source and its validation source; reads at most the first 100 documents."""
     return len(_groups(config))
 
 
@@ -130,10 +130,10 @@ def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:
 def tokenise(
     of: Sequence[Source], entries: Entries, tokenizer: Tokenizer, say: Say, share: tuple[int, int] = (1, 1)
 ) -> None:
-    """Make the parts of some sources that are missing, except for those that other processes work on; return when all
-    are complete.
+    """Make the missing parts of some sources, and wait for those that other processes are making; return when all are
+    complete.
 
-    share: (k, n) makes only every n-th part from the k-th on, counted from 1, and waits for no other.
+    share: (k, n) makes, and waits for, only every n-th part from the k-th on, counted from 1.
     """
     parts = [(source, part) for source in of for part in source.parts]
     mine = parts[share[0] - 1 :: share[1]]

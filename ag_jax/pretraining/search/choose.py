@@ -201,9 +201,9 @@ def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) 
     """Return the settings that a finished search chose for an arm, {"section.key": value}: all that its grids search.
 
     directory: the --workdir of the search.
-    arm: name of the arm; `ag` stands for the arm `ag` and for all arms whose names begin with `ag_`, and the best point
-        of all of them is returned.
-    expected: arguments that the config file of the search must have had, {name: value}.
+    arm: name of the arm; it stands also for all arms whose names begin with it and `_`, such as `ag` for `ag` and
+        `ag_strength`, and the best point of all of them is returned.
+    expected: arguments that the config file of the search must not have had with another value, {name: value}.
 
     Raises ValueError if there is no `best.json`, if the search had other arguments, or if there is no such arm.
     """

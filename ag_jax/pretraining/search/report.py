@@ -41,7 +41,7 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
 
     thresholds: the end of the plateau, of every finished run.
     """
-    metric, left = study.search.metric, _left_plateau(study, results, thresholds)
+    metric, left = study.search.metric, _left_plateau(results, states, thresholds)
     of_arms: dict[str, Any] = {}
     for arm, of_arm in choose.by_arm(results).items():
         winner = choose.best(of_arm, metric)
@@ -65,20 +65,24 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
     }
 
 
-def _left_plateau(study: Study, results: Sequence[Result], thresholds: Thresholds) -> dict[tuple[str, str], bool]:
-    """Return whether each point that is done or diverged left the plateau, {(arm, point): whether}.
+def _left_plateau(results: Sequence[Result], states: States, thresholds: Thresholds) -> dict[tuple[str, str], bool]:
+    """Return whether each point that is done or diverged left the plateau with all seeds, {(arm, point): whether}.
 
-    A run that diverged has not learned, so its point did not leave the plateau. Points that failed for another reason,
-    were stopped or are not finished are left out.
+    The mean over the seeds does not count, because a low loss of one seed would hide that another has not learned. Nor
+    has a run that diverged, so its point did not leave the plateau. Points that failed for another reason, were stopped
+    or are not finished are left out.
     """
     found = {}
     for number, one in enumerate(results):
         if one.diverged:
             found[one.point.arm, one.point.name] = False
         elif one.status == "done":
-            of_seeds = [thresholds[number, seed].loss for seed in one.point.configs]
-            loss = one.measured["validation_loss"]
-            found[one.point.arm, one.point.name] = loss is not None and loss < statistics.fmean(of_seeds)
+            found[one.point.arm, one.point.name] = all(
+                (measured := states[number, seed].measured) is not None
+                and (loss := measured["validation_loss"]) is not None
+                and loss < thresholds[number, seed].loss
+                for seed in one.point.configs
+            )
     return found
 
 
@@ -294,11 +298,11 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
     """
     explained = (
         "A point has left the plateau if its validation loss is below that of guessing by frequency, without context, "
-        f"by more than {MLM.margin:g} nats ({RTD.margin:g} in replaced-token detection). A point of which a run "
-        "diverged counts as one that did not leave it, because it did not learn. Points that failed for another "
-        "reason, such as too little memory, and points that were stopped at a rung are left out, so that a search "
-        "with rungs says little about robustness. Median and range are over the points that were trained to the end, "
-        "whose losses are finite."
+        f"by more than {MLM.margin:g} nats ({RTD.margin:g} in replaced-token detection), with each seed. A point of "
+        "which a run diverged counts as one that did not leave it, because it did not learn. Points that failed for "
+        "another reason, such as too little memory, and points that were stopped at a rung are left out, so that a "
+        "search with rungs says little about robustness. Median and range are over the points that were trained to the "
+        "end, whose losses are finite."
     )
     if any("diverged" not in of_arm["robustness"] for of_arm in found["arms"].values()):
         explained += (

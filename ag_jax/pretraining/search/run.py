@@ -83,15 +83,15 @@ def _reason(result: Result) -> str:
 
 
 def _check(study: Study, workdir: epath.Path, retry: bool) -> None:
-    """Raise ValueError if a run directory holds another run, the text of a run has changed, or a run would not measure
-    `search.metric`.
+    """Raise ValueError if a run directory holds another run, the text of a run has changed, a run cannot be trained on
+    these devices, or a run would not measure `search.metric`.
 
     This is done before the first run is trained, so that a conflict shows now and not hours later. Nothing is written,
     because another machine may be at work in these directories.
 
     retry: whether runs that failed are trained again.
     """
-    _check_metric(study, workdir)
+    _check_programs(study, workdir)
     checked = set()
     for point in study.points:
         for seed, config in point.configs.items():
@@ -110,26 +110,33 @@ def _check(study: Study, workdir: epath.Path, retry: bool) -> None:
                 pretraining_corpus.check_tests(config)
 
 
-def _check_metric(study: Study, workdir: epath.Path) -> None:
-    """Raise ValueError, with the numbers that there are, if a run would not measure `search.metric`.
+def _check_programs(study: Study, workdir: epath.Path) -> None:
+    """Build the program of each point that is not finished, without compiling it; raise ValueError if that fails.
 
-    What is measured after the last step is also measured at rungs.
+    It fails if the settings do not suit the devices, such as a batch size that they cannot divide. Also raises
+    ValueError, with the numbers that there are, if a run would not measure `search.metric`. What is measured after the
+    last step is also measured at rungs.
     """
     metric = study.search.metric
-    if metric in LOSSES:
-        return
     checked = set()
     for point in study.points:
-        seed, config = next(iter(point.configs.items()))
-        if (static := build.static_settings(config)) in checked:
+        unfinished = [
+            (seed, config)
+            for seed, config in point.configs.items()
+            if not states.read(point.directory(workdir, seed), config).is_over
+        ]
+        if not unfinished or (static := build.static_settings(unfinished[0][1])) in checked:
             continue
+        seed, config = unfinished[0]
         checked.add(static)
         # The names of metrics do not depend on the tokenizer, which may have to be trained first.
         vocabulary = VocabularyInfo(config.model.vocabulary_size or config.data.tokenizer.vocabulary_size)
         trace = mask_trace.of_run(config.adversarial, config.model.layers, point.directory(workdir, seed))
-        program = build.make_program(config, vocabulary, sharding.make_mesh(config.mesh), trace)
-        known = run.evaluation_metrics(config, program)
-        if metric not in known:
+        try:
+            program = build.make_program(config, vocabulary, sharding.make_mesh(config.mesh), trace)
+        except ValueError as error:
+            raise ValueError(f"{point.arm}/{point.name} cannot be trained: {error}") from error
+        if metric not in LOSSES and metric not in (known := run.evaluation_metrics(config, program)):
             raise ValueError(
                 f"search.metric={metric} is no number that the runs of {point.arm}/{point.name} measure: expected one "
                 f"of {', '.join((*LOSSES, *known))}"
@@ -162,8 +169,8 @@ def _failed(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> in
             directory = study.points[number].directory(workdir, seed)
             if retry:
                 (directory / FAILURE).unlink(missing_ok=True)
-            else:
-                failed += states.read(directory, config).failure is not None
+            else:  # a run that finished with a loss that is not finite would not change by being trained again
+                failed += (directory / FAILURE).exists() and states.read(directory, config).failure is not None
     return failed
 
 
@@ -279,6 +286,6 @@ def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any,
 
 
 def plateau_loss(config: ExperimentConfig, directory: epath.Path) -> float:
-    """Return the loss of the best guess without context on the text of the run in `directory`."""
+    """Return the loss of the best guess without context, on the training text of the run in `directory`."""
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory))
     return workloads.workload_of(config).plateau_loss(config, corpus)

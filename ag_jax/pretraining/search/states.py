@@ -1,6 +1,7 @@
 """How far the runs of a search are, read from their directories: the tree of runs is all the state that a search has.
 
-A run is done when its `summary.json` is there. `failure.json` says why a run failed, with which settings, and whether
+A run is done when its `summary.json` is there and is of all its steps, or of what `training.time_limit` or
+`training.patience` allow. `failure.json` says why a run failed, with which settings, and whether
 it diverged; `rungs.json` holds its losses and metrics at the steps at which it was compared with others.
 """
 
@@ -68,7 +69,7 @@ States = dict[tuple[int, int], RunState]  # by number of the point and seed
 
 
 def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
-    """Read the state of a run. A failure with other settings than those of `config` does not count.
+    """Read the state of a run. A failure does not count if another setting than those of `NOT_OF_FAILURE` has changed.
 
     Raises ValueError, with the file's name, if a file is damaged, or if a summary has no number `search.metric`.
     """
@@ -112,8 +113,9 @@ def numbers_of(summary: Mapping[str, Any]) -> Numbers:
 
 
 def not_finite(numbers: Mapping[str, float | None], metric: str) -> str | None:
-    """Return a sentence that names the first of `LOSSES` and a metric that is not finite; None if all that were
-    measured are.
+    """Return a sentence that names the first number of `LOSSES` and `metric` that is not finite; None if all are.
+
+    Numbers that were not measured do not count.
     """
     for name in (*LOSSES, metric):
         if (value := numbers[name]) is not None and not math.isfinite(value):

@@ -25,7 +25,7 @@ GRID = {"optimizer": {"learning_rate": (0.1, 0.02), "warmup_steps": (0, 1, 3)}}
 
 
 @pytest.fixture
-def stubbed(monkeypatch, tmp_path):
+def stubbed(monkeypatch, tmp_path, one_device):
     """Returns a function that runs a search with the stub, and returns `search.json` and the calls of the stub."""
     monkeypatch.setattr(run, "train", studies.stub)
     monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: studies.PLATEAU)
@@ -242,6 +242,14 @@ def test_a_point_with_a_failed_seed_cannot_win(stubbed, tmp_path):
     assert len(calls) == 4 and found["arms"]["mlm"]["best"] == "lr0.1"
     assert of_points["lr0.02"]["status"] == "failed" and [*of_points["lr0.02"]["failures"]] == ["13"]
     assert of_points["lr0.02"]["seeds"]["0"]["validation_loss"] < of_points["lr0.1"]["seeds"]["0"]["validation_loss"]
+
+
+def test_a_point_leaves_the_plateau_only_with_all_of_its_seeds(stubbed, tmp_path):
+    """The losses at 0.1 are 5.0 and 5.15, of which the mean is below the end of the plateau, 5.1."""
+    source = config_file(tmp_path / "seeds.py", {"mlm": rates(0.1, 0.05)}, **{"search.seeds": (0, 15)})
+    of_arm = stubbed(source)[0]["arms"]["mlm"]
+    assert {name: one["left_plateau"] for name, one in of_arm["points"].items()} == {"lr0.05": True, "lr0.1": False}
+    assert (of_arm["robustness"]["points"], of_arm["robustness"]["left_plateau"]) == (2, 1)
 
 
 def test_arms_with_the_same_points_are_paired(stubbed, tmp_path):
@@ -658,6 +666,13 @@ def test_exit_status_if_all_fail(tmp_path):
     done = commands.run(["search", f"--config={source}", f"--workdir={tmp_path / 'made'}"], before=studies.install)
     assert done.returncode == 1 and "mlm/lr0.75: mlm_loss is not finite" in done.stderr
     assert json.loads((tmp_path / "made" / "best.json").read_text())["arms"] == {}
+
+
+def test_a_batch_that_the_devices_cannot_divide_is_refused_before_anything_runs(tmp_path, eight_devices):
+    source = config_file(tmp_path / "batches.py", {"mlm": {"training": {"batch_size": (8, 12)}}})
+    with pytest.raises(ValueError, match="mlm/bs12 cannot be trained: 12 rows .* = 8 devices: choose"):
+        search_run.search(source, {}, epath.Path(tmp_path / "made"))
+    assert not (tmp_path / "made").exists()
 
 
 REFUSED = {
