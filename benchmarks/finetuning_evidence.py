@@ -4,10 +4,11 @@
     python benchmarks/finetuning_evidence.py --checkpoint=CHECKPOINT --data=FOLDER --workdir=DIR
 
 The first command chooses the learning rate of each task (plain training, two seeds) and then FreeLB's step size (on
-SST-2, two seeds) on a tenth of the training examples, held out by a hash of their ids; the development set is not
-predicted. The second command trains with the chosen values, one task of --tasks after another. A task begins with two
-seeds of plain training, the gate: if their mean is less than three standard errors above chance, it is not trained
-further. A trial that failed counts as chance.
+SST-2, two seeds) on a tenth of the training examples, at most 1,000, held out by a hash of their ids; the development
+set is not predicted. The second command trains with the chosen values, one task of --tasks after another. A task begins
+with two seeds of plain training, the gate: if their mean is less than three standard errors above chance, it is not
+trained further. There, a trial that failed counts as chance; a selection does not take its value, and means leave it
+out.
 
 Several processes may run the same command at once, each on cores of its own (`taskset --cpu-list 1 python ...`): every
 trial is trained by one of them.
@@ -215,7 +216,8 @@ def digest(examples: Iterable[Any]) -> str:
 
 
 def restore_trace(cell: Cell, lines: Iterable[Line], directory: epath.Path) -> None:
-    """Write the shares of attention that a trial masked, its trace, into its directory if they are not there.
+    """Write the shares of attention that a trial masked, its trace, into its directory if they are not there, with a
+    `result.json` that says of how many steps they are.
 
     They are read from the trial's line, because results are kept when a machine and its directories are lost.
 

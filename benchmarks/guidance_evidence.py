@@ -10,14 +10,14 @@ rates are among these.
 
 A run is a line of guidance_modern.jsonl in the folder --results: losses, the step at which it left the plateau, and the
 attention that the best head of each layer gives to the next, the previous and the first token (`mass`). Runs that have
-a line are skipped, others are resumed; several processes may share the work, each on cores of its own
-(`taskset --cpu-list 1 python ...`). With --blimp, the folder `data` of BLiMP, a second pass scores pairs of each
-paradigm (`--pairs`) with every recorded run, which must still be in the folder --workdir; these lines are in
-guidance_modern_blimp.jsonl. With --rates, the command trains the arms without guidance and with all patterns at more
-learning rates instead (post-norm, seed 0, both kinds of positions, both optimizers); these lines are in
-guidance_modern_rates.jsonl. With --depths, it trains the quickstart's two arms with 8, 12 and 16 layers, each with and
-without warm-up, and three seeds; these lines are in guidance_depth.jsonl. A file with lines of another commit, and
-uncommitted changes, are errors (benchmarks/cells.py).
+a line are skipped, others are resumed; several processes may share the work, each on cores of its own (`taskset
+--cpu-list 1 python ...`). With --blimp, the folder `data` of BLiMP, a second pass scores pairs of each paradigm
+(`--pairs`) with every recorded run, which must still be in the folder --workdir, where each commit has a folder of its
+own; these lines are in guidance_modern_blimp.jsonl. With --rates, the command trains the arms without guidance and with
+all patterns at more learning rates instead (post-norm, seed 0, both kinds of positions, both optimizers); these lines
+are in guidance_modern_rates.jsonl. With --depths, it trains the quickstart's two arms with 8, 12 and 16 layers, each
+with and without warm-up, and three seeds; these lines are in guidance_depth.jsonl. A file with lines of another commit,
+and uncommitted changes, are errors (benchmarks/cells.py).
 
 Hardware and time: about four minutes a run and a minute for 50 pairs of each paradigm on 2 CPU cores that nothing else
 uses; 72 runs, and 32 with --rates. With --depths, 36 runs of four to eight minutes.
@@ -126,7 +126,9 @@ def selection() -> list[Cell]:
 def choose(lines: Iterable[Line]) -> dict[tuple[str, str], float] | None:
     """Return the learning rate of each norm and optimizer with the lowest validation loss; None if runs are missing.
 
-    A run that failed is not chosen.
+    The rates of `KNOWN` are returned as they are. A run that failed is not chosen.
+
+    Raises ValueError if all runs of a norm and an optimizer failed.
     """
     by_cell = {Cell.of(line): line.get("validation_loss", float("inf")) for line in lines}
     if not set(selection()) <= by_cell.keys():
@@ -136,6 +138,8 @@ def choose(lines: Iterable[Line]) -> dict[tuple[str, str], float] | None:
         key = cell.norm, cell.optimizer
         if key not in best or by_cell[cell] < by_cell[best[key]]:
             best[key] = cell
+    if failed := [key for key, cell in best.items() if by_cell[cell] == float("inf")]:
+        raise ValueError(f"every learning rate of {' and '.join(failed[0])} failed: try lower ones")
     return KNOWN | {key: cell.learning_rate for key, cell in best.items()}
 
 
@@ -205,9 +209,11 @@ def trained(cell: Cell | DepthCell, lines: Sequence[Line], root: epath.Path) -> 
 
 
 def masses(directory: epath.Path) -> Line:
-    """Return the attention of a run's last checkpoint to the targets of `PATTERNS`, on the first rows for validation.
+    """Return the attention of a run's last checkpoint to the targets of `PATTERNS`, on the first rows for validation,
+    with their masked tokens.
 
-    mass: for each pattern and layer, the share of attention that the best head gives to the target.
+    mass: for each pattern and layer, the share of attention that the best head gives to the target, best by its mean
+        over all rows.
     chance: for each pattern, that of a head which attends uniformly.
     """
     opened = run.open_run(directory)

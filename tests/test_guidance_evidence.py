@@ -52,6 +52,11 @@ def test_the_selection_takes_the_lowest_loss():
     )
     best["failed"] = best.pop("validation_loss") and "the loss is not finite"
     assert evidence.choose(lines)["pre", "muon"] in (1e-3, 4e-3)
+    for line in lines:
+        if (line["norm"], line["optimizer"]) == ("pre", "muon"):
+            line.pop("validation_loss", None)
+    with pytest.raises(ValueError, match="every learning rate of pre and muon failed: try lower ones"):
+        evidence.choose(lines)
 
 
 def test_what_waits():

@@ -148,8 +148,8 @@ def shares_of_maps(maps: AttentionMaps) -> Shares:
 def shares_table(maps: AttentionMaps) -> str:
     """Return a printable table of the shares of attention on the diagonal and on stripes, with a row for each layer.
 
-    The last row has the shares of uniform attention; there are two such rows if some layers see only a window, with its
-    width in the name of one.
+    The last row has the shares of uniform attention. If some layers see only a window, there is such a row for each
+    width of the window, with the width in its name.
     """
     found, tokens = shares_of_maps(maps), len(maps.tokens)
     labels, count = chance_labels(maps.window_of_layer), stripe_count(tokens)

@@ -89,6 +89,9 @@ def log_buckets(distances: np.ndarray, buckets: int, span: int) -> np.ndarray:
 
     Beyond mid it is sign * (ceil((mid - 1) log_r(|d| / mid)) + mid), with r = (span - 1) / mid.
 
+    Distances of `span` and more get buckets beyond the table, for which `rows` takes the last row on that side, as
+    Hugging Face does. The released code limits distances to `span` - 1 first, so that it reads row 1 in place of row 0.
+
     In float32, as released models were trained with what its rounding makes of the borders of buckets; logarithms are
     rounded from float64, for those of numpy's float32 may be off by a digit.
     """

@@ -73,6 +73,6 @@ def markdown(measured: Mapping[str, Any]) -> list[str]:
         "Shares of the last layer's attention, from 0 to 1, as means over held-out texts, without masked tokens, and "
         "over the seeds. *Diagonal*: attention of tokens to themselves. *Stripes*: on a text's heaviest columns, "
         f"one for {stripes.TOKENS_OF_A_STRIPE} tokens, without the diagonal. *First token*: on the first column, "
-        "without the diagonal."
+        "without the diagonal. The layer is the last of the encoder; the passes of a mask decoder are not measured."
     )
     return ["## Where the last layer attends", "", explained, "", *table(header, rows)]

@@ -59,8 +59,8 @@ SQUAD = ("squad1", "squad2", "xquad_en", "xquad_de")
 RACE = ("race", "race_middle", "race_high")
 
 # He et al. 2021 (DeBERTa): learning rate, batch size, epochs, warm-up steps, longest sequence and dropout of the head
-# in the scripts released for each task of GLUE (microsoft/DeBERTa, experiments/glue); Adam and decay are the defaults
-# of their program.
+# in the scripts released for each task of GLUE (microsoft/DeBERTa, experiments/glue). Weight decay, betas, epsilon and
+# clipping are the defaults of their program, whose Adam does not correct the bias of its averages.
 _DEBERTA = {"decay": "linear", "weight_decay": 0.01, "beta2": 0.999, "epsilon": 1e-6, "clip_norm": 1.0}
 _DEBERTA_GLUE = {
     "base": {
@@ -84,7 +84,7 @@ _DEBERTA_GLUE = {
         "stsb": (7e-6, 32, 4, 100, 128, 0.15),
     },
 }
-# The sweep of the same paper's appendix; the longest sequences of tasks without a script are our choice.
+# The sweep of the same paper's appendix; the longest sequences of these tasks are our choice.
 _DEBERTA_RATES = {"base": (1.5e-5, 2e-5, 3e-5, 4e-5), "large": (5e-6, 8e-6, 9e-6, 1e-5)}
 _DEBERTA_BATCH_SIZES, _DEBERTA_EPOCHS = (16, 32, 48, 64), 10
 _DEBERTA_HEAD_DROPOUT, _DEBERTA_WARMUP = (0.0, 0.1, 0.15), (50, 100, 500, 1000)

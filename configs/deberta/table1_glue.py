@@ -21,7 +21,9 @@ batch size, epochs, warm-up, sequence length and dropout of the task's head are 
 large model. sweep=paper keeps the sequence lengths and has the paper's sweep in the place of the rest, 192 points of
 ten epochs; RTE has 96, and MRPC and STS-B have 144, because their trials are too short for the longest warm-ups.
 Weights of MNLI are those of the same seed, where the scripts start from the published deberta-large-mnli. QQP's broken
-lines are left out and counted.
+lines are left out and counted. As in all configs here, Adam corrects the bias of its averages, and the decay of the
+learning rate starts from the peak; the released program does neither, so its updates are larger in the first hundreds
+of steps, and its rate falls at the end of the warm-up.
 """
 
 from ag_jax import config_reader

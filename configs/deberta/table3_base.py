@@ -18,7 +18,10 @@ been run with this program yet.
 Deviations: MNLI has the settings of the script released for the base model. For SQuAD no script was released; the sweep
 is over learning rates and batch sizes, with 500 warm-up steps. sweep=paper tries the paper's sweep for both, also over
 warm-up and, for MNLI, dropout of the head; the head for SQuAD has no dropout here. In SQuAD 2.0 the score of the first
-token decides whether there is an answer. Sequences of SQuAD have 384 tokens, which is our choice.
+token decides whether there is an answer. Sequences of SQuAD have 384 tokens, which is our choice. As in all configs
+here, Adam corrects the bias of its averages, and the decay of the learning rate starts from the peak; the released
+program does neither, so its updates are larger in the first hundreds of steps, and its rate falls at the end of the
+warm-up.
 """
 
 from ag_jax import config_reader

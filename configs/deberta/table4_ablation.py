@@ -35,8 +35,12 @@ Of figure 3 the paper says: RoBERTa has a clear diagonal line, DeBERTa does not,
 RoBERTa has stripes at frequent words and punctuation, DeBERTa only in the first column.
 
 Deviations: the text is only Wikipedia, without BookCorpus. Masked spans have up to three tokens, where the released
-code has up to three words. Without the mask decoder there are no absolute positions at all, as in the released code;
-the paper does not say. The relative-position terms have separate projections, as in the released base models.
+code has up to three words, and for its RoBERTa single words. The paper does not say whether its models without the mask
+decoder have absolute positions. By default they have none here; positions=input adds them to the input, as the released
+code does in pre-training without the decoder. The relative-position terms have separate projections, as in the released
+base models. The second command gives `roberta` RoBERTa's head of tasks, and all others DeBERTa's. Figure 3 is of the
+model's ordinary layers; the mask decoder's two passes through the last layer, which predict the masked words, are not
+drawn.
 scale=small has the learning rate and the number of steps with which the quickstart's model leaves its plateau (the loss
 of guessing words without context). Nothing was tuned for a single arm.
 """
@@ -61,9 +65,10 @@ def get_config(argument: str = ""):
     """Return the config for the arguments in `argument`, such as `name=value,name=value`.
 
     arm: variant to train; `ag-jax compare` trains them all.
+    positions: absolute positions of the arms without the mask decoder, except `roberta`: `none`, or `input` as in BERT.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, arm=tuple(ARMS), scale=("paper", "small"))
+    chosen = config_reader.arguments(argument, arm=tuple(ARMS), positions=("none", "input"), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Parts of DeBERTa"
     pretraining.deberta_base(config)
@@ -77,7 +82,7 @@ def get_config(argument: str = ""):
     parts = ARMS[chosen.arm]
     config.model.relative.terms = ",".join(part for part in parts if part != "emd")
     if "emd" not in parts:
-        positions = "none" if parts else "input"
+        positions = chosen.positions if parts else "input"
         config.model.update(absolute_positions=positions, mask_decoder_passes=0)
     config.comparison.arms = ",".join(ARMS)
     return config

@@ -19,15 +19,16 @@ Expected: that model, of 1.5B parameters, with SiFT, on the test sets: 90.4 Bool
 COPA, 88.2/63.7 MultiRC (F1a/EM), 94.5/94.1 ReCoRD (F1/EM), 93.2 RTE, 76.4 WiC, 95.9 WSC (its table 5). scale=paper has
 not been run with this program yet.
 
-Deviations: the papers do not give settings for SuperGLUE. protocol=deberta_large has the sweep of DeBERTa's appendix,
-whole with sweep=paper, and otherwise over learning rates and batch sizes alone; protocol=roberta has that of RoBERTa
-for GLUE. CB, COPA, RTE and WSC warm up over a share of the steps, because DeBERTa's 500 warm-up steps are more than
-some of their trials have, and sweep=paper leaves out 1,000 steps for WiC. The settings of SiFT are those of the
-released code. In WiC and WSC the words are marked in the text, and the first token is classified, where SuperGLUE's
-baseline classifies by the words' own hidden states. ReCoRD is a choice among the entities of the passage, and any name
-that the passage uses for the right entity counts as right. --config.tasks.wsc.ranking=True ranks phrases for WSC's
-pronoun, as RoBERTa does; the head has no dropout then, so with sweep=paper add --config.tasks.wsc.sweep.head_dropout=
-(with no value). MultiRC classifies each answer by itself. In MultiRC and ReCoRD a passage that is too long is cut.
+Deviations: the papers do not give settings for SuperGLUE; the scripts released with DeBERTa for ReCoRD and COPA are not
+used. protocol=deberta_large has the sweep of DeBERTa's appendix, whole with sweep=paper, and otherwise over learning
+rates and batch sizes alone; protocol=roberta has that of RoBERTa for GLUE. CB, COPA, RTE and WSC warm up over a share
+of the steps, because DeBERTa's 500 warm-up steps are more than some of their trials have, and sweep=paper leaves out
+1,000 steps for WiC. The settings of SiFT are those of the released code. In WiC and WSC the words are marked in the
+text, and the first token is classified, where SuperGLUE's baseline classifies by the words' own hidden states. ReCoRD
+is a choice among the entities of the passage, and any name that the passage uses for the right entity counts as right.
+--config.tasks.wsc.ranking=True ranks phrases for WSC's pronoun, as RoBERTa does; the head has no dropout then, so with
+sweep=paper add --config.tasks.wsc.sweep.head_dropout= (with no value). MultiRC classifies each answer by itself. In
+MultiRC and ReCoRD a passage that is too long is cut.
 """
 
 from ag_jax import config_reader

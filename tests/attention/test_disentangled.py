@@ -13,7 +13,7 @@ from tests import reference, tiny
 
 
 def test_buckets_of_the_released_models():
-    """Values of the released code for (256, 512)."""
+    """Values of the released code for (256, 512); for distances beyond 511, those of Hugging Face."""
     distances = np.array([0, 1, -1, 127, 128, 129, 130, 511, -128, -129, -511])
     expected = [0, 1, -1, 127, 128, 129, 130, 255, -128, -129, -255]
     np.testing.assert_array_equal(disentangled.log_buckets(distances, 256, 512), expected)

@@ -236,10 +236,10 @@ def test_where_sift_goes():
         np.testing.assert_array_equal(perturbation.update(first, slope.at[0, 0, 0].set(broken), MIXED), first)
 
 
-@pytest.mark.parametrize("unit", [False, True])
-def test_normalised_embeddings(unit):
-    """Before a LayerNorm that takes them back they change nothing but by its epsilon; perturbed,
-    they teach embeddings nothing.
+@pytest.mark.parametrize(("unit", "norm"), [(False, "layer"), (True, "layer"), (True, "rms")])
+def test_normalised_embeddings(unit, norm):
+    """Before the norm of embeddings, normalising changes nothing but by that norm's epsilon, and of embeddings that are
+    normalised and perturbed, nothing is learned.
     """
     summed = 3 + 2 * jax.random.normal(perturbed.KEY, (2, 5, 7))
     x = np.asarray(Normalized(None, unit)(summed), np.float64)
@@ -252,7 +252,8 @@ def test_normalised_embeddings(unit):
     np.testing.assert_allclose(Normalized(delta, unit)(summed), x + 1, rtol=1e-5)
     assert not np.any(jax.grad(lambda summed: (Normalized(delta, unit)(summed) ** 3).sum())(summed))
     assert np.any(jax.grad(lambda summed: (Normalized(None, unit)(summed) ** 3).sum())(summed))
-    model, batch = tiny.task_model("classification", layer_norm_epsilon=1e-12), tiny.task_batch("classification")
+    model = tiny.task_model("classification", norm=norm, norm_biases=norm == "layer", layer_norm_epsilon=1e-12)
+    batch = tiny.task_batch("classification")
     params = tiny.params(model, batch)
     plain = model.apply({"params": params}, batch, deterministic=True)
     ports = Ports(on_embeddings=Normalized(None, unit))
@@ -352,6 +353,16 @@ def test_what_cannot_be_is_refused(kind, name, value, range):
     section = {SmartConfig: "smart", SiftConfig: "sift"}[kind]
     with pytest.raises(ValueError, match=f"adversarial.{section}.{name} must be .*{range}"):
         config_reader.check(AdversarialConfig(**{section: kind(**{name: value})}), "adversarial")
+
+
+def test_sift_with_rms_norm_is_refused_unless_it_subtracts_no_mean():
+    context = adversarial.AttackContext(tiny.config(norm="rms", norm_biases=False), tiny.SPECIAL, 10)
+    with pytest.raises(
+        ValueError, match="RMSNorm of this model .model.norm=rms. does not, .* set adversarial.sift.normalize=unit"
+    ):
+        adversarial.wrap(perturbed.Linear(), AdversarialConfig("sift"), context)
+    config = AdversarialConfig("sift", sift=SiftConfig(normalize="unit"))
+    assert adversarial.wrap(perturbed.Linear(), config, context).term == "sift"
 
 
 def test_the_usual_steps():

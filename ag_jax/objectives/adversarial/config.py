@@ -172,7 +172,7 @@ class SiftConfig:
     noise: standard deviation of the initial perturbation, which is truncated at twice as much.
     step_size: length of the single step of ascent, for the largest component of each token.
     normalize: whether embeddings are normalized by `layer_norm`, without scale and offset, or to vectors of length 1
-        (`unit`).
+        (`unit`), which a model with `norm=rms` needs.
     dropout: dropout of each perturbed pass: `independent` of the clean pass, or the same (`shared`).
     """
 

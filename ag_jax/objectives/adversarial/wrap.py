@@ -63,6 +63,12 @@ def wrap(objective: Objective, config: AdversarialConfig, context: AttackContext
                 "adversarial.method=sift perturbs normalised embeddings, and this model has no LayerNorm after its "
                 "embeddings (model.embedding_norm=False): choose another method, such as smart"
             )
+        if context.encoder.norm == "rms" and config.sift.normalize != "unit":
+            raise ValueError(
+                "adversarial.method=sift subtracts the mean of embeddings, and the RMSNorm of this model "
+                "(model.norm=rms) does not, so that it would train another model than is evaluated: set "
+                "adversarial.sift.normalize=unit"
+            )
         return sift(objective, config.sift, width)
     if config.method == "r_drop":
         _check_dropout(context.encoder)
