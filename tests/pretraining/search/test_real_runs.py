@@ -1,6 +1,7 @@
 """Points of a search are ordinary runs: the same metrics as from `train`, also for a run that paused at a rung."""
 
 import json
+import types
 
 import pytest
 from etils import epath
@@ -27,12 +28,30 @@ def source(tmp_path):
     return config_file(tmp_path / "config.py", grids, **settings)
 
 
-def test_points_are_ordinary_runs(source, tmp_path, one_device):
+def test_points_are_ordinary_runs(source, tmp_path, one_device, monkeypatch):
     """The points of an arm have one program; the run that survives the rung at step 3, in the middle of a logged
     interval, has the rows of a run that never paused; and the point that diverges is a failure.
+
+    The search is stopped at the rung of its second run, after the checkpoint and before the rung is noted.
     """
     made = epath.Path(tmp_path / "made")
     programs = build._cached_program.cache_info().misses
+    noted = []
+
+    def stopped_at_the_second(directory, step, numbers):
+        if len(noted) == 1:
+            raise KeyboardInterrupt
+        noted.append(directory)
+        states.write_rung(directory, step, numbers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            search_run, "states", types.SimpleNamespace(**vars(states) | {"write_rung": stopped_at_the_second})
+        )
+        with pytest.raises(KeyboardInterrupt):
+            search_run.search(source, {}, made)
+    assert sum(path.name == "rungs.json" for path in made.glob("*/*/*.json")) == 1
+    assert len(list(made.glob("*/*/checkpoints/3"))) == 2
     search_run.search(source, {}, made)
     assert build._cached_program.cache_info().misses == programs + 2
     study = points.study(source, {})
