@@ -22,15 +22,18 @@ NOT_MEASURED = "not measured"  # in the place of a number, if nothing was counte
 
 
 class Threshold(NamedTuple):
-    """The end of the plateau for a finished run.
+    """The end of the plateau for a finished run, and how soon the run learned.
 
     loss: the loss below which a run has left the plateau.
     step: first logged step at which the train loss was below the plateau of training by the same margin; None if there
         is none.
+    guidance_step: first logged step at which most of the fall of the guidance loss was done (`settled_step`); None
+        without guidance.
     """
 
     loss: float
     step: int | None
+    guidance_step: int | None = None
 
 
 Thresholds = Mapping[tuple[int, int], Threshold]  # by number of the point and seed
@@ -91,7 +94,11 @@ def _point(
 ) -> dict[str, Any]:
     number = next(at for at, point in enumerate(study.points) if point is one.point)
     of_seeds = {
-        str(seed): measured | {"left_plateau_at_step": thresholds[number, seed].step}
+        str(seed): measured
+        | {
+            "left_plateau_at_step": thresholds[number, seed].step,
+            "guidance_settled_at_step": thresholds[number, seed].guidance_step,
+        }
         for seed in one.point.configs
         if (measured := states[number, seed].measured) is not None
     }
@@ -249,6 +256,8 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     settings, other = list(of_arm[0].point.settings), [metric] if metric not in LOSSES else []
     measures = [*(f"`{name}`" for name in other), "Validation", "Train", "Average train"]
     header = ["", *(f"`{setting}`" for setting in settings), *measures, "Plateau"]
+    guided = any(_settled(of_point) for of_point in numbers_of_arm["points"].values())
+    header += ["Guidance settled at step"] if guided else []
     rows = []
     told = {True: "left", False: "not left", None: "–"}
     for place, one in enumerate(choose.ranked(of_arm, metric), 1):
@@ -264,12 +273,21 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
             plateau += f" at step {', '.join(map(str, at))}"
         if one.stopped_at is not None:
             plateau = f"stopped at step {one.stopped_at}"
-        rows.append([str(place), *values, *measured, plateau])
+        settled = [", ".join(map(str, _settled(of_point))) or "–"] if guided else []
+        rows.append([str(place), *values, *measured, plateau, *settled])
     lines = table(header, rows)
+    if guided:
+        lines += ["Guidance has settled once 95 % of the fall of its loss is done.", ""]
     for one in of_arm:
         for seed, reason in one.failures.items():
             lines.append(f"* {one.point.name}, seed {seed}, failed: {reason.splitlines()[0] if reason else ''}")
     return [*lines, *([""] if any(one.failures for one in of_arm) else [])]
+
+
+def _settled(of_point: Mapping[str, Any]) -> list[int]:
+    """Return the step at which guidance settled, of each seed of a point that is trained with guidance to the end."""
+    steps = [seed["guidance_settled_at_step"] for seed in of_point["seeds"].values()]
+    return [step for step in steps if step is not None]
 
 
 def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> list[str]:

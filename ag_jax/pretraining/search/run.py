@@ -21,7 +21,7 @@ from ag_jax.distributed.parts import ALL, numbers_of, parse_part
 from ag_jax.pretraining import arms, build, comparable, mask_trace, run, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.pretraining.report import first_step_below
+from ag_jax.pretraining.report import first_step_below, settled_step
 from ag_jax.pretraining.search import choose, points, report, states
 from ag_jax.pretraining.search.choose import BEST, NextRun, Result
 from ag_jax.pretraining.search.points import Study
@@ -264,8 +264,8 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
 
 
 def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any, float]) -> Threshold:
-    """Return the validation loss below which a run has left the plateau, and the first step at which its train loss was
-    below the same for training.
+    """Return the validation loss below which a run has left the plateau, the first step at which its train loss was
+    below the same for training, and that at which guidance had settled.
 
     The two bounds differ in replaced-token detection if validation masks another share than training.
 
@@ -282,7 +282,7 @@ def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any,
     data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
     rows = read_metrics(directory) if (directory / "metrics.jsonl").exists() else []
     step = first_step_below(rows, end(config), primary.metric)
-    return Threshold(end(dataclasses.replace(config, data=data)), step)
+    return Threshold(end(dataclasses.replace(config, data=data)), step, settled_step(rows))
 
 
 def plateau_loss(config: ExperimentConfig, directory: epath.Path) -> float:

@@ -78,4 +78,10 @@ def test_points_are_ordinary_runs(source, tmp_path, one_device, monkeypatch):
         seed["left_plateau_at_step"] for one in found["arms"]["ag"]["points"].values() for seed in one["seeds"].values()
     ]
     assert len(left) == 2 and all(step is None or step in (2, 4, 6, 8) for step in left)
+    of_best = found["arms"]["ag"]["points"][best.name]["seeds"]["0"]
+    losses = {row["step"]: row["ag_loss"] for row in rows(alone) if row["split"] == "train"}
+    bound = min(losses.values()) + 0.05 * (losses[2] - min(losses.values()))
+    assert of_best["guidance_settled_at_step"] == min(step for step, loss in losses.items() if loss <= bound)
+    report = (made / "report.md").read_text()
+    assert report.count("| Plateau | Guidance settled at step |") == 1, "of ag alone"
     assert program.train_step._cache_size() <= 1  # 0 if JAX has dropped the entry: its cache is that of all tests

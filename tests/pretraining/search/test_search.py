@@ -825,7 +825,7 @@ def test_plateaus_of_training_and_of_validation_are_those_of_their_masks(monkeyp
     config.replaced_tokens.generator = "mlm"
     config.data.masking.update(rate=0.3, evaluation_rate=0.2)
     found = search_run._threshold(pretraining_config.parse(config), epath.Path(tmp_path), {})
-    assert found == (pytest.approx(0.4 - 0.02), 4)
+    assert found == (pytest.approx(0.4 - 0.02), 4, None)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ HOSTS = 3
 
 
 @pytest.fixture
-def on_hosts(monkeypatch, tmp_path):
+def on_hosts(monkeypatch, tmp_path, one_device):
     """Returns a function that runs a search on several hosts, and returns the result and the runs of each."""
     calls = [[] for _ in range(HOSTS)]
 
