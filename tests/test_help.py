@@ -42,6 +42,7 @@ def test_the_tables_of_verbs_and_flags_are_complete():
     assert {flag.field or name for name, flag in verbs.FLAGS.items()} == fields
     assert {flag for verb in verbs.VERBS.values() for flag in verb.flags} == set(verbs.FLAGS) - {"path"}
     assert set(cli.ON_MANY_HOSTS) == {name for name, verb in verbs.VERBS.items() if "hosts" in verb.flags}
+    assert all(bool(verb.parts) == ("part" in verb.flags) for verb in verbs.VERBS.values())
     request = {field.name: field.default for field in dataclasses.fields(cli.Request)}
     for name, flag in verbs.FLAGS.items():
         if request[flag.field or name] is not dataclasses.MISSING:
@@ -79,7 +80,11 @@ def test_overview_and_verbs(capsys):
         text = said(capsys, "help", name)
         assert text == said(capsys, name, "--help")
         assert verbs.VERBS[name].summary in text and f"ag-jax {name}" in text.partition("Examples:")[2]
-        assert all(f"--{flag}" in text and verbs.FLAGS[flag].meaning[:30] in text for flag in verbs.VERBS[name].flags)
+        verb = verbs.VERBS[name]
+        meanings = {flag: verbs.FLAGS[flag].meaning for flag in verb.flags} | (
+            {"part": verb.parts} if verb.parts else {}
+        )
+        assert all(f"--{flag}" in text and meaning[:30] in text for flag, meaning in meanings.items())
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ docstring.
 """
 
 import ast
+import dataclasses
 import difflib
 import importlib.metadata
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -88,8 +90,14 @@ def explain(names: Sequence[str], load_config_types: Callable[[], Sequence[type]
 def of_verb(name: str) -> str:
     """Return what a verb does, its flags with their meaning, and examples."""
     verb = VERBS[name]
-    flags = {"config": (Flag("file", CONFIG)), "config.SECTION.KEY": Flag("value", SETTING)} if verb.has_config else {}
+    flags = {}
+    if verb.has_config:
+        example = re.search(r"--config=(\S+)", " ".join(verb.examples))
+        flags["config"] = Flag("file", CONFIG.format(example[1] if example else "quickstart"))
+        flags["config.SECTION.KEY"] = Flag("value", SETTING)
     flags |= {flag: FLAGS[flag] for flag in verb.flags if flag not in HOSTS}
+    if verb.parts:
+        flags["part"] = dataclasses.replace(FLAGS["part"], meaning=verb.parts)
     hosts = {flag: FLAGS[flag] for flag in verb.flags if flag in HOSTS}
     parts = [f"ag-jax {name}: {verb.summary}", f"Usage: ag-jax {name} {verb.usage}".rstrip()]
     parts += ["\n".join(map(_flag, flags.items()))] if flags else []
@@ -115,7 +123,9 @@ def _flag(named: tuple[str, Flag]) -> str:
 
 
 def _entry(head: str, text: str) -> str:
-    return f"  {head}\n" + textwrap.fill(text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"  {head}\n" + textwrap.fill(
+        text, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
+    )
 
 
 def of_config(name: str, path: Path) -> str:

@@ -88,13 +88,7 @@ FLAGS = {
         "main; --push makes them revisions of one repository",
         False,
     ),
-    "part": Flag(
-        "text",
-        "of a comparison, a suite or a search: K/N trains every N-th run, trial or point from the K-th on, for N "
-        "processes with one --workdir, the last of which reports; of the preparation of a text: K/N tokenises every "
-        "N-th part from the K-th on, for N processes with one cache; of an export: model or generator, the encoder of "
-        "a run that detects replaced tokens",
-    ),
+    "part": Flag("text", "which part of the work to do; `Verb.parts` says for each verb"),
     "retry": Flag("switch", "train the runs again that failed before", False),
     "input": Flag("file", "text to translate, a sentence in each line; - reads standard input"),
     "output": Flag("file", "file for the translations, a line each; - writes to standard output"),
@@ -110,7 +104,7 @@ FLAGS = {
     "store_timeout": Flag("seconds", "how long to repeat a request to a bucket that fails or does not answer", 300),
 }
 PAGE = "maps.html"  # that `--html` writes without a value
-CONFIG = "config file with its arguments, such as quickstart:arm=mlm; `ag-jax configs` lists them"
+CONFIG = "config file with its arguments, such as {}; `ag-jax configs` lists them"
 SETTING = "change a setting; `ag-jax help SECTION.KEY` explains it"
 HOSTS = ("coordinator", "hosts", "host", "join_timeout")  # the same command on each of several machines
 STORE = "store_timeout"  # read by all verbs that may use a bucket
@@ -133,6 +127,7 @@ class Verb:
     examples: commands to copy.
     flags: names of the flags that it reads.
     has_config: whether it reads a config file.
+    parts: help text of its flag --part; empty without it.
     """
 
     summary: str
@@ -140,6 +135,14 @@ class Verb:
     examples: tuple[str, ...]
     flags: tuple[str, ...] = ()
     has_config: bool = False
+    parts: str = ""
+
+
+def _shares(what: str) -> str:
+    return (
+        f"K/N trains every N-th {what} from the K-th on, for N processes with one --workdir, the last of which writes "
+        "the report"
+    )
 
 
 _CONFIG_AND_WORKDIR = "--config=CONFIG[:ARGUMENTS] --workdir=DIR [--config.SECTION.KEY=VALUE]"
@@ -165,6 +168,7 @@ VERBS = {
         ),
         ("workdir", "part", "print_config", *HOSTS, STORE),
         True,
+        _shares("trial, that is a task at one point of its sweep with one seed,"),
     ),
     "compare": Verb(
         "train or probe every arm of a config for pre-training, translation, fine-tuning or probes; write a report",
@@ -176,6 +180,7 @@ VERBS = {
         ),
         ("workdir", "part", "print_config", *HOSTS, STORE),
         True,
+        _shares("run, that is an arm with one seed, or trial of fine-tuning,"),
     ),
     "search": Verb(
         "train every point of a config's grids, and choose the best; the same command resumes it",
@@ -188,6 +193,7 @@ VERBS = {
         ),
         ("workdir", "part", "retry", "print_config", *HOSTS, STORE),
         True,
+        _shares("point, with all of its seeds,"),
     ),
     "evaluate": Verb(
         "measure a run's loss on held-out text and score its translations; with a config, probe a model's heads",
@@ -244,6 +250,7 @@ VERBS = {
             *("workdir", "to", "step", "milestones", "dtype", "license", "language", "datasets", "push", "private"),
             *("part", STORE),
         ),
+        parts="of a run that detects replaced tokens: model, or generator for the encoder that replaces tokens",
     ),
     "prepare": Verb(
         "tokenise the text of a config once, before training; several processes and machines share the work",
@@ -255,6 +262,7 @@ VERBS = {
         ),
         ("part", "print_config", STORE),
         True,
+        "K/N tokenises every N-th part of the text from the K-th on, for N processes with one cache",
     ),
     "tokenizer": Verb(
         "train the tokenizer of a config, and try it on a text",
@@ -341,9 +349,11 @@ def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, 
     for name, flag in FLAGS.items():
         _define(name, flag, found)
     if config is None:
-        flags.DEFINE_string("config", None, CONFIG, flag_values=found)
+        flags.DEFINE_string("config", None, CONFIG.format("quickstart"), flag_values=found)
     else:  # reads the settings among the arguments, so that the config file need not be executed again
-        config_flags.DEFINE_config_dict("config", config, CONFIG, flag_values=found, sys_argv=["ag-jax", *rest])
+        config_flags.DEFINE_config_dict(
+            "config", config, CONFIG.format("quickstart"), flag_values=found, sys_argv=["ag-jax", *rest]
+        )
     positional = found(["ag-jax", *rest])[1:]
     verb = " ".join(positional)
     if verb not in (*RUNNING, *EARLIER):
