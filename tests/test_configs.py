@@ -72,6 +72,7 @@ ARGUMENTS = {
     },
     "deberta/table4_ablation.py": {
         "arm": ("deberta", "no_emd", "no_c2p", "no_p2c", "no_emd_c2p", "no_emd_p2c", "roberta"),
+        "positions": ("none", "input"),
         "scale": ("paper", "small"),
     },
     "modern/guidance.py": {

@@ -92,8 +92,9 @@ def of_verb(name: str) -> str:
     verb = VERBS[name]
     flags = {}
     if verb.has_config:
-        example = re.search(r"--config=(\S+)", " ".join(verb.examples))
-        flags["config"] = Flag("file", CONFIG.format(example[1] if example else "quickstart"))
+        named = re.findall(r"--config=(\S+)", " ".join(verb.examples))
+        example = next((name for name in named if ":" in name), named[0])  # one that shows arguments, if there is any
+        flags["config"] = Flag("file", CONFIG.format(example))
         flags["config.SECTION.KEY"] = Flag("value", SETTING)
     flags |= {flag: FLAGS[flag] for flag in verb.flags if flag not in HOSTS}
     if verb.parts:

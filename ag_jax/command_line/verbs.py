@@ -88,7 +88,7 @@ FLAGS = {
         "main; --push makes them revisions of one repository",
         False,
     ),
-    "part": Flag("text", "which part of the work to do; `Verb.parts` says for each verb"),
+    "part": Flag("text", "which part of the work to do"),
     "retry": Flag("switch", "train the runs again that failed before", False),
     "input": Flag("file", "text to translate, a sentence in each line; - reads standard input"),
     "output": Flag("file", "file for the translations, a line each; - writes to standard output"),

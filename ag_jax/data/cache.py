@@ -83,9 +83,10 @@ def build_once(directory: pathlib.Path, write: Callable[[pathlib.Path], None], *
             directory.parent.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(directory)
             partial.mkdir()
-            write(partial)
-            _write_manifest(partial)
-            _put_into_place(partial, directory, check_large)
+            with _locked(partial):  # shows that its writer is alive
+                write(partial)
+                _write_manifest(partial)
+                _put_into_place(partial, directory, check_large)
         except OSError as error:
             raise explain(error, directory) from error
         finally:
@@ -181,6 +182,22 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
             written = max(path.stat().st_mtime for path in (partial, *partial.rglob("*")))
             if time.time() - written > ABANDONED:
                 shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_partial(directory: pathlib.Path) -> None:
+    """Delete partial copies of `directory` whose writers were killed, for a process that alone may write it now.
+
+    At full size such a copy has tens of gigabytes, for which the disk may have no room beside the new one. A copy whose
+    writer is alive stays; so does any copy on a network file system without locks, until it is `ABANDONED`.
+    """
+    for partial in directory.parent.glob(f"{directory.name}{PARTIAL}*"):
+        with contextlib.suppress(OSError):  # its writer has the lock, or another process removes it meanwhile
+            descriptor = os.open(partial, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(partial, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def explain(error: OSError, directory: pathlib.Path) -> Exception:

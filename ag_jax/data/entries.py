@@ -143,13 +143,12 @@ class Entries:
                     self._remove_partial(name)
 
     def _remove_partial(self, name: str) -> None:
-        """Delete the partial directories of an entry that this process has claimed: those that wrote them were killed.
+        """Delete what killed processes left of an entry that this process has claimed, if processes share the work.
 
-        At full size such a directory has tens of gigabytes, for which the disk may have no room beside the new one.
+        Otherwise, one on another machine may be writing it, on a network file system whose locks do not show that.
         """
-        if self.is_shared:  # otherwise, other processes may be writing the same entry
-            for partial in self.local.glob(f"{name}{cache.PARTIAL}*"):
-                shutil.rmtree(partial, ignore_errors=True)
+        if self.is_shared:
+            cache.remove_partial(self.local / name)
 
     def remember(self, name: str, value: Any) -> None:
         """Store a JSON value under a name, in place of an earlier one."""
@@ -207,18 +206,14 @@ class Entries:
 
 @contextlib.contextmanager
 def _until_lost(mine: object) -> Iterator[None]:
-    """Context manager that ends the work within it, without an error, if a claim turns false; see `Claim`.
-
-    An error of the work does not count then either: the process that has the claim now deletes what this one has
-    written, and reports an error that has another cause itself.
-    """
+    """Context manager that ends the work within it, without an error, if a claim turns false; see `Claim`."""
     if not mine:
         yield
         return
     try:
         with interruption.only_while(lambda: bool(mine)):
             yield
-    except (interruption.Withdrawn, OSError, ValueError):
+    except interruption.Withdrawn:
         if mine:  # the claim of another entry, of which this one is a part
             raise
 

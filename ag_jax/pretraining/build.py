@@ -150,15 +150,9 @@ def optimizer_of(config: ExperimentConfig, hyperparameters: Hyperparameters) -> 
     return make_optimizer(settings, config.training.steps, adversary_optimizer(config.adversarial, settings))
 
 
-def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, trace: Trace | None = None) -> Program:
-    """Return the jitted training and evaluation steps of a run, and its initialisation, for the devices of `mesh`;
-    `trace` is that of `guided_and_attacked`.
-
-    The `Hyperparameters` of the config are arguments of the steps, and have no effect here.
-
-    Raises ValueError if the devices do not divide the rows of a microbatch.
-    """
-    rows, parts = config.training.batch_size // config.training.microbatches, mesh.shape["data"] * mesh.shape["fsdp"]
+def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
+    """Raise ValueError if the devices of `mesh` do not divide the rows of a microbatch."""
+    rows, parts = _rows(config), mesh.shape["data"] * mesh.shape["fsdp"]
     if rows % parts:
         raise ValueError(
             f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose "
@@ -169,6 +163,21 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, t
             f"{uneven[0]} rows of training.earlier_batch_sizes cannot be split over mesh.data * mesh.fsdp = {parts} "
             f"devices: choose multiples of {parts}"
         )
+
+
+def _rows(config: ExperimentConfig) -> int:
+    return config.training.batch_size // config.training.microbatches
+
+
+def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, trace: Trace | None = None) -> Program:
+    """Return the jitted training and evaluation steps of a run, and its initialisation, for the devices of `mesh`;
+    `trace` is that of `guided_and_attacked`.
+
+    The `Hyperparameters` of the config are arguments of the steps, and have no effect here.
+
+    Raises ValueError if the devices do not divide the rows of a microbatch (`check_rows`).
+    """
+    check_rows(config, mesh)
     workload = workload_of(config)
     # Initialised with the reference attention, which has the same parameters and accepts an example of any shape.
     example_model = reference_model(config, vocabulary)
@@ -181,7 +190,7 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, t
 
     objective = functools.partial(make_objective, config, vocabulary, model, mesh.size, trace=trace)
     optimizer = functools.partial(optimizer_of, config)
-    return program.make_program(objective, optimizer, init, mesh, rows)
+    return program.make_program(objective, optimizer, init, mesh, _rows(config))
 
 
 def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:

@@ -23,7 +23,7 @@ ten epochs; RTE has 96, and MRPC and STS-B have 144, because their trials are to
 Weights of MNLI are those of the same seed, where the scripts start from the published deberta-large-mnli. QQP's broken
 lines are left out and counted. As in all configs here, Adam corrects the bias of its averages, and the decay of the
 learning rate starts from the peak; the released program does neither, so its updates are larger in the first hundreds
-of steps, and its rate falls at the end of the warm-up.
+of steps, and its rate drops at once when the warm-up ends.
 """
 
 from ag_jax import config_reader

@@ -27,7 +27,7 @@ The head for SQuAD has no dropout. In SQuAD 2.0 the score of the first token dec
 Sequences have 384 tokens for SQuAD, 512 for RACE and ReCoRD, 128 for SWAG and 256 for CoNLL-2003, which is our choice.
 RACE is `race`, middle and high school. As in all configs here, Adam corrects the bias of its averages, and the decay of
 the learning rate starts from the peak; the released program does neither, so its updates are larger in the first
-hundreds of steps, and its rate falls at the end of the warm-up.
+hundreds of steps, and its rate drops at once when the warm-up ends.
 """
 
 from ag_jax import config_reader

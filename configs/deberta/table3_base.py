@@ -20,8 +20,8 @@ is over learning rates and batch sizes, with 500 warm-up steps. sweep=paper trie
 warm-up and, for MNLI, dropout of the head; the head for SQuAD has no dropout here. In SQuAD 2.0 the score of the first
 token decides whether there is an answer. Sequences of SQuAD have 384 tokens, which is our choice. As in all configs
 here, Adam corrects the bias of its averages, and the decay of the learning rate starts from the peak; the released
-program does neither, so its updates are larger in the first hundreds of steps, and its rate falls at the end of the
-warm-up.
+program does neither, so its updates are larger in the first hundreds of steps, and its rate drops at once when the
+warm-up ends.
 """
 
 from ag_jax import config_reader

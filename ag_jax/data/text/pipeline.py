@@ -95,8 +95,8 @@ def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, qu
         if share[1] > count:
             raise ValueError(
                 f"--part={share[0]}/{share[1]} is one of {share[1]} parts, but data.source={config.source!r} has only "
-                f"{count}: use at most {count}, or give the text as more files, because a part is "
-                f"{text_parts.PART_SIZE // 2**20} MiB of files, or one larger file"
+                f"{count}: use at most {count}, or give the text as more files, because a part takes "
+                f"files until they have at least {text_parts.PART_SIZE // 2**20} MiB"
             )
     tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
     missing = _untokenised([single_source.of_config(one, tokenizer, entries) for one in each], entries)

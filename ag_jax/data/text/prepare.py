@@ -1,7 +1,7 @@
 """Tokenise a text in parts, which several processes and machines may share.
 
-A part is some consecutive files of `data.source`, `PART_SIZE` bytes together or one larger file, so every process finds
-the same parts in the same list of files. Which documents are held out depends on all documents before, and so do rows
+A part takes consecutive files of `data.source` until they have at least `PART_SIZE` bytes, so every process finds the
+same parts in the same list of files. Which documents are held out depends on all documents before, and so do rows
 that continue into the next document. Therefore a part has the tokens of all its documents, and one process puts the
 parts together (`assembly`), when all are there. What comes out is the same for any number of parts and processes.
 

@@ -58,7 +58,7 @@ def search(
     study = dataclasses.replace(study, incomparable=tuple(comparable.warnings(first_configs, "points")))
     arms.announce([*study.overridden, *study.incomparable])
     own = numbers_of(share, len(study.points), "points")
-    hosts.from_first("the run directories", functools.partial(_check, study, workdir, retry))
+    hosts.from_first("the run directories", functools.partial(_check, study, workdir, own, retry))
     if failed := hosts.from_first("the failures", functools.partial(_failed, study, workdir, own, retry)):
         hosts.tell(f"{failed} runs failed before and are not trained again: --retry trains them")
     _train(study, workdir, own)
@@ -82,16 +82,17 @@ def _reason(result: Result) -> str:
     return next(iter(result.failures.values()))
 
 
-def _check(study: Study, workdir: epath.Path, retry: bool) -> None:
-    """Raise ValueError if a run directory holds another run, the text of a run has changed, a run cannot be trained on
-    these devices, or a run would not measure `search.metric`.
+def _check(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> None:
+    """Raise ValueError if a run directory holds another run, the text of a run has changed, a run would not measure
+    `search.metric`, or this process is to train a run whose batches its devices cannot divide.
 
     This is done before the first run is trained, so that a conflict shows now and not hours later. Nothing is written,
     because another machine may be at work in these directories.
 
+    own: numbers of the points that this process trains.
     retry: whether runs that failed are trained again.
     """
-    _check_programs(study, workdir)
+    _check_metric(study, workdir)
     checked = set()
     for point in study.points:
         for seed, config in point.configs.items():
@@ -108,39 +109,48 @@ def _check(study: Study, workdir: epath.Path, retry: bool) -> None:
             elif config.translates and (config.data, config.translation) not in checked:
                 checked.add((config.data, config.translation))
                 pretraining_corpus.check_tests(config)
+    _check_devices(study, workdir, own, retry)
 
 
-def _check_programs(study: Study, workdir: epath.Path) -> None:
-    """Build the program of each point that is not finished, without compiling it; raise ValueError if that fails.
+def _check_metric(study: Study, workdir: epath.Path) -> None:
+    """Raise ValueError, with the numbers that there are, if a run would not measure `search.metric`.
 
-    It fails if the settings do not suit the devices, such as a batch size that they cannot divide. Also raises
-    ValueError, with the numbers that there are, if a run would not measure `search.metric`. What is measured after the
-    last step is also measured at rungs.
+    What is measured after the last step is also measured at rungs.
     """
     metric = study.search.metric
+    if metric in LOSSES:
+        return
     checked = set()
     for point in study.points:
-        unfinished = [
-            (seed, config)
-            for seed, config in point.configs.items()
-            if not states.read(point.directory(workdir, seed), config).is_over
-        ]
-        if not unfinished or (static := build.static_settings(unfinished[0][1])) in checked:
+        seed, config = next(iter(point.configs.items()))
+        if (static := build.static_settings(config)) in checked:
             continue
-        seed, config = unfinished[0]
         checked.add(static)
         # The names of metrics do not depend on the tokenizer, which may have to be trained first.
         vocabulary = VocabularyInfo(config.model.vocabulary_size or config.data.tokenizer.vocabulary_size)
         trace = mask_trace.of_run(config.adversarial, config.model.layers, point.directory(workdir, seed))
-        try:
-            program = build.make_program(config, vocabulary, sharding.make_mesh(config.mesh), trace)
-        except ValueError as error:
-            raise ValueError(f"{point.arm}/{point.name} cannot be trained: {error}") from error
-        if metric not in LOSSES and metric not in (known := run.evaluation_metrics(config, program)):
+        program = build.make_program(config, vocabulary, sharding.make_mesh(config.mesh), trace)
+        known = run.evaluation_metrics(config, program)
+        if metric not in known:
             raise ValueError(
                 f"search.metric={metric} is no number that the runs of {point.arm}/{point.name} measure: expected one "
                 f"of {', '.join((*LOSSES, *known))}"
             )
+
+
+def _check_devices(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> None:
+    """Raise ValueError if a run of the points in `own` is left to train whose batches the devices do not divide."""
+    found = states.read_all(study, workdir, retry)
+    _, stopped = choose.halved(study, found)
+    for number in sorted(own - stopped.keys()):
+        point = study.points[number]
+        for seed, config in point.configs.items():
+            if found[number, seed].is_over:
+                continue
+            try:
+                build.check_rows(config, sharding.make_mesh(config.mesh))
+            except ValueError as error:
+                raise ValueError(f"{point.arm}/{point.name} cannot be trained: {error}") from error
 
 
 def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path, retry: bool) -> None:
@@ -148,9 +158,7 @@ def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epat
 
     A comparison with its present value would not be fair to the others.
     """
-    if not rungs or (
-        (state := states.read(directory, config)).is_over and not (retry and (directory / FAILURE).exists())
-    ):
+    if not rungs or (state := states.read(directory, config, retry)).is_over:
         return
     newest = max(steps_in(directory / "checkpoints"), default=0)
     if passed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
@@ -169,7 +177,7 @@ def _failed(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> in
             directory = study.points[number].directory(workdir, seed)
             if retry:
                 (directory / FAILURE).unlink(missing_ok=True)
-            else:  # a run that finished with a loss that is not finite would not change by being trained again
+            else:  # a finished run whose loss is not finite has no `failure.json`, and is not trained again
                 failed += (directory / FAILURE).exists() and states.read(directory, config).failure is not None
     return failed
 

@@ -68,8 +68,10 @@ class RunState:
 States = dict[tuple[int, int], RunState]  # by number of the point and seed
 
 
-def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
+def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -> RunState:
     """Read the state of a run. A failure does not count if another setting than those of `NOT_OF_FAILURE` has changed.
+
+    retry: leave out a failure that --retry would forget, that of `failure.json`.
 
     Raises ValueError, with the file's name, if a file is damaged, or if a summary has no number `search.metric`.
     """
@@ -93,7 +95,7 @@ def read(directory: epath.Path, config: ExperimentConfig) -> RunState:
             return RunState(failure=reason, diverged=True, rungs=rungs)
         return RunState(measured={name: numbers[name] for name in names}, rungs=rungs)
     path = directory / FAILURE
-    failure = read_json(path, dict, {"reason": str}) if path.exists() else None
+    failure = read_json(path, dict, {"reason": str}) if path.exists() and not retry else None
     # The files of the first versions do not have the settings.
     if failure is None or failure.get("settings", _settings(config)) not in _known_settings(config):
         return RunState(rungs=rungs)
@@ -160,10 +162,10 @@ def _rungs(path: epath.Path) -> dict[str, Numbers]:
     return found
 
 
-def read_all(study: Study, workdir: epath.Path) -> States:
-    """Return the state of every run of a search."""
+def read_all(study: Study, workdir: epath.Path, retry: bool = False) -> States:
+    """Return the state of every run of a search; `retry` is that of `read`."""
     return {
-        (number, seed): read(point.directory(workdir, seed), config)
+        (number, seed): read(point.directory(workdir, seed), config, retry)
         for number, point in enumerate(study.points)
         for seed, config in point.configs.items()
     }

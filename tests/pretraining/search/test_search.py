@@ -670,9 +670,26 @@ def test_exit_status_if_all_fail(tmp_path):
 
 def test_a_batch_that_the_devices_cannot_divide_is_refused_before_anything_runs(tmp_path, eight_devices):
     source = config_file(tmp_path / "batches.py", {"mlm": {"training": {"batch_size": (8, 12)}}})
+    made = epath.Path(tmp_path / "made")
     with pytest.raises(ValueError, match="mlm/bs12 cannot be trained: 12 rows .* = 8 devices: choose"):
-        search_run.search(source, {}, epath.Path(tmp_path / "made"))
-    assert not (tmp_path / "made").exists()
+        search_run.search(source, {}, made)
+    assert not made.exists()
+
+
+def test_points_that_this_process_does_not_train_may_have_any_batch(stubbed, tmp_path, monkeypatch, eight_devices):
+    """Another part trains them, or they are done, were stopped at a rung, or failed; with --retry these are trained."""
+    grid = {"mlm": {"training": {"batch_size": (4, 12)}, "optimizer": {"learning_rate": (0.01, 0.8, studies.DIVERGES)}}}
+    source = config_file(tmp_path / "rungs.py", grid, **{"search.rungs": (0.5,)})
+    found, _ = stubbed(source)
+    assert {one["status"] for one in found["arms"]["mlm"]["points"].values()} == {"done", "stopped", "failed"}
+    monkeypatch.setattr(jax, "devices", lambda: eight_devices)
+    assert stubbed(source) == (found, [])
+    with pytest.raises(ValueError, match="cannot be trained: (4|12) rows"):
+        stubbed(source, retry=True)
+    source = config_file(tmp_path / "two.py", {"mlm": {"training": {"batch_size": (8, 12)}}})
+    search_run.search(source, {}, epath.Path(tmp_path / "parts"), part="1/2")
+    with pytest.raises(ValueError, match="mlm/bs12 cannot be trained"):
+        search_run.search(source, {}, epath.Path(tmp_path / "parts"), part="2/2")
 
 
 REFUSED = {
