@@ -38,7 +38,7 @@ def test_the_readme_has_the_table_of_now(script):
 def test_the_quickstart_over_five_seeds_says_what_was_recorded():
     record = json.loads((ROOT / "benchmarks/results/quickstart_seeds.json").read_text())
     lines = (ROOT / "docs/reproduction.md").read_text().splitlines()
-    (row,) = (line for line in lines if "quickstart_seeds.json" in line and "five seeds" in line)
+    (row,) = (line for line in lines if "quickstart_seeds.json" in line and "seeds 0 to 4" in line)
     steps = {arm: {"left": record["arms"][arm]["left_plateau_at_step"]} for arm in ("mlm", "ag")}
     losses = {arm: {"loss": record["arms"][arm]["values"]["validation_loss"]} for arm in ("mlm", "ag")}
     assert record["seeds"] == [0, 1, 2, 3, 4]
@@ -54,6 +54,25 @@ def test_the_quickstart_over_five_seeds_says_what_was_recorded():
         assert f"{means[0]} and {means[1]}" in row or f"{means[0]}, {means[1]}" in row
         assert f"{written[0]} ({written[1]} to {written[2]}), p < .001, detectable {smallest}" in row
         assert found.p_value < 0.001
+
+
+def test_the_ablation_of_deberta_says_what_was_recorded():
+    arms = json.loads((ROOT / "benchmarks/results/table4_deberta_small.json").read_text())["arms"]
+    text = (ROOT / "docs/reproduction.md").read_text().partition("## DeBERTa (He")[2].partition("\n## ")[0]
+
+    def spread(values):
+        return " ± ".join(f"{value:.3f}".removeprefix("0") for value in (np.mean(values), np.std(values, ddof=1)))
+
+    losses = {arm: of["values"]["validation_loss"] for arm, of in arms.items()}
+    assert all(spread(values) in text for values in losses.values()) and len(losses) == 7
+    for share in ("diagonal", "stripes", "first"):
+        assert all(spread(arms[arm]["last_layer"][share]) in text for arm in ("deberta", "roberta"))
+    of_arms = {arm: {"loss": values} for arm, values in losses.items()}
+    for found in (of["loss"] for of in significance.over_seeds(of_arms).values()):
+        mean, low, high = (
+            f"{value:+.3f}".replace("0.", ".", 1).replace("-", "−") for value in (found.mean, *found.interval)
+        )
+        assert f"{mean} ({low} to {high})" in text and f"detectable {found.smallest:.3f}".replace("0.", ".") in text
 
 
 def test_every_table_and_figure_has_a_command(script):
