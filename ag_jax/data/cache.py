@@ -205,7 +205,7 @@ def explain(error: OSError, directory: pathlib.Path) -> Exception:
 
     Other errors, such as a missing source file, are clearest as they are.
     """
-    if error.errno is None:  # not of the operating system, but raised with a message of its own
+    if error.errno is None:  # raised by Python code, whose message is clear as it is
         return error
     in_cache = error.filename is None or pathlib.Path(error.filename).is_relative_to(directory.parent)
     if not in_cache and error.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):

@@ -65,7 +65,7 @@ class Entries:
 
     @property
     def is_shared(self) -> bool:
-        """Whether processes share the work on entries."""
+        """Whether several processes divide the making of entries among themselves, by claims."""
         return self.claim is not unclaimed
 
     def is_complete(self, name: str) -> bool:

@@ -63,6 +63,7 @@ def wrap(objective: Objective, config: AdversarialConfig, context: AttackContext
                 "adversarial.method=sift perturbs normalised embeddings, and this model has no LayerNorm after its "
                 "embeddings (model.embedding_norm=False): choose another method, such as smart"
             )
+        # A norm that undoes what SiFT does to embeddings makes the trained model the same as the evaluated one.
         if context.encoder.norm == "rms" and config.sift.normalize != "unit":
             raise ValueError(
                 "adversarial.method=sift subtracts the mean of embeddings, and the RMSNorm of this model "

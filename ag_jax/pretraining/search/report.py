@@ -256,6 +256,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     settings, other = list(of_arm[0].point.settings), [metric] if metric not in LOSSES else []
     measures = [*(f"`{name}`" for name in other), "Validation", "Train", "Average train"]
     header = ["", *(f"`{setting}`" for setting in settings), *measures, "Plateau"]
+    # The guidance loss of an arm without guidance never settles, so its column would be empty.
     guided = any(_settled(of_point) for of_point in numbers_of_arm["points"].values())
     header += ["Guidance settled at step"] if guided else []
     rows = []
@@ -269,6 +270,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
         of_point = numbers_of_arm["points"][one.point.name]
         plateau = told[of_point["left_plateau"]]
         at = [seed["left_plateau_at_step"] for seed in of_point["seeds"].values()]
+        # The validation loss decides; the logged train losses, whose steps are told, may not show it for every seed.
         if of_point["left_plateau"] and None not in at:
             plateau += f" at step {', '.join(map(str, at))}"
         if one.stopped_at is not None:
