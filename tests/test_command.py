@@ -235,14 +235,22 @@ def test_an_unwritable_workdir_is_named(text, tmp_path):
 
 
 def test_a_full_disk_is_named_and_loses_nothing(text, tmp_path):
-    """A file size limit stands in for a full disk: checkpoints of this size no longer fit."""
+    """A limit on the size of files stands in for a full disk: the metrics up to the next checkpoint fit, but the index
+    of a checkpoint's arrays does not.
+    """
     workdir = tmp_path / "run"
-    done = run(command("train", text, workdir), before=functools.partial(commands.limit_file_size, 60 * 1024))
+    assert signalled(command("train", text, workdir), workdir, 10, signal.SIGTERM).returncode == 0
+    complete = sorted(int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*"))
+    index = (workdir / "checkpoints" / str(complete[-1]) / "state" / "_METADATA").stat().st_size
+    limit = functools.partial(commands.limit_file_size, index - 1024)
+    assert (workdir / "metrics.jsonl").stat().st_size < index / 2  # leaves room for the rows of more than seven steps
+    done = run(command("train", text, workdir), before=limit)
     assert done.returncode == 1, done.stderr
     assert "cannot write a checkpoint" in done.stderr and "File too large" in done.stderr
-    assert "Complete checkpoints are those of the steps:" in done.stderr
+    assert f"Complete checkpoints are those of the steps: {', '.join(map(str, complete))}." in done.stderr
     assert "Free some disk space and run the same command again" in done.stderr
-    assert run(command("train", text, workdir)).returncode == 0
+    done = signalled(command("train", text, workdir), workdir, 40, signal.SIGTERM)
+    assert done.returncode == 0 and f"resumed from the checkpoint of step {complete[-1]}" in done.stderr, done.stderr
 
 
 def test_help_and_no_verb():
