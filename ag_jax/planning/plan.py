@@ -229,10 +229,10 @@ def _reported(what: str) -> Iterator[None]:
     reminder.start()
     try:
         yield
-        say("took")
     finally:
         done.set()
         reminder.join()
+    say("took")  # only now, so that no reminder follows it
 
 
 class _Planner:
