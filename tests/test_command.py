@@ -123,15 +123,29 @@ def test_killed_in_both_epochs_and_restarted_is_bit_identical(text, uninterrupte
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
-def test_a_signal_saves_says_how_to_go_on_and_exits_0(text, uninterrupted, tmp_path, one_device, number):
+def test_a_signal_and_a_full_disk_lose_nothing(text, uninterrupted, tmp_path, one_device, number):
+    """After a signal, and after an attempt on a full disk, the same command ends with the same state.
+
+    A limit on the size of files stands in for a full disk: the metrics up to the next checkpoints fit, but the index of
+    a checkpoint's arrays does not.
+    """
     workdir = tmp_path / "run"
     stopped = signalled(command("train", text, workdir), workdir, 30, number)
     assert stopped.returncode == 0, stopped.stderr
     assert "To go on, run the same command again" in stopped.stderr
-    saved = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
-    assert saved >= 30
+    complete = sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+    assert complete[-1] >= 30
+
+    index = (workdir / "checkpoints" / str(complete[-1]) / "state" / "_METADATA").stat().st_size
+    assert (workdir / "metrics.jsonl").stat().st_size < 0.6 * index
+    full = run(command("train", text, workdir), before=functools.partial(commands.limit_file_size, index - 1024))
+    assert full.returncode == 1, full.stderr
+    assert "cannot write a checkpoint" in full.stderr and "File too large" in full.stderr
+    assert f"Complete checkpoints are those of the steps: {', '.join(map(str, complete))}." in full.stderr
+    assert "Free some disk space and run the same command again" in full.stderr
+
     done = run(command("train", text, workdir))
-    assert f"resumed from the checkpoint of step {saved}" in done.stderr
+    assert f"resumed from the checkpoint of step {complete[-1]}" in done.stderr
     assert_same_run(workdir, uninterrupted)
 
 
@@ -232,25 +246,6 @@ def test_an_unwritable_workdir_is_named(text, tmp_path):
     (tmp_path / "file").write_text("not a directory")
     done = run(command("train", text, tmp_path / "file"))
     assert done.returncode == 1 and "cannot write to --workdir" in done.stderr
-
-
-def test_a_full_disk_is_named_and_loses_nothing(text, tmp_path):
-    """A limit on the size of files stands in for a full disk: the metrics up to the next checkpoint fit, but the index
-    of a checkpoint's arrays does not.
-    """
-    workdir = tmp_path / "run"
-    assert signalled(command("train", text, workdir), workdir, 10, signal.SIGTERM).returncode == 0
-    complete = sorted(int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*"))
-    index = (workdir / "checkpoints" / str(complete[-1]) / "state" / "_METADATA").stat().st_size
-    limit = functools.partial(commands.limit_file_size, index - 1024)
-    assert (workdir / "metrics.jsonl").stat().st_size < index / 2  # leaves room for the rows of more than seven steps
-    done = run(command("train", text, workdir), before=limit)
-    assert done.returncode == 1, done.stderr
-    assert "cannot write a checkpoint" in done.stderr and "File too large" in done.stderr
-    assert f"Complete checkpoints are those of the steps: {', '.join(map(str, complete))}." in done.stderr
-    assert "Free some disk space and run the same command again" in done.stderr
-    done = signalled(command("train", text, workdir), workdir, 40, signal.SIGTERM)
-    assert done.returncode == 0 and f"resumed from the checkpoint of step {complete[-1]}" in done.stderr, done.stderr
 
 
 def test_help_and_no_verb():
