@@ -137,7 +137,7 @@ def stopped(monkeypatch):
 
 
 @pytest.mark.parametrize("chosen", ["sst2", pytest.param("sst2,rte", marks=pytest.mark.exhaustive)])
-def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_device, stopped, chosen):
+def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_device, stopped, chosen, capsys):
     """The checkpoint is in the bucket, too. The second trial has another seed, or the weights of the first one."""
     (tmp_path / "suite.py").write_text(SUITE)
     data, model = tiny_tasks.write(tmp_path / "data"), tiny_tasks.checkpoint(tmp_path)
@@ -154,10 +154,12 @@ def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_devic
         assert [name for name in kept if name.endswith("result.json")] == ["sst2/lr0.003-bs8-seed0/result.json"]
         assert not [name for name in kept if name.endswith("lock.json")]
         bucket.written.clear()
+        assert "sst2 lr0.003-bs8-seed0: " in capsys.readouterr().err
 
     stopped(finetune, after=8, between=after_the_first)  # three steps an epoch, two epochs
     of_first = [name for name in bucket.written if "sst2/lr0.003-bs8-seed0/" in name]
     assert not [name for name in of_first if not name.endswith("lock.json")], "a trial that is done is left alone"
+    assert "sst2 lr0.003-bs8-seed0: " not in capsys.readouterr().err
     on_disk, in_bucket = (results(workdir, bucket, start) for workdir, start in places)
     last = "rte/lr0.003-bs8-seed0" if "rte" in chosen else "sst2/lr0.003-bs8-seed1"
     assert in_bucket.keys() == on_disk.keys() >= {"report.json", f"{last}/predictions_test.jsonl"}
