@@ -65,7 +65,7 @@ class Entries:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several processes divide the making of entries among themselves, by claims."""
+        """Whether several processes make the entries together; each makes those that it has claimed."""
         return self.claim is not unclaimed
 
     def is_complete(self, name: str) -> bool:

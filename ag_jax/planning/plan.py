@@ -42,7 +42,7 @@ class Attempt:
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits into a device's memory."""
+        """Whether the step fits into the memory of one device."""
         return isinstance(self.outcome, Compiled)
 
     @property
@@ -71,7 +71,7 @@ class Speed:
 
 @dataclasses.dataclass(frozen=True)
 class Estimates:
-    """What is known of a compiled step's time on the slice.
+    """Estimates of how long a compiled step takes on a TPU slice.
 
     task: FLOPs of a step on the whole slice with the expected number of masked positions, from which MFU is computed;
         at the last of the masking rates.
@@ -92,7 +92,7 @@ class Estimates:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Whether a config fits on a TPU slice, with a suggested change if not, and the largest batch that fits.
+    """Result of planning a config for a TPU slice: whether it fits, what to change if not, and the largest batch.
 
     mesh: axis sizes by name.
     own: the config as it is.
@@ -171,6 +171,7 @@ def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> E
     rows_of_run = _rows_of_run(config)
 
     def speed(seconds: float) -> Speed:
+        """Return the speed of the slice and the time of the run if a step takes `seconds`."""
         # Smaller batches of earlier steps count by their rows.
         run_seconds = None if rows_of_run is None else seconds * rows_of_run / rows
         return Speed(

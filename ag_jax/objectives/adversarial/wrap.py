@@ -26,7 +26,7 @@ from ag_jax.objectives.base import Objective
 
 @dataclasses.dataclass(frozen=True)
 class AttackContext:
-    """What an attack needs to know about the model and the run, besides the attack's own settings.
+    """Facts about the model and the run that attacks use, in addition to their own settings.
 
     encoder: the model's config.
     special: special token ids of the model's tokenizer.

@@ -47,7 +47,7 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
     metric, left = study.search.metric, _left_plateau(results, states, thresholds)
     of_arms: dict[str, Any] = {}
     for arm, of_arm in choose.by_arm(results).items():
-        winner = choose.best(of_arm, metric)
+        winner = choose.best(of_arm, metric)  # None if no point is done and has the metric
         of_arms[arm] = {
             "best": None if winner is None else winner.point.name,
             "points": {
@@ -181,6 +181,7 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
     by = Criterion.of_objective(metric)
     maps: list[HeatMap] = []
     for arm, of_arm in choose.by_arm(results).items():
+        # Two axes are what a picture can show: over all other settings, a cell has the best value.
         varying = sorted(choose.values_of(of_arm), key=lambda item: -len(item[1]))[:2]
         if len(varying) < 2:
             continue
@@ -332,6 +333,7 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
     rows = []
     for arm, of_arm in found["arms"].items():
         one = of_arm["robustness"]
+        # `failed` counts points that diverged, too, which have a column of their own.
         share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
         low, high = shown(one["lowest"]), shown(one["highest"])
         otherwise = one["failed"] - one.get("diverged", 0)
