@@ -1,31 +1,41 @@
 """Adapters that give the two tokenizer libraries behind `Tokenizer` the same methods."""
 
+import base64
 import json
 import os
+import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from sentencepiece.sentencepiece_model_pb2 import ModelProto, NormalizerSpec
 from sentencepiece.sentencepiece_pb2 import SentencePieceText
 
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SOURCE_MODEL, TARGET_MODEL = "source.spm", "target.spm"  # the names of Marian's sentencepiece models
+# The setting of tokenizer_config.json with which sentencepiece, not the library, normalises the text of tokenizer.json.
+SENTENCEPIECE_NORMALIZER = "sentencepiece_normalizer"
 _PROBE = "Aé 1."  # é: a letter whose number of bytes normalisers change makes the library look at every token
 # Token ids of a text, and the start and end character (end exclusive) of each token.
 Located = tuple[list[int], list[tuple[int, int]]]
 
 
 class HuggingFace:
-    """Adapter of a tokenizer of the library `tokenizers`, which is saved as `tokenizer.json`."""
+    """Adapter of a tokenizer of the library `tokenizers`, which is saved as `tokenizer.json`.
+
+    tokenizer: the library's tokenizer.
+    by_sentencepiece: whether text goes through sentencepiece's normaliser instead of the library's `Precompiled`, which
+        reads decomposed text differently: so for models that were converted from sentencepiece.
+    """
 
     may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used
     own: Mapping[str, str]  # special tokens by role, as far as the tokenizer itself states them
     pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
     languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
 
-    def __init__(self, tokenizer: huggingface.Tokenizer):
+    def __init__(self, tokenizer: huggingface.Tokenizer, by_sentencepiece: bool = False):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True
@@ -33,6 +43,10 @@ class HuggingFace:
         vocabulary = tokenizer.get_vocab()
         self.vocabulary_size = max(vocabulary.values(), default=-1) + 1
         self._is_byte_level = isinstance(tokenizer.decoder, huggingface.decoders.ByteLevel)
+        self._rules = _rules(tokenizer) if by_sentencepiece else b""
+        self._normalize: _Normalizer | None = None
+        self.is_normalized_by_sentencepiece = bool(self._rules)
+        self.settings = {SENTENCEPIECE_NORMALIZER: True} if self._rules else {}
         self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
         self.own = self._delimiters()
         unknown = getattr(tokenizer.model, "unk_token", None)
@@ -72,7 +86,8 @@ class HuggingFace:
         """Encode the special tokens `names` in a text as text, and other added tokens as the tokens that they are."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         is_unigram = isinstance(self._tokenizer.model, huggingface.models.Unigram)
-        if not is_unigram and all(token.special == (token.content in names) for token in added):
+        is_right = all(token.special == (token.content in names) for token in added)
+        if is_right and not is_unigram and not self._rules:
             return
         values = json.loads(self._tokenizer.to_str())
         for token in values["added_tokens"]:
@@ -84,12 +99,19 @@ class HuggingFace:
                 token["content"] = hidden.get(token["content"], token["content"])
             pieces = values["model"]["vocab"]
             values["model"]["vocab"] = [[hidden.get(piece, piece), score] for piece, score in pieces]
+        if self._rules:
+            parts = values["normalizer"]["normalizers"]
+            values["normalizer"]["normalizers"] = [part for part in parts if part["type"] != "Precompiled"]
+            for token in values["added_tokens"]:
+                token["normalized"] = False  # they are found in the text as it is, before its normalisation
+            self._normalize = _Normalizer(self._rules, {token.content for token in added} - set(names))
         self._encoder = huggingface.Tokenizer.from_str(json.dumps(values))
         self._encoder.encode_special_tokens = True
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""
-        encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        normalized = [self._normalize(text)[0] for text in texts] if self._normalize else list(texts)
+        encodings = self._encoder.encode_batch_fast(normalized, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
@@ -98,8 +120,18 @@ class HuggingFace:
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
-        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
-        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+        if self._normalize is None:
+            encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
+            return [
+                (encoding.ids, encoding.offsets if text.isascii() else _with_marks(text, encoding.offsets))
+                for text, encoding in zip(texts, encodings, strict=True)
+            ]
+        normalized, places = zip(*map(self._normalize, texts), strict=True) if texts else ((), ())
+        encodings = self._encoder.encode_batch(list(normalized), add_special_tokens=False)
+        return [
+            (encoding.ids, [(starts[begin], ends[end]) for begin, end in encoding.offsets])
+            for encoding, (starts, ends) in zip(encodings, places, strict=True)
+        ]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of token ids, none of which may be a special token."""
@@ -126,10 +158,69 @@ class HuggingFace:
         return {"tokenizer.json": self._tokenizer.to_str().encode()}
 
 
+def _rules(tokenizer: huggingface.Tokenizer) -> bytes:
+    """Return the rules of sentencepiece's normaliser, which a converted tokenizer has as `Precompiled`; b"" if none."""
+    state = json.loads(tokenizer.normalizer.__getstate__()) if tokenizer.normalizer else {}
+    parts = [part for part in state.get("normalizers", []) if part["type"] == "Precompiled"]
+    return base64.b64decode(parts[0]["precompiled_charsmap"]) if parts else b""
+
+
+class _Normalizer:
+    """sentencepiece's normaliser of characters, which leaves white space as it is.
+
+    rules: the rules, in sentencepiece's format.
+    tokens: tokens that stay as they are in a text.
+    """
+
+    def __init__(self, rules: bytes, tokens: Collection[str]):
+        spec = NormalizerSpec(precompiled_charsmap=rules, add_dummy_prefix=False, remove_extra_whitespaces=False)
+        spec.escape_whitespaces = False
+        self._normalizer = sentencepiece.SentencePieceNormalizer(normalizer_spec=spec)
+        longest_first = sorted(tokens, key=len, reverse=True)
+        self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if tokens else None
+
+    def __call__(self, text: str) -> tuple[str, tuple[list[int], list[int]]]:
+        """Return the normalised text, with two places in `text` for each of its characters and its end.
+
+        They are where that character begins, and where the character before it ends.
+        """
+        normalized, starts, origin = "", [], 0
+        for number, piece in enumerate(self._tokens.split(text) if self._tokens else [text]):
+            is_token = number % 2  # `split` with a group returns the separators, too
+            whole = (piece, range(len(piece) + 1))
+            part, places = whole if is_token else self._normalizer.Normalize(piece, with_offsets=True)
+            starts += [origin + place for place in places[:-1]]
+            normalized += part
+            origin += len(piece)
+        starts.append(len(text))
+        ends = [0] * len(starts)
+        for place in range(len(starts) - 1, 0, -1):
+            # Characters that one character became, such as "fi" of a ligature, all end where it ends.
+            is_last = starts[place] > starts[place - 1] or place == len(starts) - 1
+            ends[place] = starts[place] if is_last else ends[place + 1]
+        return normalized, (starts, ends)
+
+
+def _with_marks(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the offsets of tokens, each with the marks that its last character is composed with.
+
+    The library's normalisers place a composed character where its first code point is, and those that remove accents
+    leave them out.
+    """
+    following = [begin for begin, _ in offsets[1:]] + [len(text)]
+    placed = []
+    for (begin, end), limit in zip(offsets, following, strict=False):
+        while begin < end < limit and unicodedata.category(text[end])[0] in "LM":
+            end += 1
+        placed.append((begin, end))
+    return placed
+
+
 class SentencePiece:
     """Adapter of a sentencepiece model, which is saved as `spiece.model`."""
 
     may_lack: tuple[str, ...] = ()
+    settings: Mapping[str, bool] = {}
     own: Mapping[str, str] = {}
     pair_separators: int | None = None
     languages: tuple[str | None, str | None] = (None, None)
@@ -138,6 +229,7 @@ class SentencePiece:
         self._processor = sentencepiece_processor(model)
         self._model = model
         self.vocabulary_size = self._processor.get_piece_size()
+        self.is_normalized_by_sentencepiece = bool(ModelProto.FromString(model).normalizer_spec.precompiled_charsmap)
 
     def treat_as_text(self, names: Collection[str]) -> None:
         """Encode the special tokens `names` in a text as text, although they may be user-defined symbols of the model.
@@ -198,6 +290,8 @@ class SentencePiecePair:
 
     # Marian's decoder starts from padding instead of a begin token, and no token is masked.
     may_lack: tuple[str, ...] = ("begin", "mask")
+    settings: Mapping[str, bool] = {}
+    is_normalized_by_sentencepiece = False  # but in exports, too, where `MarianTokenizer` is sentencepiece
     own: Mapping[str, str] = {}
     pair_separators: int | None = None
 

@@ -1,5 +1,8 @@
 """Train, load and save tokenizers: byte-level BPE, WordPiece, and BPE and unigram models of sentencepiece.
 
+A sentencepiece model that is trained here becomes a tokenizer.json, which normalises text by NFKC; a loaded one is used
+as it is.
+
 A literal "</s>" in a document is tokenised as these four characters, never as the special token. Special tokens of an
 imported tokenizer that are none of the five of `SpecialTokens` are tokens in a text, as in transformers.
 """
@@ -20,7 +23,7 @@ import sentencepiece
 import tokenizers as huggingface
 from etils import epath
 
-from ag_jax.data import vocabularies
+from ag_jax.data import sentencepiece_models, vocabularies
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tokenizer_backends import (
@@ -182,10 +185,24 @@ class Tokenizer:
         """Return the tokenizer's files as {name: content}.
 
         They are `tokenizer.json`, `spiece.model` for sentencepiece, or several for two models of sentencepiece; and
-        `tokenizer_config.json` with the names of special tokens that cannot be found without it.
+        `tokenizer_config.json` with the names of special tokens that cannot be found without it, and with
+        `sentencepiece_normalizer` if that normalises the text of a tokenizer.json.
         """
-        settings = {vocabularies.SETTINGS: json.dumps(self._named).encode()} if self._named else {}
-        return self._backend.files() | settings
+        settings = self._named | self.settings
+        return self._backend.files() | ({vocabularies.SETTINGS: json.dumps(settings).encode()} if settings else {})
+
+    @property
+    def settings(self) -> Mapping[str, bool]:
+        """Settings of tokenizer_config.json that this program needs and others ignore."""
+        return self._backend.settings
+
+    @property
+    def is_normalized_by_sentencepiece(self) -> bool:
+        """Whether text goes through sentencepiece's normaliser.
+
+        The library `tokenizers` follows it only for composed text: in another program, decomposed text gets other ids.
+        """
+        return self._backend.is_normalized_by_sentencepiece
 
     def file(self) -> tuple[str, bytes]:
         """Return name and content of the file of a tokenizer whose vocabulary and text processing are in one file.
@@ -204,9 +221,18 @@ class Tokenizer:
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def of_library(tokenizer: huggingface.Tokenizer, origin: str, named: Mapping[str, str] | None = None) -> Tokenizer:
-    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`; see `Tokenizer` for the arguments."""
-    return Tokenizer(HuggingFace(tokenizer), origin, named)
+def of_library(
+    tokenizer: huggingface.Tokenizer,
+    origin: str,
+    named: Mapping[str, str] | None = None,
+    by_sentencepiece: bool = False,
+) -> Tokenizer:
+    """Return a `Tokenizer` that wraps a tokenizer of the library `tokenizers`.
+
+    origin, named: see `Tokenizer`.
+    by_sentencepiece: see `HuggingFace`.
+    """
+    return Tokenizer(HuggingFace(tokenizer, by_sentencepiece), origin, named)
 
 
 def train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -333,13 +359,15 @@ def _load(given: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer
     names = [name for name in names if not saved or name in saved]
     # Files that `Tokenizer.save` wrote agree with each other; those of another program are compared.
     is_original = not saved
-    named = vocabularies.special_names(directory) if is_original or vocabularies.SETTINGS in saved else {}
+    has_settings = is_original or vocabularies.SETTINGS in saved
+    named = vocabularies.special_names(directory) if has_settings else {}
     for name in names:
         if name == "tokenizer.json":
             library = vocabularies.read(directory / name, huggingface.Tokenizer.from_file)
             if is_original:
                 vocabularies.check_agreement(library, directory)
-            backend = vocabularies.read(directory / name, lambda _, library=library: HuggingFace(library))
+            normalizes = has_settings and vocabularies.is_normalized_by_sentencepiece(directory)
+            backend = vocabularies.read(directory / name, lambda _, args=(library, normalizes): HuggingFace(*args))
         elif name == SOURCE_MODEL:
             backend, named = vocabularies.load_marian(directory), {}
         elif name in ("vocab.json", "merges.txt"):
@@ -479,8 +507,9 @@ def sentencepiece_lines(text: str) -> Iterator[str]:
     return (line[at : at + size] for line in text.splitlines() for at in range(0, len(line), size))
 
 
-def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> SentencePiece:
-    lines = itertools.chain.from_iterable(map(sentencepiece_lines, texts))
+def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:
+    normalizer = sentencepiece_models.NORMALIZER
+    lines = map(normalizer.normalize_str, itertools.chain.from_iterable(map(sentencepiece_lines, texts)))
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -493,12 +522,13 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> Sente
             eos_id=2,
             unk_id=3,
             control_symbols=[ROBERTA_SPECIALS[4]],
+            normalization_rule_name="identity",  # what the library and sentencepiece do alike
             num_threads=_SENTENCEPIECE_TRAINING_THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
         raise ValueError(_size_error(config.vocabulary_size, str(error))) from error
-    return SentencePiece(model.getvalue())
+    return HuggingFace(sentencepiece_models.convert_trained(model.getvalue()))
 
 
 def _size_error(asked: int, message: str) -> str:

@@ -5,8 +5,10 @@ an error, because a tokenizer that splits text differently from the one that a m
 other token ids.
 """
 
+import codecs
 import json
 import pathlib
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizer_backends import (
     BERT_SPECIALS,
     ROBERTA_SPECIALS,
+    SENTENCEPIECE_NORMALIZER,
     SOURCE_MODEL,
     TARGET_MODEL,
     HuggingFace,
@@ -54,6 +57,7 @@ _TYPES = {
     "do_basic_tokenize": bool,
     "split_by_punct": bool,
     "separate_vocabs": bool,
+    SENTENCEPIECE_NORMALIZER: bool,
     "sp_model_kwargs": dict,
     "source_lang": str,
     "target_lang": str,
@@ -71,7 +75,7 @@ def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
         if not file.exists():
             raise FileNotFoundError(f"a byte-level BPE needs vocab.json and merges.txt, but {file} is missing; add it.")
     settings = settings_beside(vocabulary, _BYTE_BPE)
-    model = read(vocabulary, lambda file: huggingface.models.BPE.from_file(file, str(merges)), beside=merges)
+    model = read(vocabulary, huggingface.models.BPE.from_file, beside=merges)
     tokenizer = byte_bpe(model, space_first=settings.get("add_prefix_space", False))
     completed = _completed(tokenizer, ROBERTA_SPECIALS, directory)
     return read(vocabulary, lambda _: HuggingFace(completed))
@@ -199,6 +203,14 @@ def _settings(file: pathlib.Path) -> dict[str, Any]:
                 "original tokenizer"
             )
     return settings
+
+
+def is_normalized_by_sentencepiece(directory: pathlib.Path) -> bool:
+    """Return whether sentencepiece normalises text for the tokenizer.json of a directory, by its tokenizer_config.json.
+
+    Raises ValueError if that says neither true nor false.
+    """
+    return bool(_settings(directory / SETTINGS).get(SENTENCEPIECE_NORMALIZER))
 
 
 def special_names(directory: pathlib.Path) -> dict[str, str]:
@@ -376,14 +388,17 @@ def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:
 def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | None = None) -> Any:
     """Return `reader(file)`; an error of the tokenizer library is raised as a ValueError that names the file.
 
+    The library would take a byte order mark for a part of the first token, so the reader gets a file without it.
+
     file: the file that is read.
     reader: a function of the library, called with the file's path.
-    beside: a second file that `reader` reads; the error names both files.
+    beside: a second file that `reader` reads, its second argument; the error names both files.
 
     Raises ValueError for everything that the library cannot read.
     """
     try:
-        return reader(str(file))
+        with tempfile.TemporaryDirectory() as folder:
+            return reader(*(_unmarked(one, folder) for one in (file, beside) if one))
     except BaseException as error:  # the Rust library raises bare Exception, or a panic: a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -392,6 +407,16 @@ def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | 
         raise ValueError(
             f"{names} could not be read as a tokenizer ({error}); copy {files} anew from the original tokenizer."
         ) from error
+
+
+def _unmarked(file: pathlib.Path, folder: str) -> str:
+    """Return the path of a file without a byte order mark: its own, or that of a copy in `folder`."""
+    with file.open("rb") as opened:
+        if opened.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            return str(file)
+        copy = pathlib.Path(folder) / file.name
+        copy.write_bytes(opened.read())
+    return str(copy)
 
 
 def _completed(

@@ -83,6 +83,7 @@ def convert(
     origin = opened.origin
     config, tree, not_carried = _part(opened, part)
     not_carried += _bias(opened) if part == "model" else []
+    not_carried += tokenizer_files.not_carried(opened.tokenizer)
     heads = sorted(tree.keys() - {"encoder"})
     family = catalogue.fitting(config, heads, opened.tokenizer.specials.pad, origin.model_type)
     # Only BERT's name table has a pooler that no head reads; it was trained with the imported model, not by this run.
@@ -138,7 +139,10 @@ def _convert_finetuned(
         (*family.names, *task_heads.names(family, head.kind)),
     )
     exported = task_heads.HEADS[head.kind]
-    not_carried = (exported.not_carried,) if exported.left_out else ()
+    not_carried = (
+        *((exported.not_carried,) if exported.left_out else ()),
+        *tokenizer_files.not_carried(tuned.tokenizer),
+    )
     result = _result(workdir)
     text = card.finetuned_text(tuned, architecture, dtype, stated, _place(path, stated), not_carried, result)
     kept = {name: layer for name, layer in tuned.params["task_head"].items() if name != exported.left_out}
@@ -216,6 +220,8 @@ def _convert_translation(
             "(decoder.start=begin), and CTranslate2 always starts a MarianMT from the zero vector (decoder.start=zero)."
         )
     not_carried += _bias(opened)
+    if "tokenizer.json" in tokenizer.files():  # a sentencepiece model itself is exported for `MarianTokenizer`
+        not_carried += tokenizer_files.not_carried(tokenizer)
     architecture = "MarianMTModel"
     settings = {
         "architectures": [architecture],

@@ -37,6 +37,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, order_V: np.ndarray, ma
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_input_names": ["input_ids", "attention_mask"],
             **special,
+            **tokenizer.settings,
         }
     else:
         models, pieces = _sentencepiece(files)

@@ -7,9 +7,9 @@ from typing import Any
 import tokenizers as huggingface
 from tokenizers import AddedToken, processors
 
-from ag_jax.data import tokenizers, vocabularies
+from ag_jax.data import sentencepiece_models, tokenizers, vocabularies
+from ag_jax.data.tokenizer_backends import SENTENCEPIECE_NORMALIZER
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.interop import sentencepiece_models
 from ag_jax.interop.families import Family
 from ag_jax.models.config import EncoderConfig
 
@@ -37,7 +37,7 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
     converted = vocabularies.read(model, lambda _: sentencepiece_models.convert(model.read_bytes(), **options))
     vocabularies.add_tokens(converted, directory)
     named = vocabularies.special_names(directory)
-    return vocabularies.read(model, lambda _: tokenizers.of_library(converted, str(model), named))
+    return vocabularies.read(model, lambda _: tokenizers.of_library(converted, str(model), named, True))
 
 
 def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None:
@@ -49,6 +49,16 @@ def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None
             f"rows (vocab_size in config.json): tokens from {rows} on would have no vector. Take the tokenizer that "
             "the model was trained with, or resize the embedding"
         )
+
+
+def not_carried(tokenizer: Tokenizer) -> list[str]:
+    """Return a sentence on what a tokenizer.json does not carry over of the tokenizer; none if it is equal."""
+    if not tokenizer.is_normalized_by_sentencepiece:
+        return []
+    return [
+        "The normalisation of decomposed text (Unicode NFD, such as letters with separate accents): transformers gives "
+        "it other token ids than sentencepiece, with which the model was trained. Compose texts first (NFC)."
+    ]
 
 
 def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config: EncoderConfig) -> None:
@@ -91,6 +101,8 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
         | {"normalized": False, "single_word": False, "special": True},
         "clean_up_tokenization_spaces": False,
     }
+    if tokenizer.is_normalized_by_sentencepiece:
+        settings[SENTENCEPIECE_NORMALIZER] = True
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 

@@ -1,8 +1,11 @@
 """Small texts, a small tokenizer and stores of given sentences, for the tests of the data room."""
 
+import io
 import pathlib
+from collections.abc import Iterable
 
 import pytest
+import sentencepiece
 
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
@@ -21,6 +24,17 @@ def text(first: int, last: int) -> str:
     """Sentences `first` to `last` - 1, three to a line."""
     sentences = [sentence(number) for number in range(first, last)]
     return "\n".join(" ".join(sentences[at : at + 3]) for at in range(0, len(sentences), 3))
+
+
+def sentencepiece_model(texts: Iterable[str], **options) -> bytes:
+    """A model that sentencepiece trains on texts, with its own normalisation."""
+    model = io.BytesIO()
+    defaults = {"vocab_size": 90, "bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2}
+    symbols = {} if "user_defined_symbols" in options else {"control_symbols": ["<mask>"]}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, **(defaults | symbols | options)
+    )
+    return model.getvalue()
 
 
 @pytest.fixture(scope="session")

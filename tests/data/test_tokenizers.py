@@ -1,12 +1,13 @@
 """Training and loading of every kind; the ids of published tokenizers."""
 
-import io
+import codecs
 import json
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import unicodedata
 
 import pytest
 import sentencepiece
@@ -16,13 +17,14 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop import tokenizer_files
+from ag_jax.interop.catalogue import FAMILIES
 from ag_jax.interop.families import ROBERTA
 from ag_jax.models.config import EncoderConfig
-from tests.data.conftest import text
+from tests.data.conftest import sentencepiece_model, text
 
 CORPUS = [text(0, 150), text(150, 300)]
+SMALL = TokenizerConfig(kind="wordpiece", vocabulary_size=120)
 SIZES = {"byte_bpe": 320, "wordpiece": 120, "sentencepiece_bpe": 90, "sentencepiece_unigram": 90}
-FILES = {"byte_bpe": "tokenizer.json", "wordpiece": "tokenizer.json"}
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -48,12 +50,11 @@ def test_a_trained_tokenizer(trained, tmp_path):
     assert {piece.strip("▁") for piece in tokenizer.tokens(tokenizer.period_ids)} == {"."}
 
     tokenizer.save(tmp_path / "saved")
-    saved = FILES.get(kind, "spiece.model")
-    assert {file.name for file in (tmp_path / "saved").iterdir()} == {saved, "checksum.json"}
+    assert {file.name for file in (tmp_path / "saved").iterdir()} == {"tokenizer.json", "checksum.json"}
     loaded = tokenizers.load(tmp_path / "saved")
     assert loaded.encode(sample) == ids and loaded.specials == tokenizer.specials
     assert loaded.fingerprint() == tokenizer.fingerprint()
-    assert tokenizers.load(tmp_path / "saved" / saved).fingerprint() == tokenizer.fingerprint()
+    assert tokenizers.load(tmp_path / "saved/tokenizer.json").fingerprint() == tokenizer.fingerprint()
 
 
 def test_special_tokens_in_a_text_are_text(trained):
@@ -81,22 +82,83 @@ def test_special_tokens_in_a_text_are_text_for_a_unigram_tokenizer_that_was_expo
 
 def test_special_tokens_in_a_text_are_text_for_user_defined_symbols_of_sentencepiece(tmp_path):
     """sentencepiece finds these in a text; those without a role stay tokens."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS[0].splitlines()),
-        model_writer=model,
-        vocab_size=90,
-        pad_id=3,
-        user_defined_symbols=["<mask>", "<other>"],
-        minloglevel=2,
-    )
-    (tmp_path / "a.model").write_bytes(model.getvalue())
+    model = sentencepiece_model(CORPUS[0].splitlines(), user_defined_symbols=["<mask>", "<other>"])
+    (tmp_path / "a.model").write_bytes(model)
     tokenizer = tokenizers.load(tmp_path)
-    mask, other = tokenizer.specials.mask, sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())["<other>"]
+    mask, other = tokenizer.specials.mask, sentencepiece.SentencePieceProcessor(model_proto=model)["<other>"]
     ids = tokenizer.encode("the <mask> old <other> house")
     assert mask not in ids and other in ids and ids == tokenizer.locate_batch(["the <mask> old <other> house"])[0][0]
     assert tokenizer.decode(ids).startswith("the <mask> old") or tokenizer.specials.unknown in ids
-    assert tokenizer.tokens([mask]) == ["<mask>"] and tokenizer.files() == {"spiece.model": model.getvalue()}
+    assert tokenizer.tokens([mask]) == ["<mask>"] and tokenizer.files() == {"spiece.model": model}
+
+
+# Texts that Unicode can write composed or decomposed, and texts in which NFC changes the order of marks.
+COMPOSED = {
+    "vietnamese": "Tôi thấy một con mèo trên đường, Ầm ĩ quá",
+    "hangul": "마실까해요 오늘 날씨가 좋다",
+    "kana": "ガギグゲゴ がぎぐげご",
+    "half-width kana": "ｶﾞｷﾞｸﾞ ﾊﾟﾋﾟ",
+    "arabic": "مُحَمَّدٌ كَتَبَ",  # shadda after the vowel; NFC moves it
+    "hebrew": "בְּרֵאשִׁית בָּרָא",
+    "tibetan": "བོད་སྐད ཀཱི",
+    "devanagari": "क़लम ज़मीन फ़ौज",
+    "compatibility": "½ … ﬁsh ２０ ㍿",
+}
+FORMS = ["NFC", "NFD", "NFKC", "NFKD", None]
+
+
+def forms(text: str) -> set[str]:
+    return {text if form is None else unicodedata.normalize(form, text) for form in FORMS}
+
+
+def left_out(text: str, places: list[tuple[int, int]]) -> set[str]:
+    """The characters of a text that belong to no token."""
+    covered = {place for begin, end in places for place in range(begin, end)}
+    assert places == sorted(places)
+    return {character for place, character in enumerate(text) if place not in covered}
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_decomposed_text_of_a_sentencepiece_model(kind, tmp_path):
+    """Imported into a vocabulary with other tokens, saved, and exported: the ids and places of sentencepiece."""
+    texts = [text for composed in COMPOSED.values() for text in sorted(forms(composed))]
+    options = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[PAD]"]}
+    model = sentencepiece_model(texts, model_type=kind, vocab_size=120, hard_vocab_limit=False, **options)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    size = processor.get_piece_size()
+    (tmp_path / "spm.model").write_bytes(model)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"[MASK]": size, "ﬁve": size + 1}))
+    imported = tokenizer_files.read(tmp_path, FAMILIES["deberta-v2"])
+    imported.save(tmp_path / "saved")
+    saved = tokenizers.load(tmp_path / "saved")
+    (tmp_path / "exported").mkdir()
+    tokenizer_files.write(saved, tmp_path / "exported", FAMILIES["deberta-v2"], EncoderConfig(vocabulary_size=200))
+    for tokenizer in (imported, saved, tokenizers.load(tmp_path / "exported")):
+        assert tokenizer.encode_batch(texts) == processor.encode(texts)
+        for source, (ids, places) in zip(texts, tokenizer.locate_batch(texts), strict=True):
+            assert ids == processor.encode(source) and left_out(source, places) <= {" "}
+        # A token in a text is found before the text is normalised.
+        ids, places = tokenizer.locate_batch(["ca ﬁve ﬁsh"])[0]
+        assert ids == [*processor.encode("ca"), size + 1, *processor.encode("ﬁsh")] and (3, 6) in places
+    assert tokenizer_files.not_carried(saved) and not tokenizer_files.not_carried(tokenizers.train(SMALL, CORPUS))
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece_unigram", "sentencepiece_bpe"])
+def test_decomposed_text_of_a_tokenizer_that_is_trained_here(kind, tmp_path):
+    """All forms of a text have equal ids, which the file gives in another program, too."""
+    tokenizer = tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=108), COMPOSED.values())
+    tokenizer.save(tmp_path)
+    library = huggingface.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for composed in COMPOSED.values():
+        for form in forms(composed):
+            ids = tokenizer.encode(form)
+            assert ids == library.encode(form, add_special_tokens=False).ids == tokenizer.encode(composed)
+            assert tokenizer.specials.unknown not in ids
+            assert tokenizer.decode(ids) == unicodedata.normalize("NFKC", form)
+    assert tokenizer.encode(" Tôi\t\nthấy\x01 \u200bmột\ufeff") == tokenizer.encode("Tôi thấy một")
+    texts = [unicodedata.normalize("NFD", composed) for composed in COMPOSED.values()]
+    for source, (_, places) in zip(texts, tokenizer.locate_batch(texts), strict=True):
+        assert left_out(source, places) <= {" "}
 
 
 @pytest.mark.parametrize("trims", [False, True])
@@ -222,10 +284,13 @@ def test_a_saved_tokenizer_that_was_changed_is_an_error(trained, tmp_path):
 
 def test_the_tokenizer_that_was_saved_last_is_loaded(tmp_path):
     """Also if a file of another kind, which comes before it in other directories, is left from an earlier one."""
-    made = {kind: tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=SIZES[kind]), CORPUS) for kind in SIZES}
-    for kind in ("wordpiece", "sentencepiece_bpe", "byte_bpe", "sentencepiece_unigram"):
-        made[kind].save(tmp_path)
-        assert tokenizers.load(tmp_path).fingerprint() == made[kind].fingerprint()
+    (tmp_path / "source.model").write_bytes(sentencepiece_model(CORPUS[0].splitlines()))
+    loaded = tokenizers.load(tmp_path / "source.model")
+    (tmp_path / "source.model").unlink()
+    made = [tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=SIZES[kind]), CORPUS) for kind in SIZES]
+    for tokenizer in (*made[:2], loaded, *made[2:], loaded):
+        tokenizer.save(tmp_path)
+        assert tokenizers.load(tmp_path).fingerprint() == tokenizer.fingerprint()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checksum.json", "spiece.model", "tokenizer.json"]
 
 
@@ -249,6 +314,26 @@ def test_a_missing_special_token_is_named(tmp_path, role):
         ValueError, match=f"lacks the {role} token: expected (<.os> or )?{names[role]} or .*; add it to the voc"
     ):
         tokenizers.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece"])
+def test_a_byte_order_mark_is_no_part_of_a_vocabulary(kind, tmp_path):
+    model = json.loads(tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=SIZES[kind]), CORPUS).file()[1])[
+        "model"
+    ]
+    for directory, encoding in ((tmp_path / "plain", "utf-8"), (tmp_path / "marked", "utf-8-sig")):
+        directory.mkdir()
+        words = sorted(model["vocab"], key=model["vocab"].get)
+        merges = [" ".join(merge) for merge in model.get("merges", [])]
+        files = {"vocab.txt": "\n".join(words)}
+        if kind == "byte_bpe":
+            files = {"vocab.json": json.dumps(model["vocab"]), "merges.txt": "\n".join(["#version: 0.2", *merges])}
+        for name, content in files.items():
+            (directory / name).write_text(content + "\n", encoding=encoding)
+    plain, marked = tokenizers.load(tmp_path / "plain"), tokenizers.load(tmp_path / "marked")
+    assert marked.fingerprint() == plain.fingerprint()
+    (tmp_path / "tokenizer.json").write_bytes(codecs.BOM_UTF8 + plain.file()[1])
+    assert tokenizers.load(tmp_path / "tokenizer.json").fingerprint() == plain.fingerprint()
 
 
 def test_robertas_own_ids(shared):
@@ -417,11 +502,9 @@ def test_a_template_that_delimits_pairs_in_another_way(tmp_path):
         ({"additional_special_tokens": ["[NEW]"]}, "adds the token '[NEW]' to spiece.model"),
     ],
 )
-def test_settings_beside_a_sentencepiece_model(values, said, trained, tmp_path):
-    kind, tokenizer = trained
-    if not kind.startswith("sentencepiece"):
-        return
-    (tmp_path / "spiece.model").write_bytes(tokenizer.file()[1])
+def test_settings_beside_a_sentencepiece_model(values, said, tmp_path):
+    (tmp_path / "spiece.model").write_bytes(sentencepiece_model(CORPUS[0].splitlines()))
+    tokenizer = tokenizers.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "<mask>", "tokenizer_class": "DebertaV2Tokenizer"}')
     assert tokenizers.load(tmp_path).fingerprint() == tokenizer.fingerprint()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))

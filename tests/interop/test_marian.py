@@ -17,6 +17,7 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.parallel import batching
 from ag_jax.data.parallel import pipeline as parallel
 from ag_jax.data.text import pipeline as text_pipeline
+from ag_jax.data.tokenizer_backends import SentencePiece
 from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop import exporting, importing, marian, marian_tokenizer, names, opening
 from ag_jax.models.config import DecoderConfig, EncoderConfig
@@ -32,6 +33,7 @@ from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
 from tests import marian_files, tiny
 from tests.cases import some
+from tests.data.conftest import sentencepiece_model
 from tests.interop.test_verb import request
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
@@ -216,9 +218,12 @@ def own_config(**changed) -> ExperimentConfig:
 
 @functools.cache
 def own_tokenizer(kind):
-    size = {"byte_bpe": 290, "sentencepiece_unigram": 60, "sentencepiece_bpe": 60, "wordpiece": 90}[kind]
+    """A tokenizer that is trained here or, as `loaded`, made of the file of a sentencepiece model."""
+    size = {"byte_bpe": 290, "sentencepiece_unigram": 60, "sentencepiece_bpe": 60, "wordpiece": 90}
     texts = [*marian_files.SOURCES, *marian_files.TARGETS] * 5
-    return tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=size), texts)
+    if kind == "loaded":
+        return tokenizers.Tokenizer(SentencePiece(sentencepiece_model(texts, vocab_size=60)), kind)
+    return tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=size[kind]), texts)
 
 
 def written_run(workdir, config, tokenizer, seed=0):
@@ -244,12 +249,16 @@ def exported(workdir, path, **options):
 def tokens_of(directory) -> dict[str, int]:
     if (directory / "vocab.json").exists():
         return json.loads((directory / "vocab.json").read_text())
-    return json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
+    vocabulary = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
+    return vocabulary if isinstance(vocabulary, dict) else {token: id for id, (token, _) in enumerate(vocabulary)}
 
 
 @pytest.mark.parametrize(
     "kind",
-    some(["sentencepiece_unigram", "sentencepiece_bpe", "byte_bpe", "wordpiece"], "sentencepiece_unigram"),
+    some(
+        ["sentencepiece_unigram", "loaded", "sentencepiece_bpe", "byte_bpe", "wordpiece"],
+        *("sentencepiece_unigram", "loaded"),
+    ),
 )
 def test_padding_becomes_the_last_word(kind, tmp_path):
     """Vectors, biases and tokens move together; padding's vector is zero; rows without a token get one that is never

@@ -1,10 +1,15 @@
-"""Convert a sentencepiece model to a tokenizer of the library `tokenizers` that gives the same token ids."""
+"""Convert a sentencepiece model to a tokenizer of the library `tokenizers` that gives the same token ids.
+
+The library's `Precompiled` normaliser follows sentencepiece only for composed text: it looks up decomposed characters
+of six and more bytes one code point at a time. So the text of an imported model is normalised by sentencepiece itself
+(see `tokenizer_backends.HuggingFace`), and a model that is trained here has `NORMALIZER` instead.
+"""
 
 import sentencepiece
 import tokenizers as huggingface
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from ag_jax.data.tokenizer_backends import sentencepiece_processor
 
@@ -13,6 +18,24 @@ _UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of pieces
 # The pieces that fairseq put in place of the first piece of CamemBERT's sentencepiece model.
 _FAIRSEQ = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
+
+# The normalisation of models that are trained here: NFKC, then every run of white space, control characters and
+# invisible marks becomes one space, as does a literal "▁", which stands for a space in pieces. The zero-width joiner
+# stays, because emoji and some scripts need it.
+NORMALIZER = normalizers.Sequence(
+    [
+        normalizers.NFKC(),
+        normalizers.Replace(Regex(r"[\s\p{Cc}\x{200B}\x{200C}\x{200E}\x{200F}\x{061C}\x{FEFF}\x{FFFD}▁]+"), " "),
+        normalizers.Strip(),
+    ]
+)
+
+
+def convert_trained(model: bytes) -> huggingface.Tokenizer:
+    """Convert a sentencepiece model that was trained without normalisation to a tokenizer that applies `NORMALIZER`."""
+    tokenizer = convert(model)
+    tokenizer.normalizer = NORMALIZER
+    return tokenizer
 
 
 def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingface.Tokenizer:
@@ -33,7 +56,8 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
         raise ValueError(
             f"expected a sentencepiece model of type UNIGRAM or BPE, got {kind}, which cannot be converted"
         )
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    # Nine digits tell scores of 32 bits apart; of more, the library reads others than it has written.
+    pieces = [(piece.piece, float(f"{piece.score:.9g}")) for piece in proto.pieces]
     if fairseq:
         pieces = [(piece, 0.0) for piece in _FAIRSEQ[:-1]] + [(_FAIRSEQ[-1], -100.0)] + pieces[1:]
     if mask and mask not in dict(pieces):
@@ -79,7 +103,7 @@ def _set_text_processing(tokenizer: huggingface.Tokenizer, proto) -> None:
         [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     )
     if spec.remove_extra_whitespaces:
-        steps += [normalizers.Replace(huggingface.Regex(" {2,}"), " "), normalizers.Strip()]
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
     tokenizer.normalizer = normalizers.Sequence(steps)
     scheme = "always" if spec.add_dummy_prefix else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)
