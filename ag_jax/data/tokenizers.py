@@ -7,6 +7,7 @@ A literal "</s>" in a document is tokenised as these four characters, never as t
 imported tokenizer that are none of the five of `SpecialTokens` are tokens in a text, as in transformers.
 """
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -78,6 +79,8 @@ class SpecialTokens:
     unknown: replacement of text that the vocabulary lacks.
     mask: the mask token.
     pair_separators: number of `end` tokens between the two segments of a pair: 2 in RoBERTa, 1 in BERT.
+    second_type: token type of the second text of a pair with an imported model, as its files say; None for models that
+        were not imported, where it is 1 if the model has two token types.
     """
 
     begin: int
@@ -86,6 +89,11 @@ class SpecialTokens:
     unknown: int
     mask: int
     pair_separators: int
+    second_type: int | None = None
+
+    def type_of_second(self, token_types: int) -> int:
+        """Return the token type of the second text of a pair for a model with `token_types` token types."""
+        return int(token_types > 1) if self.second_type is None else self.second_type
 
 
 class Tokenizer:
@@ -144,6 +152,12 @@ class Tokenizer:
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return each token as readable text, for plots; "▁" stands for a space before the token."""
         return [self._backend.readable(int(id)) for id in ids]
+
+    def with_second_type(self, second_type: int | None) -> "Tokenizer":
+        """Return this tokenizer with another `SpecialTokens.second_type`."""
+        found = copy.copy(self)
+        found.specials = dataclasses.replace(self.specials, second_type=second_type)
+        return found
 
     @property
     def languages(self) -> tuple[str | None, str | None]:

@@ -47,6 +47,20 @@ _MARIAN = ("MarianTokenizer",)
 _MARIAN_SPECIALS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _BYTE_BPE = ("RobertaTokenizer", "GPT2Tokenizer", "DebertaTokenizer")
 _SENTENCEPIECE = ("DebertaV2Tokenizer",)  # whose token ids are those of the sentencepiece model
+# Classes that set the template of pairs themselves, whatever tokenizer.json says: with type 1 for the second text, and
+# return types by default; or with type 0 for both texts.
+_TYPED = ("BertTokenizer", "ElectraTokenizer", "ConvBertTokenizer", "MobileBertTokenizer", "DebertaV2Tokenizer")
+_UNTYPED = ("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", "MPNetTokenizer", "DebertaTokenizer")
+# By `model_type`, the class of a tokenizer whose files name none.
+_CLASSES = {
+    "bert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    "deberta": "DebertaTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+}
 _FURTHER = ("additional_special_tokens", "extra_special_tokens")  # lists of special tokens without a role
 _TYPES = {
     "tokenizer_class": str,
@@ -62,6 +76,7 @@ _TYPES = {
     "source_lang": str,
     "target_lang": str,
     "added_tokens_decoder": dict,
+    "model_input_names": list,
 }
 
 
@@ -211,6 +226,43 @@ def is_normalized_by_sentencepiece(directory: pathlib.Path) -> bool:
     Raises ValueError if that says neither true nor false.
     """
     return bool(_settings(directory / SETTINGS).get(SENTENCEPIECE_NORMALIZER))
+
+
+def second_type(directory: pathlib.Path) -> int:
+    """Return the token type of the second text of a pair, as `AutoTokenizer` of transformers would give it to a model.
+
+    This is 0 if the tokenizer does not return token types: `model_input_names` in tokenizer_config.json decides, else
+    the tokenizer's class. If it does, the type is that of the class, else that of the template in tokenizer.json.
+
+    directory: with the files of the tokenizer and the model's config.json.
+
+    Raises ValueError for a template with types that no class gives.
+    """
+    settings, model = _settings(directory / SETTINGS), _object(directory / MODEL)
+    file = directory / "tokenizer.json"
+    kind = settings.get("tokenizer_class") or model.get("tokenizer_class")
+    if kind is None and not file.exists():
+        kind = {"vocab.json": "RobertaTokenizer", "vocab.txt": "BertTokenizer"}.get(
+            next((name for name in ("vocab.json", "vocab.txt") if (directory / name).exists()), "")
+        )
+    kind = str(kind or _CLASSES.get(model.get("model_type"), "")).removesuffix("Fast")
+    if model.get("model_type") == "modernbert":  # transformers ignores the class that its files name
+        kind = ""
+    returned = settings.get("model_input_names", ["token_type_ids"] if kind in _TYPED else [])
+    if kind in _TYPED or kind in _UNTYPED or "token_type_ids" not in returned or not file.exists():
+        return int(kind in _TYPED and "token_type_ids" in returned)
+    library = read(file, huggingface.Tokenizer.from_file)
+    library.no_padding()
+    encoding = library.encode("a", "b")
+    if 1 not in encoding.sequence_ids:
+        return 0
+    begin, types = encoding.sequence_ids.index(1), encoding.type_ids
+    if types != [0] * begin + [types[-1]] * (len(types) - begin) or types[-1] > 1:
+        raise ValueError(
+            f"{file}: expected a template with token type 0 for the first text of a pair, and 0 or 1 for the second "
+            f"and its end, got {types} for two words: correct its post_processor"
+        )
+    return types[-1]
 
 
 def special_names(directory: pathlib.Path) -> dict[str, str]:

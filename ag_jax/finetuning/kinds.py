@@ -119,7 +119,7 @@ def encode(
     """Tokenise examples into rows of token ids with labels, in the order of the examples.
 
     max_length: the most tokens of a row.
-    token_types: the number of token types of the model; with 2, the second text of a pair has type 1.
+    token_types: the number of token types of the model.
     training: leave out windows without a target, see `RowSettings`.
     stride: tokens from one window of a context to the next, half a window at most.
 

@@ -95,10 +95,6 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
         require(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
     if family.root == "roberta":
         require(
-            config.token_types <= 1,
-            f"both texts of a pair have the same token type (model.token_types={config.token_types})",
-        )
-        require(
             config.position_offset == pad + 1,
             f"it counts positions from the padding id + 1 = {pad + 1} (model.position_offset={config.position_offset})",
         )
@@ -119,9 +115,10 @@ def fitting(
     more: returns further reasons against a family.
     Raises ValueError with the reasons against each family if none fits.
     """
+    # RoBERTa has token types, too, but its own tokenizers give none, and programs that only know these leave them out.
+    usual = [ROBERTA, BERT] if config.token_types <= 1 else [BERT, ROBERTA]
     order = ([named(wish)] if wish not in ("", marian.MODEL_TYPE) else []) + [
-        ROBERTA,
-        BERT,
+        *usual,
         ELECTRA,
         DEBERTA,
         DEBERTA_V2,

@@ -280,9 +280,8 @@ def _read_roberta(settings: Settings, names: Collection[str]) -> dict[str, Any]:
         settings.problems.append(
             f"max_position_embeddings={positions} leaves no position: the first is pad_token_id + 1 = {offset}"
         )
-    # The tokenizers of RoBERTa give both texts of a pair type 0, those here give the second type 1 if there is one.
-    settings.only("type_vocab_size", 1, default=2)
-    return common | {"max_length": max(positions - offset, 1), "position_offset": offset, "token_types": 1}
+    token_types = settings.take("type_vocab_size", 2)
+    return common | {"max_length": max(positions - offset, 1), "position_offset": offset, "token_types": token_types}
 
 
 def _write_roberta(config: EncoderConfig, pad: int) -> dict[str, Any]:

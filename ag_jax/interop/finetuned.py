@@ -181,7 +181,7 @@ def load(directory: epath.PathLike) -> FineTuned:
         _check(settings, traverse_util.flatten_dict(params, sep="/"))
     except (TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
-    tokenizer = tokenizers.load_trained(place / TOKENIZER)
+    tokenizer = tokenizers.load_trained(place / TOKENIZER).with_second_type(settings.origin.second_type)
     rest = params, settings.origin, adversary_params, settings.trained_length
     return FineTuned(settings.head, settings.model, tokenizer, *rest, Assignment(counts, settings.guided_layers))
 

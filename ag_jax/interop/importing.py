@@ -131,7 +131,7 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: epath.P
 
 def origin_of(opened: OpenModel, path: str) -> Origin:
     """Return the `Origin` of a model opened from `path`: name, licence etc., to store with runs that start from it."""
-    return dataclasses.replace(_origin(opened.source, path), new=opened.new, left_out=opened.left_out)
+    return dataclasses.replace(_origin(opened.source, path, opened.tokenizer), new=opened.new, left_out=opened.left_out)
 
 
 def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
@@ -166,7 +166,8 @@ def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, 
         "\nTo leave out tensors without a parameter, list prefixes of their names: --expect=cls,lm_head",
     )
     params = names.nested(names.load(wanted, source.tensors, shapes))
-    return FineTuned(head, config, _tokenizer(source), params, _origin(source, path)), tuple(left_out)
+    tokenizer = _tokenizer(source)
+    return FineTuned(head, config, tokenizer, params, _origin(source, path, tokenizer)), tuple(left_out)
 
 
 def _check_expected(expected: Sequence[str]) -> None:
@@ -191,7 +192,7 @@ def _kind(source: Source, expected: Sequence[str]) -> str | None:
     return kind
 
 
-def _origin(source: Source, path: str) -> Origin:
+def _origin(source: Source, path: str, tokenizer: Tokenizer) -> Origin:
     is_local = pathlib.Path(path).expanduser().is_dir()
     name, commit = (source.directory.name, "") if is_local else (path.partition("@")[0], source.directory.name)
     return Origin(
@@ -205,6 +206,7 @@ def _origin(source: Source, path: str) -> Origin:
         pooling=source.head_settings.pooling,
         head_dropout=source.head_settings.dropout,
         vectors=sentence_vectors.read(source.directory),
+        second_type=tokenizer.specials.second_type,
     )
 
 

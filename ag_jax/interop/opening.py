@@ -66,8 +66,8 @@ class Pretrained:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of what a trial starts from: parameters, settings of the encoder, tokenizer, and the head's pooling
-        and dropout rate.
+        """SHA-256 of what a trial starts from: parameters, settings of the encoder, tokenizer, the head's pooling and
+        dropout rate, and the token type of second texts.
 
         Settings count if they differ from their defaults, so that one that a later version adds changes nothing, and if
         they say what is computed, not how (`HOW`). A suite compares the digest with that of its trials, to notice a
@@ -80,7 +80,8 @@ class Pretrained:
             for field in dataclasses.fields(self.config)
             if field.name not in HOW and (value := getattr(self.config, field.name)) != field.default
         }
-        rest = self.tokenizer.fingerprint(), self.origin.pooling, self.origin.head_dropout, settings
+        origin = self.origin
+        rest = self.tokenizer.fingerprint(), origin.pooling, origin.head_dropout, origin.second_type, settings
         found.update(json.dumps(rest, default=dataclasses.asdict).encode())
         return found.hexdigest()
 

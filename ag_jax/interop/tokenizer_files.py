@@ -25,8 +25,14 @@ _MASKS = {"camembert": "<mask>", "deberta-v2": "[MASK]"}  # which their sentence
 def read(directory: pathlib.Path, family: Family) -> Tokenizer:
     """Read the tokenizer of a model: `tokenizer.json` if there is one, else the files of its vocabulary.
 
+    It gives the texts of a pair the token types that `AutoTokenizer` gives them.
+
     Raises ValueError or FileNotFoundError if there is none that can be read.
     """
+    return _read(directory, family).with_second_type(vocabularies.second_type(directory))
+
+
+def _read(directory: pathlib.Path, family: Family) -> Tokenizer:
     model = next(iter(sorted(directory.glob("*.model"))), None)
     kept = [directory / name for name in ("tokenizer.json", "vocab.json", "vocab.txt")]
     if model is None or any(file.exists() for file in kept):
@@ -75,8 +81,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
         if token not in present or role == "mask":
             library.add_special_tokens([AddedToken(token, special=True, lstrip=spaced and role == "mask")])
     begin, end = special["begin"], special["end"]
-    without_types = family.root == "roberta" or family.model_type == "modernbert" or config.token_types == 1
-    two = 0 if without_types else 1  # token type of the second text
+    two = tokenizer.specials.type_of_second(config.token_types)
     between = " ".join([f"{end}:0"] * tokenizer.specials.pair_separators)
     template = processors.TemplateProcessing(
         single=f"{begin}:0 $A:0 {end}:0",

@@ -25,6 +25,7 @@ from ag_jax.distributed import hosts, lock, storage
 from ag_jax.distributed.parts import parse_part
 from ag_jax.evaluation import lines
 from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 
 SUMMARY, TOKENIZER = "corpus.json", "tokenizer"
@@ -42,7 +43,7 @@ def prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
     """
     if workdir is not None:
         hosts.from_first("the files of the text", functools.partial(check_files, config, workdir))
-    return _prepare(config.data, workdir)
+    return _prepare(config, workdir)
 
 
 def prepare_ahead(data: DataConfig, part: str | None = None) -> Corpus | None:
@@ -134,7 +135,7 @@ def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tup
     The description has the source, its numbers of documents, rows and tokens, `is_the_text_of_the_run` (true, false, or
     None if unknown) and, if there is one, the warning.
     """
-    corpus = _prepare(config.data, workdir)
+    corpus = _prepare(config, workdir)
     held_out = {
         "source": config.data.validation_source or config.data.source,
         "documents": corpus.documents["validation"],
@@ -222,13 +223,18 @@ def _has_begun(workdir: epath.Path) -> bool:
     return any((workdir / name).exists() for name in (SUMMARY, "metrics.jsonl", "checkpoints"))
 
 
-def _prepare(data: DataConfig, workdir: epath.Path | None) -> Corpus:
+def _prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
     # All hosts look for a tokenizer in the directory before host 0 writes that of a new run: it does so after `agree`.
-    quiet = not hosts.is_first()
+    quiet, data = not hosts.is_first(), config.data
     if workdir is not None:
         data = with_own_tokenizer(data, workdir)
     corpus = pipeline.prepare(data, quiet=quiet, claim=lock.Claims())
     hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
+    if (
+        workdir is not None and config.next_sentence
+    ):  # pairs get the token types that the imported model was trained with
+        origin, _ = origins.read(workdir, config.model.width)
+        corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer.with_second_type(origin.second_type))
     return corpus
 
 

@@ -4,6 +4,7 @@
 last milestone, whose maps the report draws (He et al. 2021, figure 3).
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ def measure(
 def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
     opened = run.open_run(directory, run.milestone_step(config, directory, max(config.training.milestones)))
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory), quiet=True)
+    corpus = dataclasses.replace(corpus, tokenizer=opened.tokenizer)
     batch = next(pipeline.validation_batches(corpus, config.data, ROWS))
     read = {"tokens": batch["original"], **{name: batch[name] for name in ("segment_ids", "token_type_ids")}}
     return stripes.shares_of_texts(opened.model, opened.params, read)

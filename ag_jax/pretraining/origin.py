@@ -62,6 +62,7 @@ class Origin:
     head_dropout: dropout rate that its config.json says of the heads of tasks; None for that of the encoder.
     vectors: how vectors of texts are computed with it.
     commit: the commit on the hub that it was fetched at; empty if it was read from disk.
+    second_type: token type that its tokenizer gives the second text of a pair.
     """
 
     model_type: str = ""
@@ -76,6 +77,7 @@ class Origin:
     head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
     vectors: SentenceVectors = SentenceVectors()
     commit: str = ""
+    second_type: Annotated[int, ">= 0", "<= 1"] | None = None
 
     def untrained(self, step: int) -> tuple[str, ...]:
         """Return the names of the parts of the parameters, such as `word_head`, that were randomly initialised and that

@@ -748,6 +748,7 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     if "next_head" in params and "next_head" not in origin.untrained(step):
         pooler = params["next_head"]["pooler"]
     _warn_of_bias(config, workdir, step)
+    tokenizer = tokenizer.with_second_type(origin.second_type)
     return OpenRun(workdir, config, tokenizer, model, params, adversary_params, step, tuple(steps), origin, pooler)
 
 

@@ -137,14 +137,6 @@ def test_every_unsupported_option_is_named_at_once(directory, tmp_path):
     assert "hidden_act='swiglu' is not supported, only 'gelu'" in message
 
 
-@pytest.mark.parametrize("types", [2, None])
-def test_token_types_of_roberta(types, tmp_path):
-    """Its tokenizers give both texts of a pair type 0; without the key, transformers makes two types."""
-    directory = with_tensors("roberta", tmp_path / "hf", lambda tensors: tensors)
-    settings(directory, type_vocab_size=types)
-    refused(directory, tmp_path, "type_vocab_size=2 is not supported, only 1")
-
-
 def test_every_unsupported_option_of_deberta(tmp_path):
     directory = with_tensors("deberta_v2", tmp_path / "hf", lambda tensors: tensors)
     asked = {
@@ -575,7 +567,8 @@ def test_the_family_of_a_run():
     assert of(["discriminator_head"], 1) == "electra"
     assert of(["word_head", "next_head"], 1, "roberta") == "bert"
     config = EncoderConfig(vocabulary_size=9, token_types=2)
-    assert of(["word_head"], 1) == of(["word_head"], 1, "roberta") == "bert"  # RoBERTa's pairs have one token type
+    assert of(["word_head"], 1) == "bert"  # the tokenizers of RoBERTa give no token types
+    assert of(["word_head"], 1, "roberta") == "roberta"
     config = EncoderConfig(vocabulary_size=9, convolution=3)
     assert of(["word_head"], 1) == "deberta-v2"
 

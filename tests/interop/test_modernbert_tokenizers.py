@@ -73,7 +73,8 @@ def test_saved_and_exported_tokenizers_are_the_same(made, tmp_path):
     (tmp_path / "exported").mkdir()
     config = tiny.config(**tiny.MODERNBERT, vocabulary_size=ours.vocabulary_size)
     tokenizer_files.write(ours, tmp_path / "exported", MODERNBERT, config)
-    for again in (tokenizers.load(tmp_path / "saved"), tokenizer_files.read(tmp_path / "exported", MODERNBERT)):
+    saved = tokenizers.load(tmp_path / "saved").with_second_type(0)
+    for again in (saved, tokenizer_files.read(tmp_path / "exported", MODERNBERT)):
         assert again.specials == ours.specials and again.vocabulary_size == ours.vocabulary_size
         assert again.locate_batch(PROBES) == ours.locate_batch(PROBES)
     exported = huggingface.Tokenizer.from_file(str(tmp_path / "exported" / "tokenizer.json"))

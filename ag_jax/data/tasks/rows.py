@@ -48,7 +48,7 @@ class RowSettings:
 
     specials: the tokenizer's special tokens.
     max_length: the most tokens of a row.
-    token_types: the number of the model's token types; with 2, the second text of a pair has token type 1.
+    token_types: the number of the model's token types, see `SpecialTokens.type_of_second`.
     training: leave out windows without a target: those without the answer, in tasks where every question has an
         answer, and all windows of a question whose answer fits in none.
     stride: tokens from one window of a context to the next, at most half a window.
@@ -76,7 +76,7 @@ class RowSettings:
     def row(self, first: Sequence[int], second: Sequence[int] | None = None) -> FeatureRow:
         """Return the token ids, segment ids and token type ids of one text or a pair, which must fit into the row.
 
-        They are fields of a batch: `tokens`, `segment_ids` (1 everywhere) and `token_type_ids` (1 on the second text).
+        They are fields of a batch: `tokens`, `segment_ids` (1 everywhere) and `token_type_ids`.
         """
         special = self.specials
         ids = [special.begin, *first]
@@ -86,8 +86,14 @@ class RowSettings:
         ids += [*(second or ()), special.end]
         tokens = np.asarray(ids, np.int32)
         token_types = np.zeros(len(ids), np.int8)
-        if second is not None and self.token_types > 1:
-            token_types[begin:] = 1
+        if second is not None:
+            token_types[begin:] = kind = special.type_of_second(self.token_types)
+            if 0 < self.token_types <= kind:
+                raise ValueError(
+                    f"the tokenizer gives the second text of a pair the token type {kind}, but the model has only "
+                    f"{self.token_types} (type_vocab_size in config.json): for type 0, leave token_type_ids out of "
+                    "model_input_names in tokenizer_config.json, and import the model again"
+                )
         return {"tokens": tokens, "segment_ids": np.ones(len(ids), np.int8), "token_type_ids": token_types}
 
 

@@ -86,6 +86,7 @@ def make_batch(
     if rows.has_pairs:
         second_B = rows.second_start[row_B]
         is_second_BL = np.arange(config.sequence_length) >= second_B[:, None]
-        batch["token_type_ids"] = (is_second_BL & (segments_BL > 0)).astype(np.int32)
+        second = tokenizer.specials.type_of_second(2)  # formats with pairs need a model with two types
+        batch["token_type_ids"] = np.where(is_second_BL & (segments_BL > 0), second, 0).astype(np.int32)
         batch["next_labels"] = np.where(present_B, rows.is_random_next[row_B], 0).astype(np.int32)
     return batch
