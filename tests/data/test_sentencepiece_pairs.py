@@ -61,6 +61,7 @@ def test_languages_and_special_tokens(directory):
         "unknown": vocabulary["<unk>"],
         "mask": pad,
         "pair_separators": 0,
+        "second_type": None,
     }
     assert tokenizer.lacks == ("begin", "mask") and tokenizer.languages == ("eng", "deu")
     assert tokenizer.period_ids == tuple(sorted(id for piece, id in vocabulary.items() if piece in (".", "▁.")))

@@ -64,8 +64,7 @@ def test_ours_opened_by_theirs(kind, tmp_path):
     ]
     pair = theirs("our", "roads")
     assert pair["input_ids"] == [*itertools.chain(*row), specials.end]
-    if family.root == "bert":
-        assert pair["token_type_ids"] == [0] * (2 + len(row[1])) + [1] * (1 + len(row[3]))
+    assert pair["token_type_ids"] == [0] * (1 + sum(map(len, row[1:3]))) + [1] * (1 + len(row[3]))
     for role, name in {"begin": "cls", "end": "sep", "pad": "pad", "unknown": "unk", "mask": "mask"}.items():
         assert getattr(theirs, f"{name}_token_id") == getattr(specials, role)
     masked = theirs(f"our {theirs.mask_token} roads")["input_ids"]
@@ -154,6 +153,7 @@ def test_theirs_read_as_ours(model_type, make, tmp_path):
     for role, name in roles.items():
         assert getattr(ours.specials, role) == getattr(theirs, f"{name}_token_id"), role
     assert ours.vocabulary_size == len(theirs)
+    assert ours.specials.second_type == theirs("our", "roads").get("token_type_ids", [0])[-1]
 
 
 ROLES = {
