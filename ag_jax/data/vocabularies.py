@@ -240,12 +240,10 @@ def second_type(directory: pathlib.Path) -> int:
     """
     settings, model = _settings(directory / SETTINGS), _object(directory / MODEL)
     file = directory / "tokenizer.json"
-    kind = settings.get("tokenizer_class") or model.get("tokenizer_class")
-    if kind is None and not file.exists():
-        kind = {"vocab.json": "RobertaTokenizer", "vocab.txt": "BertTokenizer"}.get(
-            next((name for name in ("vocab.json", "vocab.txt") if (directory / name).exists()), "")
-        )
-    kind = str(kind or _CLASSES.get(model.get("model_type"), "")).removesuffix("Fast")
+    of_files = {file.name: "", "vocab.json": "RobertaTokenizer", "vocab.txt": "BertTokenizer"}
+    usual = next((kind for name, kind in of_files.items() if (directory / name).exists()), "")
+    usual = usual or _CLASSES.get(str(model.get("model_type")), "")
+    kind = str(settings.get("tokenizer_class") or model.get("tokenizer_class") or usual).removesuffix("Fast")
     if model.get("model_type") == "modernbert":  # transformers ignores the class that its files name
         kind = ""
     returned = settings.get("model_input_names", ["token_type_ids"] if kind in _TYPED else [])
