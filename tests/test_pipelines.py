@@ -406,6 +406,13 @@ def test_a_pipeline_that_translates_says_what_it_is(translation):
         ("fill_mask", "run", ("we <mask>",), {"top_k": 2, "top": 3}, "top_k and top are two names of one argument"),
         ("fill_mask", "run", (7,), {}, "expected a text (str), or a list of them, got 7 (int)"),
         ("embed", "run", ([["we"]],), {}, "expected a str for text 1 of 1, got ['we'] (list)"),
+        ("embed", "run", ("\ud83d",), {}, r"'\ud83d', half of a surrogate pair, in the text"),
+        ("fill_mask", "run", (["we <mask>", "<mask> \ud83d"],), {}, "half of a surrogate pair, in text 2 of 2"),
+        ("tag", "tagging", ("good \ude00",), {}, "half of a surrogate pair, in word 2 of 2"),
+        ("classify", "classification", (("good", "\ud83d"),), {}, "half of a surrogate pair, in the second text"),
+        ("classify", "classification", (["good", ("a", "\ud83d")],), {}, "half of a surrogate pair, in item 2 of 2"),
+        ("choose", "choice", ("which", ["good", "\ud83d"]), {}, "half of a surrogate pair, in candidate 2 of 2"),
+        ("answer", "span", ("where", "we \ud83d"), {}, "half of a surrogate pair, in the context"),
     ],
 )
 def test_arguments_that_a_pipeline_rejects(name, kind, arguments, options, said, places):
@@ -633,6 +640,7 @@ def test_embed_with_an_encoder_that_translates(translation):
         ("good", {"alternatives": 3}, "alternatives must be between 1 and the number of beams, 2, got 3"),
         ("good", {"alternatives": 0}, "alternatives must be between 1 and the number of beams, 2, got 0"),
         (["good", "we\nbuild"], {}, "text 2 of 2 has a line break"),
+        (["good", "\ud83d"], {}, "half of a surrogate pair, in text 2 of 2"),
         (["good", "roads " * 24], {}, "line 2 has 24 tokens, and the model has positions for 23"),
     ],
 )

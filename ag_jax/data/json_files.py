@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
 
 DEEPEST = 100  # levels of nesting; no file that is read here has more than ten
+# An escape of a JSON text: a surrogate pair, or half of a pair alone, which is the group, or any other.
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)")
 _NAMES = {dict: "object", list: "array", str: "string", int: "whole number", float: "number", bool: "boolean"}
 
 
@@ -45,11 +48,16 @@ def check_fields(path: str | os.PathLike, value: Mapping[str, Any], fields: Mapp
 
 
 def parse_json(text: str, expected: type = dict) -> Any:
-    """Return the content of a JSON text, which must be of the type `expected` (`dict` or `list`).
+    """Return the content of a JSON text, which must be of the type `expected` (`dict`, `list`, or `object` for any).
 
-    Raises ValueError if the text is not JSON, nested too deeply or of another type; the caller adds the file and
-    the remedy to the message.
+    Raises ValueError if the text is not JSON, nested too deeply, of another type, or has half of a surrogate pair, such
+    as "\\ud800", which is no text for a tokenizer or a file; the caller adds the file and the remedy to the message.
     """
+    if "\\ud" in text or "\\uD" in text:
+        for escape in _ESCAPE.finditer(text):
+            if escape[1]:
+                line = f" in line {text.count(chr(10), 0, escape.start()) + 1}" if "\n" in text.strip() else ""
+                raise ValueError(f"expected Unicode text, got {escape[0]}{line}, half of a surrogate pair")
     try:
         value = json.loads(text)
         too_deep = _is_deeper(value, DEEPEST)
@@ -62,6 +70,20 @@ def parse_json(text: str, expected: type = dict) -> Any:
     if not isinstance(value, expected):
         raise ValueError(f"expected a JSON {_NAMES[expected]}, got {type(value).__name__}")
     return value
+
+
+def check_unicode(text: str, place: str) -> None:
+    """Raise ValueError if a text has half of a surrogate pair, which neither tokenizers nor files take.
+
+    place: what the text is, for the error message.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"expected Unicode text, got {text[error.start]!r}, half of a surrogate pair, in {place}; replace it, for "
+            "instance by text.encode(errors='replace').decode()"
+        ) from error
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from ag_jax.data.json_files import check_unicode
+
 BATCH_SIZE = 16  # rows that are computed together by default
 
 
@@ -52,6 +54,7 @@ def one_or_many(given: Any, what: str = "text") -> tuple[list[str], bool]:
     what: the noun for a text in messages.
     """
     if isinstance(given, str):
+        check_unicode(given, f"the {what}")
         return [given], True
     texts = items_of(given, f"a {what} (str), or a list of them")
     for number, text in enumerate(texts, 1):
@@ -60,6 +63,7 @@ def one_or_many(given: Any, what: str = "text") -> tuple[list[str], bool]:
                 f"expected a str for {what} {number} of {len(texts)}, got {_shown(text)}: give a {what}, or a list of "
                 "them"
             )
+        check_unicode(text, f"{what} {number} of {len(texts)}")
     return texts, False
 
 
@@ -92,11 +96,11 @@ def pairs_of(first: Any, second: Any) -> tuple[list[tuple[str, str | None]], boo
             )
         return [*zip(firsts, seconds, strict=True)], single
     if isinstance(first, str):
-        return [(first, None)], True
+        return [(text, None) for text in one_or_many(first)[0]], True
     expected = "a text (str), a pair of texts as two arguments or a tuple, or a list of texts and pairs"
     given = items_of(first, expected)
     if isinstance(first, tuple) and _is_pair(first):
-        return [(first[0], first[1])], True
+        return pairs_of(*first)
     found: list[tuple[str, str | None]] = []
     for number, item in enumerate(given, 1):
         if isinstance(item, str):
@@ -108,6 +112,8 @@ def pairs_of(first: Any, second: Any) -> tuple[list[tuple[str, str | None]], boo
                 f"expected a text or a pair of texts as item {number} of {len(given)}, got {_shown(item)}: give "
                 f"{expected}"
             )
+        for text in filter(None, found[-1]):
+            check_unicode(text, f"item {number} of {len(given)}")
     return found, False
 
 

@@ -77,7 +77,7 @@ class Tag(BatchedPipeline):
         given = [texts] if single else items_of(texts, "a text (str), or a list of texts and lists of words")
         examples = []
         for number, text in enumerate(given, 1):
-            words = text.split() if isinstance(text, str) else one_or_many(text, "word")[0]
+            words = one_or_many(text.split() if isinstance(text, str) else text, "word")[0]
             if not words:
                 raise ValueError(f"there is no word to tag in text {number} of {len(given)}")
             examples.append(TaggedSentence(str(number), tuple(words), None))

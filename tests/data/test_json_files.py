@@ -21,6 +21,8 @@ def test_a_file_is_read(tmp_path):
         (b'{"a": \xff}', "can't decode byte 0xff"),
         (b"9" * 5000, "expected JSON, got text"),
         (b"[]", "expected a JSON object, got list"),
+        (b'{"a": "x\\ud83d"}', r"ud83d, half of a surrogate pair"),
+        (b'{"a": "\\ud83d\\ude00",\n"\\ude00": "\\\\ud83d"}', r"ude00 in line 2, half"),
         (b"null", "expected a JSON object, got NoneType"),
         (b'{"a":' * 3000 + b"1" + b"}" * 3000, "nested at most"),
         (b"[" * 100_000 + b"]" * 100_000, "nested at most"),
@@ -53,6 +55,10 @@ def test_fields_that_an_object_must_have(tmp_path):
 def test_the_deepest_nesting_that_is_read():
     text = '{"a":' * DEEPEST + "1" + "}" * DEEPEST
     assert parse_json(text)["a"]
+
+
+def test_surrogate_pairs_and_escaped_backslashes_are_text():
+    assert parse_json(r'["\ud83d\ude00", "\\ud83d", "\ud55c"]', list) == ["\U0001f600", r"\ud83d", "\ud55c"]
 
 
 def test_a_missing_file(tmp_path):

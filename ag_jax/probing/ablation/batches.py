@@ -12,6 +12,7 @@ import numpy as np
 
 from ag_jax.data import pipeline
 from ag_jax.data.config import MaskingConfig
+from ag_jax.data.json_files import check_unicode
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import Features, RowSettings
 from ag_jax.data.tasks.task import Examples, Task
@@ -75,6 +76,8 @@ def of_texts(
     """
     if isinstance(texts, str):
         raise ValueError(f"expected a list of texts, got one string of {len(texts):,} characters: split it into texts")
+    for index, text in enumerate(texts, 1):
+        check_unicode(text, f"text {index}")
     number, source = len(texts), f"{len(texts):,} {called}"
     if most is not None and most < number:
         texts = [texts[index * number // most] for index in range(most)]
