@@ -22,7 +22,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
 from ag_jax.data.json_files import read_json
-from ag_jax.data.text import files
+from ag_jax.data.text import fields, files
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.models import beam_search
@@ -36,6 +36,7 @@ from ag_jax.pretraining.run import OpenRun
 from ag_jax.training.checkpoint import Checkpoints
 
 WINDOW = 1024  # lines that are read before they are translated, sorted by length; then they are written
+LARGEST_LINE = 2**20  # bytes of a line, and characters after which a window takes no further line
 SHORTEST = 8  # static lengths of sources are this one, twice as much, and so on
 TOKENS = 2048  # source positions of a batch, at most
 ROWS = 64  # sentences of a batch, at most
@@ -398,14 +399,11 @@ def lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
 
     A byte order mark at the beginning is left out, as in the files of training and of tests.
 
-    Raises ValueError, with the number of the line, for bytes that are not UTF-8.
+    Raises ValueError, with the number of the line, for bytes that are not UTF-8, and for a line that is longer than any
+    model reads.
     """
-    for number, line in enumerate(stream, 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name}, line {number}: this is not UTF-8 ({error.reason}); convert the file") from error
-        yield text.removesuffix("\n").removesuffix("\r")
+    for _, line in fields.text_lines(stream, name, LARGEST_LINE):
+        yield line.removesuffix("\n").removesuffix("\r")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -554,7 +552,15 @@ def translate_stream(translator: Translator, source: Iterable[str], source_name:
 
 
 def _windows(lines: Iterator[str]) -> Iterator[list[str]]:
-    while window := list(itertools.islice(lines, WINDOW)):
+    window: list[str] = []
+    size = 0
+    for line in lines:
+        window.append(line)
+        size += len(line)
+        if len(window) == WINDOW or size >= LARGEST_LINE:
+            yield window
+            window, size = [], 0
+    if window:
         yield window
 
 

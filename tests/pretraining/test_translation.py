@@ -392,6 +392,16 @@ def test_spaces_around_a_text_are_left_out():
     assert read == ["the dog"] * 2
 
 
+def test_long_lines_are_errors_and_few_of_them_are_in_memory(monkeypatch):
+    monkeypatch.setattr(translate, "LARGEST_LINE", 9)
+    known = Recalled(None, {line: [translate.Translation(line[:1], 0, ended=True)] for line in ("abcd", "efg")}, [])
+    source = b"abcd\nefg\nabcd\nefg\n" + b"x" * 10
+    windows = translate.translate_stream(known, translate.lines_of(io.BytesIO(source), "in.txt"), "in.txt")
+    assert [next(windows) for _ in range(3)] == ["a", "e", "a"]
+    with pytest.raises(ValueError, match=r"in.txt, line 5: expected at most 9 bytes"):
+        list(windows)
+
+
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
     (tmp_path / "in.txt").write_text("the dog\n")
     with pytest.raises(FileNotFoundError, match="the folder of --output=.*new/out.txt does not exist: create it"):

@@ -91,10 +91,7 @@ def _segments(opened: IO[bytes], place: str) -> Iterator[str]:
 
     Raises ValueError if there is no segment, or one that does not end.
     """
-    content = opened.read(fields.LARGEST_PARSED + 1)
-    if len(content) > fields.LARGEST_PARSED:
-        raise ValueError(f"{place}: expected at most {fields.LARGEST_PARSED:,} bytes of segments; write plain lines")
-    text = decoded(content, place)
+    text = decoded(fields.whole(opened, place), place)
     tags = list(_SEGMENT_TAG.finditer(text))
     if not tags:
         raise ValueError(f"{place}: expected <seg> elements with the texts, got none; name a file of plain lines .txt")

@@ -23,6 +23,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from ag_jax.data.conll import without_comments
 from ag_jax.data.probes import files
 from ag_jax.data.probes.mentions import Document, Mention, Reading, in_reading_order
 
@@ -65,7 +66,7 @@ def _documents(text: str, place: str, dropped: collections.Counter[str]) -> list
     documents: list[Document] = []
     open_document: _Open | None = None
     number = 0
-    for number, line in files.numbered_lines(text):
+    for number, line in without_comments([line for _, line in files.numbered_lines(text)]):
         where = f"{place}, line {number}"
         if line.startswith("#begin document"):
             if open_document:

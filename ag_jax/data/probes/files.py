@@ -34,7 +34,7 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
             members = _members(file, endings)
         elif file == base or _has_ending(file.name, endings):
             with text_files.decompressed(file) as opened:
-                members = iter([(str(file), decoded(opened.read(), str(file)))])
+                members = iter([(str(file), decoded(fields.whole(opened, str(file)), str(file)))])
         else:
             continue
         for member in members:
@@ -135,7 +135,7 @@ def _members(file: pathlib.Path, endings: Sequence[str]) -> Iterator[tuple[str, 
         for member in archive:
             extracted = archive.extractfile(member) if _has_ending(member.name, endings) else None
             if extracted:
-                content[member.name] = extracted.read()
+                content[member.name] = fields.whole(extracted, f"{member.name} of {file}")
     for name in sorted(content):
         yield f"{name} of {file}", decoded(content[name], f"{name} of {file}")
 

@@ -7,42 +7,36 @@ split into rows any more, the ValueError is raised, because leaving out one row 
 
 import collections
 import csv
-import gzip
 import io
+import itertools
 import pathlib
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ag_jax.data.conll import without_comments
 from ag_jax.data.json_files import parse_json
+from ag_jax.data.text.fields import text_lines, whole
+from ag_jax.data.text.files import decompressed
 
 Record = Mapping[str, Any]
 LocatedRecord = tuple[str, Record | ValueError]
 
-csv.field_size_limit(2**24)  # news articles exceed the library's default of 128 KiB
+LARGEST_LINE = 2**24  # bytes
+csv.field_size_limit(LARGEST_LINE)  # news articles exceed the library's default of 128 KiB
 
 
-def read_text(file: pathlib.Path) -> str:
-    """Read a UTF-8 text file, decompressed if it ends in .gz, without the byte order mark that some files begin with.
+def lines(file: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, with their numbers and line ends; the file is decompressed if its name says so.
 
-    Raises ValueError if the file is not UTF-8 or not a whole gzip file.
+    Raises ValueError for a file that is damaged or not UTF-8, and for a line of more than `LARGEST_LINE` bytes.
     """
-    content = b""
-    try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix.lower() == ".gz" else file.read_bytes()
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{file} is not text in UTF-8 (line {line}: {error}); save it in UTF-8, or copy it anew"
-        ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{file} is not text in UTF-8 ({error}); copy it anew") from error
+    with decompressed(file) as opened:
+        yield from text_lines(opened, str(file), LARGEST_LINE)
 
 
 def jsonl(file: pathlib.Path) -> Iterator[LocatedRecord]:
     """Yield the records of a JSON-lines file, which has one object per line; blank lines are left out."""
-    for number, line in enumerate(read_text(file).split("\n"), 1):
+    for number, line in lines(file):
         if line.strip():
             yield f"line {number}", _object(line)
 
@@ -53,8 +47,8 @@ def tsv(file: pathlib.Path, header: bool = True) -> Iterator[LocatedRecord]:
     header: whether the first line has the names of the fields; otherwise they are "0", "1", ...
     """
     names: list[str] = []
-    for number, line in enumerate(read_text(file).split("\n"), 1):
-        fields = line.rstrip("\r").split("\t")
+    for number, line in lines(file):
+        fields = line.rstrip("\r\n").split("\t")
         if fields == [""]:
             continue
         if not names:
@@ -74,8 +68,9 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[LocatedRecord]:
     is known.
     """
     # Strict, because otherwise a quote that is never closed would silently take the rest of the file into one field.
-    # Without translated line ends, so that those inside of fields stay as they are.
-    rows = csv.reader(io.StringIO(read_text(file), newline=""), delimiter=delimiter, strict=True)
+    # Without translated line ends, so that those inside of fields stay as they are; also a carriage return ends a line.
+    parts = itertools.chain.from_iterable(io.StringIO(line, newline="") for _, line in lines(file))
+    rows = csv.reader(parts, delimiter=delimiter, strict=True)
     names: list[str] = []
     begins = 1
     while True:
@@ -99,14 +94,14 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[LocatedRecord]:
 def columns(file: pathlib.Path) -> Iterator[LocatedRecord]:
     """Yield the sentences of a CoNLL file, which has one word per line and blank lines between sentences.
 
-    The word is in the first column and its tag in the last one. -DOCSTART- lines are left out.
+    The word is in the first column and its tag in the last one. Comments and -DOCSTART- lines are left out.
     """
     words, tags, begins = [], [], 0
     error = None
     # The appended blank line ends the last sentence.
-    for number, line in enumerate([*read_text(file).split("\n"), ""], 1):
+    for number, line in without_comments([*(line.rstrip("\r\n") for _, line in lines(file)), ""]):
         # Not str.split(): a word may contain a non-ASCII space, and, where tabs separate the columns, any space.
-        fields = [field for field in line.rstrip("\r").split("\t" if "\t" in line else " ") if field.strip(" ")]
+        fields = [field for field in line.split("\t" if "\t" in line else " ") if field.strip(" ")]
         if fields and fields[0] == "-DOCSTART-":
             continue
         if fields:
@@ -133,10 +128,12 @@ def dialogues(file: pathlib.Path) -> Iterator[LocatedRecord]:
 def articles(file: pathlib.Path) -> Iterator[LocatedRecord]:
     """Read the articles of a SQuAD file and yield their questions, each with its context.
 
-    The file is {"data": [{"paragraphs": [{"context", "qas": [...]}]}]}.
+    The file is {"data": [{"paragraphs": [{"context", "qas": [...]}]}]}, or a list of articles, of paragraphs, or of
+    questions that have their context.
     """
     for number, article in enumerate(_data(file), 1):
-        for paragraph_number, paragraph in enumerate(_list(article, "paragraphs"), 1):
+        paragraphs = _list(article, "paragraphs") if _field(article, "paragraphs") is not None else [article]
+        for paragraph_number, paragraph in enumerate(paragraphs, 1):
             place = f"article {number}, paragraph {paragraph_number}"
             yield from _questions(place, paragraph, {"context": _field(paragraph, "context")})
 
@@ -160,7 +157,7 @@ def passages(file: pathlib.Path) -> Iterator[LocatedRecord]:
 def tree(folder: pathlib.Path) -> Iterator[LocatedRecord]:
     """Yield the articles of a RACE folder, each with its path in the folder; each .txt file is an article, in JSON."""
     for file in tree_files(folder):
-        yield f"{file.relative_to(folder)}", _object(read_text(file))
+        yield f"{file.relative_to(folder)}", _object(_text(file))
 
 
 def tree_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -171,6 +168,12 @@ def tree_files(folder: pathlib.Path) -> list[pathlib.Path]:
 CONTAINERS: dict[str, Callable[..., Iterator[LocatedRecord]]] = {
     function.__name__: function for function in (jsonl, tsv, quoted, columns, dialogues, articles, passages, tree)
 }
+
+
+def _text(file: pathlib.Path) -> str:
+    """Return the content of a file that is parsed as a whole."""
+    with decompressed(file) as opened:
+        return whole(opened, str(file)).decode("utf-8-sig")
 
 
 def _object(text: str) -> Record | ValueError:
@@ -197,7 +200,7 @@ def _row(names: list[str], fields: list[str]) -> Record | ValueError:
 
 
 def _json(file: pathlib.Path, kind: type) -> Any:
-    text = read_text(file)  # not `read_json`, because the file may be compressed
+    text = _text(file)  # not `read_json`, because the file may be compressed
     try:
         return parse_json(text, kind)
     except ValueError as error:
@@ -205,7 +208,8 @@ def _json(file: pathlib.Path, kind: type) -> Any:
 
 
 def _data(file: pathlib.Path) -> list[Any]:
-    data = _json(file, dict).get("data")
+    content = _json(file, object)
+    data = content if isinstance(content, list) else _field(content, "data")
     if not isinstance(data, list):
         raise ValueError(f'{file}: expected {{"data": [...]}} as in SQuAD, got {type(data).__name__} under "data"')
     return data
@@ -221,7 +225,7 @@ def _list(entry: Any, name: str) -> list[Any]:
 
 
 def _questions(place: str, entry: Any, common: Record) -> Iterator[LocatedRecord]:
-    for number, question in enumerate(_list(entry, "qas"), 1):
+    for number, question in enumerate([entry] if _field(entry, "question") else _list(entry, "qas"), 1):
         if isinstance(question, dict):
             yield f"{place}, question {number}", {**question, **common}
         else:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import IO, Any
 
+from ag_jax.data.json_files import parse_json
 from ag_jax.data.text.remote import RemoteStream
 
 LARGEST_PARSED = 2**28  # bytes of a .json file, or of a line of another file: both are held in memory
@@ -40,33 +41,60 @@ def json_objects(opened: IO[bytes], place: str) -> Iterator[tuple[str, Any]]:
     return _objects(_filled_lines(opened, place), place)
 
 
-def _filled_lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
+def _filled_lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, str]]:
     """Return the lines that are not blank, with their numbers."""
-    return ((number, line) for number, line in lines(opened, place) if line.strip())
+    return ((number, line) for number, line in text_lines(opened, place) if line.strip())
 
 
-def lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, bytes]]:
+def lines(opened: IO[bytes], place: str, most: int | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield the lines with their numbers, each with the line feed at its end.
 
-    Raises ValueError for a line of more than `LARGEST_PARSED` bytes.
+    most: the most bytes of a line; None stands for `LARGEST_PARSED`.
+
+    Raises ValueError for a longer line, of which no more than this is in memory.
     """
-    for number, line in enumerate(iter(lambda: opened.readline(LARGEST_PARSED + 1), b""), 1):
-        if len(line) > LARGEST_PARSED:
-            raise ValueError(f"{place}, line {number}: expected at most {LARGEST_PARSED:,} bytes; split the document")
+    most = most or LARGEST_PARSED
+    for number, line in enumerate(iter(lambda: opened.readline(most + 1), b""), 1):
+        if len(line) > most:
+            raise ValueError(f"{place}, line {number}: expected at most {most:,} bytes, got more; split the line")
         yield number, line
 
 
-def _objects(numbered: Iterable[tuple[int, bytes]], place: str) -> Iterator[tuple[str, Any]]:
+def text_lines(opened: IO[bytes], place: str, most: int | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the lines as `lines` does, as text, without the byte order mark that some files begin with.
+
+    Raises ValueError, with the number of the line, also for a line that is not UTF-8.
+    """
+    for number, line in lines(opened, place, most):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{place}, line {number}: expected text in UTF-8, got other bytes ({error.reason}); convert the file, "
+                "or copy it anew"
+            ) from error
+        yield number, text
+
+
+def whole(opened: IO[bytes], place: str) -> bytes:
+    """Return the content of a file. Raises ValueError if it has more than `LARGEST_PARSED` bytes."""
+    content = opened.read(LARGEST_PARSED + 1)
+    if len(content) > LARGEST_PARSED:
+        raise ValueError(f"{place}: expected at most {LARGEST_PARSED:,} bytes, got more; split the file")
+    return content
+
+
+def _objects(numbered: Iterable[tuple[int, str]], place: str) -> Iterator[tuple[str, Any]]:
     for number, line in numbered:
         where = f"{place}, line {number}"
         yield where, _parse(line, where)
 
 
-def _parse(content: bytes | bytearray, where: str) -> Any:
+def _parse(content: str, where: str) -> Any:
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: expected a JSON object, got something else or damaged JSON ({error})") from error
+        return parse_json(content, object)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; mend it, or copy the file anew") from error
 
 
 def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
@@ -77,20 +105,21 @@ def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
     if len(first_two) == 2 and _is_object(first_two[0][1]):  # JSON lines are often published under this name
         yield from (field_of(entry, field, where) for where, entry in _objects(filled, place))
         return
-    content = bytearray()
+    content, size = [], 0
     for _, line in filled:
-        content += line
-        if len(content) > LARGEST_PARSED:
+        content.append(line)
+        size += len(line)
+        if size > LARGEST_PARSED:
             raise ValueError(
-                f"{place}: expected at most {LARGEST_PARSED:,} bytes, as a .json file is parsed as a whole; write one "
-                "object per line instead, for instance with: jq -c '.[]' FILE.json > FILE.jsonl"
+                f"{place}: expected at most {LARGEST_PARSED:,} characters, as a .json file is parsed as a whole; write "
+                "one object per line instead, for instance with: jq -c '.[]' FILE.json > FILE.jsonl"
             )
     if content:
-        for number, entry in enumerate(_entries(_parse(content, place), field, place), 1):
+        for number, entry in enumerate(_entries(_parse("".join(content), place), field, place), 1):
             yield field_of(entry, field, f"{place}, entry {number}")
 
 
-def _is_object(line: bytes) -> bool:
+def _is_object(line: str) -> bool:
     """Return whether a line is a complete JSON object."""
     try:
         return isinstance(json.loads(line), dict)
@@ -124,7 +153,7 @@ def _entries(value: Any, field: str, place: str) -> list[Any]:
 
 
 def field_of(entry: Any, field: str, where: str, setting: str = "data.text_field") -> str:
-    """Return a field of a JSON object. Raises ValueError unless it is valid text; `setting` chose the field."""
+    """Return a field of a JSON object. Raises ValueError unless it is text; `setting` chose the field."""
     if not isinstance(entry, dict):
         raise ValueError(f'{where}: expected a JSON object with the field "{field}", got {type(entry).__name__}')
     check_field(field, entry, where, setting)
@@ -147,17 +176,13 @@ def _listed(names: Iterable[str]) -> str:
 def _checked(text: Any, field: str, where: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f'{where}: the field "{field}" must be a string, got {type(text).__name__}')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair, as in "\ud800"
-        raise ValueError(f'{where}: the field "{field}" holds no valid text ({error.reason}); mend it') from error
     return text
 
 
 def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Iterator[str]:
     """Yield a column of a table with a header."""
     csv.field_size_limit(max(csv.field_size_limit(), LARGEST_PARSED))  # the csv module has one limit for the process
-    decoded = (line.decode("utf-8-sig" if number == 1 else "utf-8") for number, line in lines(opened, place))
+    decoded = (line for _, line in text_lines(opened, place))
     # strict, because otherwise an unclosed quote would swallow the rows after it.
     rows = _located_rows(csv.reader(decoded, delimiter=delimiter, strict=True), place)
     where, header = next(rows, ("", []))

@@ -33,6 +33,7 @@ from typing import IO, Any
 from ag_jax.data.text import fields
 
 LARGEST_DOCUMENT = 2**22  # bytes of a .txt file
+LARGEST_WORD = 2**18  # characters; training BPE takes the square of this: 40 s for this many, hours for a document
 NOT_TEXT = frozenset(
     ".7z .arrow .avro .br .db .doc .docx .epub .feather .h5 .hdf5 .htm .html .ipynb .lz4 .lzma .msgpack .npy .npz .odp "
     ".ods .odt .orc .pdf .pickle .pkl .ppt .pptx .rar .rtf .safetensors .sqlite .svg .tfrecord .toml .xhtml .xls .xlsx "
@@ -40,6 +41,7 @@ NOT_TEXT = frozenset(
 )
 _SHORT_FORMS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _MARKUP = re.compile(r'\s*(\{\s*"[^"]*"\s*:|\[\s*\{|\{\\rtf|<\?xml|<!doctype|<html)', re.IGNORECASE)
+_WORD = re.compile(r"\w+|[^\w\s]+")
 _PLAIN_TEXT = "expected plain text in UTF-8; convert it or leave it out"
 _DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
 
@@ -73,10 +75,23 @@ def documents(file: Any, text_field: str) -> Iterator[str]:
 
     text_field: the key or column that holds the documents, for formats that have several.
 
-    Raises ValueError, with the name of the file, if it is damaged or is not what its name says.
+    Raises ValueError, with the name of the file, if it is damaged or is not what its name says, and for a word of more
+    than `LARGEST_WORD` characters.
     """
     with file.open("rb") as opened:
-        yield from _documents(opened, file.name, str(file), text_field)
+        for text in _documents(opened, file.name, str(file), text_field):
+            _check_words(text, str(file))
+            yield text
+
+
+def _check_words(text: str, place: str) -> None:
+    """Raise ValueError for a word that is too long for a tokenizer to be trained on."""
+    for line in text.split("\n") if len(text) > LARGEST_WORD else ():
+        if len(line) > LARGEST_WORD and any(word.end() - word.start() > LARGEST_WORD for word in _WORD.finditer(line)):
+            raise ValueError(
+                f"{place}: expected words of at most {LARGEST_WORD:,} characters, got a longer one in a line that "
+                f"begins with {line[:40]!r}; leave the line out"
+            )
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ def test_variants_of_text_give_the_same(write):
     expected = read_one(write("one.conll", text))
     body = text.replace("\n\n", "\n \n\n\n")
     variants = {
+        "comments": text.replace("; part 000\n", "; part 000\n# a = b\n").replace("\n\n", f"\n\n# {'word ' * 99}\n"),
         "crlf": text.replace("\n", "\r\n"),
         "mark": b"\xef\xbb\xbf" + text.encode(),
         "blank": f"\n\n{body}\n\n",

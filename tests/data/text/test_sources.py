@@ -118,7 +118,7 @@ def test_a_long_file_comes_in_parts_of_whole_lines(tmp_path, monkeypatch):
         ("a.txt", b"text\0text", "a.txt is a binary file: expected plain text in UTF-8"),
         ("a.txt", b"caf\xe9 au lait", r"a.txt is not UTF-8 text \(.*\): expected plain text in UTF-8; convert it"),
         ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', 'a.jsonl, line 2: expected the field "text", got only "txt"; set'),
-        ("a.jsonl", b'{"text": "a"\n', "a.jsonl, line 1: expected a JSON object"),
+        ("a.jsonl", b'{"text": "a"\n', "a.jsonl, line 1: expected JSON"),
         ("a.jsonl", b'["a"]\n', "a.jsonl, line 1: expected a JSON object"),
         ("a.jsonl", b'{"text": 3}\n', 'line 1: the field "text" must be a string, got int'),
         ("a.txt.gz", b"not gzip", "a.txt.gz is damaged or not what its name says .*copy it anew"),
