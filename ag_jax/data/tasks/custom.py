@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from ag_jax.data import local
-from ag_jax.data.tasks import catalogue, custom_labels, custom_records, readers
+from ag_jax.data.tasks import catalogue, custom_labels, custom_records, lookalikes, readers
 from ag_jax.data.tasks.containers import LocatedRecord, Record
 from ag_jax.data.tasks.task import Choices, Example, Examples, FileLayout, Task, Texts, is_held_out, is_labelled
 
@@ -60,7 +60,7 @@ class CustomTask:
     labels: names of the classes, or entity types or BIO tags; empty reads them from the training file.
     lowest: lowest number of a regression; None reads it from the training file.
     highest: highest number of a regression; None reads it from the training file.
-    answerable: whether every question of a span has an answer; None reads it from the training file.
+    answerable: whether every question of a span has an answer; None reads it from the files of training and validation.
     held_out: about one in so many training examples is for validation, if there is no validation file.
     separator: what separates the columns of a table; None: a comma in .csv, and in .tsv a tab without quotes.
     reader: import path of a function from the path of a file to its examples, each a dict from columns to values, for
@@ -114,6 +114,7 @@ class CustomTask:
             raise ValueError(f"custom.labels must be at least two classes, got {self.labels[0]}")
         if len(set(self.labels)) < len(self.labels) or not all(label.strip() for label in self.labels):
             raise ValueError(f"custom.labels must be different names, got {', '.join(map(repr, self.labels))}")
+        lookalikes.check(self.labels, "custom.labels")
         if bool(self.choices) != (self.kind == "choice"):
             raise ValueError(
                 "custom.choices must name the columns with the candidates of a task of choice, and only of such a "
@@ -243,8 +244,8 @@ def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
 def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
     """Return the settings of a task with what its training file decides and the fingerprint of all its files.
 
-    The training file of a custom task decides the labels, the range of a regression, or whether the questions of spans
-    are answerable.
+    The training file of a custom task decides the labels or the range of a regression. The files of training and
+    validation decide whether the questions of spans are answerable.
 
     Settings that are resolved already are returned unchanged.
 
@@ -269,6 +270,9 @@ def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
             )
     located = {split: _located(name, settings, files[split], split) for split in files}
     read = _read_labels(name, settings, located["train"], files["train"])
+    if settings.kind == "span" and settings.answerable is None:
+        labelled = [record for split, records in located.items() if is_labelled(split) for record in records]
+        read = {"answerable": custom_labels.are_answered(labelled, settings.column_of_label)}
     made = located if settings.reader else {}
     return dataclasses.replace(settings, **read, fingerprint=_fingerprint(_files(name, settings, root), made))
 
@@ -313,8 +317,6 @@ def _read_labels(
     if settings.kind == "regression":
         low, high = custom_labels.number_range(located, column, file, settings.lowest, settings.highest, setting)
         return {"lowest": low, "highest": high}
-    if settings.kind == "span" and settings.answerable is None:
-        return {"answerable": custom_labels.are_answered(located, column)}
     return {}
 
 
@@ -403,6 +405,8 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
         )
     if unseen := _unseen(task, splits["train"]):
         found.append(f"no training example has the label {unseen}")
+    if task.kind.startswith("span") and not task.answerable and all(getattr(q, "answers", ()) for q in splits["train"]):
+        found.append("every training question has an answer, so none teaches that there may be none")
     for split, examples in splits.items():
         if split != "train" and (repeated := _repeated(examples, splits["train"])):
             found.append(f"{split}: {repeated:,} of {len(examples):,} examples have a text of the training examples")

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ag_jax.data.tasks import custom_records
+from ag_jax.data.tasks import custom_records, lookalikes
 from ag_jax.data.tasks.containers import LocatedRecord, Record
 
 _BIO = re.compile(r"[BI]-.+")
@@ -42,6 +42,7 @@ def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
             f"set {setting} to the column with the classes, or kind to regression for numbers, or list the classes in "
             "labels"
         )
+    lookalikes.check(found, f"{file}, column {column!r}")
     return tuple(sorted(found, key=_order))
 
 
@@ -78,6 +79,7 @@ def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Pa
         )
     if not types:
         raise ValueError(f"{file}: expected a tag of an entity, such as B-PER, got no tag but O; mend the tags")
+    lookalikes.check(sorted(types), f"{file}, types of entities")
     return sorted(types)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data import imported
-from ag_jax.data.tasks import spans, tagging
+from ag_jax.data.json_files import check_unicode
+from ag_jax.data.tasks import lookalikes, spans, tagging
 from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
 from ag_jax.data.tasks.task import Choices, Example, Question, TaggedSentence, Task, Texts
 
@@ -104,7 +105,12 @@ def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRec
                 f"the reader {reader} must return a dict for each example, from names of columns to values, but "
                 f"number {number} of {file} is of type {type(record).__name__}"
             )
-        found.append((f"record {number}", _without_numpy(record)))
+        plain = _without_numpy(record)
+        try:
+            check_unicode(json.dumps(plain, ensure_ascii=False, skipkeys=True, default=str), "a text")
+            found.append((f"record {number}", plain))
+        except ValueError as error:
+            found.append((f"record {number}", error))
     return found
 
 
@@ -141,6 +147,8 @@ def check_columns(
                 hint = f"; if its columns are separated by a {sign}, set separator={sign}" if sign else ""
                 if kind != "tagging" and {"words", "tags"} <= {*there}:
                     hint += ", or kind=tagging if the words have tags"
+                if alike := lookalikes.find(name, there):
+                    hint += f"; {alike} look alike"
                 raise ValueError(
                     f"{file} has no column {name!r}, which tasks.{task}.custom.{setting} names: it has "
                     f"{', '.join(map(repr, there))}; set {setting} to one of these{hint}"
@@ -208,6 +216,8 @@ def class_of(record: Record, column: str, task: Task, labelled: bool) -> int | N
         if labelled:
             raise _missing(column)
         return None
+    if alike := lookalikes.find(name, task.labels):
+        raise ValueError(f"unknown label {name!r} in the column {column!r}: {alike} look alike; write both in one way")
     raise ValueError(
         f"unknown label {name!r} in the column {column!r}: expected one of {', '.join(task.labels)}, the labels of "
         "the training file or those that were given; mend the label, or list all classes in labels"

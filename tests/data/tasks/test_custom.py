@@ -11,9 +11,10 @@ import zlib
 import numpy as np
 import pytest
 
-from ag_jax.data.tasks import catalogue, custom
+from ag_jax.data.tasks import catalogue, containers, custom
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.task import Question, TaggedSentence, Texts
+from ag_jax.data.text import fields
 from tests.data.tasks.test_layouts import write
 
 EMPTY = {"text": [], "answer_start": []}
@@ -182,6 +183,88 @@ def test_spans_of_squad_and_of_lines(tmp_path):
     )
 
 
+@pytest.mark.parametrize("listed", ["articles", "paragraphs", "questions"])
+def test_a_list_of_what_squad_nests(tmp_path, listed):
+    question = {"id": "x", "question": "q", "answers": [{"text": "b", "answer_start": 2}]}
+    paragraphs = [{"context": "a b", "qas": [question]}]
+    lists = {"articles": [{"paragraphs": paragraphs}], "paragraphs": paragraphs}
+    write(tmp_path, {"a.json": json.dumps(lists.get(listed, [{**question, "context": "a b"}]))})
+    found = custom.resolved("own", CustomTask("span", train="a.json"), str(tmp_path))
+    expected = (Question("x", "q", "a b", (("b", 2),)),)
+    assert custom.load("own", found, str(tmp_path), "train", folds=True).items == expected
+
+
+def test_questions_that_only_validation_has_without_answers(tmp_path):
+    row = {"context": "a b", "question": "q", "answers": [{"text": "b", "answer_start": 2}]}
+    write(tmp_path, {"a.jsonl": lines(row), "b.jsonl": lines(row, row | {"answers": []})})
+    found = custom.resolved("own", CustomTask("span", train="a.jsonl", validation="b.jsonl"), str(tmp_path))
+    loaded = {split: custom.load("own", found, str(tmp_path), split) for split in ("train", "validation")}
+    assert [len(example.answers) for example in loaded["validation"]] == [1, 0]
+    assert "every training question has an answer" in str(custom.notes(found, custom.make_task("own", found), loaded))
+
+
+COMMENTS = (
+    "# newdoc\n# id = 0\nAna{0}B-PER\n# O{0}O\n\n# text = 1{0}2{0}3\n#{0}O\nto{0}O\n\n# O\n-DOCSTART-\n# ok\nBo{0}O"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentences"),
+    [
+        (COMMENTS.format("\t"), ["Ana|# O", "#|to", "Bo"]),
+        (COMMENTS.format("\tx\t"), ["Ana|# O", "#|to", "Bo"]),
+        ("# a = 1\r\n\r\n#a O\r\nAna B-PER\r\n# O\r\n\r\n# O\r\nto O\r\n", ["#a|Ana|#", "#|to"]),
+    ],
+)
+def test_comments_of_columns_and_words_that_look_like_comments(tmp_path, content, sentences):
+    write(tmp_path, {"a.conll": content})
+    found = settings(tmp_path, kind="tagging", train="a.conll", text=None, label=None, labels=("PER",))
+    read = custom.load("own", found, str(tmp_path), "train", folds=True)
+    assert ["|".join(example.words) for example in read] == sentences
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.tsv", "a.jsonl.gz", "a.conll.gz", "a.json.gz"])
+def test_a_long_line_is_an_error_before_it_is_in_memory(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(containers, "LARGEST_LINE", 99)
+    monkeypatch.setattr(fields, "LARGEST_PARSED", 99)
+    content = b"text\tlabel\n" + b"a" * 100
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    kind = {"a.conll.gz": "tagging", "a.json.gz": "span"}.get(name, "classification")
+    with pytest.raises(ValueError, match=f"{name}.*at most 99 bytes"):
+        settings(tmp_path, kind=kind, train=name, text=None, label=None)
+
+
+NFC, NFD = "caf\u00e9", "cafe\u0301"
+
+
+@pytest.mark.parametrize("other", [NFD, "a\u00a0b"])
+def test_labels_that_look_alike(tmp_path, other):
+    label, codes = (NFC, r"U\+00E9 .*U\+0065 U\+0301") if other == NFD else ("a b", r"U\+0020 .*U\+00A0")
+    rows = [f"film,{name}\n" for name in ("tea", label)] * 2
+    write(tmp_path, {"a.csv": HEADER + "".join(rows), "b.csv": HEADER + f"new,{other}\n"})
+    with pytest.raises(ValueError, match=rf"b.csv, line 2: .*{codes}"):
+        load(tmp_path, "validation", validation="b.csv")
+    with pytest.raises(ValueError, match=f"custom.labels: .*{codes}"):
+        CustomTask("classification", train="a.csv", labels=(label, other))
+    write(tmp_path, {"a.csv": HEADER + "".join(rows) + f"film,{other}\n"})
+    with pytest.raises(ValueError, match=f"a.csv, column 'stars': .*{codes}"):
+        load(tmp_path)
+
+
+def test_tags_and_columns_that_look_alike(tmp_path):
+    sentence = {"words": ["a"], "tags": [f"B-{NFC}"]}
+    write(tmp_path, {"a.jsonl": lines(sentence), "b.jsonl": lines(sentence | {"tags": [f"B-{NFD}"]})})
+    found = custom.resolved("own", CustomTask("tagging", train="a.jsonl", validation="b.jsonl"), str(tmp_path))
+    with pytest.raises(ValueError, match=r"b.jsonl, line 1: .*U\+00E9 .*U\+0065 U\+0301"):
+        custom.load("own", found, str(tmp_path), "validation")
+    write(tmp_path, {"a.jsonl": lines(sentence, {"words": ["a"], "tags": [f"B-{NFD}"]})})
+    with pytest.raises(ValueError, match=r"a.jsonl, types of entities: .*U\+0065 U\+0301 .*U\+00E9"):
+        custom.resolved("own", CustomTask("tagging", train="a.jsonl"), str(tmp_path))
+    write(tmp_path, {"a.csv": f"review,{NFD}\na,1\nb,2\n"})
+    with pytest.raises(ValueError, match=r"no column .*U\+0065 U\+0301 .*U\+00E9"):
+        load(tmp_path, label=NFC)
+
+
 @pytest.mark.parametrize("absent", [{}, {"answers": None}, {"answers": []}, {"answers": EMPTY}])
 def test_questions_without_answers_are_seen_in_every_form(tmp_path, absent):
     answered = {"context": "a b", "question": "q", "answers": [{"text": "b", "answer_start": 2}]}
@@ -199,6 +282,11 @@ def test_a_reader_of_other_files(tmp_path, monkeypatch):
     ]
     module.wrong = lambda path: ["x"]
     module.broken = lambda path: 1 / 0
+    module.half = lambda path: [
+        {"review": "a", "stars": 1},
+        {"review": "\ud83d", "stars": 2},
+        {"review": "b", "stars": 2},
+    ]
     module.bad_value = lambda path: [int(line) for line in pathlib.Path(path).read_text().splitlines()]
     monkeypatch.setitem(sys.modules, "my_reader", module)
     write(tmp_path, {"a.poem": "".join(f"line {number}\n" for number in range(30))})
@@ -212,6 +300,7 @@ def test_a_reader_of_other_files(tmp_path, monkeypatch):
             "wrong",
             "the reader my_reader.wrong must return a dict for each example.*number 1 of .*a.poem is of type str",
         ),
+        ("half", r"record 2: .*half of a surrogate pair"),
         ("broken", "the reader my_reader.broken cannot read .*a.poem: ZeroDivisionError"),
         (
             "bad_value",
@@ -475,10 +564,10 @@ def test_files_that_are_not_there_or_twice_or_of_another_encoding(tmp_path):
         with pytest.raises(ValueError, match=rf"custom.{split} must be a file of its own, got .*a.csv"):
             load(tmp_path, **{split: "./a.csv"})
     (tmp_path / "a.csv").write_bytes("review,stars\na,1\nna\u00efve,2\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"a.csv is not text in UTF-8 \(line 3: .*save it in UTF-8"):
+    with pytest.raises(ValueError, match=r"a.csv, line 3: expected text in UTF-8"):
         load(tmp_path)
     (tmp_path / "a.csv").write_bytes(GOOD.encode("utf-16"))
-    with pytest.raises(ValueError, match=r"a.csv is not text in UTF-8 \(line 1: "):
+    with pytest.raises(ValueError, match=r"a.csv, line 1: expected text in UTF-8"):
         load(tmp_path)
 
 

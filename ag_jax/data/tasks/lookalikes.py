@@ -1,0 +1,33 @@
+"""Names that people read as one and programs as two: other code points of the same letters, or other spaces."""
+
+import itertools
+import unicodedata
+from collections.abc import Iterable
+
+
+def check(names: Iterable[str], place: str) -> None:
+    """Raise ValueError if two different names look alike, because each would be a class of its own.
+
+    place: where the names come from, for the error message.
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        if alike := find(name, [known.setdefault(_read(name), name)]):
+            raise ValueError(f"{place}: expected names of which no two look alike, got {alike}; write both in one way")
+
+
+def find(name: str, names: Iterable[str]) -> str:
+    """Return what tells a name from another one that looks alike, by code points; "" if no other name does."""
+    for other in names:
+        if other != name and _read(other) == _read(name):
+            begin = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], zip(other, name, strict=False))])
+            return f"{other!r} with {_code_points(other[begin:])} and {name!r} with {_code_points(name[begin:])}"
+    return ""
+
+
+def _read(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+def _code_points(text: str) -> str:
+    return " ".join(f"U+{ord(letter):04X}" for letter in text[:8]) or "nothing"
