@@ -5,6 +5,7 @@ return the score of one prediction, for a paired test over examples: from 0 to 1
 is the index of a class or candidate, a number on the scale of the task, the tags of a sentence, or a text.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,7 +42,11 @@ def matthews(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
 
 def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Return Pearson's correlation; 0 where it is undefined: all predictions or labels equal, or fewer than two."""
+    """Return Pearson's correlation; 0 where it is undefined: all predictions or labels equal, or fewer than two.
+
+    Equal predictions say nothing about the labels, so they are worse than a positive correlation and better than a
+    negative one. `undefined` tells whether equal labels are the reason.
+    """
     return _correlation(scipy.stats.pearsonr, labels, predictions)
 
 
@@ -134,6 +139,24 @@ def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -
 def are_known(examples: Sequence[Example]) -> bool:
     """Return whether there are examples, and the labels of all are known."""
     return bool(len(examples)) and not any(map(is_unknown, examples))
+
+
+def undefined(task: Task, examples: Sequence[Example]) -> list[str]:
+    """Return the task's metrics that are 0 on these examples whatever is predicted, such as a correlation with labels
+    that are all equal.
+    """
+    labels = [getattr(example, _LABELS[type(example)]) for example in examples]
+    if task.kind in ("classification", "regression", "referent"):
+        zero = {"matthews", "pearson", "spearman"} if len(set(labels)) < 2 else set()
+        zero |= {"f1"} if 1 not in labels else set()
+    elif task.kind == "tagging":
+        zero = set() if {*itertools.chain(*labels)} - {"O"} else {"entity_f1", "precision", "recall", "token_f1"}
+    elif task.kind in ("span", "span_or_none"):
+        zero = set() if any(labels) else {"has_answer_f1", "has_answer_exact_match"}
+        zero |= {"no_answer_accuracy"} if all(labels) else set()
+    else:
+        zero = set()
+    return [name for name in task.metrics if name in zero]
 
 
 def is_unknown(example: Example) -> bool:

@@ -181,11 +181,28 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
     )
     found = Splits(task, train, validation, others)
     count = recipe.folds or 0
+    for split, examples in {} if count else {chooses: validation, **others}.items():
+        if metrics.are_known(examples) and (zero := metrics.undefined(task.of_split(split), examples)):
+            notes.append(f"{split}: its labels leave {', '.join(zero)} undefined, so 0 is reported")
+    if not count:
+        _check_metric(task, validation, f"the {chooses} data, {validation.source}")
     for number in range(count):
         parts = of_fold(found, number, count)  # which rejects more folds than examples
+        _check_metric(task, parts.validation, f"fold {(number + 1) % count} of {validation.source}")
         if recipe.custom.kind:
             notes += custom.notes_of_fold(task, number, parts.train, parts.others["test"])
     return dataclasses.replace(found, notes=tuple(notes))
+
+
+def _check_metric(task: Task, examples: Examples, place: str) -> None:
+    """Raise ValueError if the metric by which epochs are chosen is 0 on some examples whatever is predicted."""
+    if task.metric in (zero := metrics.undefined(task, examples)):
+        others = [name for name in task.metrics if name not in zero]
+        raise ValueError(
+            f"tasks.{task.name}.metric={task.metric} must be a metric by which epochs can be chosen, but the labels of "
+            f"{place}, leave it undefined: give other data, or set it to "
+            f"{', '.join(others) or 'module.function of a custom metric'}"
+        )
 
 
 def of_fold(splits: Splits, number: int, count: int) -> Splits:

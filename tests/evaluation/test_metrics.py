@@ -8,7 +8,7 @@ import scipy.stats
 import sklearn.metrics
 
 from ag_jax.data.tasks.catalogue import TASKS
-from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Texts
+from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Task, Texts
 from ag_jax.evaluation import metrics
 from ag_jax.evaluation.answers import Candidates
 from ag_jax.finetuning import kinds
@@ -53,6 +53,32 @@ def test_what_is_undefined_is_zero_without_a_warning():
 
 def texts(labels):
     return [Texts(str(number), "a", None, label) for number, label in enumerate(labels)]
+
+
+def question(*answers):
+    return Question("1", "q", "a", tuple((answer, 0) for answer in answers))
+
+
+TAGS, SPANS = ("entity_f1", "precision", "recall", "token_f1"), ("f1", "has_answer_f1", "no_answer_accuracy")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "examples", "zero"),
+    [
+        ("regression", ("pearson", "spearman"), texts([2.5, 2.5]), ["pearson", "spearman"]),
+        ("regression", ("pearson", "spearman"), texts([2.5, 2.6]), []),
+        ("classification", ("accuracy", "macro_f1", "matthews", "f1"), texts([0, 0]), ["matthews", "f1"]),
+        ("classification", ("accuracy", "macro_f1", "matthews", "f1"), texts([1, 1]), ["matthews"]),
+        ("tagging", TAGS, [TaggedSentence("1", ("a", "b"), ("O", "O"))], [*TAGS]),
+        ("tagging", TAGS, [TaggedSentence("1", ("a", "b"), ("O", "B-X"))], []),
+        ("span", SPANS, [question(), question()], ["has_answer_f1"]),
+        ("span", SPANS, [question("a"), question("a")], ["no_answer_accuracy"]),
+        ("span", SPANS, [question("a"), question()], []),
+    ],
+)
+def test_metrics_that_are_zero_whatever_is_predicted(kind, names, examples, zero):
+    task = Task(name="mine", kind=kind, form="", metric=names[0], metrics=names, layouts=())
+    assert metrics.undefined(task, examples) == zero
 
 
 def test_metrics_of_groups():

@@ -1,7 +1,10 @@
 """Subsets of examples, what is counted of malformed rows, and tasks whose released code cannot be followed."""
 
+import dataclasses
+
 import pytest
 
+from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import Recipe
@@ -34,6 +37,19 @@ def test_answerability_is_for_questions_that_may_have_no_answer():
     for name in ("squad1", "rte"):
         with pytest.raises(ValueError, match=rf"tasks.{name}.answerability is for .* have no answer \(squad2\): leave"):
             splits.find_task(name, Recipe(answerability=True))
+
+
+def test_a_metric_that_cannot_choose_epochs_is_refused_with_the_file(tmp_path):
+    for name, rows in (("a", "one,1\ntwo,2\n"), ("b", "three,1.5\nfour,1.5\n")):
+        (tmp_path / f"{name}.csv").write_text(f"text,label\n{rows}")
+    own = CustomTask("regression", train="a.csv", validation="b.csv")
+    with pytest.raises(ValueError, match=r"tasks.own.metric=pearson .*b.csv, leave it undefined"):
+        splits.read("own", Recipe(custom=own), str(tmp_path))
+    found = splits.read("own", Recipe(custom=own, metric="math.dist"), str(tmp_path))
+    assert "validation: its labels leave pearson, spearman undefined, so 0 is reported" in found.notes
+    with pytest.raises(ValueError, match=r"tasks.own.metric=pearson .*fold [12] of .*a.csv, leave it undefined"):
+        folds = dataclasses.replace(own, validation=None)
+        splits.read("own", Recipe(custom=folds, folds=2), str(tmp_path))
 
 
 def ids(examples):
