@@ -25,6 +25,7 @@ from ag_jax.attention import patterns
 from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.attention.visibility import band_of
+from ag_jax.data.json_files import check_unicode
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
@@ -226,6 +227,7 @@ def attention_maps(
     attacker: attack under which the maps are computed, with its parameters in `params`; None computes them without.
     without: heads whose outputs are zeroed, which changes the attention of later layers.
     """
+    check_unicode(text, "the text")
     words = list(tokenizer.encode(text)) if text.strip() else []
     if not words:
         raise ValueError(f"attention maps need a text with at least one token, got {text!r}")

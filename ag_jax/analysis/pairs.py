@@ -12,6 +12,7 @@ import numpy as np
 
 from ag_jax.analysis import maps
 from ag_jax.analysis.maps import AttentionMaps, Heads
+from ag_jax.data.json_files import check_unicode
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.encoder import Ports
 from ag_jax.models.seq2seq import TranslationModel
@@ -55,6 +56,7 @@ def pair_maps(
     without: heads of the encoder whose outputs are zeroed, which changes all attention behind them.
     """
     # Without spaces around them, as in training and in translations.
+    check_unicode(source + target, "the texts")
     words = list(tokenizer.encode(source.strip())) if source.strip() else []
     if not words:
         raise ValueError(f"attention maps need a text with at least one token, got {source!r}")

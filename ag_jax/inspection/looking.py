@@ -5,7 +5,6 @@ import dataclasses
 from ag_jax.analysis import changes, maps, pairs
 from ag_jax.analysis.changes import AttackedText
 from ag_jax.analysis.maps import Assignment, AttentionMaps, Heads
-from ag_jax.data.json_files import check_unicode
 from ag_jax.interop.opening import Inspected
 
 
@@ -38,7 +37,6 @@ def look(opened: Inspected, text: str, target: str | None = None, without: Heads
 
     Raises ValueError for a target of a model that does not translate, and if the attention is not finite.
     """
-    check_unicode(f"{text}{target or ''}", "the text")
     if target is not None:
         _check_target(opened, target)
     if opened.translator is not None:
