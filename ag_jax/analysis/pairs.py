@@ -55,8 +55,8 @@ def pair_maps(
         model's `max_length` also applies.
     without: heads of the encoder whose outputs are zeroed, which changes all attention behind them.
     """
-    # Without spaces around them, as in training and in translations.
     check_unicode(source + target, "the texts")
+    # Without spaces around them, as in training and in translations.
     words = list(tokenizer.encode(source.strip())) if source.strip() else []
     if not words:
         raise ValueError(f"attention maps need a text with at least one token, got {source!r}")
