@@ -295,7 +295,7 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
         (
             ["finetune", tuning, "--config.tasks.rte.learning_rates=(0.0,)"],
             1,
-            "tasks.rte.learning_rates must be above 0",
+            "tasks.rte.learning_rates must be at least 1e-12",
         ),
         (["finetune", tuning, "--config.data=/not/there"], 1, "task rte: no split 'train' below /not/there"),
         (["finetune", tuning, f"--config.data={tmp_path}"], 1, "no split 'train' below"),

@@ -96,7 +96,7 @@ class Recipe:
     """
 
     batch_sizes: tuple[Annotated[int, ">= 1"], ...] = (32,)
-    learning_rates: tuple[Annotated[float, "> 0"], ...] = (2e-5,)
+    learning_rates: tuple[Annotated[float, ">= 1e-12"], ...] = (2e-5,)
     sweep: SweepConfig = SweepConfig()
     epochs: Annotated[int, ">= 1"] = 3
     epochs_factor: Annotated[int, ">= 1"] = 1
@@ -192,8 +192,8 @@ class Recipe:
 
         Raises ValueError if the learning rate would not reach its peak.
         """
-        if self.warmup_steps is None:
-            return math.ceil(self.warmup_fraction * steps)
+        if self.warmup_steps is None:  # the rate is 0 in the first step of a warm-up, so a trial of one step has none
+            return min(math.ceil(self.warmup_fraction * steps), steps - 1)
         if self.warmup_steps >= steps:
             setting, remedy = "warmup_steps", "lower it, or set it to none to use warmup_fraction"
             if self.sweep.warmup_steps:

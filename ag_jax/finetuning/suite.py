@@ -337,7 +337,7 @@ def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
     """Raise ValueError if a finished trial was trained from other weights than the config names now.
 
     Also if an unfinished trial needs weights or a trace of masks of another trial that will not be there, or is shorter
-    than its warm-up.
+    than its warm-up or the delay of its attack.
 
     earlier: suites that are trained before this one.
     """
@@ -347,7 +347,7 @@ def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
         for one in of_task:
             if not is_done(directory_of(workdir, one)):
                 traces.check(one, workdir, opened.config.layers, to_be_recorded)
-                _check_warmup(suite, one)
+                _check_length(suite, one)
         first = config.tasks[name].initial_task
         if first:
             _check_initial(config, workdir, name, suite.material[first].task.metric)
@@ -356,20 +356,23 @@ def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
                 _check_start(directory_of(workdir, one), opened)
 
 
-def _check_warmup(suite: Suite, one: Trial) -> None:
-    """Raise ValueError if the warm-up of a trial is not shorter than the trial."""
-    recipe, opened = one.recipe, suite.opened
-    if recipe.warmup_steps is None:
-        return
-    splits = _of_trial(suite, one)
-    rows = len(splits.train)
-    if recipe.warmup_steps >= job.steps_of(one, rows):
+def _check_length(suite: Suite, one: Trial) -> None:
+    """Raise ValueError if a trial is not longer than its warm-up, or ends before its attack begins."""
+    recipe, opened, splits = one.recipe, suite.opened, _of_trial(suite, one)
+
+    def check(rows: int) -> None:
+        if steps := job.steps_of(one, rows):
+            recipe.adversarial.check_begins(steps, recipe.warmup_of(steps))
+
+    try:
+        check(len(splits.train))
+    except ValueError:
         # Examples need not be rows: a long context has several, and a lost answer none.
         rows = len(encoded.encode(splits, opened.tokenizer, opened.config, recipe).train.features)
-    try:
-        recipe.warmup_of(job.steps_of(one, rows))
-    except ValueError as error:
-        raise ValueError(f"tasks.{one.task}.{error} (the trial is {one.name})") from error
+        try:
+            check(rows)
+        except ValueError as error:
+            raise ValueError(f"tasks.{one.task}.{error} (the trial is {one.name})") from error
 
 
 def _of_trial(suite: Suite, one: Trial) -> Splits:

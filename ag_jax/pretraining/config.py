@@ -94,12 +94,12 @@ class ExperimentConfig:
         self._check_replaced_tokens()
         self._check_translation()
         self._check_fixed_attention()
-        self._check_attack_begins()
         if self.optimizer.warmup_steps >= self.training.steps:
             raise ValueError(
                 f"optimizer.warmup_steps must be below training.steps={self.training.steps}; set it lower: got "
                 f"{self.optimizer.warmup_steps}"
             )
+        self.adversarial.check_begins(self.training.steps, self.optimizer.warmup_steps)
         falls = self.optimizer.decay_steps
         if falls is not None and self.optimizer.warmup_steps + falls > self.training.steps:
             raise ValueError(
@@ -212,27 +212,6 @@ class ExperimentConfig:
             raise ValueError(
                 "decoder.fixed_attention.offsets hard-codes the attention that guidance.decoder_heads would train: set "
                 "only one of the two"
-            )
-
-    def _check_attack_begins(self) -> None:
-        """Raise ValueError if an attack begins after the last step, or too late for the warm-up of its adversary."""
-        begins = {
-            "asa": ("asa.delay_steps", self.adversarial.asa.delay_steps),
-            "freelb": ("freelb.begin_step", self.adversarial.freelb.begin_step),
-        }
-        if self.adversarial.method not in begins:
-            return
-        steps, (setting, begin) = self.training.steps, begins[self.adversarial.method]
-        if begin >= steps:
-            raise ValueError(
-                f"adversarial.{setting}={begin} must be below training.steps={steps}, or the attack never begins: "
-                "lower it, or set adversarial.method=none"
-            )
-        if self.adversarial.method == "asa" and begin and self.optimizer.warmup_steps >= steps - begin:
-            raise ValueError(
-                f"optimizer.warmup_steps={self.optimizer.warmup_steps} must be below the {steps - begin} steps after "
-                f"adversarial.asa.delay_steps={begin}, of training.steps={steps}, because the adversary warms up from "
-                "there on: lower one of them"
             )
 
     def _check_replaced_tokens(self) -> None:

@@ -174,7 +174,7 @@ class Loop:
                 self._write_profile(state)
             # Metrics are fetched in `_collect`: fetching them here would wait for the device in every step.
             self.pending.append((step, step_metrics))
-            if self._time_is_up():
+            if self._time_is_up() and self.job.learning_rate(step - 1) > 0:  # 0 at the first step of a warm-up
                 stop.request(TIME_LIMIT)
             stopped, kept, paused = stop.reached(), False, self._is_paused(step)
             is_last = step == config.steps or stopped == TIME_LIMIT

@@ -53,7 +53,7 @@ class OptimizerConfig:
     """
 
     kind: Literal["adamw", "lion", "muon"] = "adamw"
-    learning_rate: Annotated[float, "> 0"] = 1e-4
+    learning_rate: Annotated[float, ">= 1e-12"] = 1e-4  # less changes no float32 parameter
     warmup_steps: Annotated[int, ">= 0"] = 0
     decay: Decay = "linear"
     decay_steps: Annotated[int, ">= 1"] | None = None

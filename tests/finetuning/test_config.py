@@ -39,7 +39,7 @@ def test_a_suite_survives():
         ("tasks.rte.learning_rates", (), "^tasks.rte.learning_rates must be one or more numbers without repetition"),
         ("tasks.rte.learning_rates", (1e-5, 1e-5), "must be one or more numbers without repetition"),
         ("tasks.rte.learning_rates", (1e-5, 1.0000001e-5), "learning_rates must differ in their first six digits"),
-        ("tasks.rte.learning_rates", (0.0,), "^tasks.rte.learning_rates must be above 0"),
+        ("tasks.rte.learning_rates", (1e-50,), "^tasks.rte.learning_rates must be at least"),
         ("tasks.rte.batch_sizes", (0,), "^tasks.rte.batch_sizes must be at least 1"),
         ("tasks.rte.microbatches", 3, "multiples of microbatches=3, got \\(32,\\)"),
         ("tasks.rte.microbatches", 0, "^tasks.rte.microbatches must be at least 1"),

@@ -314,6 +314,7 @@ def test_warmup_of_a_number_of_steps():
         Recipe(warmup_steps=50, sweep=SweepConfig(warmup_steps=(10, 50))).warmup_of(50)
     assert Recipe(warmup_steps=50).warmup_of(51) == 50 and Recipe(warmup_fraction=0.1).warmup_of(101) == 11
     assert Recipe(warmup_steps=0).warmup_of(1) == 0
+    assert Recipe(warmup_fraction=0.1).warmup_of(1) == 0 and Recipe(warmup_fraction=0.99).warmup_of(2) == 1
     with pytest.raises(ValueError, match="warmup_steps=50 must be fewer than the 50 steps of a trial"):
         Recipe(warmup_steps=50).warmup_of(50)
 

@@ -1125,6 +1125,11 @@ def test_a_warmup_longer_than_any_trial_is_found_before_anything_is_trained(tmp_
     message = r"^tasks.sst2.sweep.warmup_steps=4 must .* the 4 steps .*out of the sweep \(the trial is .*_steps4-seed0"
     with pytest.raises(ValueError, match=message):
         suite.prepare(made, epath.Path(tmp_path / "w"))
+    attack = {"method": "asa", "asa.delay_steps": 3}  # the adversary's only step would be the first of its warm-up
+    late = swept | {f"tasks.sst2.adversarial.{name}": value for name, value in attack.items()}
+    late["tasks.sst2.sweep.warmup_steps"] = (0, 1)
+    with pytest.raises(ValueError, match=r"^tasks.sst2.adversarial.asa.delay_steps=3 .*_steps1-seed0"):
+        suite.prepare(config(tmp_path, data, seeds=(0,), **late), epath.Path(tmp_path / "w"))
 
 
 def test_hard_coded_attention_can_neither_be_guided_nor_attacked(tmp_path, data, calls, monkeypatch):

@@ -48,6 +48,12 @@ def test_a_run_ends_at_the_limit_and_goes_on_with_a_longer_one(up, text, short, 
     jax.tree.map(np.testing.assert_array_equal, params(workdir, SHORT), params(short[0], SHORT))
 
 
+def test_a_run_does_not_end_before_a_step_that_trains(up, text, tmp_path, one_device):  # noqa: F811
+    up.after = 2  # after the first step, whose learning rate is 0
+    limited = settings(text, SHORT, **{"training.time_limit": 60, "optimizer.warmup_steps": 3})
+    assert run.train(limited, epath.Path(tmp_path))["steps"] == 2
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_run_that_died_at_its_last_evaluation(when, up, text, tmp_path, one_device, monkeypatch):  # noqa: F811
     limited = settings(text, SHORT, **{"training.time_limit": 60})

@@ -283,7 +283,7 @@ def test_muon_takes_the_kernels_of_layers_of_every_family(name):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"learning_rate": 0.0}, "optimizer.learning_rate must be above 0, got 0.0"),
+        ({"learning_rate": 0.0}, "optimizer.learning_rate must be at least 1e-12, got 0.0"),
         ({"learning_rate": float("nan")}, "optimizer.learning_rate must be a finite number, got nan"),
         ({"epsilon": -1.0}, "optimizer.epsilon must be above 0, got -1.0"),
         ({"warmup_steps": -1}, "optimizer.warmup_steps must be at least 0, got -1"),

@@ -57,7 +57,7 @@ class AsaConfig:
     dropout: SecondPassDropout = "independent"
     sentence: SentenceTerm = "head"
     divergence: DivergenceConfig = DivergenceConfig()
-    learning_rate: Annotated[float, "> 0"] | None = None
+    learning_rate: Annotated[float, ">= 1e-12"] | None = None
     weight_decay: Annotated[float, ">= 0"] | None = None
     clip_norm: Annotated[float, "> 0"] | None = 1.0
 
@@ -217,6 +217,29 @@ class AdversarialConfig:
             raise ValueError(
                 "adversarial.method=scheduled masks the same shares of attention as an earlier run with method=asa: "
                 "set adversarial.masking.trace to the directory of that run"
+            )
+
+    def check_begins(self, steps: int, warmup_steps: int) -> None:
+        """Raise ValueError if the attack begins after the last step, or too late for the warm-up of its adversary.
+
+        steps, warmup_steps: those of the training.
+        """
+        begins = {
+            "asa": ("asa.delay_steps", self.asa.delay_steps),
+            "freelb": ("freelb.begin_step", self.freelb.begin_step),
+        }
+        if self.method not in begins:
+            return
+        setting, begin = begins[self.method]
+        if begin >= steps:
+            raise ValueError(
+                f"adversarial.{setting}={begin} must be below the {steps} steps of the training, or the attack never "
+                "begins: lower it, or set adversarial.method=none"
+            )
+        if self.method == "asa" and warmup_steps >= steps - begin:
+            raise ValueError(
+                f"adversarial.{setting}={begin} leaves {steps - begin} of {steps} steps, which must be more than the "
+                f"{warmup_steps} steps of warm-up, because the adversary warms up from there on: lower one of them"
             )
 
     @property

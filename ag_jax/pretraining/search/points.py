@@ -238,7 +238,9 @@ def _check_arms(source: str, points: Sequence[Point]) -> None:
 
 
 def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
-    """Raise ValueError for a rung before the first logged row of a run, where it has no train loss yet."""
+    """Raise ValueError for a rung before the first logged row of a run, where it has no train loss yet, or after the
+    first step of a warm-up, which trains nothing.
+    """
     for point in points:
         config = next(iter(point.configs.values()))
         training = config.training
@@ -255,8 +257,10 @@ def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
                 f"{', '.join(map(str, at))}: leave out those that come twice"
             )
         for fraction, step in zip(search.rungs, at, strict=True):
-            if not training.log_every <= step < training.steps:
+            first = max(training.log_every, 2 if config.optimizer.warmup_steps else 1)
+            if not first <= step < training.steps:
                 raise ValueError(
-                    f"search.rungs: {fraction} of {training.steps} steps is step {step}, "
-                    f"expected one from training.log_every={training.log_every} on and before the last step"
+                    f"search.rungs: {fraction} of {training.steps} steps is step {step}, expected one from step "
+                    f"{first} (training.log_every={training.log_every}, "
+                    f"optimizer.warmup_steps={config.optimizer.warmup_steps}) on and before the last step"
                 )

@@ -197,7 +197,7 @@ def test_runs_whose_length_is_in_words(stubbed, tmp_path, monkeypatch):
     facts = words.of_corpus(trained[0], corpus.prepare(trained[0], epath.Path(tmp_path / "none")))
     of_row = facts.epoch_words / facts.epoch_rows
     assert [config.training.steps for config in trained] == [int(words_of_run / of_row / size) for size in (2, 5)]
-    with pytest.raises(ValueError, match="is step 0, expected one from training.log_every=2 on"):
+    with pytest.raises(ValueError, match="is step 0, expected one from step 2"):
         stubbed(source, {"search.rungs": (0.01,)})
 
 
@@ -696,7 +696,7 @@ REFUSED = {
     "misspelt": ({"mlm": {"optimizer": {"learning_rat": (1.0,)}}}, {}, "did you mean 'optimizer.learning_rate'"),
     "section": ({"mlm": {"optimiser": {"learning_rate": (1.0,)}}}, {}, "did you mean 'optimizer.learning_rate'"),
     "type": ({"mlm": {"optimizer": {"warmup_steps": (1, "x")}}}, {}, "search.grids.mlm: .*warmup_steps=x"),
-    "range": ({"mlm": rates(0.1, -1.0)}, {}, "optimizer.learning_rate must be above 0, got -1.0 .at the point"),
+    "range": ({"mlm": rates(0.1, -1.0)}, {}, "optimizer.learning_rate must be at least 1e-12, got -1.0 .at the point"),
     "together": ({"mlm": {"optimizer": {"warmup_steps": (0, 8)}}}, {}, "must be below training.steps=8"),
     "empty": ({"mlm": rates()}, {}, "must be a list of at least one value"),
     "text": ({"mlm": {"optimizer": {"decay": "linear"}}}, {}, "must be a list of at least one value.*'linear'"),
@@ -716,7 +716,12 @@ REFUSED = {
     "seed": ({"mlm": {"seed": (1, 2)}}, {}, "seed cannot be searched"),
     "ignored seed": ({"mlm": rates(0.1)}, {"seed": 5}, "seed=5 would be ignored.*set --config.search.seeds=5"),
     "one rung twice": ({"mlm": rates(0.1)}, {"search.rungs": (0.5, 0.55)}, "of 8 steps are the steps 4, 4: leave out"),
-    "early rung": ({"mlm": rates(0.1)}, {"search.rungs": (0.125,)}, "training.log_every=2 on"),
+    "early rung": ({"mlm": rates(0.1)}, {"search.rungs": (0.125,)}, "step 2 .training.log_every=2"),
+    "rung of the first step": (
+        {"mlm": rates(0.1)},
+        {"search.rungs": (0.125,), "training.log_every": 1, "optimizer.warmup_steps": 1},
+        "is step 1, expected one from step 2",
+    ),
     "rungs": ({"mlm": rates(0.1)}, {"search.rungs": (0.5, 0.25)}, "ascending order"),
     "seeds": ({"mlm": rates(0.1)}, {"search.seeds": (1, 1)}, "search.seeds must be one or more integers"),
     "losses": (
