@@ -225,7 +225,7 @@ def content(workdir: pathlib.Path) -> dict[str, Any]:
     for directory in workdir.rglob("checkpoints"):
         step = finished_steps(directory)[-1]
         name = f"{directory.relative_to(workdir).as_posix()}/{step}"
-        found[f"{name}/progress"] = without_clock(read_progress(directory, step))
+        found[f"{name}/progress"] = without_clock(read_progress(directory, step) | {"rows": None})
         checkpoints = Checkpoints(epath.Path(directory), read_only=True)
         params = paths(checkpoints.restore_params(step))
         checkpoints.close()

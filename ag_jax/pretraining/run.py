@@ -94,6 +94,17 @@ AFTER_TRAINING = (
     "translation.tests",
     "translation.tokenize",
 )
+# Settings in which a checkpoint may differ from `config.json`, too: the length of a run that was extended, and paths of
+# files whose content `corpus.json` and `tokenizer/` describe.
+MAY_CHANGE = (
+    "data.source",
+    "data.target",
+    "data.tokenizer.path",
+    "data.validation_",
+    "training.initial_weights",
+    "training.branch_from",
+    "training.steps",
+)
 # Settings of the encoder that do not change the meaning of its parameters.
 MODEL_MAY_DIFFER = ("dropout", "attention_dropout", "initializer_range", "dtype", "remat", "scan_layers", "attention")
 # Others may be changed on purpose when training goes on: slower rotations for longer sequences.
@@ -123,6 +134,10 @@ def make_job(
     batches = pipeline.batches(corpus, config.data, config.batch_sizes, config.seed, start)
     init_key, dropout_key = build.random_keys(config.seed)
     most = config.data.validation_rows
+
+    def read_progress(stored: dict[str, Any]) -> Progress:
+        check_settings(stored, config, workdir)
+        return dataclasses.replace(Progress.from_json(stored), settings=config_reader.to_dict(config))
 
     # Called only if there is no checkpoint, so a resumed run does not need the run that its weights came from.
     def create() -> TrainState:
@@ -206,6 +221,7 @@ def make_job(
         finish=finish,
         stop=stop,
         best=kept_step,
+        read_progress=read_progress,
         remedy=_remedy,
         wandb=lambda: _wandb_run(config, workdir, labels),
         saved_steps=saved_steps,
@@ -273,6 +289,22 @@ def _utilisation(
         return flops.mfu(of_row * (sizes.before(stop) - sizes.before(start)), seconds, devices, device_flops)
 
     return utilisation
+
+
+def check_settings(progress: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> None:
+    """Raise ValueError, with the settings that differ, if a run's `config.json` was changed since a checkpoint was
+    saved. Parameters alone do not tell: most settings change no shape.
+
+    progress: that of the checkpoint; of a branch's start, it is of another run.
+    config: the config of the run.
+    """
+    may_differ = (*MAY_DIFFER, *MAY_CHANGE, *(branch.MAY_DIFFER if config.training.branch_from else ()))
+    stored = progress.get("settings")  # none in checkpoints of earlier versions
+    if stored and (different := pretraining_config.different_settings(stored, config, may_differ)):
+        raise ValueError(
+            f"{workdir / 'config.json'} has other settings than those with which the checkpoint was trained, so it was "
+            "changed:\n" + "\n".join(different) + "\nPut back the original config.json"
+        )
 
 
 def _remedy(path: str) -> str:
@@ -622,7 +654,7 @@ def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenize
     optimizer = build.optimizer_of(config, Hyperparameters())
     params = jax.tree.map(jnp.asarray, params)
     checkpoints = Checkpoints(workdir / "checkpoints")
-    checkpoints.save(create_state(params, optimizer), Progress().to_json())
+    checkpoints.save(create_state(params, optimizer), Progress(settings=config_reader.to_dict(config)).to_json())
     checkpoints.close()
 
 
@@ -651,13 +683,14 @@ def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]
     """
     workdir = storage.directory(workdir)
     config = read_config(workdir)
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
+    check_settings(checkpoints.restore_progress(step), config, workdir)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation_rows=None))
     if config.adversarial.method in NAIVE:  # non-learned masks have no parameters, and an evaluation does not mask
         config = dataclasses.replace(config, adversarial=AdversarialConfig())
     corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)
     job = make_job(config, workdir, corpus)
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
     state = checkpoints.restore(step, job.program.abstract).state
     checkpoints.close()
     untrained = origins.read(workdir, config.model.width)[0].untrained(step)
@@ -741,6 +774,7 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
     step = _chosen(step, steps, workdir)
+    check_settings(checkpoints.restore_progress(step), config, workdir)
     params, adversary_params = split_params(checkpoints.restore_params(step))
     checkpoints.close()
     _check_fits(params, build.parameter_shapes(config, tokenizer), workdir)

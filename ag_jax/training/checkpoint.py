@@ -270,13 +270,7 @@ class Checkpoints:
         """
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
         restored = reader.restore(step, args=items)
-        progress = dict(restored["progress"])
-        written = progress.pop(FINGERPRINT, None)
-        if not isinstance(written, dict | list):
-            raise CorruptCheckpointError(step, "its fingerprint is missing")
-        if isinstance(written, dict) and written.pop(PROGRESS, None) != of_json(progress):
-            raise CorruptCheckpointError(step, "the progress differs from what was saved")
-        return restored["state"], progress, written
+        return restored["state"], *_split(step, restored["progress"])
 
     @contextlib.contextmanager
     def _judged(self, step: int) -> Iterator[None]:
@@ -292,6 +286,15 @@ class Checkpoints:
                 message = f"{self._directory} has no checkpoint of step {step}; it has: {steps}"
                 raise FileNotFoundError(message) from error
             raise damage.judge(step, folder, error) from error
+
+    def restore_progress(self, step: int) -> dict[str, Any]:
+        """Return the progress in the checkpoint of `step`.
+
+        Raises CorruptCheckpointError if it differs from what was saved, and OSError if something else prevents reading.
+        """
+        with self._judged(step):
+            restored = self._manager.restore(step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
+            return _split(step, restored["progress"])[0]
 
     def restore_params(self, step: int) -> Tree:
         """Return the parameters in the checkpoint of `step` on this process's first device, whatever devices they were
@@ -426,6 +429,17 @@ def _silence_orbax() -> None:
             previous(unraisable)
 
     sys.unraisablehook = report
+
+
+def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], StoredFingerprint]:
+    """Return the progress of a checkpoint, once it is compared with its checksum, and the fingerprint of the arrays."""
+    progress = dict(stored)
+    written = progress.pop(FINGERPRINT, None)
+    if not isinstance(written, dict | list):
+        raise CorruptCheckpointError(step, "its fingerprint is missing")
+    if isinstance(written, dict) and written.pop(PROGRESS, None) != of_json(progress):
+        raise CorruptCheckpointError(step, "the progress differs from what was saved")
+    return progress, written
 
 
 def _check(step: int, arrays: dict[str, jax.Array], written: StoredFingerprint) -> None:

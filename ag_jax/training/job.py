@@ -51,7 +51,7 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Progress:
-    """Metric sums over the latest steps and over all steps, token count, evaluations and start of a job.
+    """Metric sums over the latest steps and over all steps, token count, evaluations, start and files of a job.
 
     It is saved in a checkpoint with the training state.
 
@@ -63,6 +63,8 @@ class Progress:
     history: the evaluations so far, in order.
     start_sha256: digest of what a fine-tuning started from; None for other jobs, and if an earlier version of ag_jax
         began the fine-tuning.
+    settings: the settings of a pre-training run, as in its `config.json`; None for other jobs.
+    rows: length and checksum of `metrics.jsonl` when the checkpoint was saved (`MetricWriter.digest`).
     """
 
     interval: Sums = dataclasses.field(default_factory=dict)
@@ -72,6 +74,8 @@ class Progress:
     tokens: int = 0
     history: list[Evaluation] = dataclasses.field(default_factory=list)
     start_sha256: str | None = None
+    settings: dict[str, Any] | None = None
+    rows: list[int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as JSON values."""

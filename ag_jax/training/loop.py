@@ -99,6 +99,7 @@ class Loop:
                 found = job.first(job.program.abstract)
             state = found.state if found else job.create()
             self.progress = job.read_progress(found.progress if found else {})
+            hosts.from_first("the metrics", lambda: metric_sums.check_rows(job.workdir, self.progress.rows))
             start = int(state.step)
             # An earlier process may have deleted checkpoints that the progress still lists.
             there = hosts.from_first("the checkpoints", self.checkpoints.steps)
@@ -337,6 +338,7 @@ class Loop:
         self._collect()
         self._add_seconds()
         if int(state.step) != self.saved_step:
+            self.progress.rows = self.writer.digest
             self.writer.flush()  # rows before a checkpoint must not be lost, because a resumed run does not repeat them
             with self.watchdog.compiling("the first checkpoint"):
                 waited = self.checkpoints.save(state, self.progress.to_json())

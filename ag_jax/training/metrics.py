@@ -3,8 +3,10 @@
 import contextlib
 import json
 import math
+import sys
 import time
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,8 @@ class MetricWriter:
     logged: whether the steps up to `step` have their train row, so that a row at `step` is not deleted.
     tensorboard: whether TensorBoard events are written.
     wandb: run that also gets the rows; None sends nothing.
+
+    The attribute `digest` is the length in bytes of `metrics.jsonl` and its CRC-32 checksum, see `check_rows`.
     """
 
     def __init__(
@@ -82,9 +86,10 @@ class MetricWriter:
         path = workdir / "metrics.jsonl"
         rows = read_metrics(workdir) if path.exists() else []
         kept = [row for row in rows if row["step"] < step + (logged if row["split"] == "train" else evaluated)]
-        self._events = None
+        self._events, text = None, "".join(json.dumps(row) + "\n" for row in kept)
+        self.digest = _digest(text.encode())
         with self._explained():
-            self._rows = storage.GrowingFile(path, "".join(json.dumps(row) + "\n" for row in kept))
+            self._rows = storage.GrowingFile(path, text)
             if tensorboard:
                 self._events = _Events(workdir / "tensorboard", step)
 
@@ -93,9 +98,10 @@ class MetricWriter:
 
         Raises OSError with advice if the disk is full.
         """
-        scalars = dict(_scalars(row))
+        scalars, line = dict(_scalars(row)), json.dumps(row) + "\n"
+        self.digest = _digest(line.encode(), self.digest)
         with self._explained():
-            self._rows.add(json.dumps(row) + "\n")
+            self._rows.add(line)
             if self._events:
                 self._events.add(scalars, row["step"])
         if self._wandb:
@@ -183,6 +189,29 @@ def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
             yield f"{row['split']}/{name}", value
 
 
+def _digest(data: bytes, before: Sequence[int] = (0, 0)) -> list[int]:
+    """Return the length and the CRC-32 checksum of bytes that follow others, whose length and checksum are `before`."""
+    return [before[0] + len(data), zlib.crc32(data, before[1])]
+
+
+def check_rows(workdir: epath.Path, digest: Sequence[int] | None) -> None:
+    """Raise ValueError if `metrics.jsonl` does not begin with the rows that it had when a checkpoint was saved. Print a
+    warning if there is no such file.
+
+    digest: `MetricWriter.digest` when the checkpoint was saved; None, and nothing is checked, in earlier versions.
+    """
+    if digest is None:
+        return
+    path = workdir / "metrics.jsonl"
+    if not path.exists():
+        print(f"warning: {path} is missing, so the rows before the newest checkpoint are lost", file=sys.stderr)
+    elif _digest(path.read_bytes()[: digest[0]]) != [*digest]:
+        raise ValueError(
+            f"{path} was changed: expected it to begin with the {digest[0]:,} bytes that it had when the newest "
+            "checkpoint was saved; put back a copy, or delete the file to go on without its rows"
+        )
+
+
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
     """Read the rows of a run's `metrics.jsonl`, without an incomplete last line, which a killed run may leave.
 
@@ -197,7 +226,7 @@ def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
         row = _row(line)
         if row is None:
             raise ValueError(
-                f"line {number} of {path} is damaged: delete that line, or the whole file if its rows are not needed"
+                f"line {number} of {path} is damaged: put back a copy, or delete the file if its rows are not needed"
             )
         rows.append(row)
     last = _row(unfinished)

@@ -50,6 +50,8 @@ def _clock(seconds: float) -> str:
 class Silence:
     """Stand-in for `ProgressLine` and `MetricWriter` on all hosts but the first, with methods that do nothing."""
 
+    digest = None
+
     def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
         """Do nothing."""
 

@@ -164,3 +164,20 @@ def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
     (directory / "kept_steps.json").write_text('{"steps": [0, "300"]}')
     with pytest.raises(ValueError, match="kept_steps.json: expected a JSON whole number under the key '1', got .300."):
         extension.kept_steps(config(4000, 1.0), directory)
+
+
+def test_changed_files_of_a_run_are_named(text, short, tmp_path, one_device):
+    workdir = epath.Path(tmp_path / "run")
+    shutil.copytree(short[0], workdir)
+    config, metrics = workdir / "config.json", workdir / "metrics.jsonl"
+    whole = metrics.read_text()
+    for damaged in ("", whole[: len(whole) // 2], whole.replace("1", "2", 1)):
+        metrics.write_text(damaged)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl was changed"):
+            run.train(settings(text, LONG), workdir)
+    metrics.write_text(whole)
+    config.write_text(config.read_text().replace('"activation": "gelu"', '"activation": "relu"'))
+    relu = settings(text, LONG, **{"model.activation": "relu"})
+    for use in (run.open_run, run.evaluate, lambda _: run.train(relu, workdir)):
+        with pytest.raises(ValueError, match=r"config\.json .*\n  model.activation: there 'gelu', now 'relu'"):
+            use(workdir)

@@ -31,6 +31,24 @@ def test_sums_survive_json():
     assert metrics.divide(metrics.add(sums, more)) == metrics.divide(metrics.add(again, more))
 
 
+def test_rows_before_a_checkpoint_must_be_there(tmp_path, capsys):
+    workdir, path = epath.Path(tmp_path), tmp_path / "metrics.jsonl"
+    writer = MetricWriter(workdir, 0, tensorboard=False)
+    for step in (1, 2):
+        writer.write({"step": step, "split": "train", "loss": 1.0 / step})
+    digest, whole = writer.digest, path.read_text()
+    writer.write({"step": 3, "split": "train", "loss": 1 / 3})
+    metrics.check_rows(workdir, digest)  # what a killed run wrote after the checkpoint
+    assert MetricWriter(workdir, 2, tensorboard=False).digest == digest
+    for damaged in ("", whole[:-1], whole.replace("0.5", "0.7")):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl was changed"):
+            metrics.check_rows(workdir, digest)
+    path.unlink()
+    metrics.check_rows(workdir, digest)
+    assert "metrics.jsonl is missing" in capsys.readouterr().err
+
+
 def test_rows_after_the_resumed_step_are_dropped(tmp_path):
     workdir = epath.Path(tmp_path)
     writer = MetricWriter(workdir, 0, tensorboard=False)
