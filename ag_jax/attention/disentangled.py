@@ -45,10 +45,8 @@ class DisentangledConfig:
     """
 
     terms: str = ""
-    span: Annotated[int, ">= 1", "< 1073741824"] = (
-        512  # the table has two rows for each, which JAX looks up with 32 bits
-    )
-    buckets: Annotated[int, ">= 1"] | None = None
+    span: Annotated[int, ">= 1", "<= 1048576"] = 512
+    buckets: Annotated[int, ">= 1", "<= 1048576"] | None = None
     shared: bool = True
     normalized: bool = False
     key_bias: bool = True

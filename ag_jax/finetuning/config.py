@@ -95,11 +95,11 @@ class Recipe:
     custom: the files and columns of a task that is not in the catalogue.
     """
 
-    batch_sizes: tuple[Annotated[int, ">= 1"], ...] = (32,)
+    batch_sizes: tuple[Annotated[int, ">= 1", "<= 1048576"], ...] = (32,)
     learning_rates: tuple[Annotated[float, ">= 1e-12"], ...] = (2e-5,)
     sweep: SweepConfig = SweepConfig()
-    epochs: Annotated[int, ">= 1"] = 3
-    epochs_factor: Annotated[int, ">= 1"] = 1
+    epochs: Annotated[int, ">= 1", "<= 1000000"] = 3
+    epochs_factor: Annotated[int, ">= 1", "<= 1000"] = 1
     scored_epoch: Literal["best", "last"] = "best"
     patience: Annotated[int, ">= 1"] | None = None
     warmup_fraction: Annotated[float, ">= 0", "< 1"] = 0.06
@@ -110,12 +110,12 @@ class Recipe:
     beta2: Annotated[float, ">= 0", "< 1"] = 0.999
     epsilon: Annotated[float, "> 0"] = 1e-8
     clip_norm: Annotated[float, "> 0"] | None = 1.0
-    max_length: Annotated[int, f">= {SHORTEST}"] = 128
+    max_length: Annotated[int, f">= {SHORTEST}", "<= 1048576"] = 128
     dropout: Annotated[float, ">= 0", "< 1"] | None = None
     attention_dropout: Annotated[float, ">= 0", "< 1"] | None = None
     head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
     pooling: Pooling | None = None
-    microbatches: Annotated[int, ">= 1"] = 1
+    microbatches: Annotated[int, ">= 1", "<= 1048576"] = 1
     train_examples: Annotated[int, ">= 1"] | None = None
     validation_examples: Annotated[int, ">= 1"] | None = None
     subset_seed: Annotated[int, ">= 0"] = 0
@@ -125,7 +125,7 @@ class Recipe:
     first_question: bool = False
     skip_malformed: bool = False
     initial_task: str | None = None
-    folds: Annotated[int, ">= 3"] | None = None  # one to train on, one to choose by, one to test
+    folds: Annotated[int, ">= 3", "<= 1000"] | None = None  # one to train on, one to choose by, one to test
     legacy_eval: bool = False
     adversarial: AdversarialConfig = AdversarialConfig()
     custom: CustomTask = CustomTask()

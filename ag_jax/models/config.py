@@ -13,6 +13,9 @@ Activation = Literal["gelu", "relu", "silu"]
 Pooling = Literal["first", "mean"]  # of the hidden states of a text: the first token, or the mean over its tokens
 
 
+MOST_PARAMETERS = 10**11  # ten times those of the largest encoders; more would end the process when they are allocated
+
+
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
     """Architecture of an encoder; defaults are RoBERTa-base's, but the vocabulary size is that of the run's tokenizer.
@@ -75,20 +78,20 @@ class EncoderConfig:
         (`auto`).
     """
 
-    vocabulary_size: Annotated[int, ">= 1"] | None = None
-    layers: Annotated[int, ">= 1"] = 12
-    heads: Annotated[int, ">= 1"] = 12
-    width: Annotated[int, ">= 1"] = 768
-    feedforward: Annotated[int, ">= 1"] | None = None
-    embedding_width: Annotated[int, ">= 1"] | None = None
-    max_length: Annotated[int, ">= 1"] = 512
-    position_offset: Annotated[int, ">= 0"] = 2
+    vocabulary_size: Annotated[int, ">= 1", "<= 16777216"] | None = None
+    layers: Annotated[int, ">= 1", "<= 1000"] = 12
+    heads: Annotated[int, ">= 1", "<= 1024"] = 12
+    width: Annotated[int, ">= 1", "<= 65536"] = 768
+    feedforward: Annotated[int, ">= 1", "<= 1048576"] | None = None
+    embedding_width: Annotated[int, ">= 1", "<= 65536"] | None = None
+    max_length: Annotated[int, ">= 1", "<= 1048576"] = 512
+    position_offset: Annotated[int, ">= 0", "<= 65536"] = 2
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
     sinusoid: Literal["marian", "tensor2tensor"] = "marian"
     absolute_positions: Literal["input", "decoder", "none"] = "input"
     rotary_base: Annotated[float, "> 1"] = 10_000.0
     rotary_base_local: Annotated[float, "> 1"] | None = None
-    token_types: Annotated[int, ">= 0"] = 1
+    token_types: Annotated[int, ">= 0", "<= 65536"] = 1
     embedding_norm: bool = True
     embedding_scale: bool = False
     norm_position: Literal["post", "pre"] = "post"
@@ -100,12 +103,12 @@ class EncoderConfig:
     gated: bool = False
     attention_biases: bool = True
     feedforward_biases: bool = True
-    window: Annotated[int, ">= 1"] | None = None
-    global_every: Annotated[int, ">= 1"] | None = 1
+    window: Annotated[int, ">= 1", "<= 1048576"] | None = None
+    global_every: Annotated[int, ">= 1", "<= 1000"] | None = 1
     fixed_attention: FixedConfig = FixedConfig()
     relative: DisentangledConfig = DisentangledConfig()
     mask_decoder_passes: Annotated[int, ">= 0", "<= 100"] = 0  # bounded: each pass is compiled separately
-    convolution: Annotated[int, ">= 1"] | None = None
+    convolution: Annotated[int, ">= 1", "<= 1001"] | None = None
     convolution_activation: Literal["tanh", "gelu"] = "tanh"
     dropout: Annotated[float, ">= 0", "< 1"] = 0.1
     attention_dropout: Annotated[float, ">= 0", "< 1"] = 0.1
@@ -130,9 +133,27 @@ class EncoderConfig:
             )
         if self.convolution is not None and self.convolution % 2 == 0:
             raise ValueError(f"model.convolution must be an odd number, or none, got {self.convolution}")
+        self.check_size()
         self._check_positions()
         self._check_block()
         self._check_rotary_and_windows()
+
+    def check_size(self, decoder_layers: int = 0) -> None:
+        """Raise ValueError if the model would have more than `MOST_PARAMETERS` parameters, of which this counts most.
+
+        decoder_layers: number of layers of a decoder on top, each with two attentions.
+        """
+        features = self.feedforward or 4 * self.width
+        attention, rest = 4 * self.width**2, (3 if self.gated else 2) * self.width * features
+        rows = (self.vocabulary_size or 0) + self.max_length + 2 * self.relative.span * bool(self.relative.terms)
+        count = self.layers * (attention + rest) + decoder_layers * (2 * attention + rest)
+        count += rows * max(self.width, self.embedding_width or 0)
+        if count > MOST_PARAMETERS:
+            raise ValueError(
+                f"the model would have about {count:.1e} parameters, expected at most {MOST_PARAMETERS:.0e}: lower "
+                f"model.layers={self.layers}, model.width={self.width}, model.feedforward={features}, "
+                "model.vocabulary_size, model.max_length or decoder.layers"
+            )
 
     def _check_positions(self) -> None:
         """Raise ValueError if only one of decoder positions and mask decoder is set, or if no kind of positions is."""
@@ -265,7 +286,7 @@ class DecoderConfig:
     fixed_attention: hard-coded weights of the decoder's self-attention, which are not learnt (You et al. 2020).
     """
 
-    layers: Annotated[int, ">= 0"] = 0
+    layers: Annotated[int, ">= 0", "<= 1000"] = 0
     start: Literal["zero", "begin"] = "zero"
     tie: Literal["all", "target", "none"] = "all"
     fixed_attention: FixedConfig = FixedConfig()

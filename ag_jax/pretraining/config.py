@@ -80,6 +80,8 @@ class ExperimentConfig:
     inspection: InspectionConfig = InspectionConfig()
 
     def __post_init__(self):
+        vocabulary = self.model.vocabulary_size or self.data.tokenizer.vocabulary_size
+        dataclasses.replace(self.model, vocabulary_size=vocabulary).check_size(self.decoder.layers)
         if self.data.sequence_length > self.model.max_length:
             raise ValueError(
                 f"data.sequence_length={self.data.sequence_length} is longer than the model's "

@@ -52,7 +52,7 @@ class ProbeConfig:
     data: str | None = None
     function: str | None = None
     modes: tuple[Mode, ...] = ("words",)
-    window: Annotated[int, ">= 8"] = 128
+    window: Annotated[int, ">= 8", "<= 1048576"] = 128
     direction: Literal["before", "both"] = "before"
     head_word: Literal["rule", "last", "parse"] = "rule"
     distractor: Literal["before", "after", "none"] = "before"
@@ -172,7 +172,7 @@ class ProbingConfig:
     seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
     random_seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
     arms: str | None = None
-    resamples: Annotated[int, ">= 100"] = 1_000
+    resamples: Annotated[int, ">= 100", "<= 1000000"] = 1_000
 
     def __post_init__(self):
         if not self.probes and not self.ablation.data and not self.minimal_pairs.data:

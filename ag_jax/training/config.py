@@ -54,14 +54,14 @@ class TrainingConfig:
     words: Annotated[int, ">= 1"] | None = None
     max_epochs: Annotated[float, "> 0"] | None = None
     time_limit: Annotated[int, ">= 1"] | None = None
-    batch_size: Annotated[int, ">= 1"] = 84
-    earlier_batch_sizes: tuple[Annotated[int, ">= 1"], ...] = ()
+    batch_size: Annotated[int, ">= 1", "<= 1048576"] = 84
+    earlier_batch_sizes: tuple[Annotated[int, ">= 1", "<= 1048576"], ...] = ()
     earlier_batch_sizes_until: tuple[Annotated[int, ">= 1"], ...] = ()
-    microbatches: Annotated[int, ">= 1"] = 1
+    microbatches: Annotated[int, ">= 1", "<= 1048576"] = 1
     log_every: Annotated[int, ">= 1"] = 100
     evaluate_every: Annotated[int, ">= 1"] | None = 5_000
     checkpoint_every: Annotated[int, ">= 1"] = 1_000
-    keep_last: Annotated[int, ">= 1"] = 2
+    keep_last: Annotated[int, ">= 1", "<= 1000000"] = 2
     keep_best: bool = False
     patience: Annotated[int, ">= 1"] | None = None
     best_metric: str | None = None

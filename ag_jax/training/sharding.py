@@ -36,9 +36,9 @@ class MeshConfig:
     tensor: number of devices over which heads, feed-forward features and the vocabulary are split.
     """
 
-    data: Annotated[int, ">= 1"] | None = None
-    fsdp: Annotated[int, ">= 1"] = 1
-    tensor: Annotated[int, ">= 1"] = 1
+    data: Annotated[int, ">= 1", "<= 1048576"] | None = None
+    fsdp: Annotated[int, ">= 1", "<= 1048576"] = 1
+    tensor: Annotated[int, ">= 1", "<= 1048576"] = 1
 
     EARLIER_NONE: ClassVar = {"data": 0}
 

@@ -32,9 +32,9 @@ def test_a_suite_survives():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("tasks.rte.epochs", 0, "^tasks.rte.epochs must be at least 1, got 0"),
+        ("tasks.rte.epochs", 0, "^tasks.rte.epochs must be at least 1 .*, got 0"),
         ("tasks.rte.subset_seed", -1, "^tasks.rte.subset_seed must be at least 0, got -1"),
-        ("tasks.rte.epochs_factor", 0, "^tasks.rte.epochs_factor must be at least 1, got 0"),
+        ("tasks.rte.epochs_factor", 0, "^tasks.rte.epochs_factor must be at least 1 .*, got 0"),
         ("tasks.rte.patience", 0, "^tasks.rte.patience must be at least 1, or none, got 0"),
         ("tasks.rte.learning_rates", (), "^tasks.rte.learning_rates must be one or more numbers without repetition"),
         ("tasks.rte.learning_rates", (1e-5, 1e-5), "must be one or more numbers without repetition"),
@@ -52,7 +52,7 @@ def test_a_suite_survives():
         ("tasks.rte.sweep.head_dropout", (0.1, 0.10000001), "^tasks.rte.sweep.head_dropout must differ in their first"),
         ("tasks.rte.sweep.head_dropout", (0.1, 1.0), "^tasks.rte.sweep.head_dropout must be at least 0 and below 1"),
         ("tasks.rte.sweep.weight_decay", (-0.1,), "^tasks.rte.sweep.weight_decay must be at least 0, got -0.1"),
-        ("tasks.rte.sweep.warmup_steps", (0.5,), "^tasks.rte.sweep.warmup_steps must be of type int, got 0.5"),
+        ("tasks.rte.sweep.warmup_steps", (0.5,), "^tasks.rte.sweep.warmup_steps must be a whole number, got 0.5"),
         (
             "tasks.rte.sweep.epochs",
             (1, 2),
@@ -63,7 +63,7 @@ def test_a_suite_survives():
         ("tasks.rte.weight_decay", -0.1, "^tasks.rte.weight_decay must be at least 0, got -0.1"),
         ("tasks.rte.dropout", -0.5, "^tasks.rte.dropout must be at least 0 and below 1, or none, got -0.5"),
         ("tasks.rte.decay", "step", "^tasks.rte.decay must be one of linear, cosine"),
-        ("tasks.rte.max_length", rows.SHORTEST - 1, "^tasks.rte.max_length must be at least 12, got 11"),
+        ("tasks.rte.max_length", rows.SHORTEST - 1, "^tasks.rte.max_length must be at least 12 .*, got 11"),
         ("tasks.rte.folds", 2, "^tasks.rte.folds must be at least 3"),
         (
             "tasks.rte.initial_task",
@@ -222,7 +222,7 @@ def test_what_stood_for_none_in_earlier_suites_is_none():
 
 def test_a_suite_made_in_python_is_checked_before_anything_is_read(tmp_path):
     config = FinetuningConfig(checkpoint="not there", tasks={"rte": Recipe(epochs=0)})
-    with pytest.raises(ValueError, match="^tasks.rte.epochs must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="^tasks.rte.epochs must be at least 1 .*, got 0"):
         prepare(config, epath.Path(tmp_path / "suite"))
 
 

@@ -197,7 +197,7 @@ def test_sizes_that_are_not_those_of_the_tensors(key, value, said, directory, tm
             {"conv_kernel_size": 2**31 - 1},
             "conv_kernel_size=2147483647, but deberta.encoder.conv.conv.weight is (6, 6, 3)",
         ),
-        ({"max_relative_positions": 2**31 - 1}, "model.relative.span must be at least 1 and below 1073741824"),
+        ({"max_relative_positions": 2**31 - 1}, "model.relative.span must be at least 1 and at most 1048576"),
         ({"ag_jax": {"decoder_passes": "two"}}, "ag_jax: decoder_passes must be of type int, got 'two'"),
     ],
 )

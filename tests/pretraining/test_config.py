@@ -30,13 +30,17 @@ def test_config_survives_json():
     [
         ("training.stpes", 3, "unknown setting 'training.stpes'; did you mean 'training.steps'"),
         ("trainig", {"steps": 1}, "unknown setting 'trainig'; did you mean 'training'"),
-        ("training.steps", 3.5, "training.steps must be of type int, got 3.5"),
-        ("training.steps", True, "training.steps must be of type int, got True"),
-        ("training.tensorboard", 1, "training.tensorboard must be of type bool, got 1"),
+        ("training.steps", 3.5, "training.steps must be a whole number, got 3.5"),
+        ("training.steps", 99999999999, "training.steps must be at least 1 and at most 2147483647, got 99999999999"),
+        ("model.layers", 10**9, "model.layers must be at least 1 and at most 1000"),
+        ("model.width", 2**30, "model.width must be at least 1 and at most 65536"),
+        ("data.sequence_length", 2**20, "data.sequence_length must be at least 8 and at most 65536"),
+        ("training.steps", True, "training.steps must be a whole number, got True"),
+        ("training.tensorboard", 1, "training.tensorboard must be True or False, got 1"),
         ("training.milestones", 0.5, "training.milestones must be a list"),
-        ("comparison.seeds", (1, "a"), "comparison.seeds must be of type int, got 'a'"),
+        ("comparison.seeds", (1, "a"), "comparison.seeds must be a whole number, got 'a'"),
         ("comparison.seeds", (1, 1), "must be one or more integers without repetition"),
-        ("optimizer.learning_rate", "fast", "optimizer.learning_rate must be of type float"),
+        ("optimizer.learning_rate", "fast", "optimizer.learning_rate must be a finite number"),
         ("optimizer.learning_rate", -1, "optimizer.learning_rate must be at least"),
         ("optimizer.decay", "step", "optimizer.decay must be one of linear, cosine"),
         ("optimizer.decay_steps", 100_001, "optimizer.warmup_steps=0 and optimizer.decay_steps=100001 are more than"),
@@ -77,6 +81,25 @@ def test_what_is_wrong_is_named(key, value, message):
     section[last] = value
     with pytest.raises(ValueError, match=message):
         parse(config)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"model.layers": 1000, "model.width": 65_536, "model.heads": 64},
+        {"data.tokenizer.vocabulary_size": 2**24, "model.width": 6_144},
+        {
+            "decoder.layers": 1000,
+            "model.layers": 1,
+            "model.width": 16_384,
+            "model.heads": 64,
+            "data.format": "parallel",
+        },
+    ],
+)
+def test_a_model_that_no_memory_holds(sizes):
+    with pytest.raises(ValueError, match=r"about \d.\de\+\d\d parameters.*model.width="):
+        parse(nested(sizes))
 
 
 def test_a_delay_that_leaves_no_steps_after_the_warm_up():

@@ -61,9 +61,9 @@ def test_a_mesh_that_does_not_fit(eight_devices, settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data": 0}, "mesh.data must be at least 1, or none, got 0"),
-        ({"fsdp": 0}, "mesh.fsdp must be at least 1, got 0"),
-        ({"tensor": 0}, "mesh.tensor must be at least 1, got 0"),
+        ({"data": 0}, "mesh.data must be at least 1 "),
+        ({"fsdp": 0}, "mesh.fsdp must be at least 1 "),
+        ({"tensor": 0}, "mesh.tensor must be at least 1 "),
     ],
 )
 def test_impossible_settings(settings, message):

@@ -116,7 +116,7 @@ class FreeLBConfig:
     begin_step: steps before the attack begins; until then a step is one pass without an attack.
     """
 
-    steps: Annotated[int, ">= 1"] = 2
+    steps: Annotated[int, ">= 1", "<= 100"] = 2
     count: Literal["huggingface", "fairseq"] = "huggingface"
     step_size: Annotated[float, ">= 0"] = 0.1
     init_magnitude: Annotated[float, ">= 0"] = 0.1
@@ -148,7 +148,7 @@ class SmartConfig:
     """
 
     alpha: Annotated[float, ">= 0"] = 1.0
-    steps: Annotated[int, ">= 1"] = 1
+    steps: Annotated[int, ">= 1", "<= 100"] = 1
     noise: Annotated[float, ">= 0"] = 1e-5
     step_size: Annotated[float, "> 0"] | None = None
     epsilon: Annotated[float, "> 0"] = 1e-5
