@@ -1,10 +1,12 @@
 """Run the verbs of the command, and print their errors as messages."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
 import pathlib
+import resource
 import shlex
 import sys
 import traceback
@@ -15,10 +17,12 @@ import jax
 from etils import epath
 
 from ag_jax import config_reader, interruption
-from ag_jax.data import pipeline
+from ag_jax.data import pipeline, tokenizers
+from ag_jax.data.json_files import read_json
 from ag_jax.distributed import hosts, parts, storage
+from ag_jax.finetuning import trial
 from ag_jax.finetuning.config import FinetuningConfig
-from ag_jax.interop import exporting, hub, importing, milestones
+from ag_jax.interop import exporting, finetuned, hub, importing, milestones
 from ag_jax.interop.front_matter import Statements
 from ag_jax.planning import plan, text, topology
 from ag_jax.pretraining import corpus as pretraining_corpus
@@ -29,7 +33,9 @@ from ag_jax.probing.config import ProbingConfig
 from ag_jax.training.checkpoint import CorruptCheckpointError
 from ag_jax.training.loop import Interrupted, NonFiniteError
 
-ON_MANY_HOSTS = ("train", "finetune", "compare", "search", "evaluate")
+TRAINING = ("train", "finetune", "compare", "search", "evaluate")  # verbs whose results depend on settings
+READ_BY = {"arms": "compare", "comparison.": "compare", "search.": "search"}  # settings that one verb reads
+ON_MANY_HOSTS = TRAINING
 STOPPED = "AG_JAX_STOPPED"  # environment variable with the file to write if a signal stops the command before its end
 _LONGEST_LINE = 2000  # characters of an error message that are printed
 AnyConfig = ExperimentConfig | FinetuningConfig | ProbingConfig
@@ -163,11 +169,34 @@ class Request:
             f"compare` for arms; this verb needs a config for {needed}"
         )
 
-    def directory(self) -> epath.Path:
-        """Return the directory of the run. Raises ValueError if there is no --workdir."""
+    def directory(self, kind: str | None = None) -> epath.Path:
+        """Return the directory of the run.
+
+        kind: what the verb writes there, as `contents` says it; None for a verb that writes nothing of its own.
+
+        Raises ValueError if there is no --workdir, or if it holds something of another kind.
+        """
         if not self.workdir:
             raise ValueError("this verb needs --workdir=DIR, such as --workdir=runs/first")
-        return storage.directory(self.workdir)
+        directory = storage.directory(self.workdir)
+        if kind and (there := contents(directory)) not in (None, kind, *MAY_HOLD.get(kind, ())):
+            raise ValueError(
+                f"--workdir={directory} holds {there}, expected {kind} or nothing: choose another directory"
+            )
+        return directory
+
+    def model(self) -> epath.Path:
+        """Return the directory of one model. Raises ValueError if it holds several, with the best of them."""
+        directory = self.directory()
+        if contents(directory) in (SUITE, SUITES, COMPARISON):
+            from ag_jax.finetuning import best  # with scikit-learn
+
+            if (found := best.find(directory)) is not None:
+                raise ValueError(
+                    f"--workdir={directory} holds several models: give the directory of one, such as "
+                    f"--workdir={found.directory} ({found.reason})"
+                )
+        return directory
 
     def checkpoint(self) -> int | None:
         """Return the step of the checkpoint to use, None for the newest; print it if it is that of the best one."""
@@ -197,11 +226,46 @@ class Request:
         hosts.agree("their commands", command | run.versions())
 
 
+RUN, SUITE, SEARCH, PROBES = "a run", "a suite of fine-tuning", "a search", "a report on probes"
+COMPARISON, SUITES, TOKENIZER = "a comparison of runs", "a comparison of suites", "a tokenizer"
+ARMS = "the runs of a comparison"  # that is not finished
+MAY_HOLD = {COMPARISON: (ARMS,), PROBES: (ARMS,)}
+
+
+def contents(directory: epath.Path) -> str | None:
+    """Return what a directory holds, such as `RUN`; None if it is empty, or holds nothing that a verb has written."""
+    config, report = (
+        read_json(path) if (path := directory / name).exists() else {} for name in ("config.json", "report.json")
+    )
+    if "model_type" in config:
+        return "a Hugging Face model"
+    if isinstance(tasks := config.get("tasks"), dict) and any((directory / name).is_dir() for name in tasks):
+        return SUITE
+    if finetuned.locate(directory) or (directory / trial.RESULT).exists():
+        return "a trial of fine-tuning"
+    if run.is_begun(directory):
+        return RUN
+    if (directory / "search.json").exists():
+        return SEARCH
+    if report:
+        return PROBES if "probes" in report else SUITES if "tasks" in report else COMPARISON
+    if (directory / tokenizers.CHECKSUM).exists():
+        return TOKENIZER
+    return ARMS if any(directory.glob("*-seed*/config.json")) else None
+
+
 def run_verb(verb: str, request: Request) -> None:
     """Run a verb, or print its config for `--print_config`.
 
     Raises ValueError or OSError for errors that the user can correct.
     """
+    for setting, reader in READ_BY.items():
+        ignored = [key for key in request.overrides if config_reader.is_among(key, (setting,))]
+        if ignored and verb in TRAINING and verb != reader:
+            raise ValueError(
+                f"--config.{ignored[0]} has no effect here, because only `ag-jax {reader}` reads it: leave it out, or "
+                "use that verb"
+            )
     if request.print_config:
         print(json.dumps(config_reader.to_dict(_checked(verb, request)), indent=2))
         return
@@ -274,7 +338,7 @@ def _for_training(request: Request) -> ExperimentConfig:
 
 
 def _train(request: Request) -> None:
-    config, workdir = _for_training(request), request.directory()
+    config, workdir = _for_training(request), request.directory(RUN)
     summary = run.train(config, workdir)
     _tell(
         f"{workdir.name}: {workloads.workload_of(config).primary_metric.label} {summary['train_loss']:.3f} train, "
@@ -288,7 +352,8 @@ def _compare(request: Request) -> None:
     share = {"part": request.part} if request.part is not None else {}
     if share and isinstance(config, ProbingConfig):
         raise _probes_have_no_parts(request.part)
-    report = _comparison(config).compare(request.config, request.overrides, request.directory(), **share)
+    kind = {ExperimentConfig: COMPARISON, FinetuningConfig: SUITES, ProbingConfig: PROBES}[type(config)]
+    report = _comparison(config).compare(request.config, request.overrides, request.directory(kind), **share)
     if report is not None:
         _tell(f"the report is {report}")
 
@@ -298,14 +363,14 @@ def _search(request: Request) -> None:
 
     request.experiment()  # only for its errors
     report = of_points.search(
-        request.config, request.overrides, request.directory(), part=request.part, retry=request.retry
+        request.config, request.overrides, request.directory(SEARCH), part=request.part, retry=request.retry
     )
     _tell(f"the report is {report}")
 
 
 def _finetune(request: Request) -> None:
     config = request.suite()
-    workdir = request.directory()
+    workdir = request.directory(SUITE)
     report = _comparison(config).finetune(request.config, request.overrides, workdir, request.part)
     if report is None:
         return
@@ -325,10 +390,10 @@ def _finetune(request: Request) -> None:
 def _evaluate(request: Request) -> None:
     if request.config is not None:  # with one for fine-tuning the verb has become `finetune`
         config = request.probes()
-        report = _comparison(config).evaluate(request.config, request.overrides, request.directory())
+        report = _comparison(config).evaluate(request.config, request.overrides, request.directory(PROBES))
         _tell(f"the report is {report}")
         return
-    workdir, step = request.directory(), request.checkpoint()
+    workdir, step = request.model(), request.checkpoint()
     found = run.evaluate(workdir, step)
     if hosts.is_first() and (tests := scores.score_run(workdir, step)):
         found["translations"] = {name: dict(test.scores) for name, test in tests.items()}
@@ -344,7 +409,7 @@ def _translate(request: Request) -> None:
         raise ValueError(
             "this verb needs --input=FILE and --output=FILE; - stands for standard input, and for standard output"
         )
-    translator = translate.open_translator(request.directory(), request.checkpoint(), request.decoding)
+    translator = translate.open_translator(request.model(), request.checkpoint(), request.decoding)
     translate.translate(translator, *files)
 
 
@@ -370,7 +435,7 @@ def _inspect(request: Request) -> None:
 
 
 def _tokenizer(request: Request) -> None:
-    config, workdir = request.experiment(), request.directory()
+    config, workdir = request.experiment(), request.directory(TOKENIZER)
     tokenizer = pipeline.prepare_tokenizer(config.data)
     tokenizer.save(workdir)
     text = config.inspection.sentence if request.text is None else request.text
@@ -428,7 +493,7 @@ def _export(request: Request) -> None:
     if request.milestones:
         _export_milestones(request, repository, options)
         return
-    written = exporting.convert(request.directory(), request.checkpoint(), request.target, *options)
+    written = exporting.convert(request.model(), request.checkpoint(), request.target, *options)
     print(f"{written.parameters:,} parameters as {written.architecture}, in {request.target}")
     for item in written.not_carried:
         print(f"not carried: {item}")
@@ -443,7 +508,7 @@ def _export_milestones(
     if request.step is not None:
         raise ValueError(f"--step={request.step} is one checkpoint, and --milestones exports several: leave out one")
     target = pathlib.Path(request.target or "").expanduser()
-    found = milestones.convert(request.directory(), str(target), *options)
+    found = milestones.convert(request.model(), str(target), *options)
     last = found[hub.MAIN]
     print(f"{last.parameters:,} parameters as {last.architecture}, in each of {', '.join(found)} in {target}")
     for item in last.not_carried:
@@ -546,9 +611,17 @@ def run_safely(verb: str, request: Request) -> int:
             if noted := os.environ.get(STOPPED):
                 pathlib.Path(noted).write_text(f"{stop}\n")
         return 0
-    except (ValueError, OSError, NonFiniteError, CorruptCheckpointError) as error:
+    except OSError as error:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        remedy = f"; the limit is {limit}: raise it, as by `ulimit -n 4096`" if error.errno == errno.EMFILE else ""
+        return _failed(1, f"ag-jax {verb}: {error}{remedy}")
+    except (ValueError, NonFiniteError, CorruptCheckpointError) as error:
         return _failed(1, f"ag-jax {verb}: {error}")
-    except jax.errors.JaxRuntimeError as error:
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            return _failed(
+                1, f"ag-jax {verb}: not enough memory ({error}): lower the batch size, or raise microbatches"
+            )
         if hosts.count() == 1:
             raise
         return _failed(

@@ -41,6 +41,7 @@ from ml_collections.config_flags.tuple_parser import TupleParser
 Kind = TypeVar("Kind")
 LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
 NONE = "none"  # how a flag, or a text in a config file, says None
+TYPES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}  # in messages
 BOUNDS = {  # of an annotation: the comparison, and how a message says it
     ">=": (operator.ge, "at least"),
     ">": (operator.gt, "above"),
@@ -161,6 +162,9 @@ def _to_type(hint: Any, value: Any, path: str, message_end: str = "") -> Any:
         return None if value is None or value == NONE else _to_type(_without_none(hint), value, path, f", or {NONE}")
     if get_origin(hint) is Annotated:
         kind, *bounds = get_args(hint)
+        if kind is int and type(value) is int and abs(value) > LARGEST:
+            bounds = bounds if any(bound.startswith("<") for bound in bounds) else [*bounds, f"<= {LARGEST}"]
+            return _within(value, bounds, path, message_end)
         return _within(_to_type(kind, value, path, message_end), bounds, path, message_end)
     if get_origin(hint) is Literal:
         return _chosen(value, get_args(hint), path, message_end)
@@ -178,16 +182,16 @@ def _to_type(hint: Any, value: Any, path: str, message_end: str = "") -> Any:
         if get_origin(of_item) is Literal:  # a flag with commas comes as one text; no choice has a comma
             value = [part for item in value for part in (item.split(",") if isinstance(item, str) else [item])]
         return tuple(_to_type(of_item, item, path) for item in value)
-    # Also for numbers with a point, because float() of a very large integer raises OverflowError.
-    if hint in (int, float) and type(value) is int and abs(value) > LARGEST:
+    if hint is int and type(value) is float and value.is_integer():  # 1e3
+        return _to_type(hint, int(value), path, message_end)
+    if hint is int and type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"{path} must be between {-LARGEST} and {LARGEST}, got {value}")
     if hint is float and type(value) is int:
-        return float(value)
+        value = float(value) if abs(value) < 1e300 else math.inf  # beyond, float() raises OverflowError
     # In Python True is an int, but it is no number of steps.
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise ValueError(f"{path} must be of type {hint.__name__}{message_end}, got {value!r}")
-    if hint is float and not math.isfinite(value):
-        raise ValueError(f"{path} must be a finite number, got {value}")
+    is_type = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+    if not is_type or (hint is float and not math.isfinite(value)):
+        raise ValueError(f"{path} must be {TYPES[hint]}{message_end}, got {value!r}")
     return value
 
 
@@ -354,9 +358,11 @@ def read_flags(
         )
     if not sources:
         return None, None, rest
-    config = load(sources[-1])
+    if len(sources) > 1:
+        raise ValueError(f"--config is given more than once, as {' and '.join(sources)}: give it once")
+    config = load(sources[0])
     check_overrides(config, items, config_types)
-    return sources[-1], config, rest
+    return sources[0], config, rest
 
 
 class _Declared(BaseException):
@@ -443,14 +449,14 @@ def _argument(name: str, value: str, options: Any) -> Any:
 def load(path_and_argument: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
     """Return the config of `path.py:argument` with its settings replaced by `overrides`, {"section.key": value}."""
     config = _get_config(path_and_argument)
-    try:
-        config.update_from_flattened_dict(overrides or {})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        given = ", ".join(f"{key}={shown(value)}" for key, value in (overrides or {}).items())
-        raise ValueError(
-            f"cannot change the config {path_and_argument}: expected settings that it has, each with a value of the "
-            f"setting's type, got {given}: {error}; correct the flags --config.SECTION.KEY=VALUE"
-        ) from error
+    for key, value in (overrides or {}).items():
+        try:
+            config.update_from_flattened_dict({key: value})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"cannot set {key}={shown(value)} in {path_and_argument}: expected a setting that it has, with a value "
+                f"of the setting's type ({error})"
+            ) from error
     return config
 
 
@@ -600,6 +606,11 @@ def _message(error: BaseException) -> str:
     while len(error.args) == 1 and isinstance(error.args[0], BaseException):
         error = error.args[0]  # ml_collections wraps a KeyError in an AttributeError
     return " ".join(str(error.args[0]).split()) if isinstance(error, KeyError) and error.args else str(error)
+
+
+def argument_of(path_and_argument: str, name: str) -> str | None:
+    """Return the value that `path.py:a=1,name=value` gives an argument of the config file; None if it gives none."""
+    return dict(_items(path_and_argument.partition(":")[2])).get(name)
 
 
 def with_argument(path_and_argument: str, name: str, value: str) -> str:

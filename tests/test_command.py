@@ -1,5 +1,6 @@
 """The command `ag-jax` as a user runs it: killed, stopped, resumed, and with invalid arguments."""
 
+import errno
 import functools
 import json
 import pathlib
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
+from ag_jax import cli, config_reader
 from ag_jax.data.text import pipeline
 from ag_jax.pretraining import run as run_room
 from ag_jax.training.checkpoint import Checkpoints
@@ -78,7 +79,7 @@ def content(workdir: pathlib.Path):
     restored = checkpoints.restore(STEPS, job.program.abstract)
     checkpoints.close()
     rows = [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in read_metrics(workdir)]
-    return restored.state, without_clock(restored.progress), rows
+    return restored.state, without_clock(restored.progress | {"rows": None}), rows
 
 
 def without_clock(values):
@@ -150,7 +151,7 @@ def test_a_signal_and_a_full_disk_lose_nothing(text, uninterrupted, tmp_path, on
 
 
 def test_settings_that_may_be_none(text, tmp_path):
-    changes = {"model.feedforward": "none", "optimizer.clip_norm": "none", "training.keep_every": "7"}
+    changes = {"model.feedforward": "none", "optimizer.clip_norm": "none", "training.keep_every": "7e0"}
     changes |= {
         "data.tokenizer.path": "none",
         "guidance.mode": "none",
@@ -162,8 +163,13 @@ def test_settings_that_may_be_none(text, tmp_path):
     settings = config_reader.flat(json.loads(done.stdout))
     assert [settings[key] for key in changes] == [None, None, 7, None, "none", 2, None]
     for flag, message in (
-        ("--config.training.steps=none", "training.steps must be of type int, got None"),
-        ("--config.model.feedforward=0", "model.feedforward must be at least 1, or none, got 0"),
+        ("--config.training.steps=none", "training.steps must be a whole number, got None"),
+        ("--config.model.feedforward=0", "model.feedforward must be at least 1 and at most 1048576, or none, got 0"),
+        ("--config.training.steps=1.5", "expected a whole number"),
+        ("--config.optimizer.learning_rate=fast", "expected a number"),
+        ("--config.model.scan_layers=maybe", "expected True or False"),
+        ("--config.training.milestones=0.5,nan", "training.milestones must be a finite number, got nan"),
+        ("--model.layers=3", "--config.model.layers"),
         ("--config.model.segments=2", "the setting 'model.segments' is now called 'model.token_types'"),
     ):
         done = run([*command("train", text, tmp_path / "run"), flag, "--print_config"])
@@ -265,6 +271,11 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
             "is a config for fine-tuning: use `ag-jax finetune` for one checkpoint, `ag-jax compare`",
         ),
         (["compare", tuning], 1, "names no arms to compare"),
+        (["compare", "--config=quickstart:arm=ag"], 1, "leave out arm=ag"),
+        (["search", "--config=quickstart_search:arm=ag"], 1, "leave out arm=ag"),
+        (["finetune", tuning, "--config.arms=plain,plain"], 1, "--config.arms has no effect here"),
+        (["train", "--config=quickstart", "--config.search.seeds=1"], 1, "--config.search.seeds has no effect here"),
+        (["train", "--config=quickstart", "--workdir=a"], 2, "--workdir is given more than once"),
         (["train", tuning, "--print_config"], 1, "is a config for fine-tuning: use `ag-jax finetune`"),
         (["compare", tuning, "--print_config"], 1, "names no arms to compare"),
         (
@@ -304,3 +315,63 @@ def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
         done = run([*arguments, workdir])
         assert done.returncode == status and message in done.stderr, (arguments, done.stderr)
         assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+
+
+CONTENTS = {
+    cli.RUN: {"config.json": {"data": {}, "training": {}}, "metrics.jsonl": {"step": 1, "split": "train"}},
+    cli.SUITE: {"config.json": {"tasks": {"rte": {}}}, "rte/lr2e-05-bs32-seed0/metrics.jsonl": {}},
+    cli.COMPARISON: {"report.json": {"arms": {}, "seeds": [0]}, "ag-seed0/config.json": {}},
+    cli.ARMS: {"ag-seed0/config.json": {}},
+    cli.SUITES: {"report.json": {"arms": ["a"], "tasks": {}}, "a/config.json": {}},
+    cli.SEARCH: {"search.json": {}, "best.json": {}},
+    cli.PROBES: {"report.json": {"probes": {}}, "ag-seed0/config.json": {}},
+    cli.TOKENIZER: {"checksum.json": {}},
+}
+
+
+@pytest.mark.parametrize("there", CONTENTS)
+def test_a_directory_of_another_kind_is_named(there, tmp_path):
+    for name, content in CONTENTS[there].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    request = cli.Request(None, {}, str(tmp_path), None, None)
+    may_hold = {kind for kind in CONTENTS if there in (kind, *cli.MAY_HOLD.get(kind, ()))}
+    for kind in CONTENTS.keys() - {cli.ARMS}:
+        if kind in may_hold:
+            assert request.directory(kind) == epath.Path(tmp_path)
+        else:
+            with pytest.raises(ValueError, match=f"holds {there}, expected {kind} or nothing"):
+                request.directory(kind)
+    assert request.directory() == epath.Path(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (MemoryError("Unable to allocate 9 TiB"), "not enough memory"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 TiB"), "not enough memory"),
+    ],
+)
+def test_what_the_machine_lacks_is_named(error, said, monkeypatch, capsys):
+    def fail(request):
+        raise error
+
+    monkeypatch.setitem(cli.VERBS, "export", fail)
+    assert cli.run_safely("export", cli.Request(None, {}, None, None, None)) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_verbs_that_take_one_model_name_it(tmp_path):
+    (tmp_path / "a-seed0").mkdir()
+    (tmp_path / "report.json").write_text(json.dumps({"arms": {"a": {}}, "seeds": [0]}))
+    summary = dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), 1.0)
+    (tmp_path / "a-seed0" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "a-seed0" / "config.json").write_text(json.dumps({"data": {}, "model": {}, "training": {}}))
+    for arguments, said in (
+        (["export", f"--workdir={tmp_path}", f"--to={tmp_path / 'hf'}"], f"--workdir={tmp_path / 'a-seed0'}"),
+        (["evaluate", f"--workdir={tmp_path}"], f"--workdir={tmp_path / 'a-seed0'}"),
+        (["import", f"--from={tmp_path / 'a-seed0'}", f"--workdir={tmp_path / 'x'}"], "is a run of ag-jax"),
+    ):
+        done = run(arguments)
+        assert done.returncode == 1 and said in done.stderr, done.stderr

@@ -91,8 +91,8 @@ def test_named_parts_survive():
     [
         ({"parts": {"a": {"cuont": 1}}}, "unknown setting 'parts.a.cuont'; did you mean 'parts.a.count'"),
         ({"parts": {"a": {"count": 0}}}, "^parts.a.count must be at least 1, got 0"),
-        ({"parts": {"a": {"count": "x"}}}, "^parts.a.count must be of type int"),
-        ({"parts": {"a": {"rates": (1, "x")}}}, "^parts.a.rates must be of type float"),
+        ({"parts": {"a": {"count": "x"}}}, "^parts.a.count must be a whole number"),
+        ({"parts": {"a": {"rates": (1, "x")}}}, "^parts.a.rates must be a finite number"),
         ({"parts": {"a": 3}}, "parts.a is a section of settings, got the value 3: set parts.a.NAME=VALUE instead"),
         ({"parts": 3}, "parts is a section of settings, got the value 3"),
         ({"parst": {}}, "did you mean 'parts'"),
@@ -111,10 +111,10 @@ def test_what_is_wrong_is_named(values, message):
         ({"share": 0}, "^one.share must be above 0 and at most 1, got 0"),
         ({"share": 1.5}, "^one.share must be above 0 and at most 1, got 1.5"),
         ({"share": float("nan")}, "^one.share must be a finite number, got nan"),
-        ({"share": None}, "^one.share must be of type float, got None"),
+        ({"share": None}, "^one.share must be a finite number, got None"),
         ({"width": 0}, "^one.width must be at least 1, or none, got 0"),
-        ({"width": 1.0}, "^one.width must be of type int, or none, got 1.0"),
-        ({"width": True}, "^one.width must be of type int, or none, got True"),
+        ({"width": 1.5}, "^one.width must be a whole number, or none, got 1.5"),
+        ({"width": True}, "^one.width must be a whole number, or none, got True"),
         ({"kind": "float16"}, "^one.kind must be one of float32, bfloat16, or none, got 'float16'"),
         ({"clip": 0}, "^one.clip must be above 0, or none, got 0"),
         ({"steps": (1, -1)}, "^one.steps must be at least 0, got -1"),
@@ -171,6 +171,8 @@ def test_flags_are_checked_against_the_file(source):
         )
     with pytest.raises(ValueError, match="but none is given: add --config=FILE"):
         read_flags(["--config.title=t"])
+    with pytest.raises(ValueError, match="--config is given more than once"):
+        read_flags([f"--config={source}", "--config", source])
     with pytest.raises(ValueError, match="not/there.py does not exist"):
         read_flags(["--config=not/there.py", "--config.title=t"])
 
@@ -233,9 +235,10 @@ def test_arguments_that_are_not_utf_8_are_named(capsys):
 
 def test_whole_numbers_have_32_bits():
     assert parse(Part, {"count": 2**31 - 1}) == Part(count=2**31 - 1)
-    for values in ({"count": 99999999999999999999}, {"rates": (10**400,)}):
-        with pytest.raises(ValueError, match="(count|rates) must be between -2147483647 and 2147483647, got "):
-            parse(Part, values)
+    with pytest.raises(ValueError, match="count must be between -2147483647 and 2147483647, got "):
+        parse(Part, {"count": 99999999999999999999})
+    with pytest.raises(ValueError, match="rates must be a finite number"):
+        parse(Part, {"rates": (10**400,)})
 
 
 def test_a_section_with_two_names_is_changed_under_one(tmp_path):
@@ -294,10 +297,10 @@ def test_a_config_file_is_executed_once(tmp_path, capsys):
         f"with open({str(executed)!r}, 'a') as file:\n    file.write('x')\n"
         "def get_config(argument=''):\n    return config.default_config()\n"
     )
-    arguments = ["train", f"--config={path}", "--config.seed=3", "--config.comparison.seeds=4,5", "--print_config"]
+    arguments = ["train", f"--config={path}", "--config.seed=3", "--config.training.profile=4,5", "--print_config"]
     assert main.main(["ag-jax", *arguments]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["seed"], printed["comparison"]["seeds"]) == (3, [4, 5]) and executed.read_text() == "x"
+    assert (printed["seed"], printed["training"]["profile"]) == (3, [4, 5]) and executed.read_text() == "x"
     path.write_text(path.read_text().replace("config.default_config()", "{}"))
     with pytest.raises(ValueError, match="must return a ConfigDict"):  # a file that has changed is executed again
         load(str(path))

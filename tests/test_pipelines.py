@@ -685,7 +685,7 @@ def test_clear_words_where_a_head_is_missing(places, translation, tmp_path):
         ("model", {"dropout": 10**400}, "model.dropout must be between"),
         ("head", {"labels": "ab"}, "head.labels must be a list"),
         ("head", {"kind": "classifying"}, "the kind of a task must be one of"),
-        ("origin", {"model_type": 5}, "origin.model_type must be of type str, got 5"),
+        ("origin", {"model_type": 5}, "origin.model_type must be a text, got 5"),
     ],
 )
 def test_a_damaged_task_file_is_named(section, changed, said, places, tmp_path):

@@ -1,5 +1,6 @@
 """The verbs and flags of `ag-jax`, and the parser of its command line. Imports no JAX, so that help appears at once."""
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Sequence
@@ -109,13 +110,7 @@ SETTING = "change a setting; `ag-jax help SECTION.KEY` explains it"
 HOSTS = ("coordinator", "hosts", "host", "join_timeout")  # the same command on each of several machines
 STORE = "store_timeout"  # read by all verbs that may use a bucket
 BEST = "best"  # value of --step
-_DEFINED_BY = {
-    "switch": flags.DEFINE_bool,
-    "dollars": flags.DEFINE_float,
-    "seconds": flags.DEFINE_integer,
-    "number": flags.DEFINE_integer,
-    "names": flags.DEFINE_list,
-}
+_DEFINED_BY = {"switch": flags.DEFINE_bool, "names": flags.DEFINE_list}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,6 +290,39 @@ _EXPLAINING = ("configs", "help")  # verbs that run nothing
 RUNNING = tuple(name for name in VERBS if name not in _EXPLAINING)
 
 
+class _Integer(flags.IntegerParser):
+    """Parser of a whole number, which may be written as 1e3."""
+
+    def convert(self, argument):
+        try:
+            return super().convert(argument)
+        except ValueError:
+            with contextlib.suppress(ValueError):
+                if float(argument).is_integer():
+                    return int(float(argument))
+            raise ValueError("expected a whole number") from None
+
+
+class _Float(flags.FloatParser):
+    """Parser of a number."""
+
+    def convert(self, argument):
+        try:
+            return super().convert(argument)
+        except ValueError:
+            raise ValueError("expected a number") from None
+
+
+class _Boolean(flags.BooleanParser):
+    """Parser of True or False."""
+
+    def parse(self, argument):
+        try:
+            return super().parse(argument)
+        except ValueError:
+            raise ValueError("expected True or False") from None
+
+
 class _NumberOrNone(flags.ArgumentParser):
     """Parser of a flag `--config.SECTION.KEY=VALUE` whose setting is a number; VALUE may be `none`, read as None."""
 
@@ -312,10 +340,16 @@ class _List(TupleParser):
     """Parser of a flag `--config.SECTION.KEY=VALUE` whose setting is a list; an empty VALUE is the empty list."""
 
     def parse(self, argument):
-        return () if argument == "" else super().parse(argument)
+        if argument == "":
+            return ()
+        parsed = super().parse(argument)
+        if parsed == (argument,):  # no literals of Python, as in 1e-3,nan
+            with contextlib.suppress(ValueError):
+                return tuple(map(float, argument.split(",")))
+        return parsed
 
 
-class _Step(flags.IntegerParser):
+class _Step(_Integer):
     """Parser of the flag `--step=N`, or `--step=best`."""
 
     syntactic_help = "a number or best"
@@ -330,8 +364,10 @@ class _Step(flags.IntegerParser):
         return False
 
 
-config_flags.register_flag_parser_for_type(int, _NumberOrNone(flags.IntegerParser()))
-config_flags.register_flag_parser_for_type(float, _NumberOrNone(flags.FloatParser()))
+_PARSERS = {"step": _Step, "number": _Integer, "seconds": _Integer, "dollars": _Float}
+config_flags.register_flag_parser_for_type(int, _NumberOrNone(_Integer()))
+config_flags.register_flag_parser_for_type(float, _NumberOrNone(_Float()))
+config_flags.register_flag_parser_for_type(bool, _Boolean())
 config_flags.register_flag_parser_for_type(tuple, _List())
 
 
@@ -354,7 +390,16 @@ def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, 
         config_flags.DEFINE_config_dict(
             "config", config, CONFIG.format("quickstart"), flag_values=found, sys_argv=["ag-jax", *rest]
         )
-    positional = found(["ag-jax", *rest])[1:]
+    try:
+        positional = found(["ag-jax", *rest])[1:]
+    except flags.UnrecognizedFlagError as error:
+        if "." not in error.flagname and not (config is not None and error.flagname in config):
+            raise
+        raise ValueError(
+            f"unknown flag --{error.flagname}: a setting of the config file is changed by --config.{error.flagname}"
+        ) from error
+    if twice := [name for name in FLAGS if found[name].present > 1]:  # of a setting, the last value counts
+        raise ValueError(f"--{twice[0]} is given more than once: give it once")
     verb = " ".join(positional)
     if verb not in (*RUNNING, *EARLIER):
         raise ValueError(
@@ -390,11 +435,13 @@ def _check_read(verb: str, given: Sequence[str]) -> None:
 
 
 def _define(name: str, flag: Flag, values: flags.FlagValues) -> None:
-    if flag.kind == "step":
-        flags.DEFINE(_Step(), name, flag.default, flag.meaning, flag_values=values)
+    if flag.kind in _PARSERS and name != "hosts":
+        flags.DEFINE(_PARSERS[flag.kind](), name, flag.default, flag.meaning, flag_values=values)
         return
-    define: Any = flags.DEFINE_string if name == "hosts" else _DEFINED_BY.get(flag.kind, flags.DEFINE_string)
+    define: Any = _DEFINED_BY.get(flag.kind, flags.DEFINE_string)
     define(name, list(flag.default) if flag.kind == "names" else flag.default, flag.meaning, flag_values=values)
+    if flag.kind == "switch":
+        values[name].parser = _Boolean()
 
 
 def _near(verb: str) -> str:

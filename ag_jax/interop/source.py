@@ -57,6 +57,11 @@ def read(directory: pathlib.Path) -> Source:
     try:
         family = catalogue.of_config(values)
     except ValueError as error:
+        if {"data", "model", "training"} <= values.keys():
+            raise ValueError(
+                f"{directory} is a run of ag-jax, which needs no import: give it as --workdir, or write a Hugging Face "
+                "model of it with `ag-jax export`"
+            ) from error
         raise ValueError(
             f"{file}: expected a model_type of a supported family ({', '.join(catalogue.KNOWN)}), "
             f"got {values.get('model_type')!r}; choose a model of one of these families"

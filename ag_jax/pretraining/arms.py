@@ -23,14 +23,27 @@ def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]
     setting: the setting that holds the list, for messages.
     verb: the command that trains a config without arms, for messages.
 
-    Raises ValueError if `listed` is empty or None, or if a name occurs twice.
+    Raises ValueError if `listed` is empty or None, if a name occurs twice, or if `source` chooses an arm.
     """
+    check_argument(source, verb)
     if not listed:
         raise ValueError(f"{source} names no arms to compare; set {setting}, or use `ag-jax {verb}` without arms")
     found = listed.split(",")
     if len(set(found)) < len(found):
         raise ValueError(f"arms must be different, got {listed}: name each of them once")
     return found
+
+
+def check_argument(source: str, verb: str) -> None:
+    """Raise ValueError if the argument `arm` of the config file `source` chooses one arm, where all are trained.
+
+    verb: the command that trains one arm, for the message.
+    """
+    if arm := config_reader.argument_of(source, "arm"):
+        raise ValueError(
+            f"--config={source} chooses one arm, which would be ignored, because all of them are compared: leave out "
+            f"arm={arm}, or use `ag-jax {verb}` for one arm"
+        )
 
 
 def of_report(workdir: epath.PathLike) -> tuple[list[str], list[int]]:

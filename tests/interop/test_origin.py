@@ -134,7 +134,7 @@ def test_a_run_of_an_earlier_version(camembert, text, tmp_path, one_device, caps
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"model_type": 3}', "model_type must be of type str, got 3"),
+        (b'{"model_type": 3}', "model_type must be a text, got 3"),
         (b'{"new": "word_head"}', "new must be a list"),
         (b'{"moodel_type": "bert"}', "unknown setting 'moodel_type'"),
         (b"[" * 3000 + b"]" * 3000, "nested at most"),

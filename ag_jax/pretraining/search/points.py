@@ -92,6 +92,7 @@ def study(source: str, overrides: dict[str, Any]) -> Study:
             f"{source} has no grids to search: set search.grids in the config file, such as config.search.grids.ag = "
             '{"optimizer": {"learning_rate": (1e-3, 2e-3)}}'
         )
+    arms.check_argument(source, "train")
     arguments = config_reader.values_of(source)
     has_arms = arguments.pop("arm", None) is not None
     points: list[Point] = []
