@@ -364,7 +364,7 @@ class _Step(_Integer):
         return False
 
 
-_PARSERS = {"step": _Step, "number": _Integer, "seconds": _Integer, "dollars": _Float}
+_PARSERS: dict[str, Any] = {"step": _Step, "number": _Integer, "seconds": _Integer, "dollars": _Float}
 config_flags.register_flag_parser_for_type(int, _NumberOrNone(_Integer()))
 config_flags.register_flag_parser_for_type(float, _NumberOrNone(_Float()))
 config_flags.register_flag_parser_for_type(bool, _Boolean())
