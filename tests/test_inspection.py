@@ -130,7 +130,7 @@ def places(tmp_path_factory):
 
 
 def request(place, text=TEXT, target=None, without=(), **more):
-    empty = dict.fromkeys(("config", "overrides", "print_config"))
+    empty = dict.fromkeys(("config", "print_config")) | {"overrides": {}}
     return cli.Request(**empty, workdir=str(place), step=None, text=text, translation=target, without=without, **more)
 
 
@@ -543,7 +543,7 @@ def read_only(monkeypatch):
 def evaluate(place, monkeypatch, capsys):
     """Run `evaluate` with invented numbers; return its status, output and warnings."""
     monkeypatch.setattr(run, "evaluate", lambda workdir, step: {"step": 0, "mlm_loss": 2.5})
-    empty = dict.fromkeys(("config", "overrides", "print_config", "step", "text"))
+    empty = dict.fromkeys(("config", "print_config", "step", "text")) | {"overrides": {}}
     return cli.run_safely("evaluate", cli.Request(**empty, workdir=str(place))), *capsys.readouterr()
 
 

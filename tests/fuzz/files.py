@@ -18,6 +18,7 @@ from tests.fuzz.loaders import Target
 VERB = "fuzz"
 HASH = re.compile("[0-9a-f]{16,}")
 EMPTY = {field.name: None for field in dataclasses.fields(cli.Request) if field.default is dataclasses.MISSING}
+EMPTY["overrides"] = {}
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from tests.interop.test_goldens import GOLDENS, with_tensors
 
 
 def request(**flags):
-    empty = dict.fromkeys(("config", "overrides", "workdir", "step", "text", "print_config"))
+    empty = dict.fromkeys(("config", "workdir", "step", "text", "print_config")) | {"overrides": {}}
     return cli.Request(**empty | flags)
 
 
