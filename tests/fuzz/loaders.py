@@ -7,15 +7,19 @@ import hashlib
 import json
 import os
 import pathlib
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import sentencepiece
 from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.data import tokenizers
+from ag_jax.data.tasks import custom
+from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.text import pipeline, sources
 from ag_jax.finetuning import comparison as finetuning
 from ag_jax.finetuning import splits
@@ -227,6 +231,13 @@ def _task(name: str) -> Result:
     return {split: [dataclasses.asdict(example) for example in examples] for split, examples in parts.items()}
 
 
+def _custom_task(name: str) -> Result:
+    kind = "tagging" if "conll" in name else "classification"
+    settings = custom.resolved("own", CustomTask(kind, train=name), "custom")
+    examples = custom.load("own", settings, "custom", "train", folds=True)
+    return {"labels": settings.labels, "examples": [dataclasses.asdict(example) for example in examples]}
+
+
 def _huggingface(name: str) -> Result:
     opened = importing.open_model(f"huggingface/{name}")
     config = dataclasses.asdict(opened.source.config)
@@ -245,6 +256,10 @@ def _classifier() -> Result:
 def _sentencepiece(kind: str, family: str) -> Result:
     directory = pathlib.Path("sentencepiece") / kind
     tokenizer = tokenizer_files.read(directory, catalogue.named(family)) if family else tokenizers.load(directory)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(directory / "spiece.model"))
+    texts = [unicodedata.normalize(form, material.ACCENTS) for form in ("NFC", "NFD", "NFKD")]
+    if tokenizer.encode_batch(texts) != processor.encode(texts):
+        raise Accepted("a tokenizer with other ids than sentencepiece")
     return {"ids": tokenizer.encode_batch(material.SENTENCES[:3]), "tokenizer": tokenizer.fingerprint()}
 
 
@@ -341,6 +356,10 @@ def targets() -> Sequence[Target]:
         pattern = {"squad1": "*1.1*", "squad2": "*2.0*"}.get(name, "**/*")
         folder = f"all_tasks/{folders.get(name, name)}"
         found.append(Target(f"task {name}", folder, (pattern,), functools.partial(_task, name), share=0.4))
+    for name in ("x.csv", "x.jsonl", "x.conll"):
+        for packed in ("", ".gz"):
+            load = functools.partial(_custom_task, name + packed)
+            found.append(Target(f"custom task {name}{packed}", "custom", (name + packed,), load, share=0.4))
     for name in (
         "bert",
         "bert_pairs",

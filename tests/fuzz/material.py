@@ -14,12 +14,12 @@ import tokenizers as huggingface
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.text import pipeline
 from ag_jax.interop import exporting, finetuned
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
+from tests.data.conftest import sentencepiece_model
 from tests.finetuning import tiny_tasks
 from tests.goldens import inputs, make
 
@@ -27,6 +27,7 @@ HUGGINGFACE = pathlib.Path(__file__).parent.parent / "interop" / "goldens"
 SENTENCES = [
     f"The house number {number} of our union is strong. We will build it, and they said no!" for number in range(40)
 ]
+ACCENTS = "Việt Nam, một con mèo; 한글; ガギ; naïve café"
 # Tasks of `tiny_tasks`, one for each layout of files.
 TASKS = (
     "sst2",
@@ -62,6 +63,7 @@ def build(here: pathlib.Path) -> None:
     finetuned.save(finetuned.load(trial), epath.Path(trial / "weights"))
     exporting.convert(trial, None, str(here / "huggingface" / "classifier"))
     _older_tokenizers(here)
+    _custom_tasks(here / "custom")
     _sources(here / "sources")
     _caches(here)
 
@@ -84,8 +86,27 @@ def _older_tokenizers(here: pathlib.Path) -> None:
     (bert / "tokenizer_config.json").write_text(json.dumps(settings))
     (bert / "added_tokens.json").write_text("{}")
     for kind in ("bpe", "unigram"):
-        config = TokenizerConfig(kind=f"sentencepiece_{kind}", vocabulary_size=48)
-        tokenizers.train(config, SENTENCES).save(here / "sentencepiece" / kind)
+        (here / "sentencepiece" / kind).mkdir(parents=True)
+        model = sentencepiece_model([*SENTENCES, ACCENTS], model_type=kind, vocab_size=64, hard_vocab_limit=False)
+        (here / "sentencepiece" / kind / "spiece.model").write_bytes(model)
+
+
+def _custom_tasks(folder: pathlib.Path) -> None:
+    """Files of custom tasks, plain and compressed: a table, JSON lines, and the columns of CoNLL."""
+    folder.mkdir()
+    rows = [(f"{sentence} {ACCENTS}", ("né", "no")[number % 2]) for number, sentence in enumerate(SENTENCES)]
+    tagged = [
+        "# text = " + text + "\n" + "\n".join(f"{word}\t{'B-PER' if word == 'We' else 'O'}" for word in text.split())
+        for text, _ in rows
+    ]
+    files = {
+        "x.csv": "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows),
+        "x.jsonl": "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows),
+        "x.conll": "\n\n".join(tagged) + "\n",
+    }
+    for name, content in files.items():
+        (folder / name).write_text(content)
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content.encode(), mtime=0))
 
 
 def _sources(folder: pathlib.Path) -> None:

@@ -1,15 +1,21 @@
 """Ways to damage a file, each a function of a random generator and the file's bytes."""
 
+import bz2
+import functools
+import gzip
 import json
+import lzma
 import random
 import string
 import struct
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
 Content = bytes | None  # None: the file is missing
 
-NUMBERS = (-1, 0, 1, 2, 0.5, 1e-30, 1e30, -1e308, 10**6, 10**12, 10**30, float("nan"), float("inf"))
+BOMB = 2**29  # bytes of one letter
+NUMBERS = (-1, 0, 1, 2, 0.5, 2**30, 10**9, 1e-30, 1e30, -1e308, 10**6, 10**12, 10**30, float("nan"), float("inf"))
 DEPTH = 3000
 
 
@@ -104,8 +110,38 @@ def _lines(rng: random.Random, data: bytes) -> bytes:
     return b"\n".join([*lines[:number], *changed, *lines[number + 1 :]])
 
 
+def _normalized(rng: random.Random, data: bytes) -> bytes:
+    """The text in another normalisation form of Unicode."""
+    return unicodedata.normalize(rng.choice(("NFC", "NFD", "NFKC", "NFKD")), data.decode()).encode()
+
+
+def _comment(rng: random.Random, data: bytes) -> bytes:
+    """A line of a comment, as files of CoNLL have them."""
+    lines = data.split(b"\n")
+    lines.insert(rng.randint(0, len(lines)), rng.choice((b"# sent_id = 3", b"# a\tb", b"#", b"# newdoc", b"#\tO")))
+    return b"\n".join(lines)
+
+
+def _surrogate(rng: random.Random, data: bytes) -> bytes:
+    """Half of a surrogate pair in a string of JSON."""
+    quotes = [place for place, letter in enumerate(data) if letter == ord('"')]
+    at = rng.choice(quotes) + 1
+    return data[:at] + rng.choice((b"\\ud800", b"\\uDFFF", b"\\ud83d\\ud83d")) + data[at:]
+
+
+@functools.cache
+def _bomb(packed: str) -> bytes:
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[packed]
+    return pack(b"a" * BOMB)
+
+
+PACKED = BYTES | {"a bomb": lambda rng, data: b""}  # `mutate` knows which compression the name says
+
 TEXT = BYTES | {
     "another encoding": _recoded,
+    "another form of Unicode": _normalized,
+    "a comment": _comment,
+    "half of a surrogate pair": _surrogate,
     "a line": _lines,
     "lines": lambda rng, data: _lines(rng, _lines(rng, data)),
 }
@@ -235,7 +271,18 @@ def _not_a_number(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-SAFETENSORS = BYTES | {"header": _header, "another header": _header, "not a number": _not_a_number}
+def _prefix(rng: random.Random, data: bytes) -> bytes:
+    """A safetensors file whose tensors share a prefix, or all but one do."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    prefix = rng.choice(("module.", "_orig_mod.", "base_model.model.", "model.module.", "x."))
+    without = rng.choice((*header, None, None))
+    names = {name: name if name in ("__metadata__", without) else prefix + name for name in header}
+    changed = json.dumps({names[name]: entry for name, entry in header.items()}).encode()
+    return struct.pack("<Q", len(changed)) + changed + data[8 + length :]
+
+
+SAFETENSORS = BYTES | {"a prefix": _prefix, "header": _header, "another header": _header, "not a number": _not_a_number}
 
 
 STATEMENTS = (
@@ -296,7 +343,7 @@ def of(name: str) -> dict[str, Callable[[random.Random, bytes], Content]]:
         return PYTHON
     if name.endswith((".txt", ".tsv", ".csv", ".conll")):
         return TEXT
-    return BYTES
+    return PACKED if name.endswith((".gz", ".xz", ".bz2")) else BYTES
 
 
 def mutate(rng: random.Random, name: str, data: bytes, others: list[bytes]) -> tuple[str, Content]:
@@ -308,6 +355,8 @@ def mutate(rng: random.Random, name: str, data: bytes, others: list[bytes]) -> t
             return what, rng.choice(others)
         if not data and what not in ("missing", "random", "inserted", "more at the end"):
             continue
+        if what == "a bomb":
+            return what, _bomb(name[name.rindex(".") :])
         try:
             changed = options[what](rng, data)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):

@@ -447,9 +447,7 @@ def test_exports_that_cannot_be(workdir, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("schedule", "said"), [("constant", ["at step 5 3 times the pattern"]), ("linear", [])])
-def test_a_run_that_biased_its_attention_warns_when_it_is_opened(
-    schedule, said, workdir, tmp_path, caplog, monkeypatch
-):
+def test_a_run_that_biased_its_attention_warns_when_opened(schedule, said, workdir, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(run, "check_settings", lambda *_: None)  # as if it had been trained with these
     changed = tmp_path / "run"
     shutil.copytree(workdir, changed)
