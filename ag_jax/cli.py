@@ -259,12 +259,12 @@ def run_verb(verb: str, request: Request) -> None:
 
     Raises ValueError or OSError for errors that the user can correct.
     """
-    for setting, reader in READ_BY.items():
-        ignored = [key for key in request.overrides if config_reader.is_among(key, (setting,))]
-        if ignored and verb in TRAINING and verb != reader:
+    for key in request.overrides if verb in TRAINING else ():
+        reader = next((reader for name, reader in READ_BY.items() if config_reader.is_among(key, (name,))), verb)
+        if reader != verb:
             raise ValueError(
-                f"--config.{ignored[0]} has no effect here, because only `ag-jax {reader}` reads it: leave it out, or "
-                "use that verb"
+                f"--config.{key} has no effect here, because only `ag-jax {reader}` reads it: leave it out, or use "
+                "that verb"
             )
     if request.print_config:
         print(json.dumps(config_reader.to_dict(_checked(verb, request)), indent=2))

@@ -30,6 +30,7 @@ from ag_jax.interop import exporting, finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import DecoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.pretraining import comparison, origin, run, workloads
 from ag_jax.pretraining.config import ExperimentConfig, InspectionConfig
 from ag_jax.pretraining.report import ArmResults
@@ -130,8 +131,7 @@ def places(tmp_path_factory):
 
 
 def request(place, text=TEXT, target=None, without=(), **more):
-    empty = dict.fromkeys(("config", "print_config")) | {"overrides": {}}
-    return cli.Request(**empty, workdir=str(place), step=None, text=text, translation=target, without=without, **more)
+    return cli.Request(None, {}, workdir=str(place), step=None, text=text, translation=target, without=without, **more)
 
 
 def inspect(place, capsys, target=None, count=3, without=()):
@@ -201,7 +201,7 @@ def test_a_config_that_was_changed_after_the_training_is_refused(places, tmp_pat
     (changed / "config.json").write_text(json.dumps(settings))
     with pytest.raises(
         ValueError,
-        match=r"run/config.json describes another model.*\n.*: in the checkpoint \(2, .*, in the config \(3, ",
+        match=r"run/config.json has other settings .*\n  model.layers: there 2, now 3",
     ):
         run.open_run(changed)
 
@@ -466,7 +466,10 @@ def edit(path, change):
 
 
 def attack_run(directory, method):
-    edit(directory / "config.json", lambda values: values["adversarial"].update(method=method))
+    opened = run.open_run(directory)
+    shutil.rmtree(directory)
+    config = dataclasses.replace(opened.config, adversarial=AdversarialConfig(method))
+    run.write(config, epath.Path(directory), TOKENIZER, opened.params)
     return directory
 
 
@@ -543,8 +546,7 @@ def read_only(monkeypatch):
 def evaluate(place, monkeypatch, capsys):
     """Run `evaluate` with invented numbers; return its status, output and warnings."""
     monkeypatch.setattr(run, "evaluate", lambda workdir, step: {"step": 0, "mlm_loss": 2.5})
-    empty = dict.fromkeys(("config", "print_config", "step", "text")) | {"overrides": {}}
-    return cli.run_safely("evaluate", cli.Request(**empty, workdir=str(place))), *capsys.readouterr()
+    return cli.run_safely("evaluate", cli.Request(None, {}, str(place), None, None)), *capsys.readouterr()
 
 
 def test_a_read_only_run_is_inspected_and_evaluated(places, tmp_path, monkeypatch, capsys, read_only):
