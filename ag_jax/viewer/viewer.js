@@ -162,6 +162,8 @@
     own: { name: "share of the map's largest weight", ticks: [0, 0.05, 0.2, 0.5, 1], place: (w) => Math.sqrt(w) },
   };
 
+  const DIFFERENCE = { name: "difference of weights", ticks: [-1, -0.25, 0, 0.25, 1], place: (w) => 0.5 + 0.5 * Math.sign(w) * Math.sqrt(Math.abs(w)) };
+
   /** Returns 256 colours as numbers for an ImageData seen as Uint32Array. */
   function table(anchors) {
     const stops = anchors.split(" ").map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
@@ -199,18 +201,20 @@
       for (let k = 0; k < map.keys; k++) {
         const weight = map.weights[q * map.keys + k];
         let place;
-        if (signed) place = 0.5 + 0.5 * Math.sign(weight) * Math.sqrt(Math.abs(weight));
+        if (signed) place = DIFFERENCE.place(weight);
         else if (state.scale === "ratio") place = weight > 0 ? SCALES.ratio.place(weight / even) : 0;
-        else place = Math.sqrt(state.scale === "own" && largest > 0 ? weight / largest : weight);
+        else place = SCALES[state.scale].place(state.scale === "own" && largest > 0 ? weight / largest : weight);
         out[q * map.keys + k] = Math.round(255 * Math.min(1, Math.max(0, place)));
       }
     }
     return out;
   }
 
-  /** Draws a map of a layer with one pixel for each cell, or for each block of `reduce` x `reduce` cells their strongest. */
-  function pixels(view, layer, map, signed, reduce = 1) {
-    const shade = shades(view, layer, map, signed), colours = signed ? SIGNED_TABLE : TABLES[state.palette];
+  const tableOf = (signed) => (signed ? SIGNED_TABLE : TABLES[state.palette]);
+
+  /** Draws a map with one pixel for each cell, or for each block of `reduce` x `reduce` cells their strongest. */
+  function pixels({ map, shade, signed }, reduce = 1) {
+    const colours = tableOf(signed);
     const wide = Math.ceil(map.keys / reduce), high = Math.ceil(map.queries / reduce);
     const strongest = reduce === 1 ? shade : new Uint8Array(wide * high).fill(signed ? 128 : 0);
     if (reduce > 1) {
@@ -337,7 +341,8 @@
 
   function tile(layer, head) {
     const view = views[state.view];
-    const canvas = pixels(view, layer, withoutSpecial(view, tileOf(state.view, layer, head)), false, tileReduce);
+    const map = withoutSpecial(view, tileOf(state.view, layer, head));
+    const canvas = pixels({ map, shade: shades(view, layer, map, false), signed: false }, tileReduce);
     canvas.setAttribute("aria-hidden", "true");
     return canvas;
   }
@@ -383,7 +388,7 @@
       sign.style.borderColor = colour;
       return make("span", {}, sign, `${letter}: guided towards ${view.targets[name]?.title ?? name}`);
     });
-    const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens.` })] : [];
+    const block = view.block > 1 ? [make("span", { textContent: `A pixel shows the largest weight of ${view.block} × ${view.block} tokens, special ones included.` })] : [];
     $("legend").replaceChildren(...items, ...block);
   }
 
@@ -484,7 +489,7 @@
     }
     if (mine !== drawing) return;
     drawPanels(shown);
-    drawBar(shown);
+    drawBars(shown);
     drawFacts(view);
     drawText();
     if ($("twin").open) drawTwin();
@@ -499,7 +504,10 @@
     panels = shown.map((one) => {
       const canvas = make("canvas", { "aria-hidden": "true" });
       const panel = { ...one, canvas, cell: 1, x: 0, y: 0, wide, high, drawing };
-      if (one.map) paint(panel);
+      if (one.map) {
+        panel.shade = shades(one.view, state.layer, one.map, one.signed); // of the map, and of the words below it
+        paint(panel);
+      }
       return panel;
     });
     box.replaceChildren(...panels.map((panel) => {
@@ -575,7 +583,7 @@
     context.clip();
     context.imageSmoothingEnabled = false;
     const reduce = Math.max(1, Math.ceil(1 / (cell * ratio) - 1e-6));
-    const image = pixels(view, state.layer, map, panel.signed, reduce);
+    const image = pixels(panel, reduce);
     context.drawImage(image, ...at(0, 0), image.width * reduce * cell, image.height * reduce * cell);
     if (panel.mask && blocks === 1) {
       context.fillStyle = "rgb(0 0 0 / 0.55)";
@@ -753,16 +761,18 @@
       make("td", { dir: "auto", textContent: others[place] }),
       make("td", { className: "number", textContent: number(panel, at) }))));
     if (sentence.length === others.length) {
-      const largest = Math.max(1e-9, ...list.map((entry) => Math.abs(entry[1])));
       sentence.forEach((span, place) => {
-        const share = list.length ? Math.abs(list[place][1]) / largest : 0;
-        const colours = panel.signed ? SIGNED_TABLE : TABLES[state.palette];
-        const at = panel.signed ? Math.round(127.5 + 127.5 * Math.sign(list[place]?.[1] ?? 0) * Math.sqrt(share)) : Math.round(255 * Math.sqrt(share));
-        span.style.backgroundColor = css(colours[at]);
-        span.style.color = luminance(colours[at]) > 0.179 ? "#000" : "#fff"; // black and white have equal contrast there
+        const colour = list.length ? tableOf(panel.signed)[panel.shade[list[place][2]]] : null;
+        span.style.backgroundColor = colour === null ? "" : css(colour);
+        // Black and white have equal contrast at this luminance.
+        span.style.color = colour === null ? "" : luminance(colour) > 0.179 ? "#000" : "#fff";
         span.classList.toggle("chosen", place === chosen && !view.rows);
       });
     }
+    const line = state.byColumn ? "column" : "row";
+    $("text-legend").textContent = list.length
+      ? `Words have the colours of ${line} ${chosen + 1} “${subject}” of the map${panels.length > 1 ? ` of ${panel.name}` : ""}:` : "";
+    $("text-bar").hidden = !list.length;
     say(state.row, state.column);
   }
 
@@ -839,17 +849,19 @@
     $("twin").lastElementChild.replaceChildren(make("table", {}, make("thead", {}, top), make("tbody", {}, ...body)));
   }
 
-  function drawBar(shown) {
-    const bars = [];
-    if (shown.some((one) => one.map && !one.signed)) bars.push(bar(TABLES[state.palette], SCALES[state.scale].name, SCALES[state.scale].ticks.map((tick) => [SCALES[state.scale].place(tick), String(tick)])));
-    if (shown.some((one) => one.signed)) bars.push(bar(SIGNED_TABLE, "difference of weights", [-1, -0.25, 0, 0.25, 1].map((tick) => [0.5 + 0.5 * Math.sign(tick) * Math.sqrt(Math.abs(tick)), String(tick)])));
-    $("bar").replaceChildren(...bars);
-    $("bar").setAttribute("aria-label", `colours: ${SCALES[state.scale].name}, on a scale that is not linear`);
+  function drawBars(shown) {
+    const kinds = [false, true].filter((signed) => shown.some((one) => one.map && one.signed === signed));
+    $("bar").replaceChildren(...kinds.map(bar));
+    $("text-bar").replaceChildren(bar(shown[0].signed));
   }
 
-  function bar(colours, name, ticks) {
+  /** Returns a picture of the colours of weights, or of differences. */
+  function bar(signed) {
+    const { name, ticks, place } = signed ? DIFFERENCE : SCALES[state.scale], colours = tableOf(signed);
     const wide = 320, ratio = scaleOf(), canvas = make("canvas", { width: (wide + 24) * ratio, height: 42 * ratio });
     canvas.style.width = `${wide + 24}px`;
+    canvas.role = "img";
+    canvas.ariaLabel = `colours: ${name}, on a scale that is not linear`;
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
     for (let at = 0; at < wide; at++) {
@@ -860,7 +872,7 @@
     context.font = "11px system-ui, sans-serif";
     context.fillText(`${name} (not linear)`, 12, 10);
     context.textAlign = "center";
-    for (const [place, text] of ticks) context.fillText(text, 12 + place * wide, 38);
+    for (const tick of ticks) context.fillText(String(tick), 12 + place(tick) * wide, 38);
     return canvas;
   }
 
@@ -960,7 +972,7 @@
   function saveSvg() {
     const panel = panels[0];
     const { view, map } = panel, size = Math.max(4, Math.min(14, 900 / map.keys)), x = 110, y = 110;
-    const image = pixels(view, state.layer, map, panel.signed).toDataURL("image/png");
+    const image = pixels(panel).toDataURL("image/png");
     const wide = map.keys * size, high = map.queries * size, step = Math.ceil(12 / (size / map.blocks));
     const labels = [
       ...rowsOf(view).map((token, q) => [token, q]).filter(([, q]) => q % step === 0).map(([token, q]) => svgText(label(token), { x: x - 4, y: y + ((q + 0.5) / map.blocks) * size + 3, "text-anchor": "end" })),
@@ -1126,6 +1138,7 @@
     });
     addEventListener("hashchange", () => { readAddress(); update(); });
     let waiting = 0;
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => update()); // a canvas keeps its colours
     addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => update(), 100); });
     readAddress();
     update();

@@ -121,7 +121,24 @@ def test_the_other_scales(browser, plain, cells, path):
     browser.act(lambda: browser.press("3"))
     expected = weight_colours(np.sqrt(weights / plain.weights_NHQK[1, 1].max()))
     assert np.abs(np.array(browser.colours(cells)) - expected).max() <= 6
-    assert "share of the map's largest weight" in browser.run("return document.querySelector('#bar').ariaLabel")
+    assert "share of the map's largest weight" in browser.run("return document.querySelector('#bar canvas').ariaLabel")
+
+
+@pytest.mark.parametrize("keys", ["1", "2", "3", "d", "sc"])
+def test_words_have_the_colours_of_the_map(browser, path, keys):
+    """Whatever the scale, not those of their share of the row; and a legend names the row and the scale."""
+    browser.open(path, "l=1&h=1&r=3&c=4&p=cividis")
+    for key in keys:
+        browser.act(lambda key=key: browser.press(key)) if key != "c" else browser.press(key)
+    cells = [(q, 4) for q in range(ROWS)] if "c" in keys else [(3, k) for k in range(COLUMNS)]
+    words = browser.run(
+        """return [...document.querySelectorAll("#text span")].map((span) =>
+        getComputedStyle(span).backgroundColor.match(/[0-9]+/g).map(Number));"""
+    )
+    assert words == browser.colours(cells) and len({*map(tuple, words)}) > 2
+    assert ("column 5 “column4”" if "c" in keys else "row 4 “row3”") in browser.text("text-legend")
+    legends = browser.run("return ['bar', 'text-bar'].map((id) => document.querySelector(`#${id} canvas`).ariaLabel)")
+    assert legends[0] == legends[1]
 
 
 def test_without_special_tokens_rows_are_scaled(browser, plain, path):
@@ -531,6 +548,30 @@ def test_patterns_of_cross_attention_have_letters_of_their_own(browser, tmp_path
     assert letters == ["D", "\\"]
 
 
+@pytest.fixture
+def scheme(browser):
+    """Sets the colour scheme of the system, `light` or `dark`."""
+
+    def choose(value):
+        features = [{"name": "prefers-color-scheme", "value": value}] if value else []
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    yield choose
+    choose(None)
+
+
+def test_an_open_head_follows_the_colour_scheme(browser, scheme, path):
+    drawn = "return [...document.querySelectorAll('#one canvas')].map((canvas) => canvas.toDataURL())"
+    shown = {}
+    for value, other in (("dark", "light"), ("light", "dark")):
+        scheme(value)
+        browser.open(path, "l=1&h=1&r=1")
+        shown[value] = browser.run(drawn)
+        browser.act(lambda other=other: scheme(other))
+        shown[value, other] = browser.run(drawn)
+    assert shown["light", "dark"] == shown["dark"] != shown["light"] == shown["dark", "light"]
+
+
 @pytest.fixture(scope="module")
 def steps_and_masks(tmp_path_factory):
     """A page with a slider over steps, and masks of an attack."""
@@ -543,14 +584,12 @@ def steps_and_masks(tmp_path_factory):
 @pytest.mark.parametrize(
     "address", ["", "l=0&h=0&r=1", "l=1&h=1&o=1&r=1", "steps l=0&h=0", "steps v=2&l=0&h=0&m=1&t=1"]
 )
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessibility(browser, path, steps_and_masks, address, scheme):
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_accessibility(browser, path, steps_and_masks, address, scheme, colours):
     axe = pathlib.Path(os.environ.get("AG_JAX_AXE", ""))
     if not axe.is_file():
         pytest.skip("AG_JAX_AXE is not the path of axe-core's axe.min.js")
-    browser.driver.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
+    scheme(colours)
     other, _, address = address.rpartition(" ")
     browser.open(steps_and_masks if other else path, address)
     browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
@@ -559,5 +598,4 @@ def test_accessibility(browser, path, steps_and_masks, address, scheme):
         "const done = arguments[0]; axe.run().then((r) => done(JSON.stringify(r.violations)));"
     )
     problems = [(one["id"], [node["html"][:120] for node in one["nodes"]]) for one in json.loads(found)]
-    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert not problems
