@@ -676,6 +676,8 @@ def test_a_page_of_an_attacked_model(places, tmp_path, capsys):
     )
     assert without["columns"] == attacked["columns"] != plain["columns"] and "masked tokens" in attacked["note"]
     assert "hiddenHeads" not in attacked  # it perturbs embeddings
+    parts = {re.search(r"\b16 of [0-9]+ tokens", view["note"])[0] for view in (plain, without, attacked)}
+    assert len(parts) == 1  # the text was cut in all of them
 
 
 @pytest.mark.parametrize(("given", "page"), [(["--html"], "maps.html"), (["--html=a.html"], "a.html")])

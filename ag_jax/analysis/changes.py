@@ -142,17 +142,17 @@ def mean_change(attacked: AttackedModel, batches: Iterable[dict[str, Any]]) -> n
     return np.mean(changes, axis=0)
 
 
-def attacked_text(attack: TextAttack, tokenizer: Tokenizer, ids_L: np.ndarray, model: str = "") -> AttackedText:
+def attacked_text(attack: TextAttack, tokenizer: Tokenizer, text: AttentionMaps) -> AttackedText:
     """Return the attention maps of a text without and with an attack, and the change of each layer.
 
-    ids_L: token ids of the text, with the tokens that begin and end it.
-    model: name of the model and its training step, for people.
+    text: maps of the text.
     """
-    plain_NBHQK, attacked_NBHQK, masked_NBHQK, read = _both(attack.attacked, attack.make_batch(ids_L), 0)
+    plain_NBHQK, attacked_NBHQK, masked_NBHQK, read = _both(attack.attacked, attack.make_batch(text.ids_L), 0)
     (read_L,) = np.asarray(read["tokens"])
     tokens = tuple(tokenizer.tokens(read_L.tolist()))
+    windows = attack.attacked.model.config.windows
     plain, attacked = (
-        AttentionMaps(tokens, read_L, weights_NBHQK[:, 0], model=model, windows=attack.attacked.model.config.windows)
+        AttentionMaps(tokens, read_L, weights_NBHQK[:, 0], text.left_out, model=text.model, windows=windows)
         for weights_NBHQK in (plain_NBHQK, attacked_NBHQK)
     )
     masked_NHQK = None if masked_NBHQK is None else masked_NBHQK[:, 0]

@@ -36,7 +36,7 @@ from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
 from ag_jax.viewer import colours
 from ag_jax.viewer.notebook import NotebookView
-from ag_jax.viewer.page import Target, View
+from ag_jax.viewer.page import Target, View, heading
 
 EncoderModel = PretrainingModel | ReplacedTokensModel | TranslationModel | TaskModel
 Heads = tuple[tuple[int, int], ...]  # (layer, head), counted from 0
@@ -131,8 +131,14 @@ class AttentionMaps:
 
     @property
     def sentence(self) -> str:
-        """The text, for people; without one, the tokens of the rows."""
-        return self.text or " ".join(self.row_tokens)
+        """The text, for people, behind what part of it the maps show if it was cut; without one, the rows' tokens."""
+        return f"({self.part}) {self.text}" if self.text and self.part else self.text or " ".join(self.row_tokens)
+
+    @property
+    def part(self) -> str:
+        """How many of the tokens the maps show, such as `64 of 92 tokens`; empty if they show all."""
+        shown = len(self.tokens) + len(self.query_tokens or ())
+        return f"{shown} of {shown + self.left_out} tokens" if self.left_out else ""
 
     @property
     def caption(self) -> tuple[str, ...]:
@@ -171,7 +177,7 @@ class AttentionMaps:
             raise ValueError(f"the maps to compare with need another name than these maps have, {self.title!r}")
         views = [viewer_view(self, self.title, self.title, special, assignment)]
         views += [viewer_view(maps, name, name, special, Assignment()) for name, maps in others.items()]
-        return NotebookView(" ".join(self.tokens)[:80], views, detail)
+        return NotebookView(heading(" ".join(self.tokens)), views, detail)
 
     @property
     def window_of_layer(self) -> tuple[int | None, ...]:
@@ -390,13 +396,20 @@ def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assign
 
 
 def viewer_view(
-    maps: AttentionMaps, name: str, model: str, special: PatternTokens | None, assignment: Assignment, **more: Any
+    maps: AttentionMaps,
+    name: str,
+    model: str,
+    special: PatternTokens | None,
+    assignment: Assignment,
+    note: str = "",
+    **more: Any,
 ) -> View:
     """Return maps as a view of a page, with the masses of their heads on all patterns.
 
     name: what tells this view from the others of the page.
     model: name of the model.
     special: None leaves out the patterns that look for certain tokens.
+    note: what the page says about the view, behind what part of a text that was cut the maps show.
     more: other fields of `viewer.page.View`.
     """
     names = pattern_names(maps, assignment)
@@ -410,6 +423,7 @@ def viewer_view(
         targets[one] = Target(
             pattern.target_QK, pattern.has_target_Q, title(one), colour, pattern.mass_NH, pattern.chance_N
         )
+    cut_off = f"The maps show {maps.part}: the last {maps.left_out} were cut off." if maps.part else ""
     return View(
         name=name,
         model=model,
@@ -423,6 +437,7 @@ def viewer_view(
         special=[at for at, token in enumerate(maps.ids_L.tolist()) if token in special.delimiters],
         is_causal=maps.kind == "decoder",
         windows=maps.windows,
+        note=f"{cut_off} {note}".strip(),
         **more,
     )
 

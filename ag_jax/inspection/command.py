@@ -55,7 +55,7 @@ def inspect(
         )
     else:
         views = pages.make_views(page, seen, text, zeroed)
-        paths = [pages.write(page, f"Attention to: {text[:100]}", views)]
+        paths = [pages.write(page, f"Attention to: {text}", views)]
     print(
         "\n".join(f"drawn: {path}" for path in paths) if page is None else f"written, to open in a browser: {paths[0]}"
     )

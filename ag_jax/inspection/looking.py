@@ -72,7 +72,7 @@ def _with_attack(seen: Seen, without: Heads) -> Seen:
     if attack is None:
         return dataclasses.replace(seen, no_attack=seen.opened.no_attack)
     encoder, _ = seen.shown[0]
-    attacked = changes.attacked_text(attack, seen.opened.tokenizer, encoder.ids_L, seen.opened.name)
+    attacked = changes.attacked_text(attack, seen.opened.tokenizer, encoder)
     return dataclasses.replace(seen, attacked=attacked)
 
 

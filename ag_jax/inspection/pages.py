@@ -55,7 +55,7 @@ def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
     """Write a page with views and return its path."""
     file = _file(page.path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(viewer.page(title, views), encoding="utf-8")
+    file.write_text(viewer.page(viewer.heading(title), views), encoding="utf-8")
     return file
 
 

@@ -35,6 +35,7 @@ PRECISIONS = {"full": FULL, "picture": PICTURE}
 BYTES_OF_A_WEIGHT = {"full": 0.64, "picture": 0.23}
 BYTES_OF_A_COARSE_CELL = 0.42  # of the overview
 LARGEST_FULL = 4_000_000  # bytes of maps from which on they are stored as pictures
+LONGEST_HEADING = 100  # characters
 FOLDER = pathlib.Path(__file__).parent
 Heads = Sequence[tuple[int, int]]  # (layer, head), counted from 0
 
@@ -148,6 +149,11 @@ def strongest_heads(view: View, most: int) -> Heads:
     best_NH = np.max(excess, axis=0) if excess else np.zeros((layers, heads))
     order = np.argsort(-best_NH, axis=None, kind="stable")[:most]
     return [(int(at) // heads, int(at) % heads) for at in order]
+
+
+def heading(text: str) -> str:
+    """Return a text as a heading: of a long one, the beginning and an ellipsis."""
+    return text if len(text) <= LONGEST_HEADING else f"{text[: LONGEST_HEADING - 1]}…"
 
 
 def page(title: str, views: Sequence[View], detail: str | None = None) -> str:

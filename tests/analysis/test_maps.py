@@ -71,11 +71,15 @@ def test_a_long_text_is_cut_and_says_so(model, params, caplog, most, kept):
     assert attention.left_out == 16 - kept
     assert f"the last {16 - kept} are left out" in caplog.text
     assert f"{16 - kept} more were cut off" in maps.mass_table(attention, tiny.SPECIAL, Assignment())
+    view = maps.viewer_view(attention, "one", "model", tiny.SPECIAL, Assignment(), note="Attacked.")
+    assert f"{kept + 2} of 18 tokens: the last {16 - kept}" in view.note and view.note.endswith(" Attacked.")
+    assert attention.caption[1] == f"({kept + 2} of 18 tokens) {text}"
 
 
 def test_a_text_that_fits_exactly_is_whole(model, params, caplog):
     attention = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, 9)
     assert len(attention.tokens) == 9 and attention.left_out == 0 and not caplog.text
+    assert attention.caption[1] == SENTENCE and not maps.viewer_view(attention, "", "", None, Assignment()).note
 
 
 @pytest.mark.parametrize("text", ["", "  \n "])

@@ -190,6 +190,7 @@ def test_long_sides_are_cut_and_say_so(params, caplog, most):
     assert [one.left_out for one in found] == [16 - kept, 16 - kept, 32 - 2 * kept]
     for side in ("source", "target"):
         assert f"the {side} has 16 tokens, and {kept} fit" in caplog.text
+    assert found.cross.part == f"{2 * kept + 2} of 34 tokens"
     assert f"({32 - 2 * kept} more were cut off)" in maps.mass_table(found.cross, tiny.SPECIAL, Assignment())
 
 
