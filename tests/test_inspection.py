@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import pathlib
 import re
 import shutil
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import cli, config_reader
+from ag_jax import cli, config_reader, pipelines
 from ag_jax.analysis import maps, pairs
 from ag_jax.analysis.figures import plots
 from ag_jax.analysis.figures.curves import Plateau
@@ -26,7 +27,7 @@ from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
 from ag_jax.inspection import pages
 from ag_jax.inspection.heads import Chosen, choose
-from ag_jax.interop import exporting, finetuned
+from ag_jax.interop import exporting, finetuned, importing, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import DecoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
@@ -34,6 +35,7 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.pretraining import comparison, origin, run, workloads
 from ag_jax.pretraining.config import ExperimentConfig, InspectionConfig
 from ag_jax.pretraining.report import ArmResults
+from ag_jax.probing.ablation import heads
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
 from tests.finetuning import tasks
@@ -179,11 +181,26 @@ def inspect(place, capsys, target=None, count=3, without=()):
     ],
 )
 def test_every_directory_is_opened_at_its_own_length(places, place, found, said, length):
-    opened = best.open_for_inspection(places / place)
+    opened = best.open_for_inspection(str(places / place))
     assert (opened.directory, opened.length) == (places / found, length)
     assert opened.description == said.format(places / found)
     is_run = place in ("run", "imported", "compared")
     assert (opened.step, opened.assignment) == ((0, Assignment((("next", 1),))) if is_run else (None, Assignment()))
+
+
+@pytest.mark.parametrize("kind", [str, pathlib.Path, epath.Path])
+def test_every_function_takes_a_path_as_text_too(kind, tmp_path):
+    """The error of a directory that is not there is about the directory, not about the type of its name."""
+    missing, other = kind(tmp_path / "absent"), kind(tmp_path / "other")
+    names = ("fill_mask", "embed", "classify", "choose", "tag", "answer", "translate")
+    functions = [getattr(pipelines, name) for name in names]
+    functions += [run.open_run, run.evaluate, run.best_step, best.open_for_inspection, opening.open_encoder]
+    functions += [heads.ablate, importing.open_model, importing.open_finetuned]
+    functions += [lambda path: importing.convert(path, other), lambda path: exporting.convert(path, None, other)]
+    for function in functions:
+        with pytest.raises((FileNotFoundError, ValueError), match=re.escape(str(missing))):
+            function(missing)
+    assert best.find(missing) is None and best.resolve(missing) == str(missing) and run.read_summary(missing) is None
 
 
 @pytest.mark.parametrize("place", ["run", "arms/asa/sst2/lr1e-05-bs8-seed1", "hf"])

@@ -96,7 +96,7 @@ def test_no_space_is_put_behind_a_mask(kind):
 
 @pytest.mark.parametrize("name", ["run", "hf"])
 def test_fill_mask(name, places):
-    fill = pipelines.fill_mask(str(places / name))
+    fill = pipelines.fill_mask(places / name)
     guesses = fill("we build <mask> good", top=4)
     opened = run.open_run(places / "run")
     tokens = row("we build", "<mask>", "good")
@@ -132,7 +132,8 @@ def test_the_best_run_of_a_comparison_fills_masks(places, tmp_path):
 
 @pytest.mark.parametrize("name", ["classification", "hf_classification"])
 def test_classify(name, places):
-    classify = pipelines.classify(str(places / name))
+    classify = pipelines.classify(places / name)
+    assert repr(classify).startswith(f"<pipelines.classify('{places / name}'): ")
     tuned = finetuned.load(places / "classification")
     logits = np.asarray(
         tuned.model.apply({"params": tuned.params}, as_batch(row("we build roads")), deterministic=True)

@@ -27,7 +27,7 @@ class Best:
     reason: str
 
 
-def find(directory: epath.Path) -> Best | None:
+def find(directory: epath.PathLike) -> Best | None:
     """Return the best run or trial of a directory that holds several; None for any other directory.
 
     The best run has the lowest validation loss, the best trial the best development score. With several tasks, the
@@ -36,6 +36,7 @@ def find(directory: epath.Path) -> Best | None:
 
     Raises FileNotFoundError if nothing in the directory can be opened, ValueError if a file is damaged.
     """
+    directory = storage.directory(directory)
     if finetuned.locate(directory) is not None:
         return None
     if (directory / "config.json").exists():
@@ -51,13 +52,13 @@ def find(directory: epath.Path) -> Best | None:
     return _of_runs(directory, [directory / f"{arm}-seed{seed}" for arm in report["arms"] for seed in report["seeds"]])
 
 
-def resolve(directory: str) -> str:
+def resolve(directory: epath.PathLike) -> str:
     """Return the directory of the best run or trial of a directory that holds several; any other directory as it is.
 
     Raises FileNotFoundError or ValueError as `find` does.
     """
-    found = find(storage.directory(directory))
-    return directory if found is None else str(found.directory)
+    found = find(directory)
+    return str(directory if found is None else found.directory)
 
 
 def _is_of_task(directory: epath.Path) -> bool:
@@ -67,7 +68,7 @@ def _is_of_task(directory: epath.Path) -> bool:
     return directory.name in suite.read_settings(directory.parent / "config.json")["tasks"]
 
 
-def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspected:
+def open_for_inspection(directory: epath.PathLike, step: int | None = None) -> Inspected:
     """Open the model of a directory, or the best of its models if it holds several, to inspect its attention.
 
     step: step of a run's checkpoint, the newest by default.

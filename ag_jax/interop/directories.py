@@ -24,7 +24,7 @@ _WANTED = (
 )
 
 
-def on_disk(path: str) -> pathlib.Path:
+def on_disk(path: epath.PathLike) -> pathlib.Path:
     """Return the absolute path of a directory to be written. Raises ValueError if it is in an object store."""
     if storage.is_remote(path):
         raise ValueError(
@@ -98,7 +98,7 @@ def _why_not_written(error: BaseException | None) -> str | None:
     return reason
 
 
-def find(path: str) -> pathlib.Path:
+def find(path: epath.PathLike) -> pathlib.Path:
     """Return the directory of a model: `path` itself if it exists, else a download from the hub.
 
     path: a directory, or a name on the hub with an optional branch, tag or commit, as in google/electra-small@main.
@@ -106,6 +106,7 @@ def find(path: str) -> pathlib.Path:
     Raises ValueError if `path` is neither a directory nor to be had from the Hugging Face hub, or if the model there
     has its weights only as a pickle.
     """
+    path = os.fspath(path)
     directory = pathlib.Path(path).expanduser()
     if directory.is_dir():
         return directory.resolve()

@@ -56,7 +56,7 @@ class Exported:
 def convert(
     workdir: epath.PathLike,
     step: int | None,
-    path: str,
+    path: epath.PathLike,
     dtype: str = "float32",
     stated: Statements = Statements(),
     part: str = "model",
@@ -116,7 +116,7 @@ def convert(
 
 
 def _convert_finetuned(
-    workdir: epath.Path, step: int | None, path: str, dtype: str, stated: Statements, part: str
+    workdir: epath.Path, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, part: str
 ) -> Exported:
     """Export a fine-tuned model, which has one checkpoint and no generator: `step` must be None and `part` "model"."""
     if step is not None or part != "model":
@@ -163,7 +163,7 @@ def _bias(opened: run.OpenRun) -> list[str]:
     ]
 
 
-def _place(path: str, stated: Statements) -> str:
+def _place(path: epath.PathLike, stated: Statements) -> str:
     """Return the name by which transformers opens the export: on the hub, or its directory without those above it.
 
     `./` makes sure that a directory which is not there is not looked for on the hub.
@@ -192,7 +192,7 @@ def _result(workdir: epath.Path) -> dict[str, Any] | None:
 
 
 def _convert_translation(
-    opened: run.OpenRun, step: int | None, path: str, dtype: str, stated: Statements, part: str
+    opened: run.OpenRun, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, part: str
 ) -> Exported:
     """Export a model that translates as a MarianMT, with the settings of `decoding` as those of generation."""
     if part != "model":
@@ -267,7 +267,7 @@ class ExportedContent:
     vectors: SentenceVectors = SentenceVectors()
 
 
-def _write(model: ExportedContent, path: str, dtype: str) -> int:
+def _write(model: ExportedContent, path: epath.PathLike, dtype: str) -> int:
     """Write an exported model to the directory `path`, and return its number of parameters."""
     config, params = model.config, {path: np.asarray(leaf) for path, leaf in names.flat(model.params).items()}
     # The other families have no offset of positions.

@@ -1,6 +1,7 @@
 """Import a Hugging Face directory as a run directory at step 0, or as a fine-tuned model."""
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from etils import epath
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
+from ag_jax.distributed import storage
 from ag_jax.interop import directories, finetuned, marian, names, sentence_vectors, task_heads, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.interop.finetuned import FineTuned
@@ -69,7 +71,7 @@ class OpenModel:
     notes: tuple[str, ...] = ()
 
 
-def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imported:
+def convert(path: epath.PathLike, workdir: epath.PathLike, expected: Sequence[str] = ()) -> Imported:
     """Import the model of `path` to `workdir`: as a fine-tuned model if it has the head of a task, else as a run.
 
     path: a directory, or a name on the hub.
@@ -77,6 +79,7 @@ def convert(path: str, workdir: epath.Path, expected: Sequence[str] = ()) -> Imp
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
     _check_expected(expected)
+    workdir = storage.directory(workdir)
     directories.check_free(workdir)
     source = sources.read(directories.find(path))
     if _kind(source, expected):
@@ -99,7 +102,9 @@ def _count(params: dict[str, Any]) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: epath.Path | None = None) -> OpenModel:
+def open_model(
+    path: epath.PathLike, expected: Sequence[str] = (), tokenizer_place: epath.Path | None = None
+) -> OpenModel:
     """Open the Hugging Face model of a directory or hub name for use as a run, without its task head if it has one.
 
     Nothing is written.
@@ -129,12 +134,12 @@ def open_model(path: str, expected: Sequence[str] = (), tokenizer_place: epath.P
     )
 
 
-def origin_of(opened: OpenModel, path: str) -> Origin:
+def origin_of(opened: OpenModel, path: epath.PathLike) -> Origin:
     """Return the `Origin` of a model opened from `path`: name, licence etc., to store with runs that start from it."""
     return dataclasses.replace(_origin(opened.source, path, opened.tokenizer), new=opened.new, left_out=opened.left_out)
 
 
-def open_finetuned(path: str, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
+def open_finetuned(path: epath.PathLike, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
     """Return the fine-tuned model of a directory, task head included, and the names of its tensors that were
     not used.
 
@@ -192,9 +197,11 @@ def _kind(source: Source, expected: Sequence[str]) -> str | None:
     return kind
 
 
-def _origin(source: Source, path: str, tokenizer: Tokenizer) -> Origin:
+def _origin(source: Source, path: epath.PathLike, tokenizer: Tokenizer) -> Origin:
     is_local = pathlib.Path(path).expanduser().is_dir()
-    name, commit = (source.directory.name, "") if is_local else (path.partition("@")[0], source.directory.name)
+    name, commit = (
+        (source.directory.name, "") if is_local else (os.fspath(path).partition("@")[0], source.directory.name)
+    )
     return Origin(
         model_type=source.family.model_type,
         name=name,

@@ -25,7 +25,11 @@ def name(count: int) -> str:
 
 
 def convert(
-    workdir: epath.PathLike, path: str, dtype: str = "float32", stated: Statements = Statements(), part: str = "model"
+    workdir: epath.PathLike,
+    path: epath.PathLike,
+    dtype: str = "float32",
+    stated: Statements = Statements(),
+    part: str = "model",
 ) -> dict[str, Exported]:
     """Export the milestones and the last checkpoint of a run to directories below `path`, all of them or none.
 

@@ -193,12 +193,13 @@ class NoWordHeadError(ValueError):
     """A model has no trained head for masked words."""
 
 
-def open_for_inspection(directory: epath.Path, step: int | None = None) -> Inspected:
+def open_for_inspection(directory: epath.PathLike, step: int | None = None) -> Inspected:
     """Open a run (at `step`, the newest by default), a trial or a Hugging Face model to inspect its attention.
 
     Raises FileNotFoundError or ValueError with what was expected.
     """
-    opened = _open(str(directory), step)
+    directory = storage.directory(directory)
+    opened = _open(directory, step)
     if opened.imported is not None and opened.imported.config.translates:
         imported = opened.imported
         model = reference_model(imported.config, imported.tokenizer)
@@ -248,7 +249,7 @@ def is_huggingface(directory: epath.PathLike) -> bool:
     return path.exists() and "model_type" in read_json(path)
 
 
-def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = False) -> Pretrained:
+def open_encoder(checkpoint: epath.PathLike, step: int | None = None, *, fresh: bool = False) -> Pretrained:
     """Open the encoder of a run (its newest checkpoint, or the checkpoint of `step`), of a trial or of a Hugging Face
     directory; with `fresh`, without its parameters.
 
@@ -271,7 +272,7 @@ def open_encoder(checkpoint: str, step: int | None = None, *, fresh: bool = Fals
     return opened
 
 
-def _open(checkpoint: str, step: int | None) -> Pretrained:
+def _open(checkpoint: epath.PathLike, step: int | None) -> Pretrained:
     """Open the encoder of a model, as `open_encoder` does, whatever its tokenizer."""
     directory = storage.directory(checkpoint)
     if finetuned.locate(directory) is not None:
@@ -291,7 +292,7 @@ def _open(checkpoint: str, step: int | None) -> Pretrained:
     return opened
 
 
-def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
+def open_finetuned(directory: epath.PathLike, kinds: Sequence[str]) -> FineTuned:
     """Open a fine-tuned model: a trial that saved its weights, or a Hugging Face directory.
 
     kinds: the kinds of head that are accepted, such as `classification`.
@@ -320,7 +321,7 @@ def open_finetuned(directory: str, kinds: Sequence[str]) -> FineTuned:
     return tuned
 
 
-def open_masked_lm(directory: str, step: int | None = None) -> WordModel:
+def open_masked_lm(directory: epath.PathLike, step: int | None = None) -> WordModel:
     """Open a run or a Hugging Face directory with a head for masked words.
 
     step: of a run's checkpoint, the newest by default.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from etils import epath
 
 from ag_jax.data.tasks.task import Question
 from ag_jax.finetuning import best, kinds
@@ -90,7 +91,7 @@ class Answer(BatchedPipeline):
 
 
 def answer(
-    directory: str, refuses: bool | None = None, threshold: float = 0.0, *, batch_size: int = BATCH_SIZE
+    directory: epath.PathLike, refuses: bool | None = None, threshold: float = 0.0, *, batch_size: int = BATCH_SIZE
 ) -> Answer:
     """Open a model that was fine-tuned to find answers, as a function of a question and a context.
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from etils import epath
 
 from ag_jax.data.tasks.task import Choices
 from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, items_of, one_or_many
@@ -89,7 +90,7 @@ class Choose(BatchedPipeline):
         return of_texts, self._model.scores(examples, self._batch_size(batch_size)), single
 
 
-def choose(directory: str, *, batch_size: int = BATCH_SIZE) -> Choose:
+def choose(directory: epath.PathLike, *, batch_size: int = BATCH_SIZE) -> Choose:
     """Open a model that was fine-tuned for multiple choice, as a function of a text and its candidates.
 
     directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from etils import epath
 
 from ag_jax.data.tasks.task import Texts
 from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, pairs_of
@@ -103,7 +104,7 @@ class Classify(BatchedPipeline):
                 )
 
 
-def classify(directory: str, *, batch_size: int = BATCH_SIZE) -> Classify:
+def classify(directory: epath.PathLike, *, batch_size: int = BATCH_SIZE) -> Classify:
     """Open a model that was fine-tuned for classification or regression, as a function of texts or pairs of texts.
 
     directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of

@@ -1,11 +1,13 @@
 """The base class of all pipelines, and what pipelines of fine-tuned models share."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from etils import epath
 
 from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import Example, Examples, Task
@@ -29,11 +31,11 @@ class Pipeline:
 
     name: ClassVar[str] = ""  # of the function that opens it
 
-    directory: str
+    directory: epath.PathLike
     about: str
 
     def __repr__(self) -> str:
-        return f"<pipelines.{self.name}({self.directory!r}): {self.about}>"
+        return f"<pipelines.{self.name}({os.fspath(self.directory)!r}): {self.about}>"
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False, match_args=False)
@@ -46,7 +48,7 @@ class BatchedPipeline(Pipeline):
     batch_size: int
 
     def __repr__(self) -> str:
-        return f"<pipelines.{self.name}({self.directory!r}): {self.about}; batch_size={self.batch_size}>"
+        return f"<pipelines.{self.name}({os.fspath(self.directory)!r}): {self.about}; batch_size={self.batch_size}>"
 
     def _batch_size(self, given: int | None) -> int:
         """Return the batch size of a call: the given one, by default the pipeline's."""
@@ -93,7 +95,7 @@ class TaskModel:
         return kinds.scores(self.task, examples, features, logits)
 
 
-def open_task_model(directory: str, accepted: Sequence[str]) -> TaskModel:
+def open_task_model(directory: epath.PathLike, accepted: Sequence[str]) -> TaskModel:
     """Open a fine-tuned model, or the best one of a suite or comparison.
 
     accepted: the kinds of head that are accepted.

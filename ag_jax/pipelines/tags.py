@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from etils import epath
 
 from ag_jax.data.tasks.task import TaggedSentence
 from ag_jax.finetuning import kinds
@@ -84,7 +85,7 @@ class Tag(BatchedPipeline):
         return examples, self._model.scores(examples, self._batch_size(batch_size)), single
 
 
-def tag(directory: str, *, batch_size: int = BATCH_SIZE) -> Tag:
+def tag(directory: epath.PathLike, *, batch_size: int = BATCH_SIZE) -> Tag:
     """Open a model that was fine-tuned to tag words, as a function of texts.
 
     directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of

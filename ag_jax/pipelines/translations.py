@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from etils import epath
+
 from ag_jax.pipelines.arguments import one_or_many
 from ag_jax.pipelines.pipeline import Pipeline
 from ag_jax.pretraining.translate import Translator, open_translator
@@ -48,7 +50,7 @@ class Translate(Pipeline):
         return results[0] if single else results
 
 
-def translate(directory: str, step: int | None = None) -> Translate:
+def translate(directory: epath.PathLike, step: int | None = None) -> Translate:
     """Open a run that translates, as a function of texts.
 
     directory: of the run.

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
 from ag_jax.data.tasks.rows import Features, RowSettings
 from ag_jax.finetuning import best, predicting
@@ -62,7 +63,7 @@ class Embed(BatchedPipeline):
 
 
 def embed(
-    directory: str,
+    directory: epath.PathLike,
     pooling: str | None = None,
     step: int | None = None,
     *,

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from etils import epath
 
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import FeatureRow, Features, RowSettings
@@ -124,7 +125,7 @@ class FillMask(BatchedPipeline):
         return self._shape.row(ids)
 
 
-def fill_mask(directory: str, step: int | None = None, *, batch_size: int = BATCH_SIZE) -> FillMask:
+def fill_mask(directory: epath.PathLike, step: int | None = None, *, batch_size: int = BATCH_SIZE) -> FillMask:
     """Open a model that predicts masked words, as a function of texts with masks.
 
     directory: of a run, of a comparison of runs, of which the best is opened, or of a Hugging Face model

@@ -668,9 +668,9 @@ def read_config(workdir: epath.PathLike) -> ExperimentConfig:
     return pretraining_config.read(path)
 
 
-def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
+def read_summary(workdir: epath.PathLike) -> dict[str, Any] | None:
     """Read the summary of a finished run; None for an unfinished one. Raises ValueError if the file is damaged."""
-    path = workdir / SUMMARY
+    path = epath.Path(workdir) / SUMMARY
     if not path.exists():
         return None
     return read_json(path, dict, dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), float))

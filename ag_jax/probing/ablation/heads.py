@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from ag_jax.data import randomness
 from ag_jax.data.tasks.task import Examples, Task
@@ -118,7 +119,7 @@ def interval(values_R: np.ndarray) -> np.ndarray:
 
 
 def ablate(
-    directory: str,
+    directory: epath.PathLike,
     texts: Sequence[str] | None = None,
     *,
     step: int | None = None,

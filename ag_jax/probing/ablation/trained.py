@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from etils import epath
+
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.finetuning import best, development
@@ -95,7 +97,7 @@ class TrainedModel:
         return batches.of_texts(given, self.tokenizer, shortest, self.config.token_types, most, called=called)
 
 
-def open_trained(directory: str, step: int | None = None) -> TrainedModel:
+def open_trained(directory: epath.PathLike, step: int | None = None) -> TrainedModel:
     """Open a run (at `step`, the newest by default), a trial, or a Hugging Face directory, with its loss.
 
     Of a directory with several models, the best one is opened, as by `ag-jax inspect`.
