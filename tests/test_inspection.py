@@ -25,7 +25,7 @@ from ag_jax.distributed import storage
 from ag_jax.finetuning import best
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
-from ag_jax.inspection import pages
+from ag_jax.inspection import looking, pages
 from ag_jax.inspection.heads import Chosen, choose
 from ag_jax.interop import exporting, finetuned, importing, opening
 from ag_jax.interop.finetuned import FineTuned
@@ -201,6 +201,25 @@ def test_every_function_takes_a_path_as_text_too(kind, tmp_path):
         with pytest.raises((FileNotFoundError, ValueError), match=re.escape(str(missing))):
             function(missing)
     assert best.find(missing) is None and best.resolve(missing) == str(missing) and run.read_summary(missing) is None
+
+
+def test_what_is_opened_is_shown_in_a_line(places):
+    """A notebook shows it: where it is, its step and its size, without its arrays."""
+    opened, translation = best.open_for_inspection(places / "run"), best.open_for_inspection(places / "translation")
+    attention = looking.look(opened, TEXT).shown[0][0]
+    trial = finetuned.load(places / "arms/asa/sst2/lr1e-05-bs8-seed1")
+    of_run = run.open_run(places / "run")
+    for one in (opened, of_run, translation, translation.translator, attention, trial):
+        assert "\n" not in repr(one) and len(repr(one)) < 700
+    for one in (opened, of_run):
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(of_run.params))
+        assert (
+            f"'{places / 'run'}'" in repr(one)
+            and "step=0" in repr(one)
+            and f"params=<{numbers:,} numbers>" in repr(one)
+        )
+        assert f"<{CONFIG.layers} layers of {CONFIG.heads} heads, width {CONFIG.width}>" in repr(one)
+    assert f"weights_NHQK=float32{list(attention.weights_NHQK.shape)}" in repr(attention)
 
 
 @pytest.mark.parametrize("place", ["run", "arms/asa/sst2/lr1e-05-bs8-seed1", "hf"])

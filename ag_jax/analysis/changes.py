@@ -26,6 +26,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models import encoder
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch
+from ag_jax.models.one_line import one_line
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.base import Objective
 
@@ -50,6 +51,8 @@ class AttackedModel:
     params: Any
     step: int
 
+    __repr__ = one_line
+
 
 @dataclasses.dataclass(frozen=True)
 class TextAttack:
@@ -65,6 +68,8 @@ class TextAttack:
     method: str
     note: str
     make_batch: Callable[[np.ndarray], dict[str, Any]]
+
+    __repr__ = one_line
 
 
 class AttackedText(NamedTuple):

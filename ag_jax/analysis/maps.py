@@ -31,6 +31,7 @@ from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
 from ag_jax.models.heads import TaskModel
 from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.models.one_line import one_line
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.objectives.adversarial.self_attention import Attacker
@@ -111,6 +112,8 @@ class AttentionMaps:
     text: str = ""
     model: str = ""
     windows: tuple[int | None, ...] = ()
+
+    __repr__ = one_line
 
     def check_finite(self) -> None:
         """Raise ValueError if weights are not finite, because tables and figures would show them as missing values."""

@@ -35,6 +35,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.models.config import EncoderConfig, Pooling
 from ag_jax.models.heads import TaskModel, example
+from ag_jax.models.one_line import one_line
 from ag_jax.pretraining.origin import Origin
 
 TASK, WEIGHTS, TOKENIZER = "task.json", "weights.safetensors", "tokenizer"
@@ -97,6 +98,8 @@ class FineTuned:
     adversary_params: dict[str, Any] = dataclasses.field(default_factory=dict)
     trained_length: int | None = None
     assignment: Assignment = Assignment()
+
+    __repr__ = one_line
 
     @property
     def model(self) -> TaskModel:

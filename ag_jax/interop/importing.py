@@ -20,6 +20,7 @@ from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.marian import Generation
 from ag_jax.interop.source import Source
 from ag_jax.models.heads import task_encoder
+from ag_jax.models.one_line import one_line
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
 from ag_jax.pretraining import build, run
 from ag_jax.pretraining import origin as origins
@@ -69,6 +70,8 @@ class OpenModel:
     new: tuple[str, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+    __repr__ = one_line
 
 
 def convert(path: epath.PathLike, workdir: epath.PathLike, expected: Sequence[str] = ()) -> Imported:

@@ -23,6 +23,7 @@ from ag_jax.interop.importing import OpenModel
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.heads import task_encoder
 from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.models.one_line import one_line
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.pretraining import run, text_attack, translate
 from ag_jax.pretraining.build import special_tokens
@@ -63,6 +64,8 @@ class Pretrained:
     imported: OpenModel | None = None
     trained_length: int | None = None
     assignment: Assignment = Assignment()
+
+    __repr__ = one_line
 
     @functools.cached_property
     def digest(self) -> str:
@@ -161,6 +164,8 @@ class Inspected:
     no_attack: str = ""
     is_ours: bool = True
 
+    __repr__ = one_line
+
     @property
     def name(self) -> str:
         """The last two parts of the directory and the step, for people: `quickstart/ag-seed0, step 1,100`."""
@@ -187,6 +192,8 @@ class WordModel:
     tokenizer: Tokenizer
     length: int
     run: OpenRun | None = None
+
+    __repr__ = one_line
 
 
 class NoWordHeadError(ValueError):

@@ -32,6 +32,7 @@ from ag_jax.data.text.files import warn_once
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import hosts, lock, shared_files, storage
 from ag_jax.models import flops
+from ag_jax.models.one_line import one_line
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import LearntMasks
@@ -728,6 +729,8 @@ class OpenRun:
     steps: tuple[int, ...]
     origin: Origin
     pooler: Pooler
+
+    __repr__ = one_line
 
     @property
     def untrained(self) -> tuple[str, ...]:

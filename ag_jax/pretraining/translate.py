@@ -29,6 +29,7 @@ from ag_jax.models import beam_search
 from ag_jax.models.beam_search import Hypotheses
 from ag_jax.models.decoder import reorder, with_room
 from ag_jax.models.decoding_config import DecodingConfig
+from ag_jax.models.one_line import one_line
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
@@ -70,6 +71,8 @@ class Translator:
     config: DecodingConfig
     start: int
     name: str
+
+    __repr__ = one_line
 
     def __call__(self, lines: Sequence[str]) -> list[list[Translation]]:
         """Return the translations of each line, the best first, as many as `config.beam_size`.

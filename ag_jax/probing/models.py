@@ -15,6 +15,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop import opening
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.models.one_line import one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,8 @@ class ProbedModel:
     tokenizer: Tokenizer
     longest: int
     assignment: Assignment = Assignment()
+
+    __repr__ = one_line
 
     @functools.cached_property
     def digest(self) -> str:

@@ -26,6 +26,7 @@ from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.opening import WordModel
 from ag_jax.models.config import EncoderConfig
+from ag_jax.models.one_line import one_line
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.probing.ablation import batches, trained
 from ag_jax.probing.ablation.batches import TextBatches
@@ -57,6 +58,8 @@ class HeadAblation:
     weights_T: np.ndarray
     base_T: np.ndarray
     sums_NHT: np.ndarray
+
+    __repr__ = one_line
 
     @property
     def base_loss(self) -> float:
@@ -110,6 +113,8 @@ class Resampled:
 
     loss_R: np.ndarray
     change_RNH: np.ndarray
+
+    __repr__ = one_line
 
 
 def interval(values_R: np.ndarray) -> np.ndarray:

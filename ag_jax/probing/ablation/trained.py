@@ -17,6 +17,7 @@ from ag_jax.interop import finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.opening import WordModel
 from ag_jax.models.config import EncoderConfig
+from ag_jax.models.one_line import one_line
 from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
@@ -52,6 +53,8 @@ class TrainedModel:
     length: int
     head: dict[str, Any]
     own_texts: Callable[[int | None], TextBatches] | None
+
+    __repr__ = one_line
 
     @property
     def predicts_words(self) -> bool:

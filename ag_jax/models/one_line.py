@@ -1,0 +1,44 @@
+"""One line for an object that holds parameters and arrays, as its `repr`."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ag_jax.models.config import EncoderConfig
+
+LONGEST = 100  # characters of a value
+
+
+def one_line(self: Any) -> str:
+    """Return a dataclass as one line: of an array its type and shape, of parameters their number, of a model its size.
+
+        class OpenRun:
+            __repr__ = one_line
+
+    Values that are defaults, empty, long, or named by their place in memory alone are left out.
+    """
+    fields = dataclasses.fields(self)
+    shown = {field.name: _shown(getattr(self, field.name)) for field in fields}
+    told = [
+        f"{field.name}={shown[field.name]}" for field in fields if shown[field.name] not in ("", _shown(field.default))
+    ]
+    return f"{type(self).__name__}({', '.join(told)})"
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text; empty if it is left out."""
+    if value is None or (isinstance(value, str | tuple | Mapping) and not value):
+        return ""
+    if isinstance(value, np.ndarray | jax.Array):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, Mapping) and all(hasattr(leaf, "size") for leaf in jax.tree.leaves(value)):
+        return f"<{sum(leaf.size for leaf in jax.tree.leaves(value)):,} numbers>"
+    config = getattr(value, "config", value)  # a model has one
+    if isinstance(config, EncoderConfig):
+        return f"<{config.layers} layers of {config.heads} heads, width {config.width}>"
+    text = repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    return "" if len(text) > LONGEST or "\n" in text or " at 0x" in text else text
