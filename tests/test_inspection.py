@@ -473,14 +473,17 @@ def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monk
     runs = {"base": epath.Path(places / "translation"), "ag": epath.Path(save_translation(tmp_path / "another"))}
     shown, honest = [], plots.mean_figure
     monkeypatch.setattr(plots, "mean_figure", lambda maps, *given: shown.append(maps) or honest(maps, *given))
-    for name in ("loss_curves", "mass_curves", "map_figure", "pattern_figure"):
+    for name in ("loss_curves", "mass_curves", "map_figure"):
         monkeypatch.setattr(plots, name, lambda *given, **settings: epath.Path("another.png"))
+    patterns = []
+    monkeypatch.setattr(plots, "pattern_figure", lambda tokens, targets, path, text: patterns.append(targets) or path)
     with_configs = {arm: (place, run.read_config(place)) for arm, place in runs.items()}
     results = [ArmResults(arm, [], [[]], {}) for arm in runs]
     report = comparison._figures(
         tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER), Plateau(5.0, {})
     )
     *_, drawn, page = report
+    assert [list(of_figure) for of_figure in patterns] == [["next"]]  # that guides heads of the encoder
     assert drawn == ("Cross-attention to the sentence, translated by base", "figures/cross_attention.png")
     assert (tmp_path / drawn[1]).read_bytes().startswith(b"\x89PNG")
     assert page == ("All heads, as a page to open in a browser", "figures/maps.html")

@@ -48,7 +48,6 @@ FIGURES = (  # files that a comparison draws
     "cross_attention.png",
     "maps.html",
 )
-PAPERS_PATTERNS = ("next", "prev", "first", "period", "delim")  # Deshpande & Narasimhan 2020, figure 4
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
@@ -333,10 +332,11 @@ def _figures(
     assignment = max((build.assignment(config) for _, config in runs.values()), key=lambda one: len(one.counts))
     special = build.special_tokens(corpus.tokenizer)
     last = next(iter(columns.values()))[-1][1]
-    shown = dict.fromkeys([*PAPERS_PATTERNS, *assignment.names])
-    targets = maps.targets(last, special, shown)
-    path = plots.pattern_figure(last.tokens, targets, directory / "patterns.png", last.sentence)
-    drawn.append(("Patterns for the sentence", path))
+    patterns = dict.fromkeys(name for _, config in runs.values() for name in build.assignment(config).names)
+    if patterns:
+        targets = maps.targets(last, special, patterns)
+        path = plots.pattern_figure(last.tokens, targets, directory / "patterns.png", last.sentence)
+        drawn.append(("Targets of the guided heads for the sentence", path))
     layers = assignment.layers or range(last.weights_NHQK.shape[0])
     layer, head = layers[len(layers) // 2], 0
     for name, count in [*assignment.counts, ("free", 1)]:  # the first head of each pattern, then the first free head
