@@ -110,10 +110,10 @@ def test_masses_over_layers_and_steps():
     rows.insert(1, {**rows[0], "split": "validation", "step": 7})
     rows[2]["mass/next"] = [None, 0.5, None]
     panels = drawn(plots.draw_masses({"mlm": MLM, "ag": rows}))
-    assert list(panels) == ["[Next]", "[Second]"]
+    assert list(panels) == ["ag: [Next]", "ag: [Second]"]
     expected = np.array([[0.05, 0.15, 0.25], [math.nan, 0.5, math.nan], [0.3, 0.4, 0.5]]).T
-    np.testing.assert_allclose(np.ma.filled(panels["[Next]"].get_array(), np.nan), expected)
-    edges = panels["[Next]"].get_coordinates()
+    np.testing.assert_allclose(np.ma.filled(panels["ag: [Next]"].get_array(), np.nan), expected)
+    edges = panels["ag: [Next]"].get_coordinates()
     np.testing.assert_allclose(edges[0, :, 0], [2.5, 5, 10, 30])
     np.testing.assert_allclose(edges[:, 0, 1], [0.5, 1.5, 2.5, 3.5])
 

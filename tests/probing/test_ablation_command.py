@@ -303,3 +303,11 @@ def test_frames_of_guided_layers():
     (panel,) = [axes for axes in figure.axes if axes.images]
     found = [(*box.get_xy(), box.get_width(), box.get_height()) for box in panel.patches]
     assert found == [(-0.5, -0.5, 1, 2), (-0.5, 2.5, 1, 1)]
+
+
+def test_figure_of_scores_has_the_scale_of_each_column():
+    scores = {"a": {"x": np.array([[0.4, 1.0]]), "y": np.array([[0.1, 0.2]])}}
+    figure = heads.draw_scores(scores, {"a": Assignment()}, "caption")
+    scales = {axes.get_title(): axes.images[0].get_clim() for axes in figure.axes if axes.images}
+    bars = [axes.get_xlim() for axes in figure.axes if not axes.images]
+    assert scales == {"x": (0, 1), "y": (0, 0.2)} and bars == [*scales.values()]

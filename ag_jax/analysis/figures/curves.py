@@ -234,8 +234,7 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
                 continue
             edges_S, mass_NS = panels[arm, name]
             image = _draw_mass(panel, edges_S, mass_NS)
-            above = f"{label(arm, 24)}: {label(title(name))}" if len(arms) > 1 else label(title(name))
-            panel.set_title(above, fontsize=LARGE, parse_math=False)
+            panel.set_title(f"{label(arm, 24)}: {label(title(name))}", fontsize=LARGE, parse_math=False)
             panel.set_ylabel("layer" if column == 0 else "", fontsize=MEDIUM)
             panel.set_xlabel("step" if row == len(arms) - 1 else "", fontsize=MEDIUM)
     # All panels share the colour scale from 0 to 1, so the last image is enough for the bar.

@@ -22,7 +22,7 @@ def draw_scores(
     """Draw heat maps of layers by heads: a row of panels for each model, a column for each kind of query.
 
     scores: for each model and kind, the score of each layer and head in [0, 1], `NH`. A column has one colour scale,
-        from 0 to its largest score, and the largest of each panel is written into its cell.
+        from 0 to its largest score, with a bar below, and the largest of each panel is written into its cell.
     assignments: the guided heads of each model, which are framed in the colour of their pattern.
     caption: what the numbers are.
     """
@@ -31,17 +31,18 @@ def draw_scores(
     colours = canvas.colours(names)
     layers, heads = (max(of.shape[axis] for of_model in scores.values() for of in of_model.values()) for axis in (0, 1))
     wide, high = min(2.6, 0.8 + 0.16 * heads), min(2.4, 0.5 + 0.14 * layers)
-    figure = Figure((1.0 + len(kinds) * wide, 0.9 + len(scores) * high), layout="constrained")
+    figure = Figure((1.0 + len(kinds) * wide, 1.3 + len(scores) * high), layout="constrained")
     panels = figure.subplots(len(scores), len(kinds), squeeze=False)
     for column, kind in enumerate(kinds):
         largest = max(float(of_model[kind].max()) for of_model in scores.values() if kind in of_model)
+        limit = max(largest, 1e-9)
         for row, (model, of_model) in enumerate(scores.items()):
             axes = panels[row, column]
             if kind not in of_model:
                 axes.set_axis_off()
                 continue
-            scores_NH, limit = of_model[kind], max(largest, 1e-9)
-            axes.imshow(scores_NH, cmap=WEIGHTS, vmin=0, vmax=limit, aspect="auto")
+            scores_NH = of_model[kind]
+            image = axes.imshow(scores_NH, cmap=WEIGHTS, vmin=0, vmax=limit, aspect="auto")
             text = f"{scores_NH.max():.2f}".lstrip("0")
             _mark(axes, scores_NH, text, "white" if scores_NH.max() > 0.5 * largest else "black")
             _frame(axes, assignments[model], scores_NH, colours)
@@ -51,6 +52,8 @@ def draw_scores(
                 axes.set_ylabel(f"{label(model, 18)}\nlayer", fontsize=MEDIUM)
             if row == len(scores) - 1:
                 axes.set_xlabel("head", fontsize=MEDIUM)
+        bar = figure.colorbar(image, ax=panels[:, column], location="bottom", ticks=[0, limit], format="%.2g")
+        bar.ax.tick_params(labelsize=SMALL)
     _title(figure, caption, colours)
     return figure
 
