@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-os.environ.setdefault("AG_JAX_NOTEBOOK", "small")  # notebooks train for seconds
+os.environ.setdefault("AG_JAX_NOTEBOOK", "small")  # notebooks train small models
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 project = "ag_jax"
@@ -40,7 +40,7 @@ _program = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(_package
 nb_execution_mode = "cache"
 nb_execution_cache_path = f"../build/notebooks/{_program[:16]}"
 nb_execution_in_temp = True
-nb_execution_timeout = 600  # seconds for a cell, on a busy machine
+nb_execution_timeout = 1800  # seconds for a cell, on a busy machine; launch/docs.sh names the way round
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True

@@ -109,7 +109,7 @@ def test_it_shows_a_named_run_and_a_published_model(trained, alone, monkeypatch)
 @pytest.mark.exhaustive
 def test_without_a_run_it_trains_one(alone):
     printed, pages, pictures = execute(MAPS, alone)
-    assert "run, step 40\n2 layers of 6 heads\n" in printed and "1 [Next], 1 [Prev], 1 [First]" in printed
+    assert "runs/small, step 150\n2 layers of 6 heads\n" in printed and "1 [Next], 1 [Prev], 1 [First]" in printed
     assert (pages, pictures) == (2, 3)
 
 
@@ -127,7 +127,7 @@ def test_it_finetunes_and_attacks(trained, alone, place):
         (alone / "mine.csv").write_text("\n".join(["text,label", *rows]))
         settings = {"TABLE": "../mine.csv"}
     printed, pages, pictures = execute(FINETUNING, alone / place, **settings)
-    assert ("/quickstart/ag-seed0\n" if place == "notebooks" else "/pretrained\n") in printed
+    assert ("/quickstart/ag-seed0\n" if place == "notebooks" else "runs/small_encoder\n") in printed
     assert "plain: accuracy " in printed and "asa: accuracy " in printed
     classes = ("good", "bad") if settings else ("roads", "health", "taxes")
     assert re.search(rf"asa +({'|'.join(classes)}) +[0-9]+%  We will build a bridge", printed)

@@ -36,7 +36,7 @@ case "$1 $2" in
     echo "Installing collected packages: something"
     [ -z "${FAKE_PIP_HANGS:-}" ] || sleep 60
     ;;
-  "-m pytest" | "-m sphinx") shift; echo "$@"; echo "platforms $JAX_PLATFORMS" ;;
+  "-m pytest" | "-m sphinx") shift; echo "$@"; echo "platforms $JAX_PLATFORMS"; [ -z "${FAKE_SPHINX_FAILS:-}" ] ;;
   *) echo "the stand-in does not know: $*" >&2; exit 70 ;;
 esac
 """
@@ -215,6 +215,8 @@ def test_the_site_adds_its_packages_and_is_built_without_warnings(machine):
     ]
     assert machine.done()[1].endswith("--no-compile -r requirements-docs.txt")
     assert "open build/site/index.html" in result.stderr
+    failed = machine.run("docs.sh", FAKE_SPHINX_FAILS="yes")
+    assert failed.returncode == 1 and "-D nb_execution_timeout=SECONDS" in failed.stderr
     machine.run("local.sh", "train")
     assert machine.done() == []
     machine.run("test.sh", "tests")
