@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 from etils import epath
 
-from ag_jax import config_reader, interruption
+from ag_jax import config_reader, imported, interruption
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.json_files import read_json
 from ag_jax.distributed import hosts, parts, storage
@@ -66,6 +66,7 @@ class Request:
     against, steps: what the page shows, see `ag-jax help inspect`.
     layers, heads: what the figures or the page show, see `ag-jax help inspect`.
     input, output, decoding: see `ag-jax help translate`.
+    trust_code: whether functions that stored files name may be imported.
     """
 
     config: str | None
@@ -106,6 +107,7 @@ class Request:
     input: str | None = None
     output: str | None = None
     decoding: Sequence[str] = ()
+    trust_code: bool = False
 
     def checked(self) -> AnyConfig:
         """Return the checked config, for pre-training, for fine-tuning or for probes."""
@@ -271,6 +273,8 @@ def run_verb(verb: str, request: Request) -> None:
         return
     topology.silence_libtpu()
     storage.set_patience(request.store_timeout)
+    if request.trust_code:
+        imported.trust_all()
     request.join(verb)
     VERBS[verb](request)
 

@@ -38,6 +38,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from ml_collections import ConfigDict, FrozenConfigDict, config_dict
 from ml_collections.config_flags.tuple_parser import TupleParser
 
+from ag_jax import imported
+
 Kind = TypeVar("Kind")
 LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
 NONE = "none"  # how a flag, or a text in a config file, says None
@@ -447,7 +449,11 @@ def _argument(name: str, value: str, options: Any) -> Any:
 
 
 def load(path_and_argument: str, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-    """Return the config of `path.py:argument` with its settings replaced by `overrides`, {"section.key": value}."""
+    """Return the config of `path.py:argument` with its settings replaced by `overrides`, {"section.key": value}.
+
+    The functions of other modules that it names may then be imported, because it is the user's.
+    """
+    imported.allow(overrides or {})
     config = _get_config(path_and_argument)
     for key, value in (overrides or {}).items():
         try:
@@ -457,6 +463,7 @@ def load(path_and_argument: str, overrides: Mapping[str, Any] | None = None) -> 
                 f"cannot set {key}={shown(value)} in {path_and_argument}: expected a setting that it has, with a value "
                 f"of the setting's type ({error})"
             ) from error
+    imported.allow(flat(config.to_dict()), even_stored=False)
     return config
 
 

@@ -34,6 +34,8 @@ import pathlib
 import jax
 import pytest
 
+from ag_jax import imported
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -54,6 +56,13 @@ def bounded_memory():
         gc.collect()
         if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # the GNU C library keeps what is freed until it is told
             libc.malloc_trim(0)
+
+
+@pytest.fixture(autouse=True)
+def imports_as_at_the_start(monkeypatch):
+    """Forget which functions the files and settings of other tests name."""
+    for name in ("_stored", "_allowed"):
+        monkeypatch.setattr(imported, name, set())
 
 
 @pytest.fixture(scope="session", autouse=True)

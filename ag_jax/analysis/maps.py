@@ -26,6 +26,7 @@ from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.attention.visibility import band_of
 from ag_jax.data.json_files import check_unicode
+from ag_jax.data.text.files import warn_once
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Ports
@@ -332,7 +333,17 @@ def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -
 
 
 def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a pattern's target matrix `QK` for the sentence of `maps`, and which of the rows `Q` have a target."""
+    """Return a pattern's target matrix `QK` for the sentence of `maps`, and which of the rows `Q` have a target.
+
+    A custom pattern that may not be imported has no target, which is printed.
+    """
+    if not patterns.is_usable(name):
+        warn_once(
+            f"the target of the pattern {name} is not shown: its code is imported only with --trust_code "
+            "(trust_code=True in Python)"
+        )
+        queries, keys = maps.weights_NHQK.shape[-2:]
+        return np.zeros((queries, keys), np.float32), np.zeros(queries, bool)
     tokens_BK = jnp.asarray(maps.ids_L)[None]
     segments_BK = jnp.ones(tokens_BK.shape, jnp.int32)
     if maps.kind == "cross":

@@ -137,6 +137,11 @@ class Assignment:
         return tuple(name for name, _ in self.counts)
 
     @property
+    def is_usable(self) -> bool:
+        """Whether all patterns are built in, or may be imported (`imported`)."""
+        return all(map(patterns.is_usable, self.names))
+
+    @property
     def where(self) -> str:
         """The guided layers for people, who count from 1, such as `layers 1-6, 9`; empty for all layers."""
         if self.layers is None:
@@ -293,18 +298,25 @@ def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()
     """Parse a list of pattern:count, such as `next:1,prev:1`, for layers with `heads` heads.
 
     setting: name of the setting, for messages.
-    more: names of patterns that `patterns.find_pattern` does not know.
+    more: names of patterns that `patterns.check_name` does not know.
     """
     assignment = read_heads(setting, text)
     for name, _ in assignment:
         if name not in more:
-            patterns.find_pattern(name)  # raises ValueError for unknown patterns
+            patterns.check_name(name)
     guided = sum(count for _, count in assignment)
     if guided > heads:
         raise ValueError(f"{setting}={text!r} guides {guided} heads, but a layer has only {heads}")
     if len({name for name, _ in assignment}) < len(assignment):
         raise ValueError(f"{setting}={text!r} names a pattern twice: give each pattern one count")
     return assignment
+
+
+def not_allowed(config: GuidanceConfig) -> list[str]:
+    """Return the names of the custom patterns that guide heads and may not be imported."""
+    counts = (config.heads, config.decoder_heads, config.cross_heads) if config.mode != "none" else ()
+    names = [name for text in counts if text for name, _ in read_heads("guidance", text)]
+    return [name for name in names if not patterns.is_usable(name)]
 
 
 def read_heads(setting: str, text: str) -> tuple[tuple[str, int], ...]:

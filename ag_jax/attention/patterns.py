@@ -23,15 +23,18 @@ Shape letters: B batch, L length, Q query position, K key position.
 import contextlib
 import dataclasses
 import difflib
-import importlib
+import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from ag_jax import imported
 from ag_jax.attention import segments
 from ag_jax.attention.visibility import EVERYTHING, Band, visible_in_text, visible_targets
 
@@ -156,55 +159,125 @@ PATTERNS: dict[str, Pattern] = {
 }
 
 
-class CannotImport(ValueError):
-    """A custom pattern, named as `module.function`, cannot be imported."""
+_TYPE = "a function (tokens_BL, segments_BL, special) -> Shift or Columns"
+
+
+def is_usable(name: str) -> bool:
+    """Return whether the pattern called `name` is built in, or custom and may be imported."""
+    return name in PATTERNS or name == "diagonal" or imported.is_allowed(name)
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError if there is no pattern called `name`; a custom one must be importable only if it may be imported
+    (`imported.is_allowed`).
+
+    A model that was trained with a custom pattern can thus be used without the pattern's module.
+    """
+    if name in PATTERNS or (_is_import_path(name) and not imported.is_allowed(name)):
+        return
+    find_pattern(name)
+
+
+def _is_import_path(name: str) -> bool:
+    return "." in name and all(part.isidentifier() for part in name.split("."))
 
 
 def find_pattern(name: str) -> Pattern:
     """Return the pattern called `name`: a key of `PATTERNS`, or the import path `module.function` of a custom pattern.
 
-    Raises CannotImport if a custom pattern cannot be imported, and ValueError, with the nearest name, if there is no
-    such pattern or it cannot be called.
+    Raises ValueError as `imported.function` does, if it cannot be called with three arguments, and, with the nearest
+    name, if there is no such pattern.
     """
     if name in PATTERNS:
         return PATTERNS[name]
-    module_name, _, function_name = name.rpartition(".")
-    if module_name and all(part.isidentifier() for part in name.split(".")):
-        try:
-            pattern = getattr(importlib.import_module(module_name), function_name)
-        except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
-            raise CannotImport(
-                f"cannot import the attention pattern {name!r}: {type(error).__name__}: {error}; expected "
-                "module.function, with the module installed or in a folder on PYTHONPATH"
-            ) from error
-        if not callable(pattern):
-            raise ValueError(
-                f"the attention pattern {name!r} must be a function of (tokens_BL, segments_BL, special), got an "
-                f"object of type {type(pattern).__name__}"
-            )
-        try:
-            with contextlib.suppress(ValueError):  # of a built-in function without a signature
-                inspect.signature(pattern).bind(None, None, None)
-        except TypeError as error:
-            raise ValueError(
-                f"the attention pattern {name!r} must be a function of (tokens_BL, segments_BL, special), but "
-                f"cannot be called with three arguments: {error}"
-            ) from error
-        return pattern
-    near = difflib.get_close_matches(name, PATTERNS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise ValueError(f"unknown attention pattern {name!r}{hint} Known: {', '.join(PATTERNS)}, or module.function")
+    if not _is_import_path(name):
+        near = difflib.get_close_matches(name, PATTERNS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"unknown attention pattern {name!r}{hint} Known: {', '.join(PATTERNS)}, or module.function")
+    label = f"the attention pattern {name!r}"
+    pattern = imported.function(label, name)
+    try:
+        with contextlib.suppress(ValueError):  # of a built-in function without a signature
+            inspect.signature(pattern).bind(None, None, None)
+    except TypeError as error:
+        raise ValueError(f"{label} must be {_TYPE}, but cannot be called with three arguments: {error}") from error
+    return pattern
 
 
 def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift | Columns:
     """Return the target of the pattern called `name` for a batch.
 
-    Raises ValueError if the pattern does not return a `Shift` or `Columns`.
+    Raises ValueError, with what was returned and expected, if a custom pattern fails or returns another thing than its
+    contract says. Values are unknown within a compiled function, so they are checked for an example.
     """
-    target = find_pattern(name)(tokens_BL, segments_BL, special)
-    if not isinstance(target, Shift | Columns):
-        raise ValueError(f"the attention pattern {name!r} must return a Shift or Columns, got {type(target).__name__}")
+    pattern = find_pattern(name)
+    if name in PATTERNS:
+        return pattern(tokens_BL, segments_BL, special)
+    with jax.ensure_compile_time_eval():
+        _check_on_example(name, pattern, special)
+    return _call(name, pattern, tokens_BL, segments_BL, special)
+
+
+@functools.cache
+def _check_on_example(name: str, pattern: Pattern, special: PatternTokens) -> None:
+    """Call a custom pattern with texts of 5, 1 and 4 tokens and padding, and with a text of 2, that lack delimiters and
+    full stops; then with the same texts of these alone.
+    """
+    segments_BL = jnp.array([[1] * 5 + [2] + [3] * 4 + [0], [1] * 2 + [0] * 9], jnp.int32)
+    looked_for = {*special.delimiters, *special.periods}
+    other = next(id for id in range(len(looked_for) + 1) if id not in looked_for)
+    for token in (other, *looked_for):
+        _call(name, pattern, jnp.full_like(segments_BL, token), segments_BL, special)
+
+
+def _call(name: str, pattern: Pattern, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift | Columns:
+    """Call a custom pattern, and check what it returns as far as it is known."""
+    try:
+        target = pattern(tokens_BL, segments_BL, special)
+    except (Exception, SystemExit) as error:  # it may raise anything
+        reason = next(iter(str(error).splitlines()), "").rstrip(".")
+        raise ValueError(
+            f"the attention pattern {name!r} raised {type(error).__name__}: {reason}; expected {_TYPE}, which JAX can "
+            "compile, so that Python code must not depend on the values of the arrays"
+        ) from error
+    if wrong := _unlike_a_target(target, segments_BL):
+        raise ValueError(f"the attention pattern {name!r} returned {wrong}; expected {_TYPE}, see `patterns.columns`")
     return target
+
+
+def _unlike_a_target(target: Any, segments_BL: Array) -> str:
+    """Return what is wrong with the result of a pattern, empty if nothing is, or if it cannot be known yet."""
+    if isinstance(target, Shift):
+        is_offset = isinstance(target.offset, int | np.integer) and abs(target.offset) < 2**31
+        return "" if is_offset else f"a Shift of {target.offset!r}, which is no whole number of tokens"
+    if not isinstance(target, Columns):
+        return f"an object of type {type(target).__name__}"
+    shape = segments_BL.shape
+    for field, kind, named in (("weights_BK", jnp.floating, "numbers with a point"), ("present_BK", jnp.bool_, "bool")):
+        array = getattr(target, field)
+        if not isinstance(array, Array | np.ndarray):
+            return f"Columns with {field} of type {type(array).__name__}, which is no array"
+        if array.shape != shape or not jnp.issubdtype(array.dtype, kind):
+            return f"Columns with {field} of shape {array.shape} and type {array.dtype}, not {shape} of {named}"
+    leaves = (target.weights_BK, target.present_BK, segments_BL)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return ""
+    weights_BK, present_BK, segments_BK = map(np.asarray, leaves)
+    weights_BK = weights_BK.astype(np.float64)
+    if not np.isfinite(weights_BK).all() or (weights_BK < 0).any():
+        return f"Columns with the weight {weights_BK[~(weights_BK >= 0) | np.isinf(weights_BK)][0]}"
+    if weights_BK[segments_BK == 0].any():
+        return "Columns with weights on padding, where segments_BL is 0"
+    for row, of_row in enumerate(segments_BK):
+        for text in sorted({*of_row[of_row > 0].tolist()}):
+            members = of_row == text
+            if not 0.99 < (total := weights_BK[row, members].sum()) < 1.01:
+                return f"Columns whose weights sum to {total:g} in a text of {members.sum()} tokens, not to 1"
+            if len({*present_BK[row, members].tolist()}) > 1:
+                return (
+                    "Columns with present_BK that differs within a text, where it says whether the text has the token"
+                )
+    return ""
 
 
 def diagonal(segments_BQ: Array, key_segments_BK: Array) -> Entries:

@@ -8,6 +8,8 @@ from typing import Any
 
 from etils import epath
 
+from ag_jax import imported
+
 DEEPEST = 100  # levels of nesting; no file that is read here has more than ten
 # An escape of a JSON text: a surrogate pair, or half of a pair alone, which is the group, or any other.
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)")
@@ -20,6 +22,8 @@ def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[st
     expected: `dict` or `list`.
     fields: keys that a `dict` must have, with the types of their values.
 
+    Functions that the file names by their import path are not imported from now on (`imported.distrust`).
+
     Raises FileNotFoundError if there is no such file, and ValueError, with the file's name, if the file is not UTF-8,
     not JSON, nested too deeply or of another type.
     """
@@ -27,6 +31,7 @@ def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[st
         value = parse_json(epath.Path(path).read_bytes().decode("utf-8-sig"), expected)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; copy or write the file anew") from error
+    imported.distrust(value)
     check_fields(path, value, fields or {})
     return value
 

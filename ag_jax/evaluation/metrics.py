@@ -13,7 +13,7 @@ import numpy as np
 import scipy.stats
 import sklearn.metrics
 
-from ag_jax.data import imported
+from ag_jax import imported
 from ag_jax.data.tasks.task import Choices, Example, Question, Referent, TaggedSentence, Task, Texts
 from ag_jax.evaluation import answers, entities
 from ag_jax.evaluation.answers import Candidates
@@ -92,7 +92,7 @@ def is_import_path(name: str) -> bool:
 def check_imported(task: Task) -> None:
     """Raise ValueError if a custom metric of a task cannot be imported."""
     for name in filter(is_import_path, task.metrics):
-        imported.function(f"tasks.{task.name}.metric", name)
+        imported.function(f"tasks.{task.name}.metric={name}", name)
 
 
 def of_imported(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
@@ -110,7 +110,7 @@ def of_imported(task: Task, examples: Sequence[Example], predictions: Sequence[A
         labels = [getattr(example, _LABELS[type(example)]) for example in examples]
         if examples and isinstance(examples[0], Question):
             labels = [tuple(text for text, _ in answers) for answers in labels]
-        function = imported.function(f"tasks.{task.name}.metric", name)
+        function = imported.function(f"tasks.{task.name}.metric={name}", name)
         try:
             value = float(function(labels, list(predicted)))
         except Exception as error:  # the function is not ours, and may raise anything

@@ -14,7 +14,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import config_reader
+from ag_jax import config_reader, imported
 from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tasks import catalogue, custom
 from ag_jax.distributed import hosts, lock, parts, shared_files, storage
@@ -274,6 +274,7 @@ def prepare(
     labels: labels of the trials' runs at Weights & Biases.
     """
     config_reader.check(config)
+    imported.allow(config_reader.flat(config_reader.to_dict(config)), even_stored=False)
     check_installed(config.wandb)
     config = resolved(config)
     settings = config_reader.flat(config_reader.to_dict(config))

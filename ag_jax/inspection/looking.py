@@ -69,6 +69,9 @@ def _with_attack(seen: Seen, without: Heads) -> Seen:
     attack = seen.opened.attack
     if without:
         return seen
+    if attack is not None and not seen.opened.assignment.is_usable:
+        reason = "its loss needs a custom pattern, whose code is imported only with --trust_code"
+        return dataclasses.replace(seen, no_attack=reason)
     if attack is None:
         return dataclasses.replace(seen, no_attack=seen.opened.no_attack)
     encoder, _ = seen.shown[0]

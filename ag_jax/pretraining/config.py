@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar
 
 from etils import epath
 
-from ag_jax import config_reader
-from ag_jax.attention import guidance, patterns
+from ag_jax import config_reader, imported
+from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.json_files import check_fields, read_json
@@ -363,7 +363,7 @@ def read(path: epath.PathLike) -> ExperimentConfig:
     values = read_settings(path)
     try:
         return parse(values)
-    except patterns.CannotImport as error:
+    except imported.CannotImport as error:
         raise ValueError(f"the run of {path} was trained with a custom pattern: {error}") from error
     except ValueError as error:
         raise ValueError(

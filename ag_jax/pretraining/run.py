@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from ag_jax import config_reader
+from ag_jax import config_reader, imported
 from ag_jax.attention import guidance
 from ag_jax.attention.adversary import split_params
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.guidance import Assignment, GuidanceConfig
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json
@@ -478,6 +478,7 @@ def train(
     Raises ValueError if a setting is not allowed, or if another process trains there.
     """
     config_reader.check(config)
+    imported.allow(config_reader.flat(config_reader.to_dict(config)), even_stored=False)
     check_installed(config.training.wandb)
     workdir = storage.directory(workdir)
     if config.training.initial_weights and not is_begun(workdir):
@@ -677,10 +678,14 @@ def read_summary(workdir: epath.PathLike) -> dict[str, Any] | None:
     return read_json(path, dict, dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), float))
 
 
-def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]:
+def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool = False) -> dict[str, Any]:
     """Return the metrics of a run's checkpoint on all held-out text, with a description of the text (`evaluated_on`).
 
     step: step of the checkpoint, the newest by default.
+    trust_code: whether custom patterns that the run's `config.json` names may be imported, which executes their
+        modules. Otherwise the metrics of guidance are left out, which the model's own loss does not need.
+
+    Raises ValueError if the model is evaluated with a custom pattern that may not be imported (`guidance.mode=bias`).
     """
     workdir = storage.directory(workdir)
     config = read_config(workdir)
@@ -688,6 +693,16 @@ def evaluate(workdir: epath.PathLike, step: int | None = None) -> dict[str, Any]
     step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
     check_settings(checkpoints.restore_progress(step), config, workdir)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation_rows=None))
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
+    if trust_code:
+        imported.allow(config_reader.flat(config_reader.to_dict(config)))
+    if (unread := guidance.not_allowed(config.guidance)) and not bias_at(config, step):
+        hosts.tell(
+            f"the metrics of guidance are left out: {', '.join(unread)} is imported only with --trust_code "
+            "(trust_code=True in Python)"
+        )
+        config = dataclasses.replace(config, guidance=GuidanceConfig())
     if config.adversarial.method in NAIVE:  # non-learned masks have no parameters, and an evaluation does not mask
         config = dataclasses.replace(config, adversarial=AdversarialConfig())
     corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data import imported
+from ag_jax import imported
 from ag_jax.data.probes import checking, coreference, gap, reflexive, trees
 from ag_jax.data.probes.queries import Probe
 from ag_jax.probing.config import ProbeConfig
@@ -36,7 +36,7 @@ def make(name: str, config: ProbeConfig, compared: Sequence[ProbedModel]) -> Pro
 def check(name: str, config: ProbeConfig) -> None:
     """Raise FileNotFoundError or ValueError for a file or a function that does not exist; no model is needed."""
     if config.kind == "custom":
-        imported.function(f"probes.{name}.function", config.function or "")
+        imported.function(f"probes.{name}.function={config.function}", config.function or "")
     elif config.data and not pathlib.Path(config.data).expanduser().exists():
         raise FileNotFoundError(f"probes.{name}.data={config.data} does not exist: expected a file or a folder")
 
@@ -70,7 +70,7 @@ def _dependencies(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Pro
 
 def _custom(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
     """Call the function of a custom probe with the setting `data`; the function cuts its own windows."""
-    made = imported.function(f"probes.{name}.function", config.function or "")(config.data)
+    made = imported.function(f"probes.{name}.function={config.function}", config.function or "")(config.data)
     if not isinstance(made, Probe):
         raise ValueError(
             f"probes.{name}.function={config.function} returned {type(made).__name__}, expected an "

@@ -5,7 +5,7 @@ import json
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
+from ag_jax import config_reader, imported
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig, default_config, different_settings, parse, read
@@ -345,10 +345,12 @@ def test_a_config_made_in_python_is_checked_before_anything_is_written(tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_with_a_custom_pattern_that_is_not_here_is_not_called_damaged(tmp_path):
+def test_a_run_with_a_custom_pattern_is_read_without_its_code(tmp_path):
     values = config_reader.to_dict(ExperimentConfig())
     values["guidance"] |= {"mode": "loss", "heads": "no_such_module.second:1"}
     (tmp_path / "config.json").write_text(json.dumps(values))
+    assert read(epath.Path(tmp_path / "config.json")).guidance.heads == "no_such_module.second:1"
+    imported.allow({"guidance.heads": "no_such_module.second:1"})
     with pytest.raises(ValueError, match="trained with a custom pattern: cannot import .*on PYTHONPATH") as error:
         read(epath.Path(tmp_path / "config.json"))
     assert "damaged" not in str(error.value)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax.data import imported
+from ag_jax import imported
 from ag_jax.data.json_files import check_unicode
 from ag_jax.data.tasks import lookalikes, spans, tagging
 from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record
@@ -90,7 +90,7 @@ def _split(file: pathlib.Path, end: str, separator: str | None) -> Iterable[Loca
 
 def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRecord]:
     """Return the records that a custom reader makes of a file, numbered from 1 in error messages."""
-    read_file = imported.function("reader", reader)
+    read_file = imported.function(f"reader={reader}", reader)
     try:
         records = list(read_file(str(file)))
     except Exception as error:  # the function is not ours, and may raise anything
