@@ -7,11 +7,13 @@ import math
 import os
 import pathlib
 import resource
+import select
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import jax
 from etils import epath
@@ -402,9 +404,9 @@ def _evaluate(request: Request) -> None:
     if hosts.is_first() and (tests := scores.score_run(workdir, step)):
         found["translations"] = {name: dict(test.scores) for name, test in tests.items()}
     text = json.dumps(found, indent=2)
-    _tell(text)
     if hosts.is_first():
         storage.write_where_possible(lambda place: storage.write_whole(place / "evaluation.json", text + "\n"), workdir)
+    _tell(text)
 
 
 def _translate(request: Request) -> None:
@@ -464,10 +466,10 @@ def _plan(request: Request) -> None:
         raise ValueError(f"--price must be dollars per chip-hour, such as --price=1.20; got {request.price}")
     directory = request.directory() if request.workdir else None
     found = plan.make_plan(config, topology.parse(request.topology, request.slices), request.search_batch)
-    print(text.report(found, request.price))
     if directory:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "plan.json").write_text(json.dumps(text.as_json(found, request.price), indent=2) + "\n")
+    print(text.report(found, request.price))
 
 
 def _import(request: Request) -> None:
@@ -616,6 +618,8 @@ def run_safely(verb: str, request: Request) -> int:
                 pathlib.Path(noted).write_text(f"{stop}\n")
         return 0
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):  # as in `ag-jax translate ... | head`
+            return 128 + signal.SIGPIPE
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         remedy = f"; the limit is {limit}: raise it, as by `ulimit -n 4096`" if error.errno == errno.EMFILE else ""
         return _failed(1, f"ag-jax {verb}: {error}{remedy}")
@@ -643,6 +647,13 @@ def run_safely(verb: str, request: Request) -> int:
             hosts.abandon(1, f"{type(error).__name__}: {error}")
         raise
     return 0
+
+
+def _is_unread(stream: IO[str]) -> bool:
+    """Return whether a stream is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(stream, 0)  # of errors alone, which are always reported
+    return bool(poll.poll(0))
 
 
 def shortened(message: str) -> str:

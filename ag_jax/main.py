@@ -15,7 +15,19 @@ from ag_jax.command_line import huge_pages, manual, verbs
 
 def main(argv: list[str]) -> int:
     """Parse the command line, run the verb, return the exit status: 0, 1 for a failure, 2 for a wrong command."""
-    arguments = argv[1:]
+    status = 0
+    try:
+        status = _run(argv[1:])
+        sys.stdout.flush()  # here, because Python reports an error of its own flush
+    except BrokenPipeError:  # the reader has seen enough, as in `ag-jax configs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+    except OSError as error:
+        print(f"ag-jax: standard output: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         text = _help_text(arguments)
         if text is not None:
@@ -24,9 +36,8 @@ def main(argv: list[str]) -> int:
         from ag_jax import cli  # with JAX, whose import takes seconds
 
         verb, fields = verbs.parse(arguments, cli.KINDS)
-    except BrokenPipeError:  # the reader has seen enough, as in `ag-jax configs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
-        return 0
+    except BrokenPipeError:
+        raise
     except (flags.Error, ValueError, OSError) as error:
         from ag_jax import cli
 
@@ -63,6 +74,9 @@ def _kinds() -> Sequence[type]:
 
 def console() -> None:
     """Entry point of the `ag-jax` command."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as by `ag-jax evaluate >&-`: the next open file would take its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     huge_pages.restart_with_huge_pages()
     sys.exit(interruption.guard(lambda: main(sys.argv)))
 
