@@ -1,6 +1,7 @@
 """Read a Hugging Face directory: family, encoder config, heads, tensors. Unsupported options raise an error."""
 
 import dataclasses
+import os
 import pathlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +13,7 @@ from ag_jax import config_reader
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.data.json_files import read_json
 from ag_jax.interop import catalogue
+from ag_jax.interop import tensors as tensor_files
 from ag_jax.interop.card import Card, read_card
 from ag_jax.interop.families import Family, HeadSettings
 from ag_jax.interop.names import LAYER
@@ -20,6 +22,7 @@ from ag_jax.interop.tensors import Tensors, open_directory
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # as TensorFlow's checkpoints had it
+_ADAPTER = re.compile(r"\b(lora_\w+|ia3_\w+|adapters?|base_layer|prompt_embeddings)\b")  # of the library peft and kin
 # Of an encoder that was saved without heads.
 _BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.", "layers.", "final_norm.")
 
@@ -53,6 +56,7 @@ class Source:
 def read(directory: pathlib.Path) -> Source:
     """Read a model's directory, leaving tensors on disk. Raises ValueError that names every unsupported option."""
     file = directory / "config.json"
+    tensor_files.check_no_adapter(directory)
     values = _json(file)
     try:
         family = catalogue.of_config(values)
@@ -67,8 +71,11 @@ def read(directory: pathlib.Path) -> Source:
             f"got {values.get('model_type')!r}; choose a model of one of these families"
         ) from error
     tensors = open_directory(directory)
-    has_root = any(name.startswith(f"{family.root}.") for name in tensors.shapes)
-    tensors = tensors.renamed(lambda name: _current_name(name, family, has_root))
+    names = _current_names(list(tensors.shapes), family)
+    if adapters := [name for name in names if _ADAPTER.search(name)]:
+        which = "adapters alone" if len(adapters) == len(names) else "adapters that are not merged"
+        raise ValueError(f"{tensors.source} holds {which}, such as {adapters[0]}: {tensor_files.MERGE}")
+    tensors = tensors.renamed(names.__getitem__)
     tensors = tensors.renamed(lambda name: _original_name(name, family, tensors.shapes))
     settings = Settings(values)
     fields, head_settings = family.read(settings, tensors.shapes), family.read_heads(settings)
@@ -114,10 +121,17 @@ def read(directory: pathlib.Path) -> Source:
 
 def _check_sizes(file: pathlib.Path, values: Mapping[str, Any], family: Family, tensors: Tensors) -> None:
     """Raise ValueError if sizes in config.json differ from the tensors' shapes. No model is initialised for this."""
-    shapes, problems = tensors.shapes, []
+    shapes, problems = tensors.shapes, list[str]()
     for key, layer in family.layers.items():
         pattern = re.compile(re.escape(layer).replace(re.escape(LAYER), r"(\d+)"))
         stored = {found[1] for name in shapes if (found := pattern.match(name))}
+        if values[key] and not stored:
+            listed = ", ".join(list(shapes)[:5])
+            raise ValueError(
+                f"{tensors.source} has no tensor whose name begins with {layer.replace(LAYER, '0')}, as {key}="
+                f"{values[key]} of {file} asks for; its tensors are {listed}{', ...' if len(shapes) > 5 else ''}: "
+                "save the model with save_pretrained of transformers, which names them so"
+            )
         # Stored layers that are not declared are reported later, with all tensors that have no place (`names.check`).
         if values[key] > len(stored):
             problems.append(f"{key}={values[key]}, but the tensors are of {len(stored)} layers")
@@ -157,6 +171,26 @@ def _json(file: pathlib.Path) -> dict[str, Any]:
         return read_json(file)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{file} is missing: expected a model's directory as transformers saves it") from error
+
+
+def _current_names(names: Sequence[str], family: Family) -> dict[str, str]:
+    """Return the name in current transformers of each stored tensor.
+
+    A prefix that all names share, as `module.`, `_orig_mod.` or `base_model.model.` of wrappers, is left out if more
+    tensors have a place without it.
+    """
+    known = {name.theirs for name in family.names}
+
+    def without(depth: int) -> dict[str, str]:
+        short = {name: name.split(".", depth)[-1] for name in names}
+        has_root = any(name.startswith(f"{family.root}.") for name in short.values())
+        return {name: _current_name(shorter, family, has_root) for name, shorter in short.items()}
+
+    def fitting(depth: int) -> int:
+        return sum(re.sub(r"\b\d+\b", LAYER, name) in known for name in without(depth).values())
+
+    shared = os.path.commonprefix([name.split(".")[:-1] for name in names])  # parts of the names
+    return without(max(range(len(shared) + 1), key=fitting))
 
 
 def _current_name(name: str, family: Family, has_root: bool) -> str:

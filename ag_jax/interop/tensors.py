@@ -20,6 +20,7 @@ CONVERSION = (
     "t = {{k: v.clone().contiguous() for f in files for k, v in torch.load(f, weights_only=True).items()}}; "
     "s.save_file(t, '{directory}/model.safetensors')\""
 )
+MERGE = "merge them into their model first, as with merge_and_unload() of the library peft, and import what it saves"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _BUFFERS = (".position_ids", ".token_type_ids")  # computed by transformers, no parameters
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
@@ -69,6 +70,13 @@ class Tensors:
                 )
             entries[new] = entry
         return Tensors(entries)
+
+
+def check_no_adapter(directory: pathlib.Path) -> None:
+    """Raise ValueError if a directory has a file of adapters instead of a model's weights."""
+    adapters = sorted(directory.glob("adapter_model*"))
+    if adapters and not any((directory / file).exists() for file in (WHOLE, INDEX, *PICKLES)):
+        raise ValueError(f"{adapters[0]} holds adapters alone: {MERGE}")
 
 
 def open_directory(directory: pathlib.Path) -> Tensors:

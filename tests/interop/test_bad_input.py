@@ -94,6 +94,24 @@ def test_copies_of_tied_tensors_must_be_equal(tmp_path):
     refused(directory, tmp_path, name, words, "differ")
 
 
+def test_files_without_the_tensors_of_layers(tmp_path):
+    def adapter(tensors):
+        return {f"base_model.model.{QUERY.removesuffix('weight')}lora_A.weight": np.zeros((2, 6), np.float32)}
+
+    refused(with_tensors("bert", tmp_path / "a", adapter), tmp_path, "adapters alone", "lora_A", "merge")
+    refused(
+        with_tensors("bert", tmp_path / "b", lambda tensors: tensors | adapter(tensors)),
+        tmp_path,
+        "adapters that are not merged",
+    )
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "adapter_model.safetensors").touch()
+    refused(tmp_path / "c", tmp_path, "adapter_model.safetensors", "adapters alone")
+    other = with_tensors("bert", tmp_path / "d", lambda tensors: {f"x_{name}": tensors[name] for name in tensors})
+    message = refused(other, tmp_path, "bert.encoder.layer.0.", "x_bert.embeddings.LayerNorm.bias")
+    assert "anew" not in message
+
+
 @pytest.mark.parametrize("lie", ["offsets", "shape", "length", "cut", "text"])
 def test_a_header_that_lies(lie, directory, tmp_path):
     file = directory / "model.safetensors"

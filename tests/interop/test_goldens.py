@@ -13,7 +13,7 @@ from etils import epath
 from safetensors.numpy import load_file, save_file
 
 from ag_jax.data.text import batching
-from ag_jax.interop import catalogue, exporting, importing, names
+from ag_jax.interop import catalogue, exporting, importing, names, source
 from ag_jax.models.encoder import Encoder
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
@@ -42,6 +42,14 @@ def test_all_families_are_here():
     assert {json.loads((GOLDENS / name / "config.json").read_text())["model_type"] for name in NAMES} == set(
         catalogue.FAMILIES
     )
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.module.", "base_model.model.", "model."])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prefix_that_all_names_share_is_left_out(name, prefix, tmp_path):
+    directory = with_tensors(name, tmp_path / name, lambda tensors: {f"{prefix}{key}": tensors[key] for key in tensors})
+    found, expected = source.read(directory), source.read(GOLDENS / name)
+    assert found.tensors.shapes == expected.tensors.shapes and found.heads == expected.heads
 
 
 def test_what_it_computes(golden):
