@@ -1,7 +1,7 @@
 """Read a Hugging Face directory: family, encoder config, heads, tensors. Unsupported options raise an error."""
 
 import dataclasses
-import os
+import itertools
 import pathlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -189,8 +189,9 @@ def _current_names(names: Sequence[str], family: Family) -> dict[str, str]:
     def fitting(depth: int) -> int:
         return sum(re.sub(r"\b\d+\b", LAYER, name) in known for name in without(depth).values())
 
-    shared = os.path.commonprefix([name.split(".")[:-1] for name in names])  # parts of the names
-    return without(max(range(len(shared) + 1), key=fitting))
+    parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    shared = len([*itertools.takewhile(lambda part: len({*part}) == 1, parts)])
+    return without(max(range(shared + 1), key=fitting))
 
 
 def _current_name(name: str, family: Family, has_root: bool) -> str:

@@ -233,9 +233,9 @@ def test_pairs_of_a_model_without_segments_stay_in_the_first(tmp_path):
     workdir = epath.Path(tmp_path / "one")
     workdir.mkdir()
     run.write(config, workdir, opened.tokenizer, names.nested(params))
-    for source, second in ((tmp_path / "imported", 1), (workdir, 0)):
-        exporting.convert(epath.Path(source), None, str(source) + "_out")
-        library = huggingface.Tokenizer.from_file(f"{source}_out/tokenizer.json")
+    for directory, second in ((tmp_path / "imported", 1), (workdir, 0)):
+        exporting.convert(epath.Path(directory), None, f"{directory}_out")
+        library = huggingface.Tokenizer.from_file(f"{directory}_out/tokenizer.json")
         assert max(library.encode("our", "roads").type_ids) == second
 
 
