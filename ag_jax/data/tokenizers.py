@@ -202,7 +202,7 @@ class Tokenizer:
         `tokenizer_config.json` with the names of special tokens that cannot be found without it, and with
         `sentencepiece_normalizer` if that normalises the text of a tokenizer.json.
         """
-        settings = self._named | self.settings
+        settings = {**self._named, **self.settings}
         return self._backend.files() | ({vocabularies.SETTINGS: json.dumps(settings).encode()} if settings else {})
 
     @property
