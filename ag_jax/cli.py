@@ -415,15 +415,16 @@ def _translate(request: Request) -> None:
         raise ValueError(
             "this verb needs --input=FILE and --output=FILE; - stands for standard input, and for standard output"
         )
-    translator = translate.open_translator(request.model(), request.checkpoint(), request.decoding)
-    translate.translate(translator, *files)
+    translate.translate(
+        lambda: translate.open_translator(request.model(), request.checkpoint(), request.decoding), *files
+    )
 
 
 def _inspect(request: Request) -> None:
     from ag_jax.finetuning import best
     from ag_jax.inspection import command  # with matplotlib
     from ag_jax.inspection.heads import Chosen
-    from ag_jax.inspection.pages import Page
+    from ag_jax.inspection.pages import Page, check_place
 
     further = (request.against, request.steps)
     if request.html is None and any(further):
@@ -434,7 +435,10 @@ def _inspect(request: Request) -> None:
             f"--layers selects layers of the figure of heads: leave out --layers or {given}, because "
             f"{'a page shows all layers' if given == '--html' else '--heads=LAYER.HEAD has the layers of its heads'}"
         )
-    page = None if request.html is None else Page(request.html, best.open_for_inspection, *further, request.heads)
+    page = None
+    if request.html is not None:
+        check_place(request.html)
+        page = Page(request.html, best.open_for_inspection, *further, request.heads)
     opened = best.open_for_inspection(request.directory(), request.checkpoint())
     chosen = Chosen(request.layers, () if page else request.heads)
     command.inspect(opened, request.text, request.translation, request.without, page, chosen)

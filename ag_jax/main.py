@@ -76,7 +76,7 @@ def console() -> None:
     """Entry point of the `ag-jax` command."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as by `ag-jax evaluate >&-`: the next open file would take its number
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the program
     huge_pages.restart_with_huge_pages()
     sys.exit(interruption.guard(lambda: main(sys.argv)))
 

@@ -229,7 +229,7 @@ def test_files_of_translate_are_on_a_disk(tmp_path):
         ((str(tmp_path / "new.en"), "gs://b/new.de"), "output"),
     ):
         with pytest.raises(ValueError, match=f"^--{flag}=gs://.* must be a local file"):
-            translate.translate(None, *names)
+            translate.translate(lambda: pytest.fail("the model was opened"), *names)
 
 
 def made_up(data):

@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import os
 import pathlib
 import random
 import signal
@@ -375,3 +376,76 @@ def test_verbs_that_take_one_model_name_it(tmp_path):
     ):
         done = run(arguments)
         assert done.returncode == 1 and said in done.stderr, done.stderr
+
+
+STRANGER = """
+import pathlib
+from ag_jax.attention import segments
+from ag_jax.attention.patterns import columns
+
+(pathlib.Path(__file__).parent / "executed").touch()
+
+def second(tokens_BL, segments_BL, special):
+    return columns(segments.order(segments_BL) == 1, segments_BL)
+
+def three(tokens_BL, segments_BL, special):
+    return 3
+"""
+
+
+def _import_from(folder: str) -> None:
+    sys.path.insert(0, folder)
+
+
+def test_the_code_that_a_run_names_is_imported_only_if_the_user_trusts_it(text, tmp_path):
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    start = functools.partial(run, cwd=tmp_path, before=functools.partial(_import_from, str(tmp_path)))
+    settings = ["--config.training.steps=1", "--config.training.checkpoint_every=1", "--config.guidance.fraction=1"]
+
+    def heads(name):
+        return [*settings, f"--config.guidance.heads=next:1,stranger.{name}:2"]
+
+    wrong = start(command("train", text, tmp_path / "wrong", *heads("three")))
+    assert wrong.returncode == 1 and wrong.stderr.splitlines()[-1].startswith("ag-jax train: the attention pattern")
+    assert "'stranger.three' returned an object of type int" in wrong.stderr
+    done = start(command("train", text, tmp_path / "run", *heads("second")))
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "executed").unlink()
+    evaluated = start(["evaluate", "--workdir=run"])
+    assert "mlm_loss" in evaluated.stdout and "mass" not in evaluated.stdout, evaluated.stderr
+    assert "stranger.second is imported only with --trust_code" in evaluated.stderr
+    inspected = start(["inspect", "--workdir=run", "--text=we will build roads", "--html"])
+    assert "[Second]" in inspected.stdout and "stranger.second is not shown" in inspected.stderr, inspected.stderr
+    for arguments in (
+        ["export", "--workdir=run", "--to=out"],
+        command("train", text, tmp_path / "next", *settings, f"--config.training.initial_weights={tmp_path / 'run'}"),
+    ):
+        assert (found := start(arguments)).returncode == 0, found.stderr
+    assert not (tmp_path / "executed").exists()
+    trusted = json.loads(start(["evaluate", "--workdir=run", "--trust_code"]).stdout)
+    assert {"mass/stranger.second", "ag_loss"} <= trusted.keys() and (tmp_path / "executed").exists()
+    assert trusted["mlm_loss"] == json.loads(evaluated.stdout)["mlm_loss"]
+
+
+def _close_outputs() -> None:
+    for number in (0, 1, 2):
+        os.close(number)
+    sys.stdin = sys.stdout = sys.stderr = None
+
+
+def _break_pipe() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    os.dup2(write, 1)
+
+
+def test_outputs_that_nobody_reads(uninterrupted):
+    for arguments, status in ((["configs"], 0), (["evaluate", f"--workdir={uninterrupted}"], 128 + signal.SIGPIPE)):
+        done = run(arguments, before=_break_pipe)
+        assert done.returncode == status and "Traceback" not in done.stderr and "rror" not in done.stderr, done.stderr
+    assert json.loads((uninterrupted / "evaluation.json").read_text())["step"] == STEPS
+    (uninterrupted / "evaluation.json").unlink()
+    assert run(["--version"], before=_close_outputs).returncode == 0
+    assert run(["evaluate", f"--workdir={uninterrupted}"], before=_close_outputs).returncode == 0
+    assert (uninterrupted / "evaluation.json").exists()
+    assert run(["evaluate", "--workdir=absent"], before=_close_outputs).returncode == 1

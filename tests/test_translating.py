@@ -69,7 +69,8 @@ def test_as_many_lines_come_out_as_go_in(folder, translated):
     assert len(lines) == 7 and lines.pop() == "", "six lines, each with its end"
     assert lines[1] == lines[3] == "" and all(lines[number] for number in (0, 2, 5))
     assert lines[4] == lines[0], "spaces around a line, and how it ends, make no difference"
-    assert not (folder / "new.de.progress.json").exists()
+    again = ag_jax(folder, "translate", "--workdir=runs/mine", "--input=new.en", "--output=new.de")
+    assert "6 lines are translated in new.de" in again.stderr and (folder / "new.de").read_text() == translated
 
 
 def test_a_stream_gets_the_same_translations_and_nothing_else(folder, translated):

@@ -64,7 +64,7 @@ def convert(model: bytes, *, fairseq: bool = False, mask: str = "") -> huggingfa
         pieces.append((mask, 0.0))
     unknown = next((piece.piece for piece in proto.pieces if piece.type == _UNKNOWN), None)
     # Looked up among the final pieces, because fairseq's replace the model's first piece.
-    if unknown not in dict(pieces):
+    if unknown is None or unknown not in dict(pieces):
         raise ValueError(
             "expected a sentencepiece model with a piece for unknown text, such as <unk>, got none: take a model "
             "that was trained with one"

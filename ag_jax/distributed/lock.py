@@ -36,15 +36,17 @@ TRIES = 20  # for the creation of a directory that its last holder may remove at
 
 
 @contextlib.contextmanager
-def hold(directory: epath.Path) -> Iterator[None]:
+def hold(directory: epath.Path, what: str = "") -> Iterator[None]:
     """Hold the lock of a directory within a `with` statement; the directory is created if missing.
+
+    what: flag with the file that is locked, if the directory is for the lock alone, and is removed with it.
 
     Every host must call it; host 0 takes the lock. A lock left behind by a process that ended is replaced. If this
     machine cannot tell whether the holder still runs, the call waits up to two minutes to see whether the file changes.
 
     Raises ValueError, on every host, if another process holds the lock or the directory cannot be written.
     """
-    lock = _Lock(directory)
+    lock = _Lock(directory, what=what)
     hosts.from_first(f"the lock of {directory}", lock.take)
     try:
         yield
@@ -179,9 +181,11 @@ class _Lock:
 
     directory: the directory.
     is_claim: whether the process goes on without the lock if another one takes it over; otherwise the process ends.
+    what: as in `hold`.
     """
 
-    def __init__(self, directory: epath.Path, is_claim: bool = False):
+    def __init__(self, directory: epath.Path, is_claim: bool = False, what: str = ""):
+        self._what, self._is_temporary = what or f"--workdir={directory}", bool(what)
         self._directory, self._path, self._is_claim = directory, directory / FILE, is_claim
         self._done, self._lost = threading.Event(), threading.Event()
 
@@ -195,7 +199,7 @@ class _Lock:
         object store fails.
         """
         try:
-            self._made = not self._directory.exists()
+            self._made = self._is_temporary or not self._directory.exists()
             self._holder = Holder.this_process()
             while not self._create():
                 self._remove_if_stale()
@@ -203,8 +207,7 @@ class _Lock:
             raise
         except OSError as error:
             raise ValueError(
-                f"cannot write to --workdir={self._directory}: {error.strerror or error}. "
-                "Choose a directory that can be written"
+                f"cannot write to {self._what}: {error.strerror or error}. Choose a directory that can be written"
             ) from error
         self._start()
 
@@ -272,10 +275,7 @@ class _Lock:
             gone, holder = self._wait_for_change(text)
         if not gone:
             who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
-            raise ValueError(
-                f"--workdir={self._directory} is in use by {who}: wait until that process ends, or choose another "
-                "directory"
-            )
+            raise ValueError(f"{self._what} is in use by {who}: wait until that process ends, or choose another")
         self._remove(found)
 
     def _remove(self, found: tuple[str, Holder | None]) -> None:

@@ -43,8 +43,6 @@ def inspect(
     """
     text = opened.text if text is None else text
     zeroed = read_heads(without, opened.model.config.layers, opened.model.config.heads)
-    if page is not None:
-        pages.check_place(page.path)
     seen = look(opened, text, target, zeroed)
     drawn = choose(chosen, [attention.weights_NHQK.shape[:2] for attention, _ in seen.shown])
     print("\n".join([opened.description, *seen.lines]))

@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import jax
@@ -24,7 +24,7 @@ from ag_jax.attention.adversary import split_params
 from ag_jax.data.json_files import read_json
 from ag_jax.data.text import fields, files
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.distributed import storage
+from ag_jax.distributed import lock, storage
 from ag_jax.models import beam_search
 from ag_jax.models.beam_search import Hypotheses
 from ag_jax.models.decoder import reorder, with_room
@@ -275,14 +275,20 @@ def make_translator(
 
     Raises ValueError for a model that does not translate.
     """
-    if not isinstance(model, TranslationModel):
+    check_translates(config, directory)
+    assert isinstance(model, TranslationModel)
+    start = workloads.start_token(config, tokenizer)
+    start = tokenizer.specials.pad if start is None else start
+    return Translator(model, params, tokenizer, config.decoding, start, name)
+
+
+def check_translates(config: ExperimentConfig, directory: epath.PathLike) -> None:
+    """Raise ValueError if the run of a config, in a directory, does not translate."""
+    if not config.translates:
         raise ValueError(
             f"{directory} is a run that pre-trains an encoder, expected one that translates: train one with "
             "`ag-jax train --config=translate:...` or ag/table7_translation"
         )
-    start = workloads.start_token(config, tokenizer)
-    start = tokenizer.specials.pad if start is None else start
-    return Translator(model, params, tokenizer, config.decoding, start, name)
 
 
 def open_translator(
@@ -302,16 +308,15 @@ def open_translator(
 
     Raises ValueError for a run that does not translate, and for settings that do not exist.
     """
-    opened = run.open_run(workdir, step)
-    if config is not None:
-        opened = dataclasses.replace(opened, config=config)
-    translator = translator_of(opened)
+    config = config or run.read_config(workdir)
+    settings = config_reader.parse(DecodingConfig, config_reader.to_dict(config.decoding) | _settings(decoding))
+    check_translates(config, workdir)
+    opened = dataclasses.replace(run.open_run(workdir, step), config=config)
     params, steps = parameters(opened, step)
-    changed = config_reader.to_dict(opened.config.decoding) | _settings(decoding)
     return dataclasses.replace(
-        translator,
+        translator_of(opened),
         params=params,
-        config=config_reader.parse(DecodingConfig, changed),
+        config=settings,
         name=f"{opened.workdir} (step {', '.join(map(str, steps))})",
     )
 
@@ -411,28 +416,32 @@ def lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """Size and hashes of the translations that an interrupted command wrote before.
+    """Size and hashes of the translations that an earlier command wrote.
 
     lines: number of lines.
     size: number of bytes of the output.
     source: SHA-256 of the source lines.
     output: SHA-256 of the output.
+    whole: whether these are all lines of the source.
     """
 
     lines: int
     size: int
     source: str
     output: str
+    whole: bool = False
 
 
 NOTHING_DONE = Done(0, 0, hashlib.sha256().hexdigest(), hashlib.sha256().hexdigest())
 
 
-def translate(translator: Translator, source: str, output: str) -> None:
+def translate(open_model: Callable[[], Translator], source: str, output: str) -> None:
     """Translate a file into another one, as the verb `translate` does; `-` stands for standard input and output.
 
+    open_model: opens the model, once the files have been checked.
     source: a file of UTF-8, compressed if its name ends with .gz and the like.
-    output: a local file, which grows by whole lines; an interrupted command resumes (`translate_file`).
+    output: a local file, which grows by whole lines; an interrupted command resumes (`translate_file`). While it is
+        written, a folder beside it, its name with `.lock` appended, holds its lock.
 
     Raises ValueError or FileNotFoundError for files that cannot be used.
     """
@@ -450,7 +459,7 @@ def translate(translator: Translator, source: str, output: str) -> None:
             f"--input={source} does not exist, or is not a file: give a file, or - for standard input"
         )
     if output == "-":
-        for text in translate_stream(translator, lines, name):
+        for text in translate_stream(open_model(), lines, name):
             sys.stdout.buffer.write(f"{text}\n".encode())  # in UTF-8 like the input, whatever the locale
             sys.stdout.buffer.flush()
         return
@@ -458,11 +467,13 @@ def translate(translator: Translator, source: str, output: str) -> None:
         raise ValueError(f"--output={output} must be a local file, to which lines can be appended")
     if not pathlib.Path(output).parent.is_dir():
         raise FileNotFoundError(f"the folder of --output={output} does not exist: create it, or give another file")
-    try:
-        count = translate_file(translator, lines, pathlib.Path(output), name)
-    except OSError as error:
-        error.filename = error.filename or output  # a failed write does not name its file, a failed read does
-        raise
+    with lock.hold(epath.Path(f"{output}.lock"), f"--output={output}"):
+        _begun(pathlib.Path(output))  # only for its errors
+        try:
+            count = translate_file(open_model(), lines, pathlib.Path(output), name)
+        except OSError as error:
+            error.filename = error.filename or output  # a failed write does not name its file, a failed read does
+            raise
     print(f"{count:,} lines are translated in {output}", file=sys.stderr)
 
 
@@ -479,16 +490,14 @@ def _lines_of_file(file: pathlib.Path) -> Iterator[str]:
 def translate_file(translator: Translator, source: Iterable[str], output: pathlib.Path, source_name: str) -> int:
     """Translate lines into a file, or resume where an interrupted command stopped; returns the number of all lines.
 
-    The file grows by whole lines. Until it is complete, a file beside it, its name with `.progress.json` appended, says
-    what it holds. Lines that are done are read again from the source, checked against a hash of those that were
-    translated, and skipped.
+    The file grows by whole lines. A file beside it, its name with `.progress.json` appended, says what it holds. Lines
+    that are done are read again from the source, checked against a hash of those that were translated, and skipped.
 
     source_name: name of the source in messages.
     Raises ValueError if there is an output made with other settings, another model or another source.
     """
-    progress = output.with_name(f"{output.name}.progress.json")
-    settings = translator.settings()
-    done = _check_progress(output, progress, settings)
+    progress, settings = _progress(output), translator.settings()
+    done = _check_begun(output, settings)
     lines, seen = iter(source), hashlib.sha256()
     for number in range(done.lines):
         line = next(lines, None)
@@ -503,12 +512,19 @@ def translate_file(translator: Translator, source: Iterable[str], output: pathli
             f"the first {done.lines} lines of {source_name} are not those that were translated to {output} before: give"
             f" the same source, or delete {output} and {progress.name}"
         )
+    if done.whole:
+        if next(lines, None) is not None:
+            raise ValueError(
+                f"{source_name} has more than the {done.lines} lines that were translated to {output} before: give the "
+                "same source, or another output"
+            )
+        lines = iter(())
     if not done.lines:  # before anything is written, so that a command that is killed now can be resumed, too
         _write_progress(progress, settings, done)
     count = done.lines
     with open(output, "r+b" if done.lines else "w+b") as file:
         written = _digest(file, done.size)
-        if written.hexdigest() != done.output:
+        if written.hexdigest() != done.output or (done.whole and file.read(1)):
             raise ValueError(
                 f"{output} is not what {progress.name} says, so it was changed: delete both to begin again"
             )
@@ -525,7 +541,8 @@ def translate_file(translator: Translator, source: Iterable[str], output: pathli
             now = Done(count, file.tell(), seen.hexdigest(), written.hexdigest())
             _write_progress(progress, settings, now)
             print(f"{count:,} lines translated", file=sys.stderr, flush=True)
-    progress.unlink(missing_ok=True)
+        now = Done(count, file.tell(), seen.hexdigest(), written.hexdigest(), whole=True)
+    _write_progress(progress, settings, now)
     return count
 
 
@@ -567,34 +584,43 @@ def _windows(lines: Iterator[str]) -> Iterator[list[str]]:
         yield window
 
 
-def _check_progress(output: pathlib.Path, progress: pathlib.Path, settings: dict[str, Any]) -> Done:
-    """Return what `output` holds already. Raises ValueError if it may not be continued with these settings."""
-    if not progress.exists():
+def _progress(output: pathlib.Path) -> pathlib.Path:
+    return output.with_name(f"{output.name}.progress.json")
+
+
+def _begun(output: pathlib.Path) -> tuple[Done, dict[str, Any]]:
+    """Return what `output` holds of an earlier command, and the settings of that command.
+
+    Raises ValueError if it was written by something else.
+    """
+    progress = _progress(output)
+    if not output.exists() or not progress.exists():
         if output.exists() and output.stat().st_size:
             raise ValueError(
-                f"{output} exists, and no {progress.name} says that it is unfinished: choose another --output, or "
-                "delete it"
+                f"{output} exists, and no {progress.name} says what it holds: choose another --output, or delete it"
             )
-        return NOTHING_DONE
-    fields = {"lines": int, "size": int, "source": str, "output": str}
+        return NOTHING_DONE, {}
+    fields = {"lines": int, "size": int, "source": str, "output": str, "whole": bool}
     stored = read_json(progress, dict, {"settings": dict} | fields)
     done = Done(**{name: stored[name] for name in fields})
-    if not done.lines:
-        return NOTHING_DONE
-    there, here = config_reader.flat(stored["settings"]), config_reader.flat(settings)
+    return (done, stored["settings"]) if done.lines else (NOTHING_DONE, {})
+
+
+def _check_begun(output: pathlib.Path, settings: dict[str, Any]) -> Done:
+    """Return what `output` holds already. Raises ValueError if it may not be continued with these settings."""
+    done, stored = _begun(output)
+    there, here = config_reader.flat(stored), config_reader.flat(settings)
     different = [
         f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
         for key in sorted(there | here)
         if there.get(key) != here.get(key)
     ]
-    if different:
+    if done.lines and different:
         raise ValueError(
-            f"{output} was begun with another model or other settings, by {progress.name}:\n"
+            f"{output} was begun with another model or other settings, by {_progress(output).name}:\n"
             + "\n".join(different)
-            + f"\nUse those, or delete {output} and {progress.name}"
+            + f"\nUse those, or delete {output}"
         )
-    if not output.exists():
-        raise ValueError(f"{output} is missing, but {progress.name} says that it is unfinished: delete that one")
     return done
 
 

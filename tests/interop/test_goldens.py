@@ -13,7 +13,8 @@ from etils import epath
 from safetensors.numpy import load_file, save_file
 
 from ag_jax.data.text import batching
-from ag_jax.interop import catalogue, exporting, importing, names, source
+from ag_jax.interop import catalogue, exporting, importing, names
+from ag_jax.interop import source as sources
 from ag_jax.models.encoder import Encoder
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
@@ -48,7 +49,7 @@ def test_all_families_are_here():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prefix_that_all_names_share_is_left_out(name, prefix, tmp_path):
     directory = with_tensors(name, tmp_path / name, lambda tensors: {f"{prefix}{key}": tensors[key] for key in tensors})
-    found, expected = source.read(directory), source.read(GOLDENS / name)
+    found, expected = sources.read(directory), sources.read(GOLDENS / name)
     assert found.tensors.shapes == expected.tensors.shapes and found.heads == expected.heads
 
 

@@ -205,15 +205,14 @@ def test_the_newest_checkpoints_are_averaged(dictionary, translator, capsys):
     assert alone.name.endswith("(step 225)")
 
 
-def test_fewer_checkpoints_than_wanted_are_named(dictionary, monkeypatch, capsys):
+def test_fewer_checkpoints_than_wanted_are_named(dictionary, capsys):
     opened = run.open_run(dictionary)
     more = dataclasses.replace(
         opened.config,
         translation=dataclasses.replace(opened.config.translation, average=9),
         training=dataclasses.replace(opened.config.training, keep_last=9),
     )
-    monkeypatch.setattr(run, "open_run", lambda *_: dataclasses.replace(opened, config=more))
-    assert translate.open_translator(dictionary).name.endswith("(step 175, 200, 225, 250)")
+    assert translate.open_translator(dictionary, config=more).name.endswith("(step 175, 200, 225, 250)")
     assert "averaging 4 checkpoints, since no more of translation.average=9 are saved" in capsys.readouterr().err
 
 
@@ -283,8 +282,10 @@ def test_runs_and_settings_that_do_not_translate(dictionary, monkeypatch):
             translate.open_translator(dictionary, decoding=[item])
     changed = translate.open_translator(dictionary, decoding=["length_penalty=1", "stop=full"]).config
     assert (changed.length_penalty, changed.stop) == (1.0, "full")
-    encoder = dataclasses.replace(run.open_run(dictionary), model=tiny.model())
-    monkeypatch.setattr(run, "open_run", lambda *_: encoder)
+    monkeypatch.setattr(run, "open_run", lambda *_: pytest.fail("the model was opened"))
+    with pytest.raises(ValueError, match="unknown setting"):
+        translate.open_translator(dictionary, decoding=["beam_sizes=3"])
+    monkeypatch.setattr(run, "read_config", lambda *_: pretraining_config.ExperimentConfig())
     with pytest.raises(ValueError, match="is a run that pre-trains an encoder, expected one that translates"):
         translate.open_translator(dictionary)
 
@@ -376,7 +377,7 @@ def test_a_file_and_a_stream_of_translations(translator, lines, whole, tmp_path,
     monkeypatch.setattr(translate, "WINDOW", 40)
     output = tmp_path / "out.txt"
     assert translate.translate_file(translator, iter(lines), output, "in.txt") == len(lines)
-    assert output.read_text() == whole and os.listdir(tmp_path) == ["out.txt"]
+    assert output.read_text() == whole and sorted(os.listdir(tmp_path)) == ["out.txt", "out.txt.progress.json"]
     assert capsys.readouterr().err.splitlines()[-2:] == ["40 lines translated", "63 lines translated"]
     assert text_of(translate.translate_stream(translator, lines, "in.txt")) == whole
 
@@ -405,7 +406,9 @@ def test_long_lines_are_errors_and_few_of_them_are_in_memory(monkeypatch):
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
     (tmp_path / "in.txt").write_text("the dog\n")
     with pytest.raises(FileNotFoundError, match="the folder of --output=.*new/out.txt does not exist: create it"):
-        translate.translate(Recalled(None, {}, []), str(tmp_path / "in.txt"), str(tmp_path / "new" / "out.txt"))
+        translate.translate(
+            lambda: pytest.fail("the model was opened"), str(tmp_path / "in.txt"), str(tmp_path / "new" / "out.txt")
+        )
 
 
 def test_an_error_in_writing_is_not_blamed_on_the_input(tmp_path, monkeypatch):
@@ -418,7 +421,7 @@ def test_an_error_in_writing_is_not_blamed_on_the_input(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
-        translate.translate(known, str(tmp_path / "in.txt"), str(tmp_path / "out.txt"))
+        translate.translate(lambda: known, str(tmp_path / "in.txt"), str(tmp_path / "out.txt"))
     assert caught.value.filename == str(tmp_path / "out.txt")
 
 
@@ -427,7 +430,7 @@ def test_standard_output_is_utf8_in_every_locale(tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_text("the dog\n")
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="latin-1"))
-    translate.translate(known, str(tmp_path / "in.txt"), "-")
+    translate.translate(lambda: known, str(tmp_path / "in.txt"), "-")
     assert written.getvalue().decode("utf-8") == "la hundo → ĉi tie\n"
 
 
@@ -444,7 +447,7 @@ def test_a_killed_command_is_resumed(recalled, lines, whole, tmp_path, windows, 
         file.write("lo hundo vid")
     recalled.asked.clear()
     assert translate.translate_file(recalled, iter(lines), output, "in.txt") == len(lines)
-    assert output.read_text() == whole and os.listdir(tmp_path) == ["out.txt"]
+    assert output.read_text() == whole
     assert recalled.asked == lines[done:]
 
 
@@ -516,14 +519,55 @@ def test_another_source_or_output_is_not_continued(recalled, lines, tmp_path, wi
         output.write_bytes(changed)
         refused("out.txt is not what out.txt.progress.json says, so it was changed")
         assert output.read_bytes() == changed
-    output.unlink()
-    refused("out.txt is missing, but out.txt.progress.json says that it is unfinished")
     output.write_bytes(before)
     progress.unlink()
-    refused("out.txt exists, and no out.txt.progress.json says that it is unfinished: choose another --output")
+    refused("out.txt exists, and no out.txt.progress.json says what it holds: choose another --output")
     progress.write_text('{"settings": {}, "lines": 3}')
     refused("expected a JSON .* under the key 'size', got nothing")
     assert output.read_bytes() == before
+
+
+def test_a_finished_translation_is_not_done_again(recalled, lines, whole, tmp_path, windows):
+    (tmp_path / "in.txt").write_text(text_of(lines))
+    files = str(tmp_path / "in.txt"), str(tmp_path / "out.txt")
+    for _ in range(2):
+        recalled.asked.clear()
+        translate.translate(lambda: recalled, *files)
+        assert (tmp_path / "out.txt").read_text() == whole
+        assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt", "out.txt.progress.json"]
+    assert not recalled.asked
+    (tmp_path / "in.txt").write_text(text_of([*lines, "the cat"]))
+    with pytest.raises(ValueError, match="in.txt has more than the 63 lines"):
+        translate.translate(lambda: recalled, *files)
+    (tmp_path / "out.txt").write_text(f"{whole}mine\n")
+    with pytest.raises(ValueError, match="out.txt is not what out.txt.progress.json says"):
+        translate.translate_file(recalled, iter(lines), tmp_path / "out.txt", "in.txt")
+    assert (tmp_path / "out.txt").read_text() == f"{whole}mine\n"
+    (tmp_path / "out.txt").unlink()
+    (tmp_path / "in.txt").write_text(text_of(lines))
+    translate.translate(lambda: recalled, *files)
+    assert (tmp_path / "out.txt").read_text() == whole
+
+
+def test_only_one_process_writes_an_output(tmp_path):
+    (tmp_path / "in.txt").write_text("the dog\n")
+    files = str(tmp_path / "in.txt"), str(tmp_path / "out.txt")
+    opened = []
+
+    def second():
+        with pytest.raises(ValueError, match="--output=.*out.txt is in use by process"):
+            translate.translate(lambda: pytest.fail("the model was opened"), *files)
+        opened.append("a model")
+        return Recalled(types.SimpleNamespace(settings=dict), {"the dog": [translate.Translation("x", 0, True)]}, [])
+
+    (tmp_path / "out.txt").write_text("mine\n")
+    with pytest.raises(ValueError, match="choose another --output"):
+        translate.translate(second, *files)
+    (tmp_path / "out.txt").unlink()
+    assert not opened
+    (tmp_path / "out.txt.lock").mkdir()  # of a process that was killed
+    translate.translate(second, *files)
+    assert opened and not (tmp_path / "out.txt.lock").exists()
 
 
 def test_a_line_that_is_too_long_is_named(translator, lines, tmp_path, windows):
