@@ -275,20 +275,18 @@ def make_translator(
 
     Raises ValueError for a model that does not translate.
     """
-    check_translates(config, directory)
-    assert isinstance(model, TranslationModel)
+    if not isinstance(model, TranslationModel):
+        raise _does_not_translate(directory)
     start = workloads.start_token(config, tokenizer)
     start = tokenizer.specials.pad if start is None else start
     return Translator(model, params, tokenizer, config.decoding, start, name)
 
 
-def check_translates(config: ExperimentConfig, directory: epath.PathLike) -> None:
-    """Raise ValueError if the run of a config, in a directory, does not translate."""
-    if not config.translates:
-        raise ValueError(
-            f"{directory} is a run that pre-trains an encoder, expected one that translates: train one with "
-            "`ag-jax train --config=translate:...` or ag/table7_translation"
-        )
+def _does_not_translate(directory: epath.PathLike) -> ValueError:
+    return ValueError(
+        f"{directory} is a run that pre-trains an encoder, expected one that translates: train one with "
+        "`ag-jax train --config=translate:...` or ag/table7_translation"
+    )
 
 
 def open_translator(
@@ -310,7 +308,8 @@ def open_translator(
     """
     config = config or run.read_config(workdir)
     settings = config_reader.parse(DecodingConfig, config_reader.to_dict(config.decoding) | _settings(decoding))
-    check_translates(config, workdir)
+    if not config.translates:
+        raise _does_not_translate(workdir)
     opened = dataclasses.replace(run.open_run(workdir, step), config=config)
     params, steps = parameters(opened, step)
     return dataclasses.replace(
