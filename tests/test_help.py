@@ -128,7 +128,7 @@ def test_settings_and_sections(capsys):
     assert text.splitlines()[0] == "optimizer.learning_rate" and "peak learning rate" in text
     assert "a number at least 1e-12; default 0.0001" in text
     text = said(capsys, "help", "--config.tasks.sst2.learning_rates=1e-5")
-    assert text.startswith("tasks.NAME.learning_rates\n") and "a list with commas, each a number above 0" in text
+    assert text.startswith("tasks.NAME.learning_rates\n") and "a list with commas, each a number at least 1e-12" in text
     assert "a list of texts; repeat the flag for each" in said(capsys, "help", "translation.tests")
     section = said(capsys, "help", "data.tokenizer.")
     assert section == said(capsys, "help", "data.tokenizer") and section.count("data.tokenizer.") == 4
