@@ -404,9 +404,13 @@ def _evaluate(request: Request) -> None:
     if hosts.is_first() and (tests := scores.score_run(workdir, step)):
         found["translations"] = {name: dict(test.scores) for name, test in tests.items()}
     text = json.dumps(found, indent=2)
-    if hosts.is_first():
-        storage.write_where_possible(lambda place: storage.write_whole(place / "evaluation.json", text + "\n"), workdir)
-    _tell(text)
+    try:
+        if hosts.is_first():
+            storage.write_where_possible(
+                lambda place: storage.write_whole(place / "evaluation.json", text + "\n"), workdir
+            )
+    finally:  # also if nothing can be written, and after it, because nobody may read what is printed
+        _tell(text)
 
 
 def _translate(request: Request) -> None:

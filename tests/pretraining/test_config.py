@@ -94,6 +94,8 @@ def test_what_is_wrong_is_named(key, value, message):
             "model.width": 16_384,
             "model.heads": 64,
             "data.format": "parallel",
+            "data.source": "a.de",
+            "data.target": "a.en",
         },
     ],
 )
