@@ -53,6 +53,13 @@ def test_a_prefix_that_all_names_share_is_left_out(name, prefix, tmp_path):
     assert found.tensors.shapes == expected.tensors.shapes and found.heads == expected.heads
 
 
+def test_a_prefix_that_the_names_have_themselves_stays(tmp_path):
+    layers = sources.read(
+        with_tensors("bert", tmp_path / "bert", lambda tensors: {k: v for k, v in tensors.items() if "layer." in k})
+    )
+    assert all(name.startswith("bert.encoder.layer.") for name in layers.tensors.shapes)
+
+
 def test_what_it_computes(golden):
     theirs, opened = load_file(golden[0] / "expected.safetensors"), run.open_run(golden[1])
     valid = theirs["segment_ids"] > 0
