@@ -403,7 +403,7 @@ def draw(place, monkeypatch, capsys, **chosen):
 def test_layers_and_heads_of_the_figures(places, monkeypatch, capsys):
     ((_, _, layers, heads, caption),), status, _ = draw(places / "run", monkeypatch, capsys, layers=["2", "1", "2"])
     assert (status, layers, heads) == (0, (0, 1), ())
-    assert caption[0] == f"Encoder: {places.name}/run, step 0" and caption[1].endswith(TEXT)
+    assert caption[0] == f"Encoder: {places.name}/run, step 0" and caption[1] == f"(16 of 22 tokens) {TEXT}"
     ((_, _, layers, heads, _),), _, _ = draw(places / "run", monkeypatch, capsys, layers=["all"])
     assert (layers, heads) == ((0, 1), ())
     ((_, _, layers, heads, _),), _, _ = draw(places / "run", monkeypatch, capsys, heads=["2.1"])
@@ -412,8 +412,11 @@ def test_layers_and_heads_of_the_figures(places, monkeypatch, capsys):
     assert [(kind, layers, heads) for kind, _, layers, heads, _ in found] == [
         (kind, None, ()) for kind in ("encoder", "decoder", "cross")
     ]
-    texts = [caption[1].partition(" tokens) ")[2] or caption[1] for *_, caption in found]
-    assert texts == [TEXT, "we build", f"{TEXT} → we build"]
+    assert [caption[1] for *_, caption in found] == [
+        f"(16 of 21 tokens) {TEXT}",
+        "we build",
+        f"(19 of 24 tokens) {TEXT} → we build",
+    ]
 
 
 @pytest.mark.parametrize(
