@@ -693,8 +693,6 @@ def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool 
     step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
     check_settings(checkpoints.restore_progress(step), config, workdir)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation_rows=None))
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
     if trust_code:
         imported.allow(config_reader.flat(config_reader.to_dict(config)))
     if (unread := guidance.not_allowed(config.guidance)) and not bias_at(config, step):
