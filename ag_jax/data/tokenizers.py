@@ -155,9 +155,9 @@ class Tokenizer:
 
     def with_second_type(self, second_type: int | None) -> "Tokenizer":
         """Return this tokenizer with another `SpecialTokens.second_type`."""
-        found = copy.copy(self)
-        found.specials = dataclasses.replace(self.specials, second_type=second_type)
-        return found
+        tokenizer = copy.copy(self)
+        tokenizer.specials = dataclasses.replace(self.specials, second_type=second_type)
+        return tokenizer
 
     @property
     def languages(self) -> tuple[str | None, str | None]:

@@ -230,9 +230,8 @@ def _prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
         data = with_own_tokenizer(data, workdir)
     corpus = pipeline.prepare(data, quiet=quiet, claim=lock.Claims())
     hosts.agree("their text (data.source must hold the same everywhere)", corpus.facts())
-    if (
-        workdir is not None and config.next_sentence
-    ):  # pairs get the token types that the imported model was trained with
+    # Pairs get the token types that the imported model was trained with.
+    if workdir is not None and config.next_sentence:
         origin, _ = origins.read(workdir, config.model.width)
         corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer.with_second_type(origin.second_type))
     return corpus

@@ -599,9 +599,9 @@ def _begun(output: pathlib.Path) -> tuple[Done, dict[str, Any]]:
                 f"{output} exists, and no {progress.name} says what it holds: choose another --output, or delete it"
             )
         return NOTHING_DONE, {}
-    fields = {"lines": int, "size": int, "source": str, "output": str, "whole": bool}
-    stored = read_json(progress, dict, {"settings": dict} | fields)
-    done = Done(**{name: stored[name] for name in fields})
+    types = {"lines": int, "size": int, "source": str, "output": str, "whole": bool}
+    stored = read_json(progress, dict, {"settings": dict} | types)
+    done = Done(**{name: stored[name] for name in types})
     return (done, stored["settings"]) if done.lines else (NOTHING_DONE, {})
 
 
