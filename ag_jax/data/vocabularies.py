@@ -6,6 +6,7 @@ other token ids.
 """
 
 import codecs
+import contextlib
 import json
 import pathlib
 import tempfile
@@ -447,8 +448,8 @@ def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | 
     Raises ValueError for everything that the library cannot read.
     """
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            return reader(*(_unmarked(one, folder) for one in (file, beside) if one))
+        with contextlib.ExitStack() as copies:
+            return reader(*(_unmarked(one, copies) for one in (file, beside) if one))
     except BaseException as error:  # the Rust library raises bare Exception, or a panic: a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -459,12 +460,12 @@ def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | 
         ) from error
 
 
-def _unmarked(file: pathlib.Path, folder: str) -> str:
-    """Return the path of a file without a byte order mark: its own, or that of a copy in `folder`."""
+def _unmarked(file: pathlib.Path, copies: contextlib.ExitStack) -> str:
+    """Return the path of a file without a byte order mark: its own, or that of a copy that `copies` deletes."""
     with file.open("rb") as opened:
         if opened.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             return str(file)
-        copy = pathlib.Path(folder) / file.name
+        copy = pathlib.Path(copies.enter_context(tempfile.TemporaryDirectory())) / file.name
         copy.write_bytes(opened.read())
     return str(copy)
 
