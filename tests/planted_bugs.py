@@ -753,7 +753,7 @@ BUGS = (
     Bug(
         "the library normalises the text of a sentencepiece model",
         "ag_jax/data/tokenizer_backends.py",
-        "[self._normalize(text)[0] for text in texts] if self._normalize else list(texts)",
+        "[self._normalize(text) for text in texts] if self._normalize else list(texts)",
         "list(texts)",
         "tests/data/test_tokenizers.py",
     ),

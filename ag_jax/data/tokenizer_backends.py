@@ -5,7 +5,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import sentencepiece
 import tokenizers as huggingface
@@ -110,7 +110,7 @@ class HuggingFace:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, encoded on all cores."""
-        normalized = [self._normalize(text)[0] for text in texts] if self._normalize else list(texts)
+        normalized = [self._normalize(text) for text in texts] if self._normalize else list(texts)
         encodings = self._encoder.encode_batch_fast(normalized, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -126,7 +126,7 @@ class HuggingFace:
                 (encoding.ids, encoding.offsets if text.isascii() else _with_marks(text, encoding.offsets))
                 for text, encoding in zip(texts, encodings, strict=True)
             ]
-        normalized, places = zip(*map(self._normalize, texts), strict=True) if texts else ((), ())
+        normalized, places = zip(*map(self._normalize.located, texts), strict=True) if texts else ((), ())
         encodings = self._encoder.encode_batch(list(normalized), add_special_tokens=False)
         return [
             (encoding.ids, [(starts[begin], ends[end]) for begin, end in encoding.offsets])
@@ -179,14 +179,24 @@ class _Normalizer:
         longest_first = sorted(tokens, key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if tokens else None
 
-    def __call__(self, text: str) -> tuple[str, tuple[list[int], list[int]]]:
+    def _pieces(self, text: str) -> Iterator[tuple[str, bool]]:
+        """Yield the pieces of a text, and whether each is one of the tokens."""
+        for number, piece in enumerate(self._tokens.split(text) if self._tokens else [text]):
+            yield piece, bool(number % 2)  # `split` with a group returns the separators, too
+
+    def __call__(self, text: str) -> str:
+        """Return the normalised text."""
+        return "".join(
+            piece if is_token else self._normalizer.Normalize(piece) for piece, is_token in self._pieces(text)
+        )
+
+    def located(self, text: str) -> tuple[str, tuple[list[int], list[int]]]:
         """Return the normalised text, with two places in `text` for each of its characters and its end.
 
         They are where that character begins, and where the character before it ends.
         """
         normalized, starts, origin = "", [], 0
-        for number, piece in enumerate(self._tokens.split(text) if self._tokens else [text]):
-            is_token = number % 2  # `split` with a group returns the separators, too
+        for piece, is_token in self._pieces(text):
             whole = (piece, range(len(piece) + 1))
             part, places = whole if is_token else self._normalizer.Normalize(piece, with_offsets=True)
             starts += [origin + place for place in places[:-1]]
