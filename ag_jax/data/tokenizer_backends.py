@@ -46,7 +46,6 @@ class HuggingFace:
         self._rules = _rules(tokenizer) if by_sentencepiece else b""
         self._normalize: _Normalizer | None = None
         self.is_normalized_by_sentencepiece = bool(self._rules)
-        self.settings = {SENTENCEPIECE_NORMALIZER: True} if self._rules else {}
         self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
         self.own = self._delimiters()
         unknown = getattr(tokenizer.model, "unk_token", None)
@@ -230,7 +229,6 @@ class SentencePiece:
     """Adapter of a sentencepiece model, which is saved as `spiece.model`."""
 
     may_lack: tuple[str, ...] = ()
-    settings: Mapping[str, bool] = {}
     own: Mapping[str, str] = {}
     pair_separators: int | None = None
     languages: tuple[str | None, str | None] = (None, None)
@@ -300,7 +298,6 @@ class SentencePiecePair:
 
     # Marian's decoder starts from padding instead of a begin token, and no token is masked.
     may_lack: tuple[str, ...] = ("begin", "mask")
-    settings: Mapping[str, bool] = {}
     is_normalized_by_sentencepiece = False  # but in exports, too, where `MarianTokenizer` is sentencepiece
     own: Mapping[str, str] = {}
     pair_separators: int | None = None

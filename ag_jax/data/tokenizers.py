@@ -30,6 +30,7 @@ from ag_jax.data.json_files import check_fields, read_json
 from ag_jax.data.tokenizer_backends import (
     BERT_SPECIALS,
     ROBERTA_SPECIALS,
+    SENTENCEPIECE_NORMALIZER,
     SOURCE_MODEL,
     HuggingFace,
     SentencePiece,
@@ -202,13 +203,14 @@ class Tokenizer:
         `tokenizer_config.json` with the names of special tokens that cannot be found without it, and with
         `sentencepiece_normalizer` if that normalises the text of a tokenizer.json.
         """
-        settings = {**self._named, **self.settings}
-        return self._backend.files() | ({vocabularies.SETTINGS: json.dumps(settings).encode()} if settings else {})
+        files = self._backend.files()
+        settings = {**self._named, **(self.settings if "tokenizer.json" in files else {})}
+        return files | ({vocabularies.SETTINGS: json.dumps(settings).encode()} if settings else {})
 
     @property
     def settings(self) -> Mapping[str, bool]:
-        """Settings of tokenizer_config.json that this program needs and others ignore."""
-        return self._backend.settings
+        """Settings beside a tokenizer.json that this program needs and others ignore."""
+        return {SENTENCEPIECE_NORMALIZER: True} if self.is_normalized_by_sentencepiece else {}
 
     @property
     def is_normalized_by_sentencepiece(self) -> bool:

@@ -1,7 +1,8 @@
 """Write the tokenizer of a translation model, so that `AutoTokenizer` gives the same tokens, with the ids of an export.
 
-A tokenizer of the library `tokenizers` becomes a `tokenizer.json`; sentencepiece becomes the files of transformers'
-`MarianTokenizer`: source.spm, target.spm and the vocab.json that both share.
+A tokenizer of the library `tokenizers`, as all that are trained here, becomes a `tokenizer.json`. A sentencepiece model
+that was loaded becomes the files of transformers' `MarianTokenizer`: source.spm, target.spm and the vocab.json that both
+share.
 """
 
 import json
@@ -128,6 +129,6 @@ def _check(tokenizer: Tokenizer, library: huggingface.Tokenizer, new_V: np.ndarr
         if found != expected:
             raise ValueError(
                 f"with its new ids, the tokenizer encodes {text!r} as {found}, expected {expected}: the tokens of this "
-                "tokenizer cannot be given other ids; train the model with a sentencepiece tokenizer"
+                "tokenizer cannot be given other ids; train the model with another tokenizer (data.tokenizer)"
             )
     library.encode_special_tokens = False

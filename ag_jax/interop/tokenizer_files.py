@@ -8,7 +8,6 @@ import tokenizers as huggingface
 from tokenizers import AddedToken, processors
 
 from ag_jax.data import sentencepiece_models, tokenizers, vocabularies
-from ag_jax.data.tokenizer_backends import SENTENCEPIECE_NORMALIZER
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.interop.families import Family
 from ag_jax.models.config import EncoderConfig
@@ -43,7 +42,9 @@ def _read(directory: pathlib.Path, family: Family) -> Tokenizer:
     converted = vocabularies.read(model, lambda _: sentencepiece_models.convert(model.read_bytes(), **options))
     vocabularies.add_tokens(converted, directory)
     named = vocabularies.special_names(directory)
-    return vocabularies.read(model, lambda _: tokenizers.of_library(converted, str(model), named, True))
+    return vocabularies.read(
+        model, lambda _: tokenizers.of_library(converted, str(model), named, by_sentencepiece=True)
+    )
 
 
 def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None:
@@ -105,9 +106,8 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
         "mask_token": {"__type": "AddedToken", "content": special["mask"], "lstrip": spaced, "rstrip": False}
         | {"normalized": False, "single_word": False, "special": True},
         "clean_up_tokenization_spaces": False,
+        **tokenizer.settings,
     }
-    if tokenizer.is_normalized_by_sentencepiece:
-        settings[SENTENCEPIECE_NORMALIZER] = True
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
