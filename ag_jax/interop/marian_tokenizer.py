@@ -1,8 +1,7 @@
 """Write the tokenizer of a translation model, so that `AutoTokenizer` gives the same tokens, with the ids of an export.
 
 A tokenizer of the library `tokenizers`, as all that are trained here, becomes a `tokenizer.json`. A sentencepiece model
-that was loaded becomes the files of transformers' `MarianTokenizer`: source.spm, target.spm and the vocab.json that both
-share.
+that was loaded becomes the files of transformers' `MarianTokenizer`: source.spm, target.spm and their vocab.json.
 """
 
 import json
