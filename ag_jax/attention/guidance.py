@@ -313,7 +313,10 @@ def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()
 
 
 def not_allowed(config: GuidanceConfig) -> list[str]:
-    """Return the names of the custom patterns that guide heads and may not be imported."""
+    """Return the names of the patterns of `config` that are the user's own code and that `--trust_code` does not allow.
+
+    Nothing is imported here.
+    """
     counts = (config.heads, config.decoder_heads, config.cross_heads) if config.mode != "none" else ()
     names = [name for text in counts if text for name, _ in read_heads("guidance", text)]
     return [name for name in names if not patterns.is_usable(name)]

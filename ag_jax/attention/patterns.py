@@ -240,13 +240,17 @@ def _call(name: str, pattern: Pattern, tokens_BL: Array, segments_BL: Array, spe
             f"the attention pattern {name!r} raised {type(error).__name__}: {reason}; expected {_TYPE}, which JAX can "
             "compile, so that Python code must not depend on the values of the arrays"
         ) from error
-    if wrong := _unlike_a_target(target, segments_BL):
+    if wrong := _fault_of_target(target, segments_BL):
         raise ValueError(f"the attention pattern {name!r} returned {wrong}; expected {_TYPE}, see `patterns.columns`")
     return target
 
 
-def _unlike_a_target(target: Any, segments_BL: Array) -> str:
-    """Return what is wrong with the result of a pattern, empty if nothing is, or if it cannot be known yet."""
+def _fault_of_target(target: Any, segments_BL: Array) -> str:
+    """Return the first fault of what a pattern returned, as a part of a message; "" if it has none.
+
+    target: the pattern's result, of any type. While JAX traces, values are unknown: types, shapes and dtypes alone count.
+    segments_BL: the argument of the pattern: the number of the text of each token, 0 for padding.
+    """
     if isinstance(target, Shift):
         is_offset = isinstance(target.offset, int | np.integer) and abs(target.offset) < 2**31
         return "" if is_offset else f"a Shift of {target.offset!r}, which is no whole number of tokens"

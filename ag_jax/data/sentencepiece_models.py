@@ -97,7 +97,7 @@ def _model(proto, pieces: list[tuple[str, float]], unknown: str) -> models.Model
 
 
 def _set_text_processing(tokenizer: huggingface.Tokenizer, proto) -> None:
-    """Set the tokenizer's normaliser, pre-tokeniser and decoder to follow the sentencepiece model's normaliser."""
+    """Set the normaliser, pre-tokeniser and decoder of `tokenizer`, in place, as the `normalizer_spec` of `proto` says."""
     spec = proto.normalizer_spec
     steps: list[normalizers.Normalizer] = (
         [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []

@@ -19,11 +19,11 @@ NOT_COMPARED = {"title", "seed"}  # arms that differ only in these settings coun
 def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]:
     """Return the names of arms in the comma-separated text `listed`, which must hold at least one name.
 
-    source: the config file, for messages.
+    source: the config file, as the user names it; with an arm, as in `quickstart:arm=ag`, it is one arm, not several.
     setting: the setting that holds the list, for messages.
     verb: the command that trains a config without arms, for messages.
 
-    Raises ValueError if `listed` is empty or None, if a name occurs twice, or if `source` chooses an arm.
+    Raises ValueError if `listed` is empty or None, if a name occurs twice, or if `source` has an arm already.
     """
     check_argument(source, verb)
     if not listed:

@@ -432,7 +432,10 @@ def _silence_orbax() -> None:
 
 
 def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], StoredFingerprint]:
-    """Return the progress of a checkpoint, once it is compared with its checksum, and the fingerprint of the arrays."""
+    """Return the two parts of what a checkpoint stores beside its arrays: the progress, and the fingerprint of the arrays.
+
+    Raises CorruptCheckpointError if the progress differs from its checksum, or the fingerprint is missing.
+    """
     progress = dict(stored)
     written = progress.pop(FINGERPRINT, None)
     if not isinstance(written, dict | list):
