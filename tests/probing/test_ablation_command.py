@@ -308,6 +308,10 @@ def test_frames_of_guided_layers():
 def test_figure_of_scores_has_the_scale_of_each_column():
     scores = {"a": {"x": np.array([[0.4, 1.0]]), "y": np.array([[0.1, 0.2]])}}
     figure = heads.draw_scores(scores, {"a": Assignment()}, "caption")
-    scales = {axes.get_title(): axes.images[0].get_clim() for axes in figure.axes if axes.images}
-    bars = [axes.get_xlim() for axes in figure.axes if not axes.images]
-    assert scales == {"x": (0, 1), "y": (0, 0.2)} and bars == [*scales.values()]
+    figure.draw_without_rendering()  # gives the axes their places
+    panels = {axes.get_title(): axes for axes in figure.axes if axes.images}
+    bars = [axes for axes in figure.axes if not axes.images]
+    for title, bar, largest in zip("xy", bars, (1, 0.2), strict=True):
+        assert panels[title].images[0].get_clim() == bar.get_xlim() == tuple(bar.get_xticks()) == (0, largest)
+        place, panel = bar.get_position(), panels[title].get_position()
+        assert place.y1 <= panel.y0 and panel.x0 < (place.x0 + place.x1) / 2 < panel.x1
