@@ -97,7 +97,7 @@ def _model(proto, pieces: list[tuple[str, float]], unknown: str) -> models.Model
 
 
 def _set_text_processing(tokenizer: huggingface.Tokenizer, proto) -> None:
-    """Set the normaliser, pre-tokeniser and decoder of `tokenizer`, in place, as the `normalizer_spec` of `proto` says."""
+    """Set, in place, how a tokenizer normalises, splits and decodes text, by the `normalizer_spec` of `proto`."""
     spec = proto.normalizer_spec
     steps: list[normalizers.Normalizer] = (
         [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []

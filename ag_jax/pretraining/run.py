@@ -501,6 +501,12 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     done = hosts.from_first("the summary", lambda: read_summary(workdir))
     if done and is_complete(done, config):
         return done
+    if done and not {"time_limit", "patience"} & done.keys():  # which alone end a run before its last step
+        raise ValueError(
+            f"{workdir / SUMMARY}: expected a summary of {config.training.steps} steps, as in config.json, got "
+            f"{done['steps']}; one of the two files was changed. Delete the summary, and it is written anew from "
+            "the last checkpoint"
+        )
     begins_branch = config.training.branch_from and not hosts.from_first(
         "the checkpoints", lambda: bool(checkpoint_steps(workdir))
     )

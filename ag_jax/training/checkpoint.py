@@ -432,7 +432,7 @@ def _silence_orbax() -> None:
 
 
 def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], StoredFingerprint]:
-    """Return the two parts of what a checkpoint stores beside its arrays: the progress, and the fingerprint of the arrays.
+    """Return the two parts of what a checkpoint stores beside its arrays: progress, and the fingerprint of the arrays.
 
     Raises CorruptCheckpointError if the progress differs from its checksum, or the fingerprint is missing.
     """

@@ -170,6 +170,11 @@ def test_changed_files_of_a_run_are_named(text, short, tmp_path, one_device):
     workdir = epath.Path(tmp_path / "run")
     shutil.copytree(short[0], workdir)
     config, metrics = workdir / "config.json", workdir / "metrics.jsonl"
+    summary = json.loads((workdir / "summary.json").read_text())
+    (workdir / "summary.json").write_text(json.dumps(summary | {"steps": SHORT - 1}))
+    with pytest.raises(ValueError, match=rf"summary\.json: expected a summary of {SHORT} steps.* got {SHORT - 1}"):
+        run.train(settings(text, SHORT), workdir)
+    (workdir / "summary.json").write_text(json.dumps(summary))
     whole = metrics.read_text()
     for damaged in ("", whole[: len(whole) // 2], whole.replace("1", "2", 1)):
         metrics.write_text(damaged)
