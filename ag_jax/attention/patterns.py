@@ -248,7 +248,7 @@ def _call(name: str, pattern: Pattern, tokens_BL: Array, segments_BL: Array, spe
 def _fault_of_target(target: Any, segments_BL: Array) -> str:
     """Return the first fault of what a pattern returned, as a part of a message; "" if it has none.
 
-    target: the pattern's result, of any type. While JAX traces, values are unknown: only types, shapes and dtypes count.
+    target: the pattern's result, of any type. While JAX traces, only its types, shapes and dtypes are known.
     segments_BL: the argument of the pattern: the number of the text of each token, 0 for padding.
     """
     if isinstance(target, Shift):
