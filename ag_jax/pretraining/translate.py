@@ -468,8 +468,9 @@ def translate(open_model: Callable[[], Translator], source: str, output: str) ->
         raise FileNotFoundError(f"the folder of --output={output} does not exist: create it, or give another file")
     with lock.hold(epath.Path(f"{output}.lock"), f"--output={output}"):
         _begun(pathlib.Path(output))  # only for its errors
+        translator = open_model()
         try:
-            count = translate_file(open_model(), lines, pathlib.Path(output), name)
+            count = translate_file(translator, lines, pathlib.Path(output), name)
         except OSError as error:
             error.filename = error.filename or output  # a failed write does not name its file, a failed read does
             raise

@@ -11,6 +11,7 @@ import pathlib
 import random
 import signal
 import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -568,6 +569,13 @@ def test_only_one_process_writes_an_output(tmp_path):
     (tmp_path / "out.txt.lock").mkdir()  # of a process that was killed
     translate.translate(second, *files)
     assert opened and not (tmp_path / "out.txt.lock").exists()
+
+
+def test_a_model_that_cannot_be_opened_is_no_fault_of_the_output(tmp_path):
+    (tmp_path / "in.txt").write_text("the dog\n")
+    error = FileNotFoundError("runs/mine does not exist")
+    with pytest.raises(FileNotFoundError, match="^runs/mine does not exist$"):
+        translate.translate(mock.Mock(side_effect=error), str(tmp_path / "in.txt"), str(tmp_path / "out.txt"))
 
 
 def test_a_line_that_is_too_long_is_named(translator, lines, tmp_path, windows):
