@@ -318,7 +318,7 @@ def parameters(
 
     expected: prefixes of the names of tensors that may be left out.
     task_head: names of the tensors of the model's task head, which are left out where no parameter has them.
-    Raises ValueError that lists every missing, extra and misshapen tensor.
+    Raises ValueError that names missing, extra and misshapen tensors (`names.check`).
     """
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
     program = build.make_program(config, tokenizer, mesh)

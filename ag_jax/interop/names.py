@@ -100,7 +100,7 @@ def check(
     theirs: shapes of the file's tensors by name.
     problem, remedy: beginning and end of the error message.
     expected: prefixes of the names of tensors that may be in the file without being wanted.
-    Raises ValueError that lists every missing, extra and misshapen tensor, with both sides.
+    Raises ValueError that counts the missing, extra and misshapen tensors, and lists the first ten of each.
     """
     by_name = {stored.theirs: stored for stored in wanted}
     missing = [f"  missing: {stored}" for name, stored in by_name.items() if name not in theirs]
@@ -115,10 +115,11 @@ def check(
         f"  without a parameter here: {name} {theirs[name]}" for name in left if not name.startswith(tuple(expected))
     ]
     if missing or misshapen or extra:
+        listed = [line for kind in (missing, misshapen, extra) for line in [*kind[:10], *["  ..."] * (len(kind) > 10)]]
         raise ValueError(
             f"{problem} (tensors: {len(missing)} missing, {len(misshapen)} of another shape, {len(extra)} without a "
             f"parameter; {len(by_name)} expected, {len(theirs)} found):\n"
-            + "\n".join(missing + misshapen + extra)
+            + "\n".join(listed)
             + "\nFor tensors missing or of another shape, copy config.json and the weights anew from the same model."
             + remedy
         )

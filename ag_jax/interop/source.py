@@ -83,7 +83,7 @@ def read(directory: pathlib.Path) -> Source:
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
         raise ValueError(
-            f"{file} has values that are wrong, or that ag-jax does not support:\n{listed}\n"
+            f"{file} has values that are wrong for {tensors.source.name}, or that ag-jax does not support:\n{listed}\n"
             "Choose a model without them, or copy the file anew if it is damaged"
         )
     _check_sizes(file, values, family, tensors)
