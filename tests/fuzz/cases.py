@@ -12,7 +12,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-CPU_SECONDS, WALL_SECONDS = 20, 240  # of a case; the second are many because other processes may be busy
+CPU_SECONDS, WALL_SECONDS = 40, 240  # of a case; the second are many because other processes may be busy
 GROWTH = 700 * 2**20  # bytes that a case may take
 ADDRESSES = 4 * 2**30  # bytes of addresses that a case may reserve
 LONGEST = 5000  # characters of a message
