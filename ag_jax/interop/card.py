@@ -18,7 +18,7 @@ from ag_jax.pretraining import workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import Origin
 from ag_jax.pretraining.run import OpenRun
-from ag_jax.training.metrics import read_metrics
+from ag_jax.training.checkpoint import saved_metrics
 
 _POSITION = ("step", "split", "tokens_seen")
 # Settings that say nothing about the model, or that are places on one machine.
@@ -351,7 +351,7 @@ def _training(opened: OpenRun) -> list[str]:
 def _metrics(opened: OpenRun) -> list[str]:
     """Return a Markdown table of the metrics of the last validation up to the checkpoint's step."""
     try:
-        rows = read_metrics(opened.workdir)
+        rows = saved_metrics(opened.workdir)
     except FileNotFoundError:
         rows = []
     rows = [row for row in rows if row["split"] == "validation" and 0 < row["step"] <= opened.step]

@@ -20,8 +20,7 @@ from ag_jax.pretraining import alpha, mask_trace, origin
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.training.checkpoint import Checkpoint, Checkpoints, steps_in
-from ag_jax.training.metrics import read_metrics
+from ag_jax.training.checkpoint import Checkpoint, Checkpoints, saved_metrics, steps_in
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.state import TrainState
 
@@ -112,7 +111,7 @@ def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
         if (directory / name).exists():
             storage.write_whole(workdir / name, (directory / name).read_bytes())
     tokenizers.load(directory / "tokenizer").save(workdir / "tokenizer")
-    rows = [row for row in read_metrics(directory) if row["step"] <= step]
+    rows = [row for row in saved_metrics(directory) if row["step"] <= step]
     storage.write_whole(workdir / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     before, after = (_scheduled(run, place, step) for run, place in ((theirs, directory), (config, workdir)))
     jumps = "".join(

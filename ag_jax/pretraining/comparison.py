@@ -34,7 +34,7 @@ from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.report import ArmResults
-from ag_jax.training.metrics import read_metrics
+from ag_jax.training.checkpoint import saved_metrics
 from ag_jax.training.wandb_run import Labels
 from ag_jax.viewer import page as viewer
 
@@ -213,7 +213,7 @@ def _compare(
         ArmResults(
             name=arm,
             summaries=[summaries[arm, seed] for seed in seeds],
-            metrics=[_rows(directories[arm, seed], headline.metric) for seed in seeds],
+            metrics=[saved_metrics(directories[arm, seed]) for seed in seeds],
             settings=_settings(configs[arm, seeds[0]]),
         )
         for arm in compared
@@ -261,24 +261,6 @@ def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]
         for key in ("time_limit", "patience")
         if key in summary and summary[key] != (now := getattr(config.training, key))
     ]
-
-
-def _rows(directory: epath.Path, metric: str) -> list[dict[str, Any]]:
-    """Return the lines of a run's `metrics.jsonl`, each as a dict. Raises ValueError if a line lacks a number that the
-    report needs.
-    """
-    rows = read_metrics(directory)
-    for row in rows:
-        wanted = ["tokens_seen"]
-        # The loss is None where no token was masked, the speed where a step was compiled and no other followed.
-        if row["split"] == "train":
-            wanted += [key for key in (metric, "tokens_per_second") if row.get(key, "") is not None]
-        if lacking := [key for key in wanted if not isinstance(row.get(key), (int, float))]:
-            raise ValueError(
-                f"{directory / 'metrics.jsonl'}: the row of step {row['step']} has no number as "
-                f"{', '.join(lacking)}: the file was changed. Delete the folder of this run to train it again"
-            )
-    return rows
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ag_jax.distributed import hosts, storage
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.masking import Trace
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.training.metrics import read_metrics
+from ag_jax.training.checkpoint import saved_metrics
 
 FILE = "trace.json"
 
@@ -74,7 +74,7 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
     wanted = f"{named} must be metrics.jsonl of a run or trial with method=asa, or its directory"
     directory = directory_of(config)
     try:
-        rows = read_metrics(directory)
+        rows = saved_metrics(directory)
     except FileNotFoundError as error:
         raise ValueError(
             f"{wanted}: {directory / 'metrics.jsonl'} does not exist; train that run first "

@@ -45,7 +45,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.training import chips, loop, sharding, summary
-from ag_jax.training.checkpoint import ASIDE, Checkpoints, steps_in
+from ag_jax.training.checkpoint import ASIDE, Checkpoints, saved_metrics, steps_in
 from ag_jax.training.criterion import Criterion
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator, no_checkpoint
@@ -866,7 +866,7 @@ def best_step(workdir: epath.PathLike) -> int:
     config = read_config(workdir)
     metric = config.training.best_metric or workloads.workload_of(config).primary_metric.metric
     there = steps_in(workdir / "checkpoints")
-    rows = [row for row in read_metrics(workdir) if row["split"] == "validation" and row["step"] in there]
+    rows = [row for row in saved_metrics(workdir) if row["split"] == "validation" and row["step"] in there]
     chosen = Criterion.of_objective(metric).index(row.get(metric) for row in rows)
     if chosen is None:
         raise FileNotFoundError(

@@ -21,7 +21,7 @@ from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from ag_jax.distributed import hosts, storage
-from ag_jax.training import damage
+from ag_jax.training import damage, metrics
 from ag_jax.training.damage import CorruptCheckpointError
 from ag_jax.training.fingerprint import StoredFingerprint, changed, fingerprint, of_json, paths
 from ag_jax.training.state import TrainState
@@ -378,6 +378,18 @@ def steps_in(directory: epath.Path) -> list[int]:
     if not directory.exists():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's `metrics.jsonl`, which must begin with those that its newest checkpoint knows.
+
+    Raises FileNotFoundError if there is no such file, and ValueError if its rows were changed or removed. A run without
+    checkpoints is read as it is.
+    """
+    if steps := steps_in(workdir / "checkpoints"):
+        with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
+            metrics.check_rows(workdir, checkpoints.restore_progress(steps[-1]).get("rows"))
+    return metrics.read_metrics(workdir)
 
 
 def _adapt_orbax() -> None:

@@ -182,8 +182,9 @@ def test_the_best_checkpoint_is_chosen_on_the_command_line(stopped, tmp_path, on
     assert verbs.parse(["evaluate", "--step=8"], (ExperimentConfig,))[1]["step"] == 8
     with pytest.raises(Exception, match="expected the number of a step, or best"):
         verbs.parse(["evaluate", "--step=worst"], (ExperimentConfig,))
-    (workdir / "metrics.jsonl").write_text("")
-    with pytest.raises(FileNotFoundError, match="has no checkpoint with an evaluation: .* of the steps 4, 8; give"):
+    shutil.rmtree(workdir / "checkpoints" / "4")  # of the one that is left, only the evaluation is missing
+    (workdir / "checkpoints" / "8").rename(workdir / "checkpoints" / "7")
+    with pytest.raises(FileNotFoundError, match="has no checkpoint with an evaluation: .* of the steps 7; give"):
         run.best_step(workdir)
 
 

@@ -29,9 +29,8 @@ from ag_jax.pretraining.search.report import Threshold
 from ag_jax.pretraining.search.states import FAILURE, LOSSES, States
 from ag_jax.pretraining.workloads import VocabularyInfo
 from ag_jax.training import sharding
-from ag_jax.training.checkpoint import steps_in
+from ag_jax.training.checkpoint import saved_metrics, steps_in
 from ag_jax.training.loop import NonFiniteError
-from ag_jax.training.metrics import read_metrics
 from ag_jax.training.wandb_run import Labels
 
 SHORT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory is short
@@ -288,7 +287,7 @@ def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any,
         return known[text] - primary.margin
 
     data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
-    rows = read_metrics(directory) if (directory / "metrics.jsonl").exists() else []
+    rows = saved_metrics(directory) if (directory / "metrics.jsonl").exists() else []
     step = first_step_below(rows, end(config), primary.metric)
     return Threshold(end(dataclasses.replace(config, data=data)), step, settled_step(rows))
 
