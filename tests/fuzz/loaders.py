@@ -145,8 +145,11 @@ def _resume() -> Result:
     if found is None:
         raise Accepted("no checkpoint at all: training would begin anew")
     state = jax.device_get(found.state)
-    # Not the progress: the fingerprints of the goldens, which an earlier version wrote, do not cover it.
-    return {"params": _finite(state.params), "state": [leaf.tobytes() for leaf in jax.tree.leaves(state)]}
+    return {
+        "progress": found.progress,
+        "params": _finite(state.params),
+        "state": [leaf.tobytes() for leaf in jax.tree.leaves(state)],
+    }
 
 
 def _metrics() -> Result:
@@ -283,20 +286,20 @@ def targets() -> Sequence[Target]:
     """All of them."""
     trial = f"trial_kept/{TRIAL}/weights"
     found = [
-        Target("run: settings", "current", ("config.json",), lambda: _open_run("current")),
+        Target("run: settings", "finished", ("config.json",), lambda: _open_run("finished")),
         Target(
             "run: tokenizer",
-            "current",
+            "finished",
             ("tokenizer/*",),
-            lambda: _open_run("current"),
+            lambda: _open_run("finished"),
             exact=True,
             named=("tokenizer",),
         ),
         Target(
             "run: checkpoint",
-            "current",
+            "finished",
             ("checkpoints/**/*",),
-            lambda: _open_run("current"),
+            lambda: _open_run("finished"),
             True,
             named=CHECKPOINT,
             share=2,

@@ -13,12 +13,9 @@ import tarfile
 import tokenizers as huggingface
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.text import pipeline
-from ag_jax.interop import exporting, finetuned
-from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import run
+from ag_jax.interop import exporting
 from tests.data.conftest import sentencepiece_model
 from tests.finetuning import tiny_tasks
 from tests.goldens import inputs, make
@@ -48,20 +45,13 @@ TASKS = (
 def build(here: pathlib.Path) -> None:
     """Write everything below `here`, which must be the working directory, and $AG_JAX_CACHE below it."""
     inputs.write(here)
-    for name in make.KINDS:
-        shutil.copytree(make.GOLDENS / "without_checksums" / name, here / name)
+    make.make(epath.Path(here))
     for directory in sorted(HUGGINGFACE.iterdir()):
         shutil.copytree(directory, here / "huggingface" / directory.name)
         (here / "huggingface" / directory.name / "expected.safetensors").unlink()
     (here / "all_tasks").mkdir()
     tiny_tasks.write(here / "all_tasks")
-    # What earlier versions saved lacks what newer ones check: a run and a trial are saved by this one.
-    run.train(
-        pretraining_config.parse(config_reader.load("configs/pretraining.py:arm=ag")), epath.Path(here / "current")
-    )
-    trial = next((here / "trial_kept" / "sst2").iterdir())
-    finetuned.save(finetuned.load(trial), epath.Path(trial / "weights"))
-    exporting.convert(trial, None, str(here / "huggingface" / "classifier"))
+    exporting.convert(next((here / "trial_kept" / "sst2").iterdir()), None, str(here / "huggingface" / "classifier"))
     _older_tokenizers(here)
     _custom_tasks(here / "custom")
     _sources(here / "sources")
