@@ -220,8 +220,11 @@ def _caches() -> Result:
 
 def _source(path: str) -> Result:
     documents = list(sources.documents(path))
-    if not path.endswith(".txt") and any(
-        document.lstrip().startswith(("{", "[{", "id,", "id\t")) for document in documents[:1]
+    if (
+        ".txt" not in path
+        and any(  # of plain text, a warning says that it begins like JSON
+            document.lstrip().startswith(("{", "[{", "id,", "id\t")) for document in documents[:1]
+        )
     ):
         raise Accepted("a table or JSON as text")
     return {"documents": documents}
