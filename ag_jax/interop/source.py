@@ -63,7 +63,7 @@ def read(directory: pathlib.Path) -> Source:
     except ValueError as error:
         if {"data", "model", "training"} <= values.keys():
             raise ValueError(
-                f"{directory} is a run of ag-jax, which needs no import: give it as --workdir, or write a Hugging Face "
+                f"{file} is of a run of ag-jax, which needs no import: give it as --workdir, or write a Hugging Face "
                 "model of it with `ag-jax export`"
             ) from error
         raise ValueError(
