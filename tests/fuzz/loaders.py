@@ -220,12 +220,8 @@ def _caches() -> Result:
 
 def _source(path: str) -> Result:
     documents = list(sources.documents(path))
-    if (
-        ".txt" not in path
-        and any(  # of plain text, a warning says that it begins like JSON
-            document.lstrip().startswith(("{", "[{", "id,", "id\t")) for document in documents[:1]
-        )
-    ):
+    is_text = ".txt" in path  # a warning says of such files that they begin like JSON
+    if not is_text and any(document.lstrip().startswith(("{", "[{", "id,", "id\t")) for document in documents[:1]):
         raise Accepted("a table or JSON as text")
     return {"documents": documents}
 
