@@ -1,4 +1,4 @@
-# Image of ag_jax for one kind of chip, with the pinned packages of requirements.txt. docs/kubernetes.md explains its use.
+# Image of ag_jax for one kind of chip, with the pinned packages of requirements.txt.
 #
 #   docker build --build-arg ACCELERATOR=tpu --tag ag_jax:tpu .
 #   docker run --rm --volume "$PWD/runs:/runs" ag_jax:cpu train --config=quickstart:arm=ag --workdir=/runs/first
@@ -26,13 +26,11 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY ag_jax ag_jax
 COPY configs configs
 RUN pip install --no-deps .
-# Makes an interrupted run exit with 75, in manifests and with XPK.
-COPY launch/gke_worker.sh launch/
 
 RUN useradd --uid 1000 --user-group --create-home ag_jax
 ENV HOME=/home/ag_jax
 WORKDIR /home/ag_jax
-# A number, by which Kubernetes can tell that it is not root.
+# A number, by which a cluster can tell that it is not root.
 ARG RUN_AS=1000:1000
 USER ${RUN_AS}
 ENTRYPOINT ["ag-jax"]

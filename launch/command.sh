@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Checks of a command `ag-jax VERB FLAGS` before it is started elsewhere, for tpu_run.sh, slurm.sh and gke.sh. Source this
+# Checks of a command `ag-jax VERB FLAGS` before it is started elsewhere, for tpu_run.sh and slurm.sh. Source this
 # file after setup.sh; it reads the array `command` (the words after ag-jax) and the folder $scratch.
 # shellcheck disable=SC2154 # both are the other script's
 

@@ -436,7 +436,7 @@ def test_scripts_pass_shellcheck():
         pytest.skip("shellcheck is not installed")
     scripts = [*sorted(REPOSITORY.glob("launch/*.sh")), REPOSITORY / ".ci" / "run"]
     scripts += [path for path in sorted((REPOSITORY / "tests/launch/stand_ins").iterdir()) if path.name != "gcloud"]
-    assert {"tpu.sh", "tpu_run.sh", "tpu_worker.sh", "gpu.sh"} <= {path.name for path in scripts}
+    assert {"tpu.sh", "tpu_run.sh", "tpu_worker.sh"} <= {path.name for path in scripts}
     result = subprocess.run(
         [shellcheck, "-x", "-P", str(REPOSITORY), *map(str, scripts)], check=False, capture_output=True, text=True
     )
