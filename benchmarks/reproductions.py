@@ -1,4 +1,4 @@
-"""Write the table of the papers' experiments into README.md: the command of each, and what has been run.
+"""Write the table of the papers' experiments into docs/papers.md: the command of each, and what has been run.
 
     python benchmarks/reproductions.py
 
@@ -28,7 +28,7 @@ from ag_jax import config_reader
 from ag_jax.analysis import markdown
 
 ROOT = pathlib.Path(__file__).parent.parent
-RESULTS = "benchmarks/results"
+RESULTS, PAGE = "benchmarks/results", "docs/papers.md"
 HEADER = ("in the paper", "experiment", "command", "run small", "run at full size")
 PAPERS = {
     "ag": "Attention Guidance (Deshpande & Narasimhan 2020)",
@@ -144,7 +144,7 @@ class Record:
         """A link to the file, with what the record lacks in brackets."""
         lacking = [arm for arm in self.planned or () if self.arms is not None and arm not in self.arms]
         notes = ["stopped early"] * ("stopped" in self.content) + [f"without {', '.join(lacking)}"] * bool(lacking)
-        return f"[{self.path.stem}]({RESULTS}/{self.path.name})" + (f" ({'; '.join(notes)})" if notes else "")
+        return f"[{self.path.stem}](../{RESULTS}/{self.path.name})" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def records() -> Iterator[Record]:
@@ -215,4 +215,4 @@ def shown(names: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    pages.write("README.md", "reproductions.py", [table()])
+    pages.write(PAGE, "reproductions.py", [table()])

@@ -1,30 +1,24 @@
-"""Other programs that `translation_throughput.py` compares with: transformers, CTranslate2 and joeynmt.
+"""Other programs that `translation_throughput.py` compares with: transformers and CTranslate2.
 
 All translate the same texts with the same weights: they get the token ids of our tokenizer, and their outputs are
 decoded with it.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import pathlib
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tokenizers as huggingface
-import turns
 
-from ag_jax.data.parallel.pairs import Pair
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.interop import exporting, marian, tensors
-from ag_jax.models.config import DecoderConfig, EncoderConfig
+from ag_jax.interop import exporting, marian
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.pretraining.translate import Translator
 
-PROGRAM = pathlib.Path(__file__).with_name("joeynmt_program.py")
 Ids = list[int]
 
 
@@ -179,107 +173,3 @@ class CTranslate2(Peer):
             )
             outputs += [[self.ids[piece] for piece in result.hypotheses[0]] for result in found]
         return outputs
-
-
-class JoeyNMT(Peer):
-    """joeynmt in a process of its own, which runs `joeynmt_program.py` with another Python.
-
-    python: the Python that has joeynmt.
-    directory: an empty directory, for files that both processes read.
-    """
-
-    name = "joeynmt"
-
-    def __init__(
-        self,
-        python: str,
-        directory: pathlib.Path,
-        tokenizer: Tokenizer,
-        sizes: tuple[EncoderConfig, DecoderConfig],
-        threads: int,
-        *,
-        decoding: DecodingConfig,
-        adam_betas: tuple[float, float] = (0.9, 0.98),
-        label_smoothing: float = 0.1,
-    ):
-        super().__init__(tokenizer, decoding)
-        config, decoder = sizes
-        self.directory = directory
-        settings = {
-            "pieces": [f"{id}" for id in range(config.vocabulary_size)],
-            "specials": dataclasses.asdict(tokenizer.specials),
-            "width": config.width,
-            "heads": config.heads,
-            "layers": config.layers,
-            "decoder_layers": decoder.layers,
-            "feedforward": config.feedforward or 4 * config.width,
-            "dropout": config.dropout,
-            "layer_norm_epsilon": config.layer_norm_epsilon,
-            "adam_betas": adam_betas,
-            "label_smoothing": label_smoothing,
-        }
-        (directory / "joeynmt.json").write_text(json.dumps(settings))
-        self.process = subprocess.Popen([python, PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.versions = self.ask("build", directory=str(directory), threads=threads)
-        self.times: list[float] = []
-        self.tokens = 0
-
-    def ask(self, request: str, **arguments: Any) -> Any:
-        """Return the answer to a request. Raises RuntimeError if the process has ended."""
-        assert self.process.stdin and self.process.stdout
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps({"do": request, **arguments}) + "\n")
-            self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"{PROGRAM.name} ended with status {self.process.wait()} at {request!r}: see above")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        """End the process."""
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
-
-    def prepare(self, pairs: Iterator[Pair], tokens: int) -> int:
-        """Prepare training on pairs, with about `tokens` target tokens in a batch; return joeynmt's batch size."""
-        together = list(pairs)
-        for side in ("source", "target"):
-            encoded = self.tokenizer.encode_batch([getattr(pair, side) for pair in together])
-            text = "".join(" ".join(map(str, ids)) + "\n" for ids in encoded)
-            (self.directory / f"train.{side}").write_text(text)
-        return self.ask("prepare", tokens=tokens)
-
-    def steps(self, start: int, stop: int, counted: bool = True) -> None:
-        """Take `stop - start` training steps; with `counted`, add their times and target tokens."""
-        answer = self.ask("train", steps=stop - start)
-        if counted:
-            self.times += answer["seconds"]
-            self.tokens += sum(answer["tokens"])
-
-    def figures(self, peak: float | None) -> dict[str, Any]:
-        """Return the speed of training, the versions and the threads."""
-        del peak
-        return turns.speed(self.times, tokens=self.tokens) | {"versions": self.versions}
-
-    def load(self, exported: ExportedModel) -> None:
-        """Take the weights of an exported model."""
-        stored, new = tensors.open_directory(exported.directory), exported.new_V
-        arrays = {name.removeprefix("model."): stored.read(name) for name in stored.shapes if ".layers." in name}
-        arrays |= {
-            "words": stored.read("model.shared.weight")[new],
-            "bias": stored.read("final_logits_bias")[0, new],
-            "positions": stored.read("model.encoder.embed_positions.weight"),
-        }
-        np.savez(self.directory / "weights.npz", **arrays)
-        self.ask("load")
-
-    def translate(self, batches: list[list[Ids]], longest: list[int]) -> list[Ids]:
-        """Translate batch after batch."""
-        beams, alpha = self.decoding.beam_size, self.decoding.length_penalty
-        return self.ask("decode", batches=batches, longest=longest, beams=beams, alpha=alpha)
-
-    def logits(self, source: Ids, target: Ids) -> np.ndarray:
-        """Return the logits of a pair, in the order of our ids."""
-        self.ask("logits", source=source, target=target)
-        return np.load(self.directory / "logits.npy")

@@ -1,7 +1,6 @@
 """Measure training and decoding of translation models: tokens/s and sentences/s, compared with other programs.
 
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python benchmarks/translation_throughput.py --data=DIR --run=RUN \\
-        --joeynmt=PYTHON
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python benchmarks/translation_throughput.py --data=DIR --run=RUN
 
 DIR contains Multi30k (train.en, train.de and so on, compressed or not). `--parts=train` or `--parts=decode` measures
 one part; what the results file has of the other part stays. All programs have float32, the same number of threads and,
@@ -13,23 +12,15 @@ train: steps of ag/table7_translation:scale=small, on Multi30k; padding does not
     `base-pairs` has one pair in a row and as many rows as hold the same tokens;
     `base-texts16` has the packed batches as rows of 16 tokens without padding, each a text: what attention across a
         packed row costs;
-    `joeynmt` has a model of the same sizes, dropout in the same places, and batches of its own with about the same
-        number of target tokens.
 decode: beam search with 4 beams by the model of RUN, a training run, on the test set test_2016_flickr, from texts to
     texts. Programs sort texts by length, into batches of the size that is best for them. A search ends by one of two
     rules: `bound`, when no further hypothesis can be better, or `full`, when 4 hypotheses have ended.
     `ag_jax-bound`, `ag_jax-full`: `Translator`;
     `transformers-bound`, `transformers-full`: `generate` of the exported model, early_stopping "never" and True;
-    `ctranslate2`: the exported model, full;
-    `joeynmt`: the exported weights, full, with length normalization of its own.
-    Before, the logits of transformers and joeynmt must equal ours to 1e-4.
+    `ctranslate2`: the exported model, full.
+    Before, the logits of transformers must equal ours to 1e-4.
 
-Programs that are not installed are left out, which is printed. PYTHON is that of an environment with joeynmt, and
-joeynmt's old requirements are not needed:
-
-    python -m venv ENV && ENV/bin/pip install --no-deps joeynmt==2.3.0
-    ENV/bin/pip install torch==2.13.0 sentencepiece sacrebleu matplotlib pyyaml packaging tensorboard subword-nmt \\
-        plotly pandas "importlib_metadata<9" tqdm
+Programs that are not installed are left out, which is printed.
 """
 
 import argparse
@@ -39,7 +30,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +41,7 @@ import record
 import turns
 from etils import epath
 from pretraining_throughput import Runner, Variant
-from translation_peers import CTranslate2, ExportedModel, JoeyNMT, Peer, Transformers, export
+from translation_peers import CTranslate2, ExportedModel, Peer, Transformers, export
 
 from ag_jax import config_reader
 from ag_jax.data import pipeline
@@ -72,12 +62,11 @@ TEST_SET, CHECKED = "test_2016_flickr", 8  # pairs whose logits are compared
 TOLERANCE = 1e-4
 SEARCH = {"beam_size": 4, "normalization": "power", "length_penalty": 1.0, "ends": "first"}
 # (program, peer): the speed of the first divided by that of the second should be at least this.
-TRAINING_GOALS = {("base", "joeynmt"): 1.0, ("ag", "base"): 1 / 1.03, ("base", "base-texts16"): 1 / 1.2}
+TRAINING_GOALS = {("ag", "base"): 1 / 1.03, ("base", "base-texts16"): 1 / 1.2}
 DECODING_GOALS = {
     ("ag_jax-bound", "transformers-bound"): 2.0,
     ("ag_jax-full", "transformers-full"): 2.0,
     ("ag_jax-full", "ctranslate2"): 0.4,
-    ("ag_jax-full", "joeynmt"): 3.0,
 }
 
 
@@ -109,7 +98,7 @@ def training_config(data: str, arm: str, settings: Mapping[str, Any]) -> Experim
     return pretraining_config.parse(config_reader.load(source, SETTINGS | dict(settings)))
 
 
-def trainers(options: argparse.Namespace, workdir: pathlib.Path) -> Iterator[TrainingRunner | JoeyNMT]:
+def trainers(options: argparse.Namespace, workdir: pathlib.Path) -> Iterator[TrainingRunner]:
     """Yield each program that trains, ready to run."""
     packed = training_config(options.data, "base", {})
     corpus = pipeline.prepare(packed.data)
@@ -125,23 +114,6 @@ def trainers(options: argparse.Namespace, workdir: pathlib.Path) -> Iterator[Tra
     unpacked = training_config(options.data, "base", {"data.pack": False, "training.batch_size": rows})
     yield TrainingRunner(Variant("base-pairs", "base"), unpacked, of_pairs, epath.Path(workdir), texts=False)
 
-    if options.joeynmt:
-        peer = JoeyNMT(
-            options.joeynmt,
-            workdir,
-            corpus.tokenizer,
-            (dataclasses.replace(packed.model, vocabulary_size=corpus.tokenizer.vocabulary_size), packed.decoder),
-            options.threads,
-            decoding=packed.decoding,
-            adam_betas=(packed.optimizer.beta1, packed.optimizer.beta2),
-            label_smoothing=packed.translation.label_smoothing,
-        )
-        size = peer.prepare(iter(pairs.training(packed.data)), round(tokens))
-        print(f"joeynmt: batches of {size} of its tokens, padding included", flush=True)
-        yield peer
-    else:
-        print("joeynmt: left out, because --joeynmt=PYTHON is not given")
-
 
 def measure_training(options: argparse.Namespace) -> dict[str, Any]:
     """Measure all programs that train, print the speeds and return the figures."""
@@ -156,8 +128,6 @@ def measure_training(options: argparse.Namespace) -> dict[str, Any]:
             f"{one.name:<14} {found['tokens_per_second']:>10,.0f} target tokens/s "
             f"{found['target_tokens_a_step']:>7,.0f} a step  step {found['step_seconds_p50'] * 1e3:.1f} ms"
         )
-        if isinstance(one, JoeyNMT):
-            one.close()
     speeds = {name: found["tokens_per_second"] for name, found in figures.items()}
     described = turns.described(options.rounds, options.steps)
     return {"turns": described, **compared(speeds, TRAINING_GOALS), "variants": figures}
@@ -200,7 +170,7 @@ def our_logits(translator: Translator, source: list[int], target: list[int]) -> 
     return np.asarray(found.words_BTV[0])
 
 
-def check_logits(translator: Translator, peer: Transformers | JoeyNMT, lines: Sequence[tuple[str, str]]) -> None:
+def check_logits(translator: Translator, peer: Transformers, lines: Sequence[tuple[str, str]]) -> None:
     """Raise ValueError if a program's logits differ from ours, those of tokens that are never generated excepted."""
     specials = translator.tokenizer.specials
     compared_V = np.delete(np.arange(translator.tokenizer.vocabulary_size), [specials.pad, specials.begin])
@@ -235,14 +205,6 @@ def peers(
             yield peer
         if installed("ctranslate2"):
             yield CTranslate2(exported, rules["full"], threads)
-    if options.joeynmt:
-        sizes = (translator.model.config, translator.model.decoder_config)
-        joeynmt = JoeyNMT(options.joeynmt, workdir, translator.tokenizer, sizes, threads, decoding=rules["full"])
-        joeynmt.load(exported)
-        check_logits(translator, joeynmt, checked)
-        yield joeynmt
-    else:
-        print("joeynmt: left out, because --joeynmt=PYTHON is not given")
 
 
 def choose_rows(peer: Peer, lines: Sequence[str], candidates: Sequence[int]) -> dict[int, float]:
@@ -286,17 +248,10 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
                 took, texts[one.name] = timed(one, lines)
                 seconds[one.name].append(took)
             print(f"round {number + 1} of {options.rounds}", flush=True)
-        # joeynmt has no other normalization, so its outputs are compared with those of this one.
-        settings = SEARCH | {"normalization": "gnmt"}
-        as_joeynmt = dataclasses.replace(translator, config=DecodingConfig(**settings, stop="full"))
-        expected = {"joeynmt": [found[0].text for found in as_joeynmt(lines)]} if options.joeynmt else {}
-        for peer in others:
-            if isinstance(peer, JoeyNMT):
-                peer.close()
     figures = {}
     for name, times in seconds.items():
         stop = "bound" if name.endswith("-bound") else "full"
-        same = expected.get(name, texts[f"ag_jax-{stop}"])
+        same = texts[f"ag_jax-{stop}"]
         tokens = sum(len(ids) + 1 for ids in translator.tokenizer.encode_batch(texts[name]))
         figures[name] = {
             "sentences_per_second": len(lines) * len(times) / sum(times),
@@ -327,12 +282,7 @@ PARTS = {"train": measure_training, "decode": measure_decoding}
 
 
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what a part was measured under. Raises CalledProcessError if `--joeynmt` has no joeynmt."""
-    versions = {}
-    if options.joeynmt:
-        query = "import importlib.metadata; print(importlib.metadata.version('joeynmt'))"
-        asked = subprocess.run([options.joeynmt, "-c", query], check=True, stdout=subprocess.PIPE, text=True)
-        versions["joeynmt"] = asked.stdout.strip()
+    """Return what a part was measured under."""
     packages = [name for name in ("torch", "transformers", "ctranslate2") if importlib.util.find_spec(name)]
     return {
         "command": record.command(),
@@ -341,7 +291,7 @@ def conditions(options: argparse.Namespace) -> dict[str, Any]:
         "rounds": options.rounds,
         "load_average_at_start": os.getloadavg()[0],
         "glibc_tunables": os.environ.get("GLIBC_TUNABLES"),
-        "versions": {name: importlib.metadata.version(name) for name in packages} | versions,
+        "versions": {name: importlib.metadata.version(name) for name in packages},
     }
 
 
@@ -351,7 +301,6 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="folder with the files of Multi30k")
     parser.add_argument("--run", help="training run whose model decodes, on the words of its own tokenizer")
     parser.add_argument("--parts", default="train,decode")
-    parser.add_argument("--joeynmt", metavar="PYTHON", help="the Python of an environment with joeynmt")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round")
     parser.add_argument("--lines", type=int, default=1000, help="sentences that are decoded")

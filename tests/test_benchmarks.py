@@ -56,7 +56,7 @@ def test_results_have_no_paths_of_a_machine():
         assert not re.search(r"(?<![\w.])/(root|home|tmp|work|opt|usr)/", path.read_text()), path
 
 
-STEPS = {  # rows of the README's table of the cost of guidance, and their records
+STEPS = {  # rows of the table of the cost of guidance, and their records
     "kernel, without guidance": "plan_v5e-8-mlm",
     "kernel, with guidance": "plan_v5e-8",
     "`model.attention=reference`, without guidance": "plan_v5e-8-reference-mlm",
@@ -64,8 +64,8 @@ STEPS = {  # rows of the README's table of the cost of guidance, and their recor
 }
 
 
-def test_the_readmes_costs_of_guidance_are_recorded():
-    lines = (BENCHMARKS.parent / "README.md").read_text().splitlines()
+def test_the_costs_of_guidance_are_recorded():
+    lines = (BENCHMARKS.parent / "docs" / "cost.md").read_text().splitlines()
     rows = {cells[1]: cells[2:-1] for line in lines if (cells := [cell.strip() for cell in line.split("|")])[1:]}
     versions = set()
     for row, name in STEPS.items():

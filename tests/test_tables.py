@@ -1,0 +1,47 @@
+"""The tables that benchmarks write into pages: pages have those of the records, and the papers' rows are complete."""
+
+import pathlib
+
+import pytest
+
+from tests import scripts
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Typed from the papers, without sketches (ASA's figures 2 and 3) and without what the slides of the papers leave out.
+IN_THE_PAPERS = {
+    "ag": "tables 1 2 3 4 5 6 7 8 9 10 11; figures 1 2 3 4 5 6 7; sections 4.5 A.3",
+    "roberta": "tables 1 2 3 4 5 6 7 9 10",
+    "deberta": "tables 1 2 3 4 5; figures 3",  # table 5: SiFT on SuperGLUE
+    "asa": "tables 1 2 3 4 5 6; figures 1 4a 4b 5 6; sections 5.2",
+}
+# Configs of a paper's folder that train models for another one, or are no experiment of the paper.
+WITHOUT_ROW = {"ag/table8_training", "asa/real_weights"}
+
+pages, reproductions, evidence, guidance = scripts.load("pages", "reproductions", "evidence_tables", "guidance_tables")
+
+
+@pytest.mark.parametrize(
+    ("page", "program", "tables"),
+    [
+        (reproductions.PAGE, "reproductions.py", lambda: [reproductions.table()]),
+        (evidence.PAGE, "evidence_tables.py", lambda: evidence.tables(evidence.recorded())),
+        (guidance.PAGE, "guidance_tables.py", lambda: guidance.tables(*guidance.recorded())),
+    ],
+    ids=["reproductions", "evidence", "guidance"],
+)
+def test_pages_have_the_tables_of_the_records(page, program, tables):
+    text = (ROOT / page).read_text()
+    assert pages.with_tables(text, page, program, tables()) == text, f"run `python benchmarks/{program}`"
+
+
+def test_every_table_and_figure_of_the_papers_has_a_command():
+    found = {}
+    for config, names in reproductions.rows().items():
+        assert f" --config={config}" in reproductions.command(config)
+        found.setdefault(reproductions.paper_of(config), []).extend(names)
+    for paper, listed in IN_THE_PAPERS.items():
+        kinds = (part.split() for part in listed.split("; "))
+        expected = {f"{kind.removesuffix('s')} {number}" for kind, *numbers in kinds for number in numbers}
+        assert sorted(found[paper]) == sorted(expected), paper
+    configs = {f"{paper}/{path.stem}" for paper in IN_THE_PAPERS for path in (ROOT / "configs" / paper).glob("*.py")}
+    assert set(reproductions.rows()) == configs - WITHOUT_ROW | {"finetune/superglue"}
