@@ -25,7 +25,7 @@ sys.path.insert(0, str(DOCS))
 
 from site_builder import api, docstrings, links, pages, papers  # noqa: E402 (docs/ is not a package)
 
-SITE = links.Site(DOCS, "", links.places(pages.readme()))
+SITE = links.Site(DOCS, "")
 
 
 @pytest.fixture(scope="module")
@@ -117,25 +117,6 @@ def test_a_mean_and_its_deviation_have_as_many_digits():
     assert {values: papers._spread(values) for values in shown} == shown
 
 
-def without_links(text):
-    """Return a page with the texts of links in their place; paths of pages are left out, the site has their titles."""
-    return re.sub(r"\[(?:[\w/]+\.md)?([^\[\]]*)\]\([^)]*\)", r"\1", text)
-
-
-def test_the_readme_is_divided_without_loss(generated):
-    text = pages.readme()
-    shown = [without_links(page) for page in generated.values()]
-    for line in without_links(text.partition("## Development")[0]).splitlines():
-        if len(line) > 60 and not line.startswith("|"):
-            assert any(line in page for page in shown), line
-    rows = re.findall(r"^\| ([a-z ]+) \| (.+) \|$", text.partition("| term | meaning |")[2].partition("\n\n")[0], re.M)
-    assert len(rows) > 20
-    for term, meaning in rows:
-        assert f"\n{term}\n  {without_links(meaning)}\n" in without_links(generated["glossary"])
-    with pytest.raises(ValueError, match="'New': give it a page"):
-        links.places(text + "\n## New\n")
-
-
 def test_the_python_page_has_what_the_documentation_imports():
     documented = {(module, name) for _, _, module, names in api.PUBLIC for name in names}
     modules = {module for _, _, module, _ in api.PUBLIC}
@@ -161,8 +142,7 @@ def test_the_python_page_has_what_the_documentation_imports():
         ("#settings", "#settings"),
         ("https://jax.dev/x#y", "https://jax.dev/x#y"),
         ("../README.md", "site/start.md"),
-        ("../README.md#gpus-and-cloud-tpus", "site/start.md#gpus-and-cloud-tpus"),
-        ("../README.md#terms", "site/glossary.md"),
+        ("../README.md#two-commands", "site/start.md#two-commands"),
         ("../CHANGELOG.md", "site/changelog.md"),
         ("search.md#grids", "site/searching.md#grids"),
         ("../notebooks/attention_maps.ipynb", "site/notebooks/attention_maps.ipynb"),
@@ -196,8 +176,6 @@ def test_links_to_files_lead_to_the_address_of_the_repository():
         f"[`quickstart`]({root}/configs/quickstart.py) [all]({root}/benchmarks/results)"
     )
     assert SITE.rewritten(text, DOCS, DOCS / "site") == "[`quickstart`](../../configs/quickstart.py) all"
-    with pytest.raises(ValueError, match="no section 'nothing'"):
-        SITE.rewritten("[a](../README.md#nothing)", DOCS, DOCS)
     with pytest.raises(ValueError, match="out of the repository"):
         SITE.rewritten("[a](../../b)", DOCS, DOCS)
 

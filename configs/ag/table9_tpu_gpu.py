@@ -7,7 +7,7 @@ Both arms, MLM and AG, one after the other:
     bash launch/tpu_create.sh table9 --accelerator=v5litepod-8 --zone=ZONE --spot
     bash launch/tpu_run.sh table9 -- compare --config=ag/table9_tpu_gpu:hardware=tpu \
 --workdir=gs://BUCKET/table9_tpu
-    bash launch/gpu.sh compare --config=ag/table9_tpu_gpu:hardware=gpu --workdir=runs/table9_gpu
+    JAX_PLATFORMS=cuda bash launch/local.sh compare --config=ag/table9_tpu_gpu:hardware=gpu --workdir=runs/table9_gpu
     bash launch/local.sh compare --config=ag/table9_tpu_gpu:scale=small --workdir=runs/table9_small
 
 To fine-tune both models on the tasks of the table:

@@ -18,7 +18,7 @@ ADDRESS = "AG_JAX_REPOSITORY"  # environment variable: where the files of the re
 def setup(app: Any) -> dict[str, Any]:
     """Register the hooks. Called by Sphinx."""
     address = os.environ.get(ADDRESS, "")
-    site = links.Site(DOCS, address, links.places(pages.readme()))
+    site = links.Site(DOCS, address)
     sources = b"".join(path.read_bytes() for path in sorted((DOCS / "site_builder").glob("*.py")))
     # Sphinx reads all pages again if this value is not that of the build before.
     app.add_config_value("site_builder_state", f"{address} {hashlib.sha256(sources).hexdigest()}", "env", types=[str])

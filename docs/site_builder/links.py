@@ -11,38 +11,14 @@ _NAMED = re.compile(r"\[[\w/]+\.(?:md|ipynb)\](?=\([^()\s]+\.(?:md|ipynb)[#)])")
 _FOLDER = re.compile(r"\[([^\[\]]*)\]\(([^():#\s]+/)\)")  # a link to a folder, which cannot be copied into the site
 # Fenced code, code blocks and inline code, in which nothing is a link.
 _CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)`*$|(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)", re.M | re.S)
-# Sections of README.md, with the page of the site that each is on; its first lines are on the first page, too.
-SECTIONS = {
-    "Two commands": "start",
-    "What you can do": "start",
-    "GPUs and Cloud TPUs": "start",
-    "Cost of guidance": "cost",
-    "Configs of the papers": "papers",
-    "Terms": "glossary",
-    "Development": "contributing",
+# Files outside docs/, with the page that is made of them, and docs/search.md, because Sphinx writes the results of its
+# search to search.html.
+OTHERS = {
+    "README.md": "start",
+    "CHANGELOG.md": "changelog",
+    "CONTRIBUTING.md": "contributing",
+    "docs/search.md": "searching",
 }
-# Further files with the page that is made of them. Sphinx writes the results of its search to search.html.
-OTHERS = {"CHANGELOG.md": "changelog", "CONTRIBUTING.md": "contributing", "docs/search.md": "searching"}
-
-
-def places(readme: str) -> dict[str, str]:
-    """Return the page of the site for each anchor of README.md.
-
-    Raises ValueError for a section without a page.
-    """
-    found, page = {}, "start"
-    for hashes, title in re.findall(r"^(##+) (.*)$", _CODE.sub("", readme), re.M):
-        if hashes == "##":
-            if title not in SECTIONS:
-                raise ValueError(f"README.md has a new section {title!r}: give it a page in {__file__}, SECTIONS")
-            page = SECTIONS[title]
-        found[slug(title)] = page
-    return found
-
-
-def slug(title: str) -> str:
-    """Return the anchor of a heading, as forges and MyST make it."""
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +27,10 @@ class Site:
 
     docs: the folder `docs/` of the repository.
     address: where the files of the repository can be read on the web; "" to copy linked files into the site.
-    anchors: page of the site for each anchor of README.md.
     """
 
     docs: pathlib.Path
     address: str
-    anchors: dict[str, str]
 
     def rewritten(self, text: str, written_in: pathlib.Path, shown_in: pathlib.Path) -> str:
         """Return a page's Markdown with its links rewritten for the site.
@@ -87,13 +61,7 @@ class Site:
         if not target.is_relative_to(root):
             raise ValueError(f"the link {link} leads out of the repository")
         hashed = f"#{anchor}" if anchor else ""
-        if target == root / "README.md":
-            if anchor and anchor not in self.anchors:
-                raise ValueError(f"README.md has no section {anchor!r}, to which a page links")
-            page = self.docs / GENERATED / f"{self.anchors[anchor] if anchor else 'start'}.md"
-            # A section with a page of its own is the whole page, whose title may differ.
-            hashed = hashed if page.stem == "start" else ""
-        elif (name := target.relative_to(root).as_posix()) in OTHERS:
+        if (name := target.relative_to(root).as_posix()) in OTHERS:
             page = self.docs / GENERATED / f"{OTHERS[name]}.md"
         elif target.suffix == ".ipynb":
             page = self.docs / GENERATED / "notebooks" / target.name

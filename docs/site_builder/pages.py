@@ -1,8 +1,7 @@
-"""The generated pages of the site: sections of README.md, verbs, settings, configs, papers and the Python API."""
+"""The generated pages of the site: README.md and other files, verbs, settings, configs, papers and the Python API."""
 
 import json
 import pathlib
-import re
 from collections.abc import Iterable, Iterator
 
 from ag_jax import cli, config_reader
@@ -10,15 +9,10 @@ from ag_jax.command_line import manual, settings, verbs
 from ag_jax.command_line.verbs import FLAGS, HOSTS, VERBS, Flag
 from site_builder import api, papers
 from site_builder.docstrings import plain, to_markdown
-from site_builder.links import GENERATED, OTHERS, SECTIONS, Site
+from site_builder.links import GENERATED, OTHERS, Site
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SETTINGS = {"pre-training or translation": "pretraining", "fine-tuning": "finetuning", "probes": "probes"}
-
-
-def readme() -> str:
-    """Return the text of README.md."""
-    return (ROOT / "README.md").read_text()
 
 
 def write(site: Site) -> None:
@@ -49,9 +43,6 @@ def with_links(notebook: str, site: Site, written_in: pathlib.Path, shown_in: pa
 def generated(site: Site) -> Iterator[tuple[str, str]]:
     """Yield (name, Markdown) of each generated page."""
     folder = site.docs / GENERATED
-    for name, text in of_readme(readme()).items():
-        # A section to which the text links may be on another page of the site.
-        yield name, site.rewritten(text.replace("](#", "](README.md#"), ROOT, folder)
     for file, name in OTHERS.items():
         yield name, site.rewritten((ROOT / file).read_text(), (ROOT / file).parent, folder)
     yield "verbs", of_verbs()
@@ -61,39 +52,6 @@ def generated(site: Site) -> Iterator[tuple[str, str]]:
     for paper in papers.titles():
         yield f"paper_{paper}", papers.page(paper, site, folder)
     yield "python", api.page()
-
-
-# --- README.md ---------------------------------------------------------------------------------------
-
-
-def of_readme(text: str) -> dict[str, str]:
-    """Return the pages that README.md is divided into, {name: Markdown}.
-
-    Sections whose page is made of another file are left out.
-    """
-    head, *sections = re.split(r"^## (?=.*$)", text, flags=re.M)
-    pages = {"start": [head.replace("# ag_jax", "# Start", 1)], "cost": [], "papers": [], "glossary": []}
-    for section in sections:
-        title, _, body = section.partition("\n")
-        page = SECTIONS[title]
-        if page == "start":
-            pages[page].append(f"## {section}")
-        elif page == "glossary":
-            pages[page].append(f"# Glossary\n{as_glossary(body)}")
-        elif page in pages:
-            pages[page].append(f"# {title}\n{body}")
-    return {name: "".join(parts) for name, parts in pages.items()}
-
-
-def as_glossary(text: str) -> str:
-    """Return Markdown whose first table, of terms and meanings, is a Sphinx glossary, to whose terms pages can link."""
-    rows = re.compile(r"^\| term \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", re.M)
-    found = rows.search(text)
-    if not found:
-        raise ValueError("README.md must have a table of terms with the columns `term` and `meaning`")
-    cells = [row.strip("| \n").split(" | ", 1) for row in found[1].splitlines()]
-    items = "\n".join(f"{term}\n  {meaning}\n" for term, meaning in cells)
-    return f"{text[: found.start()]}:::{{glossary}}\n{items}:::\n{text[found.end() :]}"
 
 
 # --- Command line ------------------------------------------------------------------------------------
