@@ -107,7 +107,7 @@ def page() -> str:
     parts = [
         "# Python API",
         "This page has what the documentation uses. Names of arrays end with their axes "
-        "([glossary](glossary.md)): `weights_NHQK` has the axes layer, head, query and key.",
+        "([terms](../terms.md)): `weights_NHQK` has the axes layer, head, query and key.",
     ]
     for heading, text, module, names in PUBLIC:
         parts += [f"## {heading}"] if heading else []
