@@ -84,6 +84,7 @@ class TrainingRunner(Runner):
         return int(batch["target_weights"].sum())
 
     def changed(self, batch: HostBatch) -> HostBatch:
+        """Return the batch, or for `texts` a batch of the same tokens in which each row of `TEXT` tokens is a text."""
         if not self.texts:
             return batch
         cut = {name: field.reshape(-1, TEXT) for name, field in batch.items()}
@@ -243,6 +244,7 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
         }
         seconds: dict[str, list[float]] = {one.name: [] for one in (*ours, *others)}
         texts: dict[str, list[str]] = {}
+        # In turns, so that a change in the load of the machine meets all programs alike.
         for number in range(options.rounds):
             for one in (*ours, *others):
                 took, texts[one.name] = timed(one, lines)
@@ -250,8 +252,8 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
             print(f"round {number + 1} of {options.rounds}", flush=True)
     figures = {}
     for name, times in seconds.items():
-        stop = "bound" if name.endswith("-bound") else "full"
-        same = texts[f"ag_jax-{stop}"]
+        # Lines are compared under the same rule for the end of a search, on which translations depend.
+        same = texts["ag_jax-bound" if name.endswith("-bound") else "ag_jax-full"]
         tokens = sum(len(ids) + 1 for ids in translator.tokenizer.encode_batch(texts[name]))
         figures[name] = {
             "sentences_per_second": len(lines) * len(times) / sum(times),
@@ -299,7 +301,7 @@ def main() -> None:
     """Measure the chosen parts and save the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with the files of Multi30k")
-    parser.add_argument("--run", help="training run whose model decodes, on the words of its own tokenizer")
+    parser.add_argument("--run", help="training run whose model and tokenizer translate")
     parser.add_argument("--parts", default="train,decode")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round")

@@ -204,7 +204,7 @@ LOADED = {"script": ("src",), "link": ("href",), "img": ("src", "srcset"), "ifra
 
 
 class Page(html.parser.HTMLParser):
-    """What a page loads, which links and anchors it has, and the pages inside its frames."""
+    """Parser of an HTML page that collects the files it loads, its links and anchors, and the pages in its frames."""
 
     def __init__(self, text):
         super().__init__()

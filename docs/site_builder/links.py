@@ -23,7 +23,7 @@ OTHERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """Where a link of a Markdown page leads on the site.
+    """The documentation site, for whose pages links of Markdown files are rewritten.
 
     docs: the folder `docs/` of the repository.
     address: where the files of the repository can be read on the web; "" to copy linked files into the site.

@@ -53,7 +53,7 @@ esac
 
 
 class Machine:
-    """A copy of the launch files in a folder of its own, and a PATH that starts with the stand-ins."""
+    """A copy of the launch files, and a PATH on which stand-ins for other programs come first."""
 
     def __init__(self, folder: pathlib.Path):
         self.repository = folder / "a clone"  # a space, to find missing quotes
@@ -103,7 +103,7 @@ class Machine:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def done(self) -> list[str]:
-        """What pip and venv were asked for since the last call."""
+        """Return the commands that pip and venv were called with since the last call of this method."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return lines
