@@ -1,6 +1,6 @@
 """Run two commits side by side on this machine, and list the paths of their results that differ.
 
-    python -m tests.same_numbers OLD NEW                      # every scenario but `full`; 20 minutes on two cores
+    python -m tests.same_numbers OLD NEW                      # every scenario but `full`; 25 minutes on two cores
     python -m tests.same_numbers OLD NEW --only=full,search   # these scenarios alone
     python -m tests.same_numbers --list                       # print the scenarios with their commands and stop
 
