@@ -3,7 +3,9 @@
 import ast
 import functools
 import graphlib
+import itertools
 import pathlib
+import re
 import sys
 
 import pytest
@@ -237,3 +239,69 @@ def test_every_module_and_public_name_says_what_it_is(path):
     for node in module.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{name_of(path)}:{node.lineno}: {node.name} has no docstring"
+
+
+def docstrings(path):
+    """Return (line, docstring) of the module, of its classes and of its functions, if they have one."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+    return [(node.body[0].lineno, text) for node in nodes if (text := ast.get_docstring(node))]
+
+
+def bound_names(path):
+    """Return (line, name) of every name that a function binds: arguments, and targets of assignments and loops."""
+    functions = [node for node in ast.walk(tree(path)) if isinstance(node, (ast.FunctionDef, ast.Lambda))]
+    nodes = {node for function in functions for node in ast.walk(function)}
+    arguments = {(node.lineno, node.arg) for node in nodes if isinstance(node, ast.arg)}
+    stores = {node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return sorted(arguments | {(node.lineno, node.id) for node in stores})
+
+
+def imported_modules(path):
+    """Return the names under which a file imports modules at its top: of ag_jax, or whole libraries."""
+    names = set()
+    for node in tree(path).body:
+        if isinstance(node, ast.Import):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("ag_jax"):
+            folder = PACKAGE.parent.joinpath(*node.module.split("."))
+            names |= {
+                alias.asname or alias.name
+                for alias in node.names
+                if (folder / f"{alias.name}.py").exists() or (folder / alias.name).is_dir()
+            }
+    return names
+
+
+@functools.cache
+def letters_of_axes():
+    """Return the letters of the table of axes in CONTRIBUTING.md."""
+    lines = (PACKAGE.parent / "CONTRIBUTING.md").read_text().splitlines()
+    start = lines.index("| | | | |")
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return {cell.strip()[0] for row in rows for cell in row.strip("|").split("|")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_first_sentence_of_a_docstring_ends_on_its_first_line(path):
+    lines = [(number, text.splitlines()[0]) for number, text in docstrings(path)]
+    broken = [f"{name_of(path)}:{number}: {line}" for number, line in lines if not line.endswith((".", ":"))]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_local_name_shadows_an_imported_module(path):
+    modules = imported_modules(path)
+    shadows = [f"{name_of(path)}:{line}: {name}" for line, name in bound_names(path) if name in modules]
+    assert not shadows, "\n".join(shadows)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_letter_of_a_shape_is_explained(path):
+    legend = ast.get_docstring(tree(path)) or ""
+    unknown = {}
+    for line, name in bound_names(path):
+        for letter in set((re.match(r"[a-z0-9_]+_([A-Z]{1,6})$", name) or ["", ""])[1]) - letters_of_axes():
+            if not re.search(rf"\b{letter}\b", legend):
+                unknown.setdefault(letter, f"{name_of(path)}:{line}: {letter} of {name}")
+    assert not unknown, "explain in the module's docstring: " + "; ".join(unknown.values())

@@ -1,19 +1,49 @@
 """Read JSON text and files; any fault of a file is a `ValueError` that names the file."""
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
 
 from ag_jax import imported
 
-DEEPEST = 100  # levels of nesting; no file that is read here has more than ten
+# What Python raises in code that reads a file which does not hold what the code expects.
+FAULTS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError, ValueError)
 # An escape of a JSON text: a surrogate pair, or half of a pair alone, which is the group, or any other.
 _ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)")
 _NAMES = {dict: "object", list: "array", str: "string", int: "whole number", float: "number", bool: "boolean"}
+
+
+@contextlib.contextmanager
+def reading(place: str | os.PathLike, remedy: str = "write the file anew") -> Iterator[None]:
+    """Turn every error of the code inside, which reads a file, into one ValueError that names the file.
+
+    place: the file, with the line if it is known.
+    remedy: what the user should do, the end of the message.
+
+    Messages that name the place already stay as they are. `OSError` is not caught: it names its file.
+    """
+    try:
+        yield
+    except FAULTS as fault:
+        if isinstance(fault, ValueError) and str(place) in str(fault):
+            raise
+        raise ValueError(f"{place}: {reason(fault)}; {remedy}") from fault
+
+
+def reason(fault: BaseException) -> str:
+    """Return in words what an error of `FAULTS` says about the content that was read."""
+    if isinstance(fault, KeyError):
+        return f"expected the key {fault.args[0]!r}, got none"
+    if isinstance(fault, RecursionError):
+        return "expected JSON of a few levels, got a deeper nesting"
+    if isinstance(fault, ValueError):
+        return str(fault)
+    return f"expected other content ({type(fault).__name__}: {fault})"
 
 
 def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[str, type] | None = None) -> Any:
@@ -25,13 +55,11 @@ def read_json(path: str | os.PathLike, expected: type = dict, fields: Mapping[st
     Functions that the file names by their import path are not imported from now on (`imported.distrust`).
 
     Raises FileNotFoundError if there is no such file, and ValueError, with the file's name, if the file is not UTF-8,
-    not JSON, nested too deeply or of another type.
+    not JSON or of another type.
     """
-    try:
+    with reading(path, "copy or write the file anew"):
         value = parse_json(epath.Path(path).read_bytes().decode("utf-8-sig"), expected)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}; copy or write the file anew") from error
-    imported.distrust(value)
+        imported.distrust(value)
     check_fields(path, value, fields or {})
     return value
 
@@ -55,8 +83,8 @@ def check_fields(path: str | os.PathLike, value: Mapping[str, Any], fields: Mapp
 def parse_json(text: str, expected: type = dict) -> Any:
     """Return the content of a JSON text, which must be of the type `expected` (`dict`, `list`, or `object` for any).
 
-    Raises ValueError if the text is not JSON, nested too deeply, of another type, or has half of a surrogate pair, such
-    as "\\ud800", which is no text for a tokenizer or a file; the caller adds the file and the remedy to the message.
+    Raises ValueError if the text is not JSON, of another type, or has half of a surrogate pair, such as "\\ud800",
+    which is no text for a tokenizer or a file, and RecursionError for hundreds of nested levels: call it in `reading`.
     """
     if "\\ud" in text or "\\uD" in text:
         for escape in _ESCAPE.finditer(text):
@@ -65,13 +93,8 @@ def parse_json(text: str, expected: type = dict) -> Any:
                 raise ValueError(f"expected Unicode text, got {escape[0]}{line}, half of a surrogate pair")
     try:
         value = json.loads(text)
-        too_deep = _is_deeper(value, DEEPEST)
-    except RecursionError:
-        too_deep = True
     except ValueError as error:
         raise ValueError(f"expected JSON, got text that cannot be parsed: {error}") from error
-    if too_deep:
-        raise ValueError(f"expected JSON nested at most {DEEPEST} levels deep, got more levels")
     if not isinstance(value, expected):
         raise ValueError(f"expected a JSON {_NAMES[expected]}, got {type(value).__name__}")
     return value
@@ -89,14 +112,3 @@ def check_unicode(text: str, place: str) -> None:
             f"expected Unicode text, got {text[error.start]!r}, half of a surrogate pair, in {place}; replace it, for "
             "instance by text.encode(errors='replace').decode()"
         ) from error
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Return whether lists and dicts are nested in `value` more than `levels` deep, found without recursion."""
-    level = [value]
-    for _ in range(levels + 1):
-        level = [container for container in level if isinstance(container, (dict, list))]
-        if not level:
-            return False
-        level = [item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer)]
-    return True
