@@ -8,12 +8,11 @@ import os
 import pathlib
 import resource
 import select
-import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 import jax
 from etils import epath
@@ -41,7 +40,13 @@ ON_MANY_HOSTS = TRAINING
 STOPPED = "AG_JAX_STOPPED"  # environment variable with the file to write if a signal stops the command before its end
 _LONGEST_LINE = 2000  # characters of an error message that are printed
 AnyConfig = ExperimentConfig | FinetuningConfig | ProbingConfig
-KINDS = (ExperimentConfig, FinetuningConfig, ProbingConfig)  # what --config may be
+PURPOSES: dict[type, tuple[str, str]] = {  # of a config, with an example
+    ExperimentConfig: ("pre-training, which train, compare and search read", "quickstart"),
+    FinetuningConfig: ("fine-tuning, which finetune and compare read", "finetune/glue:checkpoint=RUN"),
+    ProbingConfig: ("probes of attention heads, which evaluate and compare read", "probe:checkpoint=RUN"),
+}
+KINDS = tuple(PURPOSES)  # what --config may be
+Kind = TypeVar("Kind", ExperimentConfig, FinetuningConfig, ProbingConfig)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +59,8 @@ class Request:
     coordinator, hosts, host: position of this host among several, see `hosts.find_position`.
     join_timeout: seconds to wait for the other hosts.
     store_timeout: seconds for which a request to an object store is repeated.
-    source: the Hugging Face model to import; "hf" with the earlier verb `convert`.
-    target: the directory to export to; "hf" with `convert`.
-    path: the Hugging Face model of `convert`.
+    source: the Hugging Face model to import.
+    target: the directory to export to.
     expect, dtype, license, language, datasets: see `ag-jax help import` and `ag-jax help export`.
     push, private: the repository on the Hugging Face hub that `ag-jax export` pushes to.
     milestones: whether `ag-jax export` writes every milestone in words.
@@ -88,7 +92,6 @@ class Request:
     store_timeout: int = round(storage.PATIENCE)
     source: str | None = None
     target: str | None = None
-    path: str | None = None
     expect: Sequence[str] = ()
     dtype: str = "float32"
     license: str = ""
@@ -125,53 +128,30 @@ class Request:
 
     def experiment(self) -> ExperimentConfig:
         """Return the checked config for pre-training. Raises ValueError for any other config."""
-        config = self.checked()
-        if isinstance(config, ProbingConfig):
-            raise ValueError(self._for_probes("pre-training, such as --config=quickstart"))
-        if isinstance(config, FinetuningConfig):
-            raise ValueError(
-                f"{self.config} is a config for fine-tuning: use `ag-jax finetune` for one checkpoint, `ag-jax "
-                "compare` for arms; this verb needs a config for pre-training, such as --config=quickstart"
-            )
-        return config
+        return self._of_kind(ExperimentConfig)
 
     def suite(self) -> FinetuningConfig:
         """Return the checked config for fine-tuning. Raises ValueError for any other config."""
-        config = self.checked()
-        if isinstance(config, ProbingConfig):
-            raise ValueError(self._for_probes("fine-tuning, such as --config=finetune/glue:checkpoint=RUN"))
-        if not isinstance(config, FinetuningConfig):
-            raise ValueError(
-                f"{self.config} is a config for pre-training: use `ag-jax train` for one run, `ag-jax compare` for "
-                "arms; fine-tuning needs a config such as --config=finetune/glue:checkpoint=RUN"
-            )
-        return config
+        return self._of_kind(FinetuningConfig)
 
     def probes(self) -> ProbingConfig:
-        """Return the checked config for probes. Raises ValueError for any other config."""
-        config = self.checked()
-        if not isinstance(config, ProbingConfig):
-            raise ValueError(
-                f"`ag-jax evaluate` takes no config for pre-training, got --config={self.config}: to measure the loss "
-                "of a run on held-out text, use `ag-jax evaluate --workdir=RUN`; to fine-tune, use `ag-jax finetune "
-                "--config=finetune/glue:checkpoint=RUN`; to probe attention heads, use --config=probe:checkpoint=RUN"
-            )
-        self.refuse_step("probes")
-        return config
-
-    def refuse_step(self, purpose: str) -> None:
-        """Raise ValueError if there is a --step, which a config for this purpose has as a setting."""
+        """Return the checked config for probes. Raises ValueError for any other config, or with --step."""
+        config = self._of_kind(ProbingConfig)
         if self.step is not None:
             raise ValueError(
-                f"--step={self.step} does not apply to {purpose}: give the step of the checkpoint as the setting "
+                f"--step={self.step} does not apply to probes: give the step of the checkpoint as the setting "
                 f"--config.step={'N' if self.step == 'best' else self.step} instead"
             )
+        return config
 
-    def _for_probes(self, needed: str) -> str:
-        return (
-            f"{self.config} is a config for probes of attention heads: use `ag-jax evaluate` for one model, `ag-jax "
-            f"compare` for arms; this verb needs a config for {needed}"
-        )
+    def _of_kind(self, kind: type[Kind]) -> Kind:
+        config = self.checked()
+        if not isinstance(config, kind):
+            raise ValueError(
+                f"--config={self.config} is for {PURPOSES[type(config)][0]}: expected a config for "
+                f"{PURPOSES[kind][0]}, such as --config={PURPOSES[kind][1]}"
+            )
+        return config
 
     def directory(self, kind: str | None = None) -> epath.Path:
         """Return the directory of the run.
@@ -195,10 +175,10 @@ class Request:
         if contents(directory) in (SUITE, SUITES, COMPARISON):
             from ag_jax.finetuning import best  # with scikit-learn
 
-            if (found := best.find(directory)) is not None:
+            if (best_model := best.find(directory)) is not None:
                 raise ValueError(
                     f"--workdir={directory} holds several models: give the directory of one, such as "
-                    f"--workdir={found.directory} ({found.reason})"
+                    f"--workdir={best_model.directory} ({best_model.reason})"
                 )
         return directory
 
@@ -385,12 +365,12 @@ def _finetune(request: Request) -> None:
         from ag_jax.finetuning import best
 
         try:
-            found = best.find(workdir)
+            best_model = best.find(workdir)
         except FileNotFoundError as error:  # a sweep with fewer points than before, whose trials have none
             _tell(str(error))
             return
-        if found is not None:
-            _tell(f"the weights of {found.reason}, are in {found.directory}")
+        if best_model is not None:
+            _tell(f"the weights of {best_model.reason}, are in {best_model.directory}")
 
 
 def _evaluate(request: Request) -> None:
@@ -400,17 +380,17 @@ def _evaluate(request: Request) -> None:
         _tell(f"the report is {report}")
         return
     workdir, step = request.model(), request.checkpoint()
-    found = run.evaluate(workdir, step)
+    metrics = run.evaluate(workdir, step)
     if hosts.is_first() and (tests := scores.score_run(workdir, step)):
-        found["translations"] = {name: dict(test.scores) for name, test in tests.items()}
-    text = json.dumps(found, indent=2)
+        metrics["translations"] = {name: dict(test.scores) for name, test in tests.items()}
+    metrics_text = json.dumps(metrics, indent=2)
     try:
         if hosts.is_first():
             storage.write_where_possible(
-                lambda place: storage.write_whole(place / "evaluation.json", text + "\n"), workdir
+                lambda place: storage.write_whole(place / "evaluation.json", metrics_text + "\n"), workdir
             )
     finally:  # also if nothing can be written, and after it, because nobody may read what is printed
-        _tell(text)
+        _tell(metrics_text)
 
 
 def _translate(request: Request) -> None:
@@ -434,27 +414,27 @@ def _inspect(request: Request) -> None:
     if request.html is None and any(further):
         raise ValueError("--against and --steps say what a page shows: give --html=FILE, too")
     if request.layers and (request.html is not None or request.heads):
-        given = "--html" if request.html is not None else "--heads"
+        other = "--html" if request.html is not None else "--heads"
         raise ValueError(
-            f"--layers selects layers of the figure of heads: leave out --layers or {given}, because "
-            f"{'a page shows all layers' if given == '--html' else '--heads=LAYER.HEAD has the layers of its heads'}"
+            f"--layers selects layers of the figure of heads: leave out --layers or {other}, because "
+            f"{'a page shows all layers' if other == '--html' else '--heads=LAYER.HEAD has the layers of its heads'}"
         )
     page = None
     if request.html is not None:
         check_place(request.html)
         page = Page(request.html, best.open_for_inspection, *further, request.heads)
     opened = best.open_for_inspection(request.directory(), request.checkpoint())
-    chosen = Chosen(request.layers, () if page else request.heads)
-    command.inspect(opened, request.text, request.translation, request.without, page, chosen)
+    selection = Chosen(request.layers, () if page else request.heads)
+    command.inspect(opened, request.text, request.translation, request.without, page, selection)
 
 
 def _tokenizer(request: Request) -> None:
     config, workdir = request.experiment(), request.directory(TOKENIZER)
     tokenizer = pipeline.prepare_tokenizer(config.data)
     tokenizer.save(workdir)
-    text = config.inspection.sentence if request.text is None else request.text
+    sentence = config.inspection.sentence if request.text is None else request.text
     print(f"{tokenizer.vocabulary_size} tokens, saved in {workdir}; use it with --config.data.tokenizer.path={workdir}")
-    print(" ".join(tokenizer.tokens(tokenizer.encode(text))))
+    print(" ".join(tokenizer.tokens(tokenizer.encode(sentence))))
 
 
 def _prepare(request: Request) -> None:
@@ -462,8 +442,8 @@ def _prepare(request: Request) -> None:
     corpus = pretraining_corpus.prepare_ahead(config.data, request.part)
     if corpus is not None:
         in_words = {"in words": words.of_corpus(config, corpus).to_json()} if words.is_needed(config) else {}
-        found = corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}) | in_words
-        print(json.dumps(found, indent=2))
+        facts = corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}) | in_words
+        print(json.dumps(facts, indent=2))
 
 
 def _plan(request: Request) -> None:
@@ -473,24 +453,24 @@ def _plan(request: Request) -> None:
     if request.price is not None and not 0 <= request.price < math.inf:
         raise ValueError(f"--price must be dollars per chip-hour, such as --price=1.20; got {request.price}")
     directory = request.directory() if request.workdir else None
-    found = plan.make_plan(config, topology.parse(request.topology, request.slices), request.search_batch)
+    estimate = plan.make_plan(config, topology.parse(request.topology, request.slices), request.search_batch)
     if directory:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "plan.json").write_text(json.dumps(text.as_json(found, request.price), indent=2) + "\n")
-    print(text.report(found, request.price))
+        (directory / "plan.json").write_text(json.dumps(text.as_json(estimate, request.price), indent=2) + "\n")
+    print(text.report(estimate, request.price))
 
 
 def _import(request: Request) -> None:
     if not request.source:
         raise ValueError("this verb needs --from=MODEL, a Hugging Face directory or a name on its hub")
     workdir = request.directory()
-    found = importing.convert(request.source, workdir, request.expect)
-    print(f"{found.parameters:,} parameters of {found.family}, in {workdir}")
-    for head in found.new:
+    model = importing.convert(request.source, workdir, request.expect)
+    print(f"{model.parameters:,} parameters of {model.family}, in {workdir}")
+    for head in model.new:
         print(f"new: {head}, which the files lack; it is randomly initialised, so train before you use it")
-    for name in found.left_out:
+    for name in model.left_out:
         print(f"left out: {name}")
-    for note in found.notes:
+    for note in model.notes:
         print(f"not taken over: {note}")
 
 
@@ -522,9 +502,9 @@ def _export_milestones(
     if request.step is not None:
         raise ValueError(f"--step={request.step} is one checkpoint, and --milestones exports several: leave out one")
     target = pathlib.Path(request.target or "").expanduser()
-    found = milestones.convert(request.model(), str(target), *options)
-    last = found[hub.MAIN]
-    print(f"{last.parameters:,} parameters as {last.architecture}, in each of {', '.join(found)} in {target}")
+    exports = milestones.convert(request.model(), str(target), *options)
+    last = exports[hub.MAIN]
+    print(f"{last.parameters:,} parameters as {last.architecture}, in each of {', '.join(exports)} in {target}")
     for item in last.not_carried:
         print(f"not carried: {item}")
     if not last.predicts_words:
@@ -534,7 +514,7 @@ def _export_milestones(
         )
     if repository is None:
         return
-    names = [hub.MAIN, *(name for name in found if name != hub.MAIN)]
+    names = [hub.MAIN, *(name for name in exports if name != hub.MAIN)]
     for number, name in enumerate(names):
         try:
             address = repository.push(target / name, name)
@@ -560,56 +540,6 @@ VERBS = {
 }
 
 
-def _renamed(verb: str, request: Request) -> tuple[str, Request]:
-    """Return the current verb and flags for a command; if it has the verb or flags of an earlier version, print the new
-    command.
-    """
-    if verb == "convert":
-        earlier, (verb, request) = "convert", _converted(request)
-    elif verb == "evaluate" and request.config and _is_of_finetuning(request):
-        request.refuse_step("fine-tuning")
-        earlier, verb = "evaluate --config", "finetune"
-    else:
-        return verb, request
-    command = " ".join(["ag-jax", verb, *map(shlex.quote, _flags(request))])
-    print(f"note: `ag-jax {earlier}` will go with the next release; the command is now: {command}", file=sys.stderr)
-    return verb, request
-
-
-def _converted(request: Request) -> tuple[str, Request]:
-    """Return the verb and flags of an earlier `convert` command: `import` for `--from=hf`, `export` for `--to=hf`."""
-    libraries = [library for library in (request.source, request.target) if library is not None]
-    if libraries != ["hf"]:
-        raise ValueError(
-            "this verb needs either --from=hf or --to=hf, and will be removed in the next release: use `ag-jax import "
-            "--from=MODEL --workdir=RUN` or `ag-jax export --workdir=RUN --to=MODEL`"
-        )
-    if not request.path:
-        raise ValueError("this verb needs --path=MODEL, the directory of the Hugging Face model")
-    if request.source:
-        return "import", dataclasses.replace(request, source=request.path, path=None)
-    return "export", dataclasses.replace(request, target=request.path, path=None)
-
-
-def _is_of_finetuning(request: Request) -> bool:
-    return config_reader.kind_of(config_reader.load(request.config, request.overrides), KINDS) is FinetuningConfig
-
-
-def _flags(request: Request) -> list[str]:
-    """Return the flags whose values are not their defaults, as one types them, such as `--step=3`."""
-    names, flags = {"source": "from", "target": "to", "translation": "target"}, []
-    for field in dataclasses.fields(request):
-        value = getattr(request, field.name)
-        if field.name == "overrides":
-            flags += config_reader.flags(value or {})
-        elif isinstance(value, bool):
-            flags += [f"--{'' if value else 'no'}{field.name}"] if value != field.default else []
-        elif value not in (None, field.default) and value != []:
-            text = ",".join(value) if isinstance(value, (list, tuple)) else value
-            flags.append(f"--{names.get(field.name, field.name)}={text}")
-    return flags
-
-
 def run_safely(verb: str, request: Request) -> int:
     """Run a verb, print any error as one message, and return the exit status of the program.
 
@@ -617,7 +547,6 @@ def run_safely(verb: str, request: Request) -> int:
     error; hosts.AGAIN: another host was lost, start again.
     """
     try:
-        verb, request = _renamed(verb, request)
         run_verb(verb, request)
     except Interrupted as stop:
         if hosts.is_first():

@@ -10,10 +10,6 @@ The dataclasses of the packages hold every default, and their annotations say wh
 `default(kind)` returns a dataclass as a `ConfigDict`, for config files and flags to change; `parse(kind, values)` turns
 it into the dataclass. `parse` and `check` reject unknown settings and values that the annotations do not allow; a
 dataclass's `__post_init__` only checks what annotations cannot say, above all how its fields go together.
-
-Directories of earlier versions hold earlier names of settings, and numbers that stood for none. A dataclass lists them
-in `EARLIER_NAMES` ({old: new}) and `EARLIER_NONE` ({name: value}); `upgraded` replaces them. A setting that earlier
-versions lacked counts as its default, unless `EARLIER_DEFAULTS` ({name: value}) has the value for what they did.
 """
 
 import contextlib
@@ -27,7 +23,6 @@ import inspect
 import json
 import math
 import operator
-import sys
 import traceback
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -68,12 +63,12 @@ def _with_placeholders(kind: type, values: dict[str, Any]) -> dict[str, Any]:
 
     Sections become dicts. A placeholder has the setting's type; a plain None could not be changed by flags.
     """
-    hints, found = get_type_hints(kind), {}
+    hints, result = get_type_hints(kind), {}
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
             value = _with_placeholders(type(value), _shallow(value))
-        found[name] = config_dict.placeholder(_plain(hints[name])) if value is None else value
-    return found
+        result[name] = config_dict.placeholder(_plain(hints[name])) if value is None else value
+    return result
 
 
 def _plain(hint: Any) -> type:
@@ -115,29 +110,6 @@ def _shallow(config: Any) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
-def upgraded(kind: type, values: Any) -> Any:
-    """Return stored settings of an earlier version with today's names and values.
-
-    Renamed settings get their new names. Numbers that stood for none, such as 0 for "off", become None. Settings that
-    were not there yet are added if their default is not what that version did.
-    """
-    if not isinstance(values, dict):  # damaged, which `parse` reports
-        return values
-    names, nones = getattr(kind, "EARLIER_NAMES", {}), getattr(kind, "EARLIER_NONE", {})
-    hints, found = get_type_hints(kind, include_extras=True), dict(getattr(kind, "EARLIER_DEFAULTS", {}))
-    for name, value in values.items():
-        name = names.get(name, name)
-        hint = hints.get(name)
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            value = upgraded(hint, value)
-        elif get_origin(hint) is dict and dataclasses.is_dataclass(get_args(hint)[1]) and isinstance(value, dict):
-            value = {key: upgraded(get_args(hint)[1], item) for key, item in value.items()}
-        elif name in nones and value == nones[name] and type(value) in (type(nones[name]), int):
-            value = None
-        found[name] = value
-    return found
-
-
 def kind_of(values: ConfigDict | dict[str, Any], config_types: Sequence[type]) -> type:
     """Return the dataclass whose fields include the most keys of a config; the first, if several include as many."""
     return max(config_types, key=lambda kind: len(set(values) & {field.name for field in dataclasses.fields(kind)}))
@@ -145,11 +117,11 @@ def kind_of(values: ConfigDict | dict[str, Any], config_types: Sequence[type]) -
 
 def _fields(kind: type, values: dict[str, Any], path: str) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
-    known = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    annotations = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     for key in values:
-        if key not in known:
-            raise ValueError(unknown_key(path + key, [path + name for name in known], _renamed(kind, path)))
-    return {key: _to_type(known[key], value, path + key) for key, value in values.items()}
+        if key not in annotations:
+            raise ValueError(unknown_key(path + key, [path + name for name in annotations]))
+    return {key: _to_type(annotations[key], value, path + key) for key, value in values.items()}
 
 
 def _to_type(hint: Any, value: Any, path: str, message_end: str = "") -> Any:
@@ -224,12 +196,12 @@ def flags(overrides: Mapping[str, Any]) -> list[str]:
     Numbers of a list are written with commas, and of a list of texts each has a flag of its own. An empty list is
     written as nothing: `--config.training.milestones=`.
     """
-    found = []
+    arguments = []
     for key, value in overrides.items():
         has_texts = isinstance(value, tuple) and any(isinstance(item, str) for item in value)
         typed = [_typed(item) for item in value] if has_texts else ["" if value == () else shown(value)]
-        found += [f"--config.{key}={text}" for text in typed]
-    return found
+        arguments += [f"--config.{key}={text}" for text in typed]
+    return arguments
 
 
 def _typed(item: Any) -> str:
@@ -243,9 +215,7 @@ def _typed(item: Any) -> str:
 
 def _chosen(value: Any, choices: Sequence[str], path: str, message_end: str) -> str:
     if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{path} must be one of {', '.join(choices)}{message_end}, got {value!r}{hint}")
+        raise ValueError(f"{path} must be one of {', '.join(choices)}{message_end}, got {value!r}")
     return value
 
 
@@ -272,27 +242,16 @@ def _entry(kind: type, value: Any, path: str) -> Any:
         raise ValueError(f"{path}.{error}") from error
 
 
-def _renamed(kind: type, path: str = "") -> dict[str, str]:
-    """Return {earlier path: present path} for the renamed settings of a dataclass and of its sections."""
-    found = {path + old: path + new for old, new in getattr(kind, "EARLIER_NAMES", {}).items()}
-    for name, hint in get_type_hints(kind).items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            found |= _renamed(hint, f"{path}{name}.")
-    return found
-
-
-def unknown_key(key: str, known: Sequence[str], renamed: Mapping[str, str] = types.MappingProxyType({})) -> str:
-    """Return an error message for a setting that does not exist, with its new name or the nearest name that exists."""
-    if key in renamed:
-        return f"the setting {key!r} is now called {renamed[key]!r}; use the new name"
+def unknown_key(key: str, names: Sequence[str]) -> str:
+    """Return an error message for a setting that does not exist, with the nearest name that exists."""
     section = key[: key.rfind(".") + 1]
-    if not all(name.startswith(section) for name in known):
+    if not all(name.startswith(section) for name in names):
         section = ""
     # Without what all names begin with, which would make any two of them alike.
     near = difflib.get_close_matches(
-        key.removeprefix(section), [name.removeprefix(section) for name in known], n=1, cutoff=0.5
+        key.removeprefix(section), [name.removeprefix(section) for name in names], n=1, cutoff=0.5
     )
-    hint = f"; did you mean {section + near[0]!r}?" if near else f"; expected one of {', '.join(known)}"
+    hint = f"; did you mean {section + near[0]!r}?" if near else f"; expected one of {', '.join(names)}"
     return f"unknown setting {key!r}{hint}"
 
 
@@ -312,36 +271,23 @@ def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
     return leaves
 
 
-def check_overrides(config: ConfigDict, items: Iterable[str], config_types: Sequence[type] = ()) -> None:
-    """Raise ValueError if one of the `items`, `section.key=value`, names a setting that the config does not have.
-
-    config_types: the dataclasses that the config may be made for, which know earlier names of settings.
-    """
-    known = [*flat(config.to_dict())]
-    renamed = {old: new for kind in config_types for old, new in _renamed(kind).items()}
+def check_overrides(config: ConfigDict, items: Iterable[str]) -> None:
+    """Raise ValueError if one of the `items`, `section.key=value`, names a setting that the config does not have."""
+    settings = [*flat(config.to_dict())]
     for item in items:
         key = item.partition("=")[0]
-        if key not in known:
-            raise ValueError(unknown_key(key, known, renamed))
+        if key not in settings:
+            raise ValueError(unknown_key(key, settings))
 
 
-def read_flags(
-    arguments: Sequence[str], config_types: Sequence[type] = ()
-) -> tuple[str | None, ConfigDict | None, list[str]]:
-    """Read a command line; return the value of `--config`, the config of the file that this value names, and all other
-    arguments.
+def read_flags(arguments: Sequence[str]) -> tuple[str | None, ConfigDict | None, list[str]]:
+    """Return the value of `--config`, the config of the file that it names, and all other arguments of a command line.
 
     The flags `--config.section.key=value` have not changed the config yet. Without `--config`, the first two are None.
 
-    config_types: the dataclasses that the config may be made for.
-
     Raises ValueError if the file is broken, has no setting that a flag `--config.section.key=value` changes, or is not
-    given although settings are; and for any argument that is not text in UTF-8.
+    given although settings are.
     """
-    for argument in arguments:
-        # Bytes of a command line that Python cannot decode as UTF-8 become lone surrogates.
-        if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
-            raise ValueError(f"the argument {argument!r} is not text in UTF-8: set the terminal's encoding to UTF-8")
     # By hand, because the config decides which flags `--config.section.key` exist when the others are parsed.
     sources, rest, left = [], [], iter(arguments)
     for argument in left:
@@ -352,8 +298,8 @@ def read_flags(
             raise ValueError("--config needs a config file, such as --config=quickstart")
         else:
             sources.append(value)
-    given = [argument.lstrip("-") for argument in rest if argument.startswith("-")]
-    items = [argument.removeprefix("config.") for argument in given if argument.startswith("config.")]
+    flags = [argument.lstrip("-") for argument in rest if argument.startswith("-")]
+    items = [argument.removeprefix("config.") for argument in flags if argument.startswith("config.")]
     if items and not sources:
         raise ValueError(
             f"--config.{items[0]} changes a setting of a config file, but none is given: add --config=FILE"
@@ -363,7 +309,7 @@ def read_flags(
     if len(sources) > 1:
         raise ValueError(f"--config is given more than once, as {' and '.join(sources)}: give it once")
     config = load(sources[0])
-    check_overrides(config, items, config_types)
+    check_overrides(config, items)
     return sources[0], config, rest
 
 
@@ -410,29 +356,19 @@ def _items(text: str) -> list[tuple[str, str]]:
 
     An item without `=` is added to the value before it: `tasks=rte,sst2` gives one pair.
     """
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for item in filter(None, text.split(",")):
         name, equals, value = item.partition("=")
         name = name.strip()  # people write a space after a comma
-        if found and not equals:
-            name, value = found[-1][0], f"{found.pop()[1]},{item}"
-        found.append((name, value))
-    return found
+        if pairs and not equals:
+            name, value = pairs[-1][0], f"{pairs.pop()[1]},{item}"
+        pairs.append((name, value))
+    return pairs
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list, such as `sst2,rte`.
-
-    Until the next release, `+` is accepted for a comma, with a note that the list should be written with commas.
-    """
-    if "+" in text:
-        _note_plus(text.replace("+", ","))
-    return tuple(filter(None, text.replace("+", ",").split(",")))
-
-
-@functools.cache  # printed once, although the config of every arm reads it
-def _note_plus(text: str) -> None:
-    print(f"note: lists are written with commas: {text}. The next release no longer reads +", file=sys.stderr)
+    """Return the names of a comma-separated list, such as `sst2,rte`."""
+    return tuple(filter(None, text.split(",")))
 
 
 def _argument(name: str, value: str, options: Any) -> Any:
@@ -472,14 +408,14 @@ def _get_config(path_and_argument: str) -> ConfigDict:
 
     Raises ValueError, with file and line, for any error in the file.
     """
-    given, colon, argument = path_and_argument.partition(":")
-    path, module = _open(given)
-    with _errors_named(path, module.__file__):
+    file, colon, argument = path_and_argument.partition(":")
+    path, module = _open(file)
+    with _errors_named(path):
         config = module.get_config(argument) if colon else module.get_config()  # as ml_collections does
     if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
-        found = type(config).__name__
+        kind = type(config).__name__
         raise ValueError(
-            f"{path}: get_config must return a ConfigDict, such as pretraining.config.default_config(), got {found}"
+            f"{path}: get_config must return a ConfigDict, such as pretraining.config.default_config(), got {kind}"
         )
     _separate(config, set())
     return config
@@ -501,15 +437,15 @@ def _separate(config: ConfigDict, seen: set[int]) -> None:
             _separate(value, seen)
 
 
-def choices_of(given: str) -> dict[str, Any]:
-    """Return the arguments that the config file `given` takes, {name: choices or default}; {} if the file takes none.
+def choices_of(path_and_argument: str) -> dict[str, Any]:
+    """Return the arguments that a config file takes, {name: choices or default}; {} if it takes none.
 
     They are the keywords with which the file's `get_config` calls the function `arguments`.
     """
-    path, module = _open(given.partition(":")[0])
+    path, module = _open(path_and_argument.partition(":")[0])
     mark = _declaring.set(True)
     try:
-        with _errors_named(path, module.__file__):
+        with _errors_named(path):
             if inspect.signature(module.get_config).parameters:
                 module.get_config("")
     except _Declared as declared:
@@ -519,30 +455,28 @@ def choices_of(given: str) -> dict[str, Any]:
     return {}
 
 
-def values_of(given: str) -> dict[str, Any]:
+def values_of(path_and_argument: str) -> dict[str, Any]:
     """Return the value of each argument of a config file, {name: value}; {} if it does not read them by `arguments`.
 
-    given: the file with some arguments, such as `FILE:name=value,...`; the others have their defaults.
+    path_and_argument: the file with some arguments, such as `FILE:name=value,...`; the others have their defaults.
     """
-    choices = choices_of(given)
-    return vars(arguments(given.partition(":")[2], **choices)) if choices else {}
+    choices = choices_of(path_and_argument)
+    return vars(arguments(path_and_argument.partition(":")[2], **choices)) if choices else {}
 
 
-def _open(given: str) -> tuple[str, types.ModuleType]:
-    """Return the path and the executed module of the config file `given`.
+def _open(name: str) -> tuple[str, types.ModuleType]:
+    """Return the path and the executed module of the config file that `find(name)` returns.
 
     Raises ValueError if it does not exist or has no `get_config`.
     """
-    found = find(given)
-    if found is None:
-        near = difflib.get_close_matches(given, packaged(), n=1)
-        hint = f"did you mean --config={near[0]}" if near else "give a config file, such as --config=quickstart"
-        raise ValueError(f"--config={given} does not exist: {hint}; `ag-jax configs` lists the config files of ag-jax")
-    if not found.is_file() or found.suffix != ".py":
-        raise ValueError(f"--config={given} is no Python file: give a config file, such as --config=quickstart")
-    path = str(found)
-    with _errors_named(path, path):
-        module = _module(path, found.read_bytes())
+    file = find(name)
+    if file is None:
+        raise ValueError(f"--config={name} does not exist: give a config file, or one that `ag-jax configs` lists")
+    if not file.is_file() or file.suffix != ".py":
+        raise ValueError(f"--config={name} is no Python file: give a config file, such as --config=quickstart")
+    path = str(file)
+    with _errors_named(path):
+        module = _module(path, file.read_bytes())
     if not callable(getattr(module, "get_config", None)):
         raise ValueError(f"{path} has no function get_config: define get_config(), which returns the config")
     return path, module
@@ -560,15 +494,15 @@ def _module(path: str, content: bytes) -> types.ModuleType:
     return module
 
 
-def find(given: str) -> Path | None:
-    """Return the config file that `given` names: a path or, if no such file exists, the name of a packaged config.
+def find(name: str) -> Path | None:
+    """Return the config file of a name: a path or, if no such file exists, the name of a packaged config.
 
     `quickstart`, `quickstart.py` and `configs/quickstart.py` all name the packaged file. None if nothing is found.
     """
-    if Path(given).is_file():
-        return Path(given)
-    name = given.removeprefix("./").removeprefix("configs/").removesuffix(".py")
-    return packaged().get(name) or (Path(given) if given and Path(given).exists() else None)
+    if Path(name).is_file():
+        return Path(name)
+    stem = name.removeprefix("./").removeprefix("configs/").removesuffix(".py")
+    return packaged().get(stem) or (Path(name) if name and Path(name).exists() else None)
 
 
 @functools.cache
@@ -582,25 +516,15 @@ def packaged() -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def _errors_named(path: str, code_name: str) -> Iterator[None]:
-    """Turn any exception that the code of a config file raises into a ValueError with the file and line.
-
-    path: name of the file for the message.
-    code_name: the name under which the file's code was compiled, as in tracebacks.
-    """
+def _errors_named(path: str) -> Iterator[None]:
+    """Turn any exception that the code of the config file `path` raises into a ValueError with the file and line."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        lines = [
-            line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == code_name
-        ]
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
         message = _message(error)
         if isinstance(error, SyntaxError):  # of this file, or of one that it imports
-            path, lines, message = (
-                error.filename if error.filename not in (None, code_name) else path,
-                [error.lineno],
-                error.msg,
-            )
+            path, lines, message = error.filename or path, [error.lineno], error.msg
         place = f"{path}, line {lines[-1]}" if lines and lines[-1] else path
         # These types come with a message for the user; a FileNotFoundError of the system has a number instead.
         is_told = type(error) is ValueError or (type(error) is FileNotFoundError and error.errno is None)
@@ -623,5 +547,5 @@ def argument_of(path_and_argument: str, name: str) -> str | None:
 def with_argument(path_and_argument: str, name: str, value: str) -> str:
     """Return `path.py:argument` with the value of one argument replaced: `path.py:a=1,name=value`."""
     path, _, argument = path_and_argument.partition(":")
-    kept = [f"{key}={old}" for key, old in _items(argument) if key != name]
-    return f"{path}:{','.join([*kept, f'{name}={value}'])}"
+    others = [f"{key}={old}" for key, old in _items(argument) if key != name]
+    return f"{path}:{','.join([*others, f'{name}={value}'])}"

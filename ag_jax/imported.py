@@ -70,12 +70,12 @@ def function(label: str, path: str) -> Callable[..., Any]:
         )
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        value = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         raise CannotImport(
             f"cannot import {label}: {type(error).__name__}: {error}; expected module.function, with the module "
             "installed or in a folder on PYTHONPATH"
         ) from error
-    if not callable(found):
-        raise ValueError(f"{label} must be a function, got an object of type {type(found).__name__}")
-    return found
+    if not callable(value):
+        raise ValueError(f"{label} must be a function, got an object of type {type(value).__name__}")
+    return value

@@ -1,11 +1,10 @@
 """Handling of Ctrl-C (SIGINT) and SIGTERM, from the start of the command to its end.
 
-Python's own handler raises KeyboardInterrupt wherever the program happens to be. If that is in a callback whose errors
-are only printed, such as the one that JAX adds to every garbage collection, the exception is lost and the program
-continues. Work that has a good place to stop is therefore done within `deferred()`, where a signal is only recorded, to
-be found by `requested()` and `check()`; everywhere else `guard` makes sure that a lost exception still ends the
-program. Python also runs no handler while the main thread is in a long call into a library, such as a compilation; so a
-second thread, to which Python reports signals at once, ends the program after a second Ctrl-C.
+Python's own handler raises KeyboardInterrupt wherever the program happens to be. Work that has a good place to stop is
+therefore done within `deferred()`, where a signal is only recorded, to be found by `requested()` and `check()`. Python
+runs no handler while the main thread is in a long call into a library, such as a compilation, and loses an exception
+that is raised in a callback whose errors are only printed; so a second thread, to which Python reports signals at once,
+ends the program after a second Ctrl-C, or after `PATIENCE` seconds.
 """
 
 import concurrent.futures
@@ -118,16 +117,14 @@ def deferred() -> Iterator[None]:
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run `command`, a command line's main function, and return the exit status; a signal ends the process, with a line
-    on stderr.
+    """Run `command`, a command line's main function, and return the exit status.
 
-    The exit status is then that of `status`: 130 for SIGINT, 143 for SIGTERM.
+    A signal ends the process with a line on stderr and the exit status of `status`: 130 for SIGINT, 143 for SIGTERM.
 
     The process ends without waiting for its threads after a signal, because they may be in the middle of a long call,
     and after a failure, because threads of Orbax may wait for minutes if a checkpoint cannot be written.
     """
     _state.guarded = True
-    previous_hook, sys.unraisablehook = sys.unraisablehook, lambda lost: _unraisable(lost, previous_hook)
     for number in _SIGNALS:
         signal.signal(number, _receive)
     read_fd, write_fd = os.pipe()
@@ -181,17 +178,6 @@ def _next_signal(read_fd: int, deadline: float | None = None) -> int | None:
             if number in _SIGNALS:  # Python reports others, too, such as the end of a child process
                 return number
     return None
-
-
-def _unraisable(lost, previous_hook: Callable) -> None:
-    """Handle an exception that Python cannot raise: end the program for KeyboardInterrupt, else call `previous_hook`.
-
-    lost: the argument of `sys.unraisablehook`.
-    """
-    if not issubclass(lost.exc_type, KeyboardInterrupt):
-        previous_hook(lost)
-        return
-    _leave(f"stopped by {requested()}. {GO_ON}")
 
 
 def _leave(message: str) -> None:

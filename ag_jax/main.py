@@ -35,7 +35,7 @@ def _run(arguments: Sequence[str]) -> int:
             return 0 if arguments else 2
         from ag_jax import cli  # with JAX, whose import takes seconds
 
-        verb, fields = verbs.parse(arguments, cli.KINDS)
+        verb, fields = verbs.parse(arguments)
     except BrokenPipeError:
         raise
     except (flags.Error, ValueError, OSError) as error:

@@ -67,8 +67,8 @@ check_command() {
     (cd "$REPOSITORY" && JAX_PLATFORMS=cpu "$environment/bin/ag-jax" "${command[@]}" "$@" --print_config) >/dev/null 2>"$scratch/check" || status=$?
     config=$(printf '%s\n' "${command[@]}" | grep -m 1 -e '^--config$' -e '^--config=') || true
     case $status-${command[0]}-$config in
-      # Without --config these read the run's own, which may be in a bucket: only a wrong flag (2) shows here.
-      0-* | 1-evaluate- | 1-convert-) return ;;
+      # Without --config it reads the run's own, which may be in a bucket: only a wrong flag (2) shows here.
+      0-* | 1-evaluate-) return ;;
     esac
     tail -n 15 "$scratch/check" >&2
     case $config in

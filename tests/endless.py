@@ -3,15 +3,10 @@
 Each function is called in the process of the command before the command begins.
 """
 
-import gc
 import hashlib
 import itertools
-import os
-import signal
-import sys
 import time
 
-from ag_jax import cli
 from ag_jax.data import tokenizers
 from ag_jax.data.text import formats, holdout, prepare, sources
 
@@ -37,20 +32,3 @@ def call() -> None:
 def document() -> None:
     """Make the main thread call a C function that does not return, during which Python runs no signal handlers."""
     prepare.split_sentences = holdout.split_sentences = lambda _: hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
-
-
-def after_a_lost_exception() -> None:
-    """Raise SIGINT inside a callback of the garbage collector, where Python drops the exception that it causes."""
-
-    def callback(*_):
-        gc.callbacks.remove(callback)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
-
-    def command(*_):
-        gc.callbacks.append(callback)
-        gc.collect()
-        print("the exception is lost", file=sys.stderr)
-        time.sleep(3600)
-
-    cli.run_verb = command

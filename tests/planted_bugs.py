@@ -409,13 +409,6 @@ BUGS = (
         "tests/test_help.py",
     ),
     Bug(
-        "the earlier verb convert --to=hf exports to nowhere",
-        "ag_jax/cli.py",
-        "replace(request, target=request.path, path=None)",
-        "replace(request, source=request.path, path=None)",
-        "tests/interop/test_verb.py",
-    ),
-    Bug(
         "keys of translation models are exported as values",
         "ag_jax/interop/marian.py",
         'f"{ours}/{name}") for name in ("query", "key", "value"))',

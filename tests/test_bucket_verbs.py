@@ -215,7 +215,7 @@ def test_translation(bucket, tmp_path, one_device, monkeypatch, is_more):
 
 def test_a_run_in_a_bucket_can_be_continued(bucket):
     """The config file reads its settings, its tokenizer and its weights."""
-    place = upload(REPOSITORY / "tests" / "goldens" / "with_checksums" / "finished", bucket, "runs/first")
+    place = upload(REPOSITORY / "tests" / "goldens" / "stored" / "finished", bucket, "runs/first")
     config = pretraining_config.parse(config_reader.load(f"continue_pretraining:run={place},arm=mlm"))
     run.check_initial_weights(config)
     opened = run.open_run(config.training.initial_weights)

@@ -231,7 +231,7 @@ def test_another_config_is_refused_and_nothing_is_lost(text, uninterrupted):
         (["--wrokdir=x"], "Did you mean: workdir"),
         (["--config.model.heads=5"], "model.heads must divide model.width=12, got 5; the nearest that do: [3, 4, 6]"),
         (["--config.guidance.fraction=0.3"], "at least 2 are needed"),
-        (["--config.guidance.heads=nxt:1"], "did you mean 'next'?"),
+        (["--config.guidance.heads=nxt:1"], "unknown attention pattern 'nxt'"),
         (["--config.data.sequence_length=65"], "is longer than the model's"),
         (["--config.data.source=/not/there.txt"], "does not exist"),
         (["--config.training.batch_size=4000"], "fewer than one batch of 4000"),
@@ -259,46 +259,31 @@ def test_help_and_no_verb():
     done = run(["--help"])
     assert done.returncode == 0 and "Usage: ag-jax VERB" in done.stdout
     done = run(["trian"])
-    assert done.returncode == 2 and "expected one verb of" in done.stderr and "did you mean 'train'" in done.stderr
+    assert done.returncode == 2 and "expected one verb of" in done.stderr
 
 
 def test_each_verb_names_the_one_that_a_config_is_for(tmp_path):
     tuning = f"--config={REPOSITORY / 'configs/finetune/glue.py'}:checkpoint={tmp_path},tasks=rte"
     workdir = f"--workdir={tmp_path / 'run'}"
     for arguments, status, message in (
-        (
-            ["train", tuning],
-            1,
-            "is a config for fine-tuning: use `ag-jax finetune` for one checkpoint, `ag-jax compare`",
-        ),
+        (["train", tuning], 1, "is for fine-tuning, which finetune and compare read"),
+        (["evaluate", tuning], 1, "is for fine-tuning, which finetune and compare read"),
         (["compare", tuning], 1, "names no arms to compare"),
         (["compare", "--config=quickstart:arm=ag"], 1, "leave out arm=ag"),
         (["search", "--config=quickstart_search:arm=ag"], 1, "leave out arm=ag"),
         (["finetune", tuning, "--config.arms=plain,plain"], 1, "--config.arms has no effect here"),
         (["train", "--config=quickstart", "--config.search.seeds=1"], 1, "--config.search.seeds has no effect here"),
         (["train", "--config=quickstart", "--workdir=a"], 2, "--workdir is given more than once"),
-        (["train", tuning, "--print_config"], 1, "is a config for fine-tuning: use `ag-jax finetune`"),
+        (["train", tuning, "--print_config"], 1, "is for fine-tuning, which finetune and compare read"),
         (["compare", tuning, "--print_config"], 1, "names no arms to compare"),
-        (
-            ["finetune", f"--config={REPOSITORY / 'configs/quickstart.py'}"],
-            1,
-            "is a config for pre-training: use `ag-jax train` for one run",
-        ),
+        (["finetune", "--config=quickstart"], 1, "is for pre-training, which train, compare and search read"),
         (
             ["finetune", tuning, "--step=3"],
             2,
             "does not read --step; give the step of the checkpoint as --config.step=N",
         ),
-        (
-            ["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}"],
-            1,
-            "`ag-jax evaluate` takes no config for pre-training, got --config=",
-        ),
-        (
-            ["evaluate", f"--config={REPOSITORY / 'configs/quickstart.py'}", "--print_config"],
-            1,
-            "`ag-jax evaluate` takes no config for pre-training, got --config=",
-        ),
+        (["evaluate", "--config=quickstart"], 1, "expected a config for probes of attention heads"),
+        (["evaluate", "--config=quickstart", "--print_config"], 1, "expected a config for probes of attention heads"),
         (
             ["finetune", tuning, "--config.tasks.rte.epoch=3"],
             2,

@@ -99,7 +99,7 @@ def test_flags_of_other_verbs_are_refused(arguments, unread, capsys):
     message = f"`ag-jax {arguments[0]}` does not read {unread}; `ag-jax help {arguments[0]}` lists the flags"
     assert message in rejected(capsys, *arguments)
     read = [argument for argument in arguments if argument.split("=")[0].replace("--no", "--") not in unread]
-    assert verbs.parse(read, cli.KINDS)[0] == arguments[0]
+    assert verbs.parse(read)[0] == arguments[0]
 
 
 def test_configs_and_their_arguments(capsys):
@@ -153,20 +153,6 @@ def test_entries_of_a_docstring():
     text = "Summary: no entry.\n\nrate: one\n    more.\nx, y: both.\nother: not asked for.\n    its rest\nz: last"
     found = settings.entries(text, ("rate", "x", "y", "z"))
     assert found == {"rate": "one more.", "x": "both.", "y": "both.", "z": "last"}
-
-
-def test_evaluate_with_a_config_is_finetune(capsys):
-    arguments = ["--config=finetune/glue:checkpoint=C,tasks=rte,sst2", "--config.seeds=0,1", "--print_config"]
-    assert main.main(["ag-jax", "evaluate", *arguments]) == 0
-    printed, note = capsys.readouterr()
-    command = "ag-jax finetune --config=finetune/glue:checkpoint=C,tasks=rte,sst2 --config.seeds=0,1 --print_config"
-    assert note == f"note: `ag-jax evaluate --config` will go with the next release; the command is now: {command}\n"
-    assert main.main(["ag-jax", "finetune", *arguments]) == 0
-    assert capsys.readouterr() == (printed, "")
-    for step, number in (("3", "3"), ("best", "N")):
-        assert main.main(["ag-jax", "evaluate", *arguments, f"--step={step}"]) == 1
-        message = f"--step={step} does not apply to fine-tuning: give the step of the checkpoint as the setting "
-        assert capsys.readouterr() == ("", f"ag-jax evaluate: {message}--config.step={number} instead\n")
 
 
 def test_the_wheel_has_the_configs(tmp_path):

@@ -726,6 +726,6 @@ def test_a_page_of_an_attacked_model(places, tmp_path, capsys):
 @pytest.mark.parametrize(("given", "page"), [(["--html"], "maps.html"), (["--html=a.html"], "a.html")])
 def test_the_flag_of_a_page_needs_no_value(given, page):
     for rest in ([], ["--workdir=x"]):
-        _, fields = verbs.parse(["inspect", *given, *rest], cli.KINDS)
+        _, fields = verbs.parse(["inspect", *given, *rest])
         assert fields["html"] == page
-    assert verbs.parse(["inspect", "--html", "b.html"], cli.KINDS)[1]["html"] == "b.html"
+    assert verbs.parse(["inspect", "--html", "b.html"])[1]["html"] == "b.html"

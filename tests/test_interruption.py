@@ -30,7 +30,6 @@ CASES = {
     "rows, SIGTERM": (endless.rows, ROWS, [TERM], 143, ["text", "tokenizer"]),
     # The unfinished part of the text and its lock, which the next process takes over.
     "Ctrl-C twice in a long call": (endless.document, TOKENISING, [INT, INT], 130, ["part", "part"]),
-    "a lost exception": (endless.after_a_lost_exception, "", [], 130, []),
 }
 
 

@@ -52,9 +52,9 @@ def version() -> str:
 
 def configs() -> str:
     """Return the text of `ag-jax configs`: the packaged config files, each with the first line of its docstring."""
-    found = {name: _first_line(path) for name, path in config_reader.packaged().items()}
-    width = max(map(len, found), default=0)
-    lines = [f"{name:{width}}  {line}" for name, line in found.items()]
+    first_lines = {name: _first_line(path) for name, path in config_reader.packaged().items()}
+    width = max(map(len, first_lines), default=0)
+    lines = [f"{name:{width}}  {line}" for name, line in first_lines.items()]
     return "\n".join([*lines, "", "ag-jax help NAME explains a config and its arguments; --config=NAME uses it."])
 
 
@@ -78,12 +78,12 @@ def explain(names: Sequence[str], load_config_types: Callable[[], Sequence[type]
         return of_config(name, path)
     # Last, because the dataclasses of settings are imported with JAX, for which the help on a verb does not wait.
     by_kind = {kind: tuple(settings.of(kind)) for kind in load_config_types()}
-    texts = {kind: text for kind, found in by_kind.items() if (text := _of_settings(found, name.rstrip(".")))}
+    texts = {kind: text for kind, rows in by_kind.items() if (text := _of_settings(rows, name.rstrip(".")))}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
     if texts:
         return "\n\n".join(f"In a config for {purpose(kind)}:\n\n{text}" for kind, text in texts.items())
-    paths = [setting.path for found in by_kind.values() for setting in found]
+    paths = [setting.path for rows in by_kind.values() for setting in rows]
     raise ValueError(f"there is no verb, config file or setting {name!r}; {_nearest(name, paths)}")
 
 
@@ -135,8 +135,8 @@ def of_config(name: str, path: Path) -> str:
     if not choices:
         return f"{docstring}\n\nThis config takes no arguments of the form name=value."
     meanings = settings.entries(docstring_of(path, "get_config"), choices)
-    given = next((f"{argument}=..." for argument, options in choices.items() if options is str), None)
-    example = given or next(
+    required = next((f"{argument}=..." for argument, options in choices.items() if options is str), None)
+    example = required or next(
         f"{argument}={options[-1] if isinstance(options, tuple) else options}" for argument, options in choices.items()
     )
     lines = [
@@ -178,13 +178,13 @@ def purpose(kind: Any) -> str:
     return "fine-tuning" if "tasks" in kind.__dataclass_fields__ else "pre-training or translation"
 
 
-def _of_settings(found: Sequence[Setting], name: str) -> str:
+def _of_settings(settings_of_kind: Sequence[Setting], name: str) -> str:
     """Return the help on a setting, or on all settings of a section; "" if no setting or section has that name."""
-    for setting in found:
+    for setting in settings_of_kind:
         if setting.matches(name) and not setting.is_section:
             return "\n".join(_lines(setting))
-    section = [setting for setting in found if setting.matches(name)]
-    inside = [setting for setting in found if setting.is_inside(name)]
+    section = [setting for setting in settings_of_kind if setting.matches(name)]
+    inside = [setting for setting in settings_of_kind if setting.is_inside(name)]
     if not inside:
         return ""
     head = f"{name}: {section[0].meaning}" if section else name

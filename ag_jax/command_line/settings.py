@@ -63,19 +63,18 @@ def entries(docstring: str, names: Iterable[str]) -> dict[str, str]:
     Entries are `name: meaning`, or `name, name: meaning`.
     The lines of an entry that follow its first one are indented.
     """
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     current: list[str] = []
-    known = set(names)
     for line in docstring.split("\n"):
         match = re.fullmatch(r"(\w+(?:, \w+)*): (.*)", line)
-        if match and known.issuperset(match[1].split(", ")):
+        if match and set(match[1].split(", ")) <= set(names):
             current = match[1].split(", ")
-            found |= dict.fromkeys(current, match[2].strip())
+            meanings |= dict.fromkeys(current, match[2].strip())
         elif current and line.startswith(" "):
-            found |= {name: f"{found[name]} {line.strip()}" for name in current}
+            meanings |= {name: f"{meanings[name]} {line.strip()}" for name in current}
         else:
             current = []
-    return found
+    return meanings
 
 
 _TYPES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +70,6 @@ FLAGS = {
         "model", "Hugging Face model: a directory, or its name on the hub, NAME or NAME@REVISION", field="source"
     ),
     "to": Flag("directory", "directory for the Hugging Face model, which will be created", field="target"),
-    "path": Flag("directory", "model of `ag-jax convert`, the earlier name of import and export"),
     "expect": Flag("names", "beginnings of the names of tensors that may be left out, such as classifier", ()),
     "dtype": Flag("text", "type of the tensors: float32, bfloat16 or float16", "float32"),
     "license": Flag("text", "licence that the model card states; that of the imported model by default", ""),
@@ -304,7 +302,6 @@ VERBS = {
         ),
     ),
 }
-EARLIER = ("convert",)  # verbs that are read until the next release
 _EXPLAINING = ("configs", "help")  # verbs that run nothing
 RUNNING = tuple(name for name in VERBS if name not in _EXPLAINING)
 
@@ -390,45 +387,41 @@ config_flags.register_flag_parser_for_type(bool, _Boolean())
 config_flags.register_flag_parser_for_type(tuple, _List())
 
 
-def parse(arguments: Sequence[str], config_types: Sequence[type]) -> tuple[str, dict[str, Any]]:
+def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Parse a command line into its verb and the values of its flags, {field of `cli.Request`: value}.
 
     arguments: the words after `ag-jax`.
-    config_types: the dataclasses that a config may be made for.
 
     Raises ValueError, OSError or flags.Error for a verb, flag, config file or setting that does not exist, and for
     flags that the verb does not read.
     """
-    source, config, rest = config_reader.read_flags(_with_page(arguments), config_types)
-    found = flags.FlagValues()
+    source, config, rest = config_reader.read_flags(_with_page(arguments))
+    values = flags.FlagValues()
     for name, flag in FLAGS.items():
-        _define(name, flag, found)
+        _define(name, flag, values)
     if config is None:
-        flags.DEFINE_string("config", None, CONFIG.format("quickstart"), flag_values=found)
+        flags.DEFINE_string("config", None, CONFIG.format("quickstart"), flag_values=values)
     else:  # reads the settings among the arguments, so that the config file need not be executed again
         config_flags.DEFINE_config_dict(
-            "config", config, CONFIG.format("quickstart"), flag_values=found, sys_argv=["ag-jax", *rest]
+            "config", config, CONFIG.format("quickstart"), flag_values=values, sys_argv=["ag-jax", *rest]
         )
     try:
-        positional = found(["ag-jax", *rest])[1:]
+        positional = values(["ag-jax", *rest])[1:]
     except flags.UnrecognizedFlagError as error:
         if "." not in error.flagname and not (config is not None and error.flagname in config):
             raise
         raise ValueError(
             f"unknown flag --{error.flagname}: a setting of the config file is changed by --config.{error.flagname}"
         ) from error
-    if twice := [name for name in FLAGS if found[name].present > 1]:  # of a setting, the last value counts
+    if twice := [name for name in FLAGS if values[name].present > 1]:  # of a setting, the last value counts
         raise ValueError(f"--{twice[0]} is given more than once: give it once")
     verb = " ".join(positional)
-    if verb not in (*RUNNING, *EARLIER):
-        raise ValueError(
-            f"expected one verb of {', '.join(VERBS)}, got {verb or 'none'}{_near(verb)}; see `ag-jax --help`"
-        )
-    if verb in VERBS:
-        given = [name for name in FLAGS if found[name].present]
-        _check_read(verb, given if source is None else ["config", *given])
-    fields = {flag.field or name: found[name].value for name, flag in FLAGS.items()}
-    overrides = config_flags.get_override_values(found["config"]) if config is not None else {}
+    if verb not in RUNNING:
+        raise ValueError(f"expected one verb of {', '.join(VERBS)}, got {verb or 'none'}; see `ag-jax --help`")
+    present = [name for name in FLAGS if values[name].present]
+    _check_read(verb, present if source is None else ["config", *present])
+    fields = {flag.field or name: values[name].value for name, flag in FLAGS.items()}
+    overrides = config_flags.get_override_values(values["config"]) if config is not None else {}
     return verb, {"config": source, "overrides": overrides, **fields}
 
 
@@ -441,10 +434,10 @@ def _with_page(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _check_read(verb: str, given: Sequence[str]) -> None:
+def _check_read(verb: str, names: Sequence[str]) -> None:
     """Raise ValueError if some of the given flags are not read by a verb."""
     read = (*(("config",) if VERBS[verb].has_config else ()), *VERBS[verb].flags)
-    if unread := [f"--{name}" for name in given if name not in read]:
+    if unread := [f"--{name}" for name in names if name not in read]:
         of_suite = verb == "finetune" and "--step" in unread
         hint = "; give the step of the checkpoint as --config.step=N" if of_suite else ""
         raise ValueError(
@@ -461,8 +454,3 @@ def _define(name: str, flag: Flag, values: flags.FlagValues) -> None:
     define(name, list(flag.default) if flag.kind == "names" else flag.default, flag.meaning, flag_values=values)
     if flag.kind == "switch":
         values[name].parser = _Boolean()
-
-
-def _near(verb: str) -> str:
-    near = difflib.get_close_matches(verb, VERBS, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""

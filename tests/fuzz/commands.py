@@ -85,7 +85,6 @@ RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--to=new", "--workdir=finished"),
         ("--to=new", f"--workdir=trial_kept/{reading.TRIAL}", "--dtype=bfloat16"),
     ),
-    "convert": (("--to=hf", "--path=new", "--workdir=finished"),),
     "help": (("train",), ("configs/pretraining.py",), ("training.steps",)),
 }
 FLAGS = (
@@ -93,7 +92,6 @@ FLAGS = (
     "step",
     "text",
     "topology",
-    "path",
     "from",
     "to",
     "expect",

@@ -1,21 +1,18 @@
-"""Write goldens with the program as it is: small directories of every kind that it makes, and their numbers.
+"""Write the goldens: small directories of every kind that the program makes, and their numbers.
 
-    python -m tests.goldens.make SET
+    python -m tests.goldens.make
 
-A set is made once, before files get another layout, and never again: later versions must be able to read it.
-`without_checksums` was made before checkpoints, tokenizers and trials stored checksums of what they hold. Figures are
-left out. Absolute paths are made relative: an imported run's `config.json` has one (`data.tokenizer.path`), a trial's
-`result.json` (`start`), and Orbax's `commit_success.txt`.
+Run it if the layout of stored files changes, which after the release of 0.1.0 needs a new set beside the old one.
+Figures are left out. Absolute paths are made relative: an imported run's `config.json` has one (`data.tokenizer.path`),
+a trial's `result.json` (`start`), and Orbax's `commit_success.txt`.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Collection
 from unittest import mock
 
 from etils import epath
@@ -27,7 +24,7 @@ from ag_jax.pretraining import comparison, config, run
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.goldens import inputs, reading
 
-GOLDENS = pathlib.Path(__file__).parent
+GOLDENS = pathlib.Path(__file__).parent / "stored"
 KINDS = (
     "interrupted",
     "finished",
@@ -39,24 +36,17 @@ KINDS = (
     "trial_kept",
     "suite",
 )
-SETS = {  # each with its kinds: all of them in two sets would be more than 2 MB
-    "without_checksums": KINDS,
-    "with_checksums": tuple(kind for kind in KINDS if kind not in ("adversarial", "comparison")),
-}
+STORED = tuple(kind for kind in KINDS if kind not in ("adversarial", "comparison"))  # with these they would be 2 MB
 STOP = 5  # the step after which the interrupted run, and the interrupted trial, are stopped
 
 
-def make(here: epath.Path, kinds: Collection[str] = KINDS) -> None:
-    """Make goldens in the working directory `here`: of all kinds, apart from `adversarial` and
-    `comparison` if not in `kinds`.
-    """
+def make(here: epath.Path) -> None:
+    """Make directories of all `KINDS` in the working directory `here`."""
     run.train(_experiment("ag"), here / "finished")
-    if "adversarial" in kinds:
-        run.train(_experiment("asa"), here / "adversarial")
+    run.train(_experiment("asa"), here / "adversarial")
     with _stopped():
         run.train(_experiment("ag"), here / "interrupted")
-    if "comparison" in kinds:
-        comparison.compare("configs/pretraining.py", reading.COMPARED, here / "comparison")
+    comparison.compare("configs/pretraining.py", reading.COMPARED, here / "comparison")
     exporting.convert(here / "finished", None, str(here / "exported"))
     importing.convert(str(here / "exported"), here / "imported")
     with _stopped():
@@ -89,24 +79,19 @@ def shrink(here: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Make a set in a temporary directory, then move it to its place."""
-    parser = argparse.ArgumentParser(prog="python -m tests.goldens.make", description=__doc__.partition("\n")[0])
-    parser.add_argument("set", choices=SETS, metavar="SET", help=f"which goldens to make: {' or '.join(SETS)}")
-    chosen = parser.parse_args().set
-    kinds = SETS[chosen]
+    """Make the goldens in a temporary directory, then move them to their place."""
     with tempfile.TemporaryDirectory() as folder:
         here = pathlib.Path(folder).resolve()
         os.environ["AG_JAX_CACHE"] = str(here / "cache")
         os.chdir(here)
         inputs.write(here)
-        make(epath.Path(here), kinds)
+        make(epath.Path(here))
         shrink(here)
-        shutil.rmtree(GOLDENS / chosen, ignore_errors=True)
-        for name in kinds:
-            shutil.copytree(here / name, GOLDENS / chosen / name)
-        stored = reading.stored(here, kinds)
-        expected = {"stored": stored, "trained": reading.trained(here)}
-        (GOLDENS / chosen / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+        shutil.rmtree(GOLDENS, ignore_errors=True)
+        for name in STORED:
+            shutil.copytree(here / name, GOLDENS / name)
+        expected = {"stored": reading.stored(here), "trained": reading.trained(here)}
+        (GOLDENS / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
 if __name__ == "__main__":

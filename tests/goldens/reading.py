@@ -3,7 +3,6 @@
 import hashlib
 import json
 import pathlib
-from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -16,10 +15,10 @@ from ag_jax.finetuning import comparison as finetuning
 from ag_jax.finetuning import results, suite
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import finetuned, importing
-from ag_jax.pretraining import comparison, run
+from ag_jax.pretraining import run
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 
-RUNS = ("interrupted", "finished", "adversarial", "imported", "comparison/mlm-seed3", "comparison/ag-seed3")
+RUNS = ("interrupted", "finished", "imported")
 TRIAL = "sst2/lr0.02-bs8-seed0"
 COMPARED = {
     "data.tokenizer.kind": "wordpiece",
@@ -28,19 +27,13 @@ COMPARED = {
 SPLITS = ("validation", "test")
 
 
-def stored(here: pathlib.Path, kinds: Collection[str]) -> dict[str, Any]:
-    """Read the goldens of these kinds in the working directory `here`. Reports are made
-    again from what they report on.
-    """
-    found = {}
-    if "comparison" in kinds:
-        comparison.compare("configs/pretraining.py", COMPARED, epath.Path(here / "comparison"))
-        found["comparison"] = _json(here / "comparison" / "report.json")
+def stored(here: pathlib.Path) -> dict[str, Any]:
+    """Read the goldens in the working directory `here`. The suite's report is made again from its trials."""
     finetuning.finetune("configs/finetuning.py:points=2", {}, epath.Path(here / "suite"))
     kept = here / "trial_kept" / TRIAL
     tuned = finetuned.load(kept)
-    return found | {
-        **{name: _run(here / name) for name in RUNS if name.partition("/")[0] in kinds},
+    return {
+        **{name: _run(here / name) for name in RUNS},
         "exported": {"params": digest(importing.open_model(str(here / "exported")).params)},
         "trial_kept": {
             "params": digest(tuned.params),
@@ -89,7 +82,6 @@ def _trial(directory: epath.Path) -> dict[str, Any]:
     predictions = {split: results.read_rows(epath.Path(directory), split) for split in SPLITS}
     result = _without_clock(_json(directory / "result.json"))
     result.pop("start")  # names the directory of the checkpoint
-    result.pop("start_sha256", None)  # which results of earlier versions do not have
     return {"result": result, "predictions": predictions}
 
 

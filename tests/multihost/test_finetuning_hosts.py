@@ -7,7 +7,7 @@ import pytest
 
 from tests.finetuning import tiny_tasks
 from tests.multihost.launch import Host, finish, start
-from tests.test_earlier_directories import nearly_equal
+from tests.test_stored_directories import nearly_equal
 
 # RTE starts from the best weights of SST-2, which host 0 writes and both hosts read.
 FILE = """

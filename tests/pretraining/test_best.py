@@ -16,7 +16,6 @@ from ag_jax import cli
 from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.pretraining import run
-from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.criterion import Criterion
@@ -175,13 +174,13 @@ def test_the_metric_may_be_another_one(text, tmp_path, scripted, one_device):  #
 def test_the_best_checkpoint_is_chosen_on_the_command_line(stopped, tmp_path, one_device, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(stopped[0], workdir)
-    verb, fields = verbs.parse(["evaluate", f"--workdir={workdir}", "--step=best"], (ExperimentConfig,))
+    verb, fields = verbs.parse(["evaluate", f"--workdir={workdir}", "--step=best"])
     cli.run_verb(verb, cli.Request(**fields))
     assert f"the best checkpoint of {workdir} is that of step 4" in capsys.readouterr().err
     assert json.loads((workdir / "evaluation.json").read_text())["step"] == 4
-    assert verbs.parse(["evaluate", "--step=8"], (ExperimentConfig,))[1]["step"] == 8
+    assert verbs.parse(["evaluate", "--step=8"])[1]["step"] == 8
     with pytest.raises(Exception, match="expected the number of a step, or best"):
-        verbs.parse(["evaluate", "--step=worst"], (ExperimentConfig,))
+        verbs.parse(["evaluate", "--step=worst"])
     shutil.rmtree(workdir / "checkpoints" / "4")  # of the one that is left, only the evaluation is missing
     (workdir / "checkpoints" / "8").rename(workdir / "checkpoints" / "7")
     with pytest.raises(FileNotFoundError, match="has no checkpoint with an evaluation: .* of the steps 7; give"):

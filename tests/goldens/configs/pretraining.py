@@ -12,7 +12,6 @@ def get_config(argument: str = ""):
     config.seed = 3
     # Held-out text of its own: the rows do not depend on how documents are held out.
     config.data.update(source="text/train.txt", validation_source="text/validation.txt", sequence_length=16)
-    config.data.validation_rows = None  # the versions that made goldens had no limit
     config.data.tokenizer.vocabulary_size = 300
     config.model.update(layers=1, heads=3, width=12, feedforward=22, max_length=16, initializer_range=0.3)
     config.optimizer.update(learning_rate=5e-3, warmup_steps=2)
