@@ -280,7 +280,7 @@ def test_configs_of_the_package_are_found_by_name(tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "quickstart.py").write_text(FILE)  # the given path comes first
     assert load("configs/quickstart.py:x").title == "x"
-    with pytest.raises(ValueError, match="--config=quikstart does not exist: did you mean --config=quickstart;"):
+    with pytest.raises(ValueError, match="--config=quikstart does not exist: give a config file"):
         load("quikstart")
 
 
