@@ -221,6 +221,7 @@ def contents(directory: epath.Path) -> str | None:
     config, report = (
         read_json(path) if (path := directory / name).exists() else {} for name in ("config.json", "report.json")
     )
+    # From the special to the general: a trial has a run's checkpoints, too, and a suite's arms have reports.
     if "model_type" in config:
         return "a Hugging Face model"
     if isinstance(tasks := config.get("tasks"), dict) and any((directory / name).is_dir() for name in tasks):
