@@ -1,7 +1,7 @@
 """Architecture settings of a Transformer encoder, and of a decoder on top of it."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.attention.fixed import FixedConfig
@@ -119,9 +119,6 @@ class EncoderConfig:
     remat: Remat = "dots"
     scan_layers: bool = True
     attention: Implementation = "auto"
-
-    EARLIER_NAMES: ClassVar = {"segments": "token_types", "decoder_passes": "mask_decoder_passes"}
-    EARLIER_NONE: ClassVar = {"vocabulary_size": 0, "feedforward": 0, "embedding_width": 0, "convolution": 0}
 
     def __post_init__(self):
         if self.width > 0 and self.heads > 0 and self.width % self.heads:

@@ -39,8 +39,6 @@ class ReplacedTokensConfig:
     generator_fraction: Annotated[float, "> 0", "<= 1"] = 0.25
     tokens: Literal["all", "words"] = "all"
 
-    EARLIER_NONE: ClassVar = {"weight": 0.0}
-
     @property
     def coefficient(self) -> float:
         """The factor of the detection loss: `weight` if set, else 50 for the generator `mlm` and 1 for all others."""

@@ -1,7 +1,7 @@
 """Settings of adversarial training: which attack a model is trained against, and how the attack works."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from ag_jax.attention.attack import EmptyRows
 from ag_jax.objectives.consistency import DivergenceConfig
@@ -61,8 +61,6 @@ class AsaConfig:
     weight_decay: Annotated[float, ">= 0"] | None = None
     clip_norm: Annotated[float, "> 0"] | None = 1.0
 
-    EARLIER_NONE: ClassVar = {"keep_init": 0.0, "learning_rate": 0.0, "weight_decay": -1.0, "clip_norm": 0.0}
-
     @property
     def penalty(self) -> float:
         """Coefficient of the loss term that makes masking costly for the adversary: tau ** tau_power."""
@@ -95,8 +93,6 @@ class FixedMaskConfig:
     sentence: SentenceTerm = "head"
     divergence: DivergenceConfig = DivergenceConfig()
 
-    EARLIER_NONE: ClassVar = {"trace": ""}
-
 
 @dataclasses.dataclass(frozen=True)
 class FreeLBConfig:
@@ -123,8 +119,6 @@ class FreeLBConfig:
     max_norm: Annotated[float, "> 0"] | None = 0.3
     dropout: SecondPassDropout = "shared"
     begin_step: Annotated[int, ">= 0"] = 0
-
-    EARLIER_NONE: ClassVar = {"max_norm": 0.0}
 
     @property
     def passes(self) -> int:
@@ -155,8 +149,6 @@ class SmartConfig:
     normalize: Literal["text", "token"] = "text"
     mtdnn_compat: bool = False
     dropout: SecondPassDropout = "independent"
-
-    EARLIER_NONE: ClassVar = {"step_size": 0.0}
 
     @property
     def length_of_step(self) -> float:
