@@ -24,7 +24,6 @@ from ag_jax.interop.finetuned import FineTuned
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.self_attention import Attacker
-from ag_jax.pretraining import build
 from ag_jax.training.metrics import read_metrics
 
 WORDS = range(6, 21)  # number of words of a sentence whose attention maps are easy to read
@@ -208,7 +207,7 @@ def _columns(
     columns = {}
     for name, tuned in opened.items():
         columns[name] = [(task, attention(tuned, text))]
-        attacker = adversarial.learnt(arms[name].attack(task), tuned.config, build.special_tokens(tuned.tokenizer))
+        attacker = adversarial.learnt(arms[name].attack(task), tuned.config)
         if attacker is not None and tuned.adversary_params:
             columns[f"{name}, attacked"] = [(task, attention(tuned, text, attacker))]
     return columns

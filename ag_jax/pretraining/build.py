@@ -110,7 +110,7 @@ def guided_and_attacked(
     # The attack is outermost: FreeLB must be, because it computes its gradient itself, and the second pass of the other
     # attacks then has the guidance of `mode=bias`, too.
     trace = trace or mask_trace.read(adversarial_config, encoder.layers)
-    return adversarial.wrap(objective, adversarial_config, adversarial.AttackContext(encoder, special, steps, trace))
+    return adversarial.wrap(objective, adversarial_config, adversarial.AttackContext(encoder, steps, trace))
 
 
 def _guided_layers(config: GuidanceConfig, encoder: EncoderConfig) -> dict[str, Any]:

@@ -778,8 +778,7 @@ class OpenRun:
 
         It is applied to `params | adversary_params`.
         """
-        special = build.special_tokens(self.tokenizer)
-        return adversarial.learnt(self.config.adversarial, self.model.config, special)
+        return adversarial.learnt(self.config.adversarial, self.model.config)
 
 
 def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:

@@ -20,7 +20,7 @@ from tests.objectives import perturbed
 
 MODEL = tiny.task_model("classification")
 BATCH = {name: field[:1] for name, field in tiny.task_batch("classification").items()}
-CONTEXT = adversarial.AttackContext(MODEL.config, tiny.SPECIAL, 10)
+CONTEXT = adversarial.AttackContext(MODEL.config, 10)
 
 
 def entropy(row):

@@ -18,7 +18,7 @@ from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
-from ag_jax.pretraining import build, mask_trace
+from ag_jax.pretraining import mask_trace
 from ag_jax.training.loop import NonFiniteError
 from tests import tiny
 from tests.analysis.examples import SENTENCE, WordTokenizer
@@ -282,7 +282,7 @@ def test_attention_under_attack_is_what_the_kept_adversary_leaves(tmp_path, scor
     finetuned.save(FineTuned(head, model.config, TOKENIZER, params, {}, _adversary(model.config, score)), tmp_path)
     tuned = finetuned.load(tmp_path)
     assert set(tuned.params) == {"encoder", "task_head"} and set(tuned.adversary_params) == {"adversary"}
-    attacker = adversarial.learnt(AdversarialConfig("asa"), tuned.config, build.special_tokens(TOKENIZER))
+    attacker = adversarial.learnt(AdversarialConfig("asa"), tuned.config)
     text = "good roads we build"
     plain, under = attacked.attention(tuned, text), attacked.attention(tuned, text, attacker)
     expected = plain.weights_NHQK if score > 0 else np.full_like(plain.weights_NHQK, 1 / len(plain.tokens))

@@ -20,7 +20,7 @@ from ag_jax.training.stopping import Interrupted, StopSignal
 from tests.finetuning import tasks
 from tests.finetuning.test_trial import rows, without_clock
 
-ASA = AdversarialConfig("asa", asa=AsaConfig(gate="gumbel"))
+ASA = AdversarialConfig("asa")
 
 
 def setting(kind, adversarial, **settings):

@@ -17,7 +17,7 @@ def attacked(inner, method="asa", shape=tiny.CONFIG, steps=10, recorded=None, **
     """The objective under an attack with these settings of its section."""
     section = {"asa": AsaConfig(**settings)} if method == "asa" else {"masking": FixedMaskConfig(**settings)}
     config = AdversarialConfig(method, **section)
-    return adversarial.wrap(inner, config, adversarial.AttackContext(shape, tiny.SPECIAL, steps, recorded))
+    return adversarial.wrap(inner, config, adversarial.AttackContext(shape, steps, recorded))
 
 
 def model_of(objective):

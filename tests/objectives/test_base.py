@@ -20,7 +20,7 @@ from tests.objectives import adversaries, perturbed
 
 STEP = perturbed.STEP
 # Attacks are told of dropout, which `r_drop` needs; the models of the cases have none.
-SETTING = adversarial.AttackContext(tiny.config(dropout=0.1), tiny.SPECIAL, 10)
+SETTING = adversarial.AttackContext(tiny.config(dropout=0.1), 10)
 ATTACKS = {
     "bernoulli": AdversarialConfig("bernoulli"),
     "smart": AdversarialConfig("smart", smart=SmartConfig(noise=1e-2, step_size=1e-2, epsilon=0.1)),

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax.attention.patterns import PatternTokens
 from ag_jax.objectives.adversarial.config import AsaConfig, FreeLBConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
@@ -27,7 +26,7 @@ def freelb(begin):
 
 def asa(begin):
     objective, batch = perturbed.CASES["classification"]
-    attacker = LearntMasks(AsaConfig(delay_steps=begin), objective.model.config, PatternTokens((), ()))
+    attacker = LearntMasks(AsaConfig(delay_steps=begin), objective.model.config)
     adversary = {"adversary": nn.unbox(attacker.init(jax.random.key(1)))}
     return adversarial_self_attention(objective, attacker), batch, adversary
 

@@ -106,7 +106,7 @@ def test_an_objective_computes_them_together(method):
     """Loss, metrics and gradient are those of its terms, each computed by itself."""
     batch, model = tiny.mixed_batch(), tiny.model(dropout=0.2, attention_dropout=0.2)
     inner = Pretraining(model, Sentences("head", 2))
-    context = adversarial.AttackContext(model.config, tiny.SPECIAL, 10)
+    context = adversarial.AttackContext(model.config, 10)
     objective = adversarial.wrap(inner, AdversarialConfig(method), context)
     own = adversarial.init(AdversarialConfig(method), model.config, jax.random.key(1))
     params = tiny.params(model, batch) | nn.unbox(own)

@@ -128,7 +128,7 @@ def test_it_has_nothing_of_a_mask():
     """No attack in the second pass, no masked share, no parameters, and nothing at first positions in pre-training."""
     inner = Recorded(Pretraining(tiny.model(**DROPS)))
     config, encoder = AdversarialConfig("r_drop", r_drop=RDropConfig(weight=3.0)), tiny.config(**DROPS)
-    objective = adversarial.wrap(inner, config, adversarial.AttackContext(encoder, tiny.SPECIAL, 10))
+    objective = adversarial.wrap(inner, config, adversarial.AttackContext(encoder, 10))
     assert objective == r_drop(inner, RDropConfig(weight=3.0)) and config.in_effect == config
     batch = tiny.mixed_batch()
     metrics = perturbed.trained(objective, perturbed.params_of(inner, batch), batch)[1]
@@ -156,9 +156,9 @@ def test_a_model_without_dropout_is_rejected():
     """One of both rates is enough."""
     inner, config = perturbed.Linear(), AdversarialConfig("r_drop")
     with pytest.raises(ValueError, match="r_drop compares two passes .* attention_dropout of the model are 0"):
-        adversarial.wrap(inner, config, adversarial.AttackContext(tiny.CONFIG, tiny.SPECIAL, 10))
+        adversarial.wrap(inner, config, adversarial.AttackContext(tiny.CONFIG, 10))
     for name in DROPS:
-        context = adversarial.AttackContext(tiny.config(**{name: 0.1}), tiny.SPECIAL, 10)
+        context = adversarial.AttackContext(tiny.config(**{name: 0.1}), 10)
         assert adversarial.wrap(inner, config, context).term == "r_drop"
     with pytest.raises(ValueError, match="adversarial.r_drop.weight must be .*at least 0"):
         config_reader.check(AdversarialConfig(r_drop=RDropConfig(weight=-1.0)), "adversarial")

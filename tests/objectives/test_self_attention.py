@@ -336,18 +336,6 @@ def test_dropout_of_the_attacked_pass(dropout):
         np.testing.assert_allclose(outcome.totals[term], plain.totals[term], rtol=1e-6)
 
 
-def test_protected_specials():
-    batch = tiny.mixed_batch()
-    objective = attacked(Pretraining(PretrainingModel(tiny.CONFIG)), protect_specials=True)
-    params = params_of(objective, batch)
-    attack = objective.attacker(params, batch, STEP)
-    assert attack.special_NBL.shape == (2, 6, 11)
-    np.testing.assert_array_equal(attack.special_NBL[1], np.isin(batch["original"], reference.DELIMITERS))
-    plain = attacked(Pretraining(PretrainingModel(tiny.CONFIG)))
-    masked = [compiled(of)(params, batch).metrics["masked"][0] for of in (objective, plain)]
-    assert masked[0] < masked[1]
-
-
 def test_the_mean_fraction():
     batch = tiny.mixed_batch()
     objective = attacked(Pretraining(PretrainingModel(tiny.CONFIG)), count="fraction")

@@ -356,7 +356,7 @@ def test_what_cannot_be_is_refused(kind, name, value, range):
 
 
 def test_sift_with_rms_norm_is_refused_unless_it_subtracts_no_mean():
-    context = adversarial.AttackContext(tiny.config(norm="rms", norm_biases=False), tiny.SPECIAL, 10)
+    context = adversarial.AttackContext(tiny.config(norm="rms", norm_biases=False), 10)
     with pytest.raises(
         ValueError, match="RMSNorm of this model .model.norm=rms. does not, .* set adversarial.sift.normalize=unit"
     ):
@@ -373,9 +373,7 @@ def test_the_usual_steps():
 def test_a_ball_that_rounding_loses_is_refused():
     def wrapped(dtype, **settings):
         config = AdversarialConfig("smart", smart=SmartConfig(**settings))
-        return adversarial.wrap(
-            perturbed.Linear(), config, adversarial.AttackContext(tiny.config(dtype=dtype), tiny.SPECIAL, 10)
-        )
+        return adversarial.wrap(perturbed.Linear(), config, adversarial.AttackContext(tiny.config(dtype=dtype), 10))
 
     for dtype, settings in (("float32", {}), ("bfloat16", {"epsilon": 2e-3}), ("bfloat16", {"mtdnn_compat": True})):
         assert wrapped(dtype, **settings).term == "smart"

@@ -219,7 +219,7 @@ def stepped(objective):
 def test_attacks_on_the_encoder_of_a_translation(params, method, terms):
     """A training step: it is finite and another one than without the attack, for the decoder, too."""
     config, plain = ATTACKS[method], Translation(MODEL)
-    context = adversarial.AttackContext(MODEL.config, tiny.SPECIAL, 10)
+    context = adversarial.AttackContext(MODEL.config, 10)
     objective = adversarial.wrap(plain, config, context)
     assert objective.primary_metric.metric == "nll"
     assert set(objective.coefficients(STEP)) == set(objective.normalizers(small.packed())) == terms
@@ -241,7 +241,7 @@ def test_attacks_on_the_encoder_of_a_translation(params, method, terms):
 
 
 def test_sift_needs_normalised_embeddings():
-    context = adversarial.AttackContext(MODEL.config, tiny.SPECIAL, 10)
+    context = adversarial.AttackContext(MODEL.config, 10)
     with pytest.raises(ValueError, match="sift perturbs normalised embeddings.*model.embedding_norm=False"):
         adversarial.wrap(Translation(MODEL), AdversarialConfig("sift"), context)
 

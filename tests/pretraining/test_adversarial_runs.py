@@ -66,11 +66,11 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(text, tmp_path_factory):
-    """A run with an adversary that has noise, beside guidance."""
+    """A run with an adversary, beside guidance."""
     patch, device = pytest.MonkeyPatch(), jax.devices()[0]
     patch.setattr(jax, "devices", lambda: [device])
     workdir = epath.Path(tmp_path_factory.mktemp("runs") / "whole")
-    summary = run.train(settings(text, **{"adversarial.asa.gate": "gumbel", "guidance.mode": "loss"}), workdir)
+    summary = run.train(settings(text, **{"guidance.mode": "loss"}), workdir)
     patch.undo()
     return workdir, summary
 

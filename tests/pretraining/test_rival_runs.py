@@ -48,7 +48,7 @@ RIVALS = {
 def test_the_method_chooses():
     """Also the width of embeddings that have one of their own; settings of other methods are not read."""
     inner, config = Pretraining(tiny.model()), tiny.config(embedding_width=7, dropout=0.1)
-    setting = adversarial.AttackContext(config, tiny.SPECIAL, 10)
+    setting = adversarial.AttackContext(config, 10)
     made = {method: adversarial.wrap(inner, AdversarialConfig(method, **RIVALS[method]), setting) for method in RIVALS}
     assert made["freelb"] == FreeLB(inner, RIVALS["freelb"]["freelb"], 7)
     assert made["smart"].perturbation == SmartPerturbation(RIVALS["smart"]["smart"], 7) and made["smart"].steps == 2
@@ -127,9 +127,7 @@ def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, ei
     found = []
     for shape, again in (((1, 1, 1), "none"), ((2, 2, 2), remat)):
         model = tiny.model(heads=4, width=16, dropout=0.1, attention_dropout=0.2, remat=again)
-        objective = adversarial.wrap(
-            tiny.guided(model), config, adversarial.AttackContext(model.config, tiny.SPECIAL, 10)
-        )
+        objective = adversarial.wrap(tiny.guided(model), config, adversarial.AttackContext(model.config, 10))
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
         optimizer = make_optimizer(OptimizerConfig(), 10)
         init = functools.partial(of_model, model, batch)

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from ag_jax.attention.attack import EmptyRows
 from ag_jax.objectives.consistency import DivergenceConfig
 from ag_jax.objectives.sentences import SentenceTerm
 
@@ -23,13 +22,6 @@ class AsaConfig:
     count: what the penalty counts: unmasked `units` of all layers, or the sum over layers of the unmasked `fraction`.
     strength: C, the number that is subtracted from the score of a masked unit.
     heads: whether the heads of a layer have one mask (`shared`), or each its `own`.
-    gate: a unit is not masked where its score is above 0 (`threshold`), or above logistic noise (`gumbel`, at
-        `gumbel_temperature`).
-    gumbel_temperature: temperature of the gate `gumbel`.
-    empty_rows: a query whose keys are all masked attends to its text evenly (`uniform`), or to itself
-        (`keep_diagonal`).
-    protect_specials: never mask special tokens.
-    protect_diagonal: never mask the attention of a token to itself.
     keep_init: share of the units that is not masked at first, approximately; None leaves it to the initial values
         (about half).
     delay_steps: steps before the attack begins.
@@ -47,11 +39,6 @@ class AsaConfig:
     count: Literal["units", "fraction"] = "units"
     strength: Strength = 1e4
     heads: Literal["shared", "own"] = "shared"
-    gate: Literal["threshold", "gumbel"] = "threshold"
-    gumbel_temperature: Annotated[float, "> 0"] = 1.0
-    empty_rows: EmptyRows = "uniform"
-    protect_specials: bool = False
-    protect_diagonal: bool = False
     keep_init: Annotated[float, "> 0", "< 1"] | None = None
     delay_steps: Annotated[int, ">= 0"] = 0
     dropout: SecondPassDropout = "independent"
@@ -77,8 +64,6 @@ class FixedMaskConfig:
         masked there, layer by layer. In a suite `{arms}`, `{task}` and `{trial}` stand for the comparison's directory,
         the task and the trial.
     strength: number that is subtracted from the score of a masked unit.
-    empty_rows: a query whose keys are all masked attends to its text evenly (`uniform`), or to itself
-        (`keep_diagonal`).
     dropout: dropout of the attacked pass: `independent` of the clean pass, or the same (`shared`).
     sentence: what pre-training compares at the first position of a text: the prediction of the model's head (`head`),
         the hidden state as logits (`softmax`) or by squared error (`squares`), or nothing (`none`).
@@ -88,7 +73,6 @@ class FixedMaskConfig:
     share: Annotated[float, "> 0", "< 1"] = 0.1
     trace: str | None = None
     strength: Strength = 1e4
-    empty_rows: EmptyRows = "uniform"
     dropout: SecondPassDropout = "independent"
     sentence: SentenceTerm = "head"
     divergence: DivergenceConfig = DivergenceConfig()

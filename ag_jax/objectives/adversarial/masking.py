@@ -106,7 +106,7 @@ class NaiveMasks:
         All layers mask the same share, or with `scheduled` the shares of `trace` after this fraction of the run.
         """
         del params, encoder_batch
-        policy = MaskPolicy(self.config.strength, self.config.empty_rows)
+        policy = MaskPolicy(self.config.strength)
         share_N = jnp.full(self.layers, self.config.share, jnp.float32)
         if self.method == "magnitude":
             return LargestMasks(share_N, policy)

@@ -14,7 +14,6 @@ from jax import Array
 from ag_jax.attention import segments
 from ag_jax.attention.adversary import ADVERSARY, Adversary, initial_offset
 from ag_jax.attention.attack import Attack, MaskCounts, MaskPolicy
-from ag_jax.attention.patterns import PatternTokens
 from ag_jax.models import encoder
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.encoder import Batch, Params, Ports
@@ -38,24 +37,17 @@ class LearntMasks:
 
     config: AsaConfig
     encoder: EncoderConfig
-    special: PatternTokens
 
     def __call__(self, params: Params, encoder_batch: Batch, step: Array) -> Adversary:
-        """Return the adversary with the parameters `params["adversary"]`; `step` is not used."""
-        del step
-        config, shape, special_NBL = self.config, self.encoder, None
-        if config.protect_specials:
-            original_BL = encoder.rows(encoder_batch)["original"]
-            special_BL = jnp.isin(original_BL, jnp.asarray(self.special.delimiters, original_BL.dtype))
-            special_NBL = jnp.broadcast_to(special_BL, (shape.layers, *special_BL.shape))
-        is_drawn = config.gate == "gumbel"
+        """Return the adversary with the parameters `params["adversary"]`, whatever the batch and the step."""
+        del encoder_batch, step
+        config, shape = self.config, self.encoder
         return Adversary(
             **params[ADVERSARY],
-            special_NBL=special_NBL,
-            policy=MaskPolicy(config.strength, config.empty_rows, config.protect_diagonal),
+            special_NBL=None,
+            policy=MaskPolicy(config.strength),
             heads=shape.heads if config.heads == "own" else 1,
-            offset=initial_offset(config.keep_init, shape.width, shape.initializer_range, drawn=is_drawn),
-            temperature=config.gumbel_temperature if is_drawn else 0.0,
+            offset=initial_offset(config.keep_init, shape.width, shape.initializer_range),
         )
 
     def init(self, key: Array) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from ag_jax.attention.adversary import ADVERSARY
-from ag_jax.attention.patterns import PatternTokens
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial.config import NAIVE, AdversarialConfig, SmartConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
@@ -29,13 +28,11 @@ class AttackContext:
     """Facts about the model and the run that attacks use, in addition to their own settings.
 
     encoder: the model's config.
-    special: special token ids of the model's tokenizer.
     steps: number of steps of the run.
     trace: the trace named by `adversarial.masking.trace`.
     """
 
     encoder: EncoderConfig
-    special: PatternTokens
     steps: int
     trace: Trace | None = None
 
@@ -45,7 +42,7 @@ def wrap(objective: Objective, config: AdversarialConfig, context: AttackContext
 
     `init` makes the parameters of an attack that learns.
     """
-    attacker = learnt(config, context.encoder, context.special)
+    attacker = learnt(config, context.encoder)
     if attacker is not None:
         return adversarial_self_attention(objective, attacker)
     if config.method in NAIVE:
@@ -96,15 +93,15 @@ def _check_dropout(encoder: EncoderConfig) -> None:
         )
 
 
-def learnt(config: AdversarialConfig, encoder: EncoderConfig, special: PatternTokens) -> LearntMasks | None:
+def learnt(config: AdversarialConfig, encoder: EncoderConfig) -> LearntMasks | None:
     """Return the attack in which an adversary learns what to mask; None if the configured attack has no adversary.
 
     The adversary's parameters are not stored in the attack: each call reads them from `params["adversary"]`.
     """
-    return LearntMasks(config.asa, encoder, special) if config.method == "asa" else None
+    return LearntMasks(config.asa, encoder) if config.method == "asa" else None
 
 
 def init(config: AdversarialConfig, encoder: EncoderConfig, key: jax.Array) -> dict[str, Any]:
     """Return the attack's initial parameters, boxed with axis names; an empty dict if the attack does not learn."""
-    attacker = learnt(config, encoder, PatternTokens((), ()))
+    attacker = learnt(config, encoder)
     return {} if attacker is None else {ADVERSARY: attacker.init(key)}
