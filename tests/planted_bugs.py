@@ -299,8 +299,8 @@ BUGS = (
     Bug(
         "two systems are resampled with different sentences",
         "ag_jax/evaluation/translation.py",
-        "counted.resampled(drawn_RS) - base_R",
-        "counted.resampled(drawn_RS[::-1]) - base_R",
+        "counted.resampled(resamples_RS) - base_R",
+        "counted.resampled(resamples_RS[::-1]) - base_R",
         "tests/evaluation/test_translation.py",
     ),
     Bug(

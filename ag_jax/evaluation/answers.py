@@ -35,18 +35,23 @@ class Candidates:
         """The text of the best answer; "" if there are no answers."""
         return self.answers[0][0] if self.answers else ""
 
+    @property
+    def best_score(self) -> float:
+        """The score of the best answer; 0 if there are no answers."""
+        return self.answers[0][1] if self.answers else 0.0
+
     def best_or_empty(self, threshold: float = 0.0) -> str:
         """Return the best answer, or "" if "no answer" scores higher by more than the threshold."""
-        return "" if not self.answers or self.none - self.answers[0][1] > threshold else self.text
+        return "" if not self.answers or self.none - self.best_score > threshold else self.text
 
     def probabilities(self) -> dict[str | None, float]:
         """Return the softmax of the scores, added up over equal texts; the key None stands for "no answer"."""
         scores = np.array([self.none, *(score for _, score in self.answers)])
         shares = np.exp(scores - scores.max())
-        found: dict[str | None, float] = {None: 0.0}
+        result: dict[str | None, float] = {None: 0.0}
         for text, share in zip((None, *(text for text, _ in self.answers)), shares / shares.sum(), strict=True):
-            found[text] = found.get(text, 0.0) + float(share)
-        return found
+            result[text] = result.get(text, 0.0) + float(share)
+        return result
 
 
 def average(of_models: Sequence[Candidates]) -> Candidates:
@@ -69,9 +74,9 @@ def average_classified(of_models: Sequence[Candidates]) -> Candidates:
     probabilities of their own. The ensemble's logit is that of the mean probability of "no answer"; so the ensemble
     gives no answer exactly where that exceeds 1/2, however much the models disagree about the answer.
     """
-    answering = [dataclasses.replace(found, none=-np.inf) for found in of_models if found.answers]
+    answering = [dataclasses.replace(candidates, none=-np.inf) for candidates in of_models if candidates.answers]
     answers = average(answering).answers if answering else ()
-    logits = np.array([found.none - (found.answers[0][1] if found.answers else 0.0) for found in of_models])
+    logits = np.array([candidates.none - candidates.best_score for candidates in of_models])
     # log(p / (1 - p)) for the mean p of the probabilities 1 / (1 + exp(-logit)), without a rounded p.
     logit = np.logaddexp.reduce(-np.logaddexp(0, -logits)) - np.logaddexp.reduce(-np.logaddexp(0, logits))
     return Candidates(answers, (answers[0][1] if answers else 0.0) + float(logit))
@@ -86,7 +91,7 @@ def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longe
     score of "no answer" is the minimum over windows of start_0 + end_0, because it requires that no window has an
     answer (run_squad.py).
     """
-    found: list[tuple[float, int, int]] = []
+    spans: list[tuple[float, int, int]] = []
     none = np.inf
     for logits_L2, characters_L3 in windows:
         length = len(characters_L3)
@@ -103,9 +108,9 @@ def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longe
         top = np.argsort(-scores, kind="stable")[:BEST]
         for score, (first, extra) in zip(scores[top], (divmod(int(place), longest) for place in top), strict=True):
             if np.isfinite(score):
-                found.append((float(score), int(characters_L3[first, 0]), int(characters_L3[first + extra, 1])))
-    found = sorted(found, key=lambda candidate: -candidate[0])[:BEST]
-    return Candidates(tuple((context[begin:end], score) for score, begin, end in found), float(none))
+                spans.append((float(score), int(characters_L3[first, 0]), int(characters_L3[first + extra, 1])))
+    spans = sorted(spans, key=lambda candidate: -candidate[0])[:BEST]
+    return Candidates(tuple((context[begin:end], score) for score, begin, end in spans), float(none))
 
 
 def tuned(answered: Sequence[float], refused: Sequence[float], scores: Sequence[float]) -> tuple[float, float]:
@@ -136,8 +141,11 @@ def normalized(answer: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 if the normalized prediction equals an answer, else 0; without answers, 1 if the prediction is empty."""
-    return float(any(normalized(prediction) == answer for answer in _wanted(answers)))
+    """Return 1 if the normalized prediction equals an answer, else 0.
+
+    Without answers, it is 1 if the prediction is empty.
+    """
+    return float(any(normalized(prediction) == answer for answer in _normalized_answers(answers)))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
@@ -145,17 +153,17 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
 
     Repeated words are counted. Without answers, 1 if the prediction is empty, else 0.
     """
-    return max(_overlap(normalized(prediction).split(), answer.split()) for answer in _wanted(answers))
+    return max(_overlap(normalized(prediction).split(), answer.split()) for answer in _normalized_answers(answers))
 
 
-def _wanted(answers: Sequence[str]) -> list[str]:
+def _normalized_answers(answers: Sequence[str]) -> list[str]:
     # As in the script of SQuAD 2.0, answers that are empty after normalisation are ignored. The script of SQuAD 1.1,
     # where such answers hardly occur, would give them F1 0.
     return [answer for answer in map(normalized, answers) if answer] or [""]
 
 
-def _overlap(predicted: list[str], wanted: list[str]) -> float:
-    if not predicted or not wanted:
-        return float(predicted == wanted)
-    same = sum((collections.Counter(predicted) & collections.Counter(wanted)).values())
-    return 2 * same / (len(predicted) + len(wanted))
+def _overlap(predicted: list[str], answer: list[str]) -> float:
+    if not predicted or not answer:
+        return float(predicted == answer)
+    same = sum((collections.Counter(predicted) & collections.Counter(answer)).values())
+    return 2 * same / (len(predicted) + len(answer))

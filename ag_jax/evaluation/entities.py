@@ -31,16 +31,17 @@ def entities(tags: Sequence[str]) -> Iterator[Entity]:
 
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
     """Return `precision`, `recall` and `f1` of entities, from 0 to 1."""
-    found = wanted = right = 0
+    gold_count = predicted_count = right = 0
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
-        these, those = set(entities(gold_tags)), set(entities(predicted_tags))
-        wanted += len(these)
-        found += len(those)
-        right += len(these & those)
+        gold_entities, predicted_entities = set(entities(gold_tags)), set(entities(predicted_tags))
+        gold_count += len(gold_entities)
+        predicted_count += len(predicted_entities)
+        right += len(gold_entities & predicted_entities)
+    total = gold_count + predicted_count
     return {
-        "precision": right / found if found else 0.0,
-        "recall": right / wanted if wanted else 0.0,
-        "f1": 2 * right / (found + wanted) if found + wanted else 0.0,
+        "precision": right / predicted_count if predicted_count else 0.0,
+        "recall": right / gold_count if gold_count else 0.0,
+        "f1": 2 * right / total if total else 0.0,
     }
 
 

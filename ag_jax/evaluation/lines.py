@@ -1,4 +1,4 @@
-"""Lines of translations that are scored against lines of references: what cannot be scored, and what should be noted.
+"""Checks of the lines of translations and references before they are scored.
 
 Shape letter: S sentences.
 """
@@ -84,15 +84,15 @@ def _overlap(words: collections.Counter, others: collections.Counter) -> float:
 
 def note_on_marks(hypotheses: Sequence[str], references: Sequence[str]) -> str:
     """Return a sentence that names the marks of tokenised text that many lines have; "" if few lines have any."""
-    found = []
+    notes = []
     for name, lines in (("hypotheses", hypotheses), ("references", references)):
         for mark, is_marked in _MARKS.items():
             count = sum(map(is_marked, lines))
             if count >= _MARKED * len(lines):
-                found.append(f"{count:,} of {len(lines):,} {name} have {mark}")
-    if not found:
+                notes.append(f"{count:,} of {len(lines):,} {name} have {mark}")
+    if not notes:
         return ""
-    return f"Score of tokenised text, not comparable with scores of plain text: {'; '.join(found)}."
+    return f"Score of tokenised text, not comparable with scores of plain text: {'; '.join(notes)}."
 
 
 def _excerpt(text: str) -> str:

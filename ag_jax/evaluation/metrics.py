@@ -60,7 +60,8 @@ def group_exact_match(groups: Sequence[str], labels: Sequence[int], predictions:
 
     groups: the group of each prediction.
     """
-    wrong = {group for group, label, found in zip(groups, labels, predictions, strict=True) if label != found}
+    rows = zip(groups, labels, predictions, strict=True)
+    wrong = {group for group, label, prediction in rows if label != prediction}
     return 1 - len(wrong) / len(set(groups))
 
 
@@ -70,11 +71,11 @@ def gender_parity(groups: Sequence[str], labels: Sequence[int], predictions: Seq
     Groups of one example, as a subset of the examples may have, are left out; without any other, the result is 0.
     """
     del labels
-    found: dict[str, list[int]] = {}
+    by_group: dict[str, list[int]] = {}
     for group, prediction in zip(groups, predictions, strict=True):
-        found.setdefault(group, []).append(prediction)
-    several = [len(set(of_group)) == 1 for of_group in found.values() if len(of_group) > 1]
-    return float(np.mean(several)) if several else 0.0
+        by_group.setdefault(group, []).append(prediction)
+    are_equal = [len(set(of_group)) == 1 for of_group in by_group.values() if len(of_group) > 1]
+    return float(np.mean(are_equal)) if are_equal else 0.0
 
 
 _GROUPED = {function.__name__: function for function in (group_exact_match, gender_parity)}
@@ -103,16 +104,16 @@ def of_imported(task: Task, examples: Sequence[Example], predictions: Sequence[A
 
     Raises ValueError if a function cannot be imported, fails, or returns no finite number.
     """
-    found = {}
+    values = {}
     # Tags that were read from a file of predictions are lists.
-    predicted = [tuple(one) if isinstance(one, list) else one for one in predictions]
+    predictions = [tuple(tags) if isinstance(tags, list) else tags for tags in predictions]
     for name in filter(is_import_path, task.metrics):
         labels = [getattr(example, _LABELS[type(example)]) for example in examples]
         if examples and isinstance(examples[0], Question):
-            labels = [tuple(text for text, _ in answers) for answers in labels]
+            labels = [tuple(text for text, _ in pairs) for pairs in labels]
         function = imported.function(f"tasks.{task.name}.metric={name}", name)
         try:
-            value = float(function(labels, list(predicted)))
+            value = float(function(labels, list(predictions)))
         except Exception as error:  # the function is not ours, and may raise anything
             raise ValueError(
                 f"the metric {name} of task {task.name} failed: {type(error).__name__}: {error}; it must be a function "
@@ -120,8 +121,8 @@ def of_imported(task: Task, examples: Sequence[Example], predictions: Sequence[A
             ) from error
         if not np.isfinite(value):
             raise ValueError(f"the metric {name} of task {task.name} must return a finite number, got {value}")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def check(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> None:
@@ -142,8 +143,9 @@ def are_known(examples: Sequence[Example]) -> bool:
 
 
 def undefined(task: Task, examples: Sequence[Example]) -> list[str]:
-    """Return the task's metrics that are 0 on these examples whatever is predicted, such as a correlation with labels
-    that are all equal.
+    """Return the task's metrics that are 0 on these examples whatever is predicted.
+
+    Such is a correlation with labels that are all equal.
     """
     labels = [getattr(example, _LABELS[type(example)]) for example in examples]
     if task.kind in ("classification", "regression", "referent"):
@@ -167,10 +169,10 @@ def is_unknown(example: Example) -> bool:
 def of_labels(task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Return the task's metrics for predicted classes or numbers."""
     labels = [example.label for example in examples]
-    found = {name: _SIMPLE[name](labels, predictions) for name in task.metrics if name in _SIMPLE}
+    values = {name: _SIMPLE[name](labels, predictions) for name in task.metrics if name in _SIMPLE}
     for name in set(task.metrics) & set(_GROUPED):
-        found[name] = _GROUPED[name]([example.group for example in examples], labels, predictions)
-    return found
+        values[name] = _GROUPED[name]([example.group for example in examples], labels, predictions)
+    return values
 
 
 def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[int]) -> dict[str, float]:
@@ -187,8 +189,8 @@ def of_tags(task: Task, examples: Sequence[TaggedSentence], predictions: Sequenc
     """Return precision, recall and F1 of entities, and F1 of single tags."""
     del task
     gold = [example.tags for example in examples]
-    found = entities.entity_scores(gold, predictions)
-    return {"entity_f1": found.pop("f1"), **found, "token_f1": entities.token_f1(gold, predictions)}
+    scores = entities.entity_scores(gold, predictions)
+    return {"entity_f1": scores.pop("f1"), **scores, "token_f1": entities.token_f1(gold, predictions)}
 
 
 def of_answers(task: Task, examples: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
@@ -219,13 +221,13 @@ def tuned_thresholds(
     scores: the best answers of each question. A question gets no answer if the score of "no answer" exceeds that of the
         best answer by more than the threshold.
     """
-    margins = [found.none - found.answers[0][1] if found.answers else np.inf for found in scores]
-    wanted = [[text for text, _ in example.answers] for example in examples]
+    margins = [candidates.none - candidates.answers[0][1] if candidates.answers else np.inf for candidates in scores]
+    right_texts = [[text for text, _ in example.answers] for example in examples]
     tuned = {}
     for name in task.metrics:
         if score := TUNED.get(name):
-            answered = [score(found.text, texts) for found, texts in zip(scores, wanted, strict=True)]
-            tuned[name] = answers.tuned(answered, [score("", texts) for texts in wanted], margins)
+            answered = [score(candidates.text, texts) for candidates, texts in zip(scores, right_texts, strict=True)]
+            tuned[name] = answers.tuned(answered, [score("", texts) for texts in right_texts], margins)
     return tuned
 
 
@@ -263,9 +265,10 @@ def rate_answer(task: Task, example: Question, prediction: str) -> float:
     return answers.f1(*_answers(example, prediction))
 
 
-def _answer_scores(answered: Sequence[tuple[str, Sequence[str]]]) -> dict[str, float]:
-    exact, overlap = (np.asarray([score(*pair) for pair in answered]) for score in (answers.exact_match, answers.f1))
-    has_answer: np.ndarray = np.asarray([bool(wanted) for _, wanted in answered])
+def _answer_scores(pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, float]:
+    """Return SQuAD's metrics of pairs (predicted answer, right answers)."""
+    exact, overlap = (np.asarray([score(*pair) for pair in pairs]) for score in (answers.exact_match, answers.f1))
+    has_answer: np.ndarray = np.asarray([bool(right) for _, right in pairs])
     return {
         "f1": float(overlap.mean()),
         "exact_match": float(exact.mean()),

@@ -67,7 +67,7 @@ def _spans(examples: Examples, features: Features, logits: Logits) -> list[Candi
     windows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in examples]
     for owner, of_row, characters in zip(features.owner, logits, features.characters, strict=True):
         windows[owner].append((of_row, characters))
-    return [answers.choose(example.context, own) for example, own in zip(examples, windows, strict=True)]
+    return [answers.choose(example.context, parts) for example, parts in zip(examples, windows, strict=True)]
 
 
 def classified_answer_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
@@ -84,39 +84,39 @@ def classified_answer_scores(task: Task, examples: Examples, features: Features,
     none: np.ndarray = np.full(len(examples), np.inf)
     np.minimum.at(none, features.owner, [float(of_row[0, 2]) - float(of_row[1, 2]) for of_row in logits])
     return [
-        Candidates(found.answers, (found.answers[0][1] if found.answers else 0.0) + float(of_example))
-        for found, of_example in zip(spans, none, strict=True)
+        Candidates(candidates.answers, candidates.best_score + float(logit))
+        for candidates, logit in zip(spans, none, strict=True)
     ]
 
 
-def best_index(task: Task, example: Texts | Choices, found: np.ndarray) -> int:
+def best_index(task: Task, example: Texts | Choices, scores: np.ndarray) -> int:
     """Return the index of the class or candidate with the highest score."""
     del task, example
-    return int(np.argmax(found))
+    return int(np.argmax(scores))
 
 
-def is_first(task: Task, example: Referent, found: np.ndarray) -> int:
+def is_first(task: Task, example: Referent, scores: np.ndarray) -> int:
     """Return 1 if no candidate scores higher than the first one, else 0."""
     del task, example
-    return int(np.argmax(found) == 0)
+    return int(np.argmax(scores) == 0)
 
 
-def number(task: Task, example: Texts, found: np.ndarray) -> float:
+def number(task: Task, example: Texts, scores: np.ndarray) -> float:
     """Return a predicted number as a float."""
     del task, example
-    return float(found)
+    return float(scores)
 
 
-def tags(task: Task, example: TaggedSentence, found: np.ndarray) -> tuple[str, ...]:
+def tags(task: Task, example: TaggedSentence, scores: np.ndarray) -> tuple[str, ...]:
     """Return the best tag of each word, and O for words that were truncated."""
-    best = [task.labels[label] for label in np.argmax(found, axis=-1)]
+    best = [task.labels[label] for label in np.argmax(scores, axis=-1)]
     return (*best, *["O"] * (len(example.words) - len(best)))
 
 
-def answer(task: Task, example: Question, found: Candidates) -> str:
+def answer(task: Task, example: Question, scores: Candidates) -> str:
     """Return the text of the best answer, or "" for "no answer" where the task allows it."""
     del example
-    return found.text if task.answerable else found.best_or_empty(task.threshold)
+    return scores.text if task.answerable else scores.best_or_empty(task.threshold)
 
 
 def log_mean_probabilities(of_models: Sequence[np.ndarray]) -> np.ndarray:
@@ -135,11 +135,11 @@ def mean_of_numbers(of_models: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack([np.asarray(of_model, np.float64) for of_model in of_models]).mean(0)
 
 
-def to_plain(found: Scores) -> Any:
+def to_plain(scores: Scores) -> Any:
     """Convert scores to values that JSON can store, rounded to six decimals."""
-    if isinstance(found, Candidates):
-        return {"none": round(found.none, 6), "answers": [[text, round(score, 6)] for text, score in found.answers]}
-    return np.round(found, 6).tolist()
+    if isinstance(scores, Candidates):
+        return {"none": round(scores.none, 6), "answers": [[text, round(score, 6)] for text, score in scores.answers]}
+    return np.round(scores, 6).tolist()
 
 
 def array_from_plain(value: Any) -> np.ndarray:

@@ -61,9 +61,9 @@ def paired_t_test(baseline: Sequence[float] | np.ndarray, other: Sequence[float]
 def paired_t_test_over_examples(
     baseline: Sequence[Sequence[float] | np.ndarray], other: Sequence[Sequence[float] | np.ndarray]
 ) -> float | None:
-    """Return the p-value of a paired t-test in which a pair is an example of the evaluation set, scored in the baseline
-    and in the other arm; None in the cases in which `paired_t_test` returns None.
+    """Return the p-value of a paired t-test over the examples of an evaluation set, None where t is undefined.
 
+    A pair is an example, scored in the baseline and in the other arm. t is undefined in the cases of `paired_t_test`.
     Each argument has, for each seed, the scores of all examples. The scores of an example are averaged over the seeds.
     This tests whether the arms differ on other examples like these, given the trained models; `paired_t_test` over
     seeds tests whether they differ with other seeds, given these examples.
@@ -153,12 +153,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @functools.cache
 def smallest_effect(pairs: int) -> float:
-    """Return how large the true mean difference has to be, in standard deviations of the differences, for
-    `paired_t_test` of so many pairs to give p < .05 with probability 0.8.
+    """Return the smallest true mean difference that a paired t-test detects with probability 0.8, at p < .05.
 
-    Then t = (effect * sqrt(pairs) + z) / s with z normal and s^2 chi-square over its degrees of freedom, so that the
-    probability of t above the critical value is the mean over s of the normal probability of z > critical * s - effect
-    * sqrt(pairs). Raises ValueError for fewer than two pairs.
+    pairs: number of pairs of the test.
+
+    The difference is in standard deviations of the pairs' differences. If the true one is `effect`, then
+    t = (effect * sqrt(pairs) + z) / s with z normal and s^2 chi-square over its degrees of freedom, so that the
+    probability of t above the critical value is the mean over s of the normal probability of
+    z > critical * s - effect * sqrt(pairs). Raises ValueError for fewer than two pairs.
     """
     if pairs < 2:
         raise ValueError(f"a paired t-test needs at least two pairs, got {pairs}")
@@ -169,7 +171,7 @@ def smallest_effect(pairs: int) -> float:
 
     def power(effect: float) -> float:
         shift = effect * pairs**0.5
-        found = scipy.stats.norm.sf(critical * scale - shift) + scipy.stats.norm.cdf(-critical * scale - shift)
-        return float(found.mean())
+        probabilities = scipy.stats.norm.sf(critical * scale - shift) + scipy.stats.norm.cdf(-critical * scale - shift)
+        return float(probabilities.mean())
 
     return float(scipy.optimize.brentq(lambda effect: power(effect) - POWER, 0.0, 100.0))

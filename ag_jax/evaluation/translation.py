@@ -106,12 +106,12 @@ def score(
     """
     _check_settings(metrics, tokenize)
     lines.check("the hypotheses", hypotheses, references)
-    note, drawn_RS = lines.note_on_marks(hypotheses, references), _resamples(len(references))
-    found: dict[str, Score] = {}
+    note, resamples_RS = lines.note_on_marks(hypotheses, references), _resamples(len(references))
+    result: dict[str, Score] = {}
     for name in metrics:
         counted = _count(name, tokenize, hypotheses, references)
-        values_R = counted.resampled(drawn_RS)
-        found[name] = Score(
+        values_R = counted.resampled(resamples_RS)
+        result[name] = Score(
             metric=name,
             value=counted.value(),
             mean=float(values_R.mean()),
@@ -119,18 +119,18 @@ def score(
             signature=counted.signature(),
             note=note,
         )
-    return found
+    return result
 
 
 def signatures(metrics: Sequence[Metric] = METRICS, tokenize: Tokenizer = "13a") -> dict[str, str]:
     """Return {metric: the signature that `score` gives now}: it changes with sacreBLEU's version, seed and settings."""
     _check_settings(metrics, tokenize)
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name in metrics:
         measure = _measure(name, tokenize)
         measure.num_refs = 1  # sacreBLEU sets it when it reads references
-        found[name] = str(measure.get_signature())
-    return found
+        result[name] = str(measure.get_signature())
+    return result
 
 
 def compare(
@@ -160,28 +160,28 @@ def compare(
         )
     for name, hypotheses in systems.items():
         lines.check(f"the hypotheses of {name!r}", hypotheses, references)
-    drawn_RS, several = _resamples(len(references)), len(references) > 1
-    found: dict[str, dict[str, Difference]] = {name: {} for name in systems if name != baseline}
+    resamples_RS, several = _resamples(len(references)), len(references) > 1
+    result: dict[str, dict[str, Difference]] = {name: {} for name in systems if name != baseline}
     for metric in metrics:
         base = _count(metric, tokenize, systems[baseline], references)
-        others = {name: _count(metric, tokenize, systems[name], references) for name in found}
-        differing = [name for name in found if not np.array_equal(others[name].counts_SC, base.counts_SC)]
-        p_values: dict[str, float | None] = dict.fromkeys(found, 1.0)
+        others = {name: _count(metric, tokenize, systems[name], references) for name in result}
+        differing = [name for name in result if not np.array_equal(others[name].counts_SC, base.counts_SC)]
+        p_values: dict[str, float | None] = dict.fromkeys(result, 1.0)
         if several and differing:
             p_values |= _paired_bootstrap(metric, tokenize, systems, references, baseline, differing)
         elif differing:  # all resamples of a single sentence are equal, which sacreBLEU's test takes for certainty
             p_values |= dict.fromkeys(differing)
-        base_R = base.resampled(drawn_RS)
+        base_R = base.resampled(resamples_RS)
         for name, counted in others.items():
-            found[name][metric] = Difference(
+            result[name][metric] = Difference(
                 metric=metric,
                 difference=counted.value() - base.value(),
-                interval=_interval(counted.resampled(drawn_RS) - base_R) if several else None,
+                interval=_interval(counted.resampled(resamples_RS) - base_R) if several else None,
                 p_value=p_values[name],
                 identical=list(systems[name]) == list(systems[baseline]),
                 signature=counted.signature(),
             )
-    return found
+    return result
 
 
 def score_rows(scores: Mapping[str, Score]) -> list[list[str]]:
@@ -191,31 +191,30 @@ def score_rows(scores: Mapping[str, Score]) -> list[list[str]]:
     """
     return [
         [
-            LABELS[found.metric] + (" (of tokenised text)" if found.note else ""),
-            f"{found.value:.2f}",
-            "–" if found.interval is None else f"{_range('{:.2f}', found.interval)} (mean {found.mean:.2f})",
-            f"`{found.signature}`",
+            LABELS[score.metric] + (" (of tokenised text)" if score.note else ""),
+            f"{score.value:.2f}",
+            "–" if score.interval is None else f"{_range('{:.2f}', score.interval)} (mean {score.mean:.2f})",
+            f"`{score.signature}`",
         ]
-        for found in scores.values()
+        for score in scores.values()
     ]
 
 
 def difference_rows(comparison: Mapping[str, Mapping[str, Difference]]) -> list[list[str]]:
-    """Return the cells of a Markdown table of differences, below `DIFFERENCE_HEADER`: system, metric, difference,
-    interval, p.
+    """Return the cells of a Markdown table of differences, in the columns of `DIFFERENCE_HEADER`.
 
     comparison: what `compare` returns.
     """
     return [
         [
             system,
-            LABELS[found.metric],
-            f"{found.difference:+.2f}",
-            "–" if found.interval is None else _range("{:+.2f}", found.interval),
-            _shown_p(found),
+            LABELS[difference.metric],
+            f"{difference.difference:+.2f}",
+            "–" if difference.interval is None else _range("{:+.2f}", difference.interval),
+            _p_value_text(difference),
         ]
         for system, of_system in comparison.items()
-        for found in of_system.values()
+        for difference in of_system.values()
     ]
 
 
@@ -234,9 +233,9 @@ class _Counted:
         """Return the score of all sentences."""
         return self._of_sum(self.counts_SC.sum(0))
 
-    def resampled(self, drawn_RS: np.ndarray) -> np.ndarray:
+    def resampled(self, resamples_RS: np.ndarray) -> np.ndarray:
         """Return the score of each resample, as an array (resamples,)."""
-        return np.array([self._of_sum(self.counts_SC[drawn_S].sum(0)) for drawn_S in drawn_RS])
+        return np.array([self._of_sum(self.counts_SC[resample_S].sum(0)) for resample_S in resamples_RS])
 
     def signature(self) -> str:
         """Return sacreBLEU's signature, which names the number of resamples and the seed, too."""
@@ -252,13 +251,13 @@ def _measure(name: Metric, tokenize: Tokenizer) -> Any:
     from sacrebleu import metrics  # here, because it takes a tenth of a second that only scoring needs
 
     # `force` leaves out a warning about tokenised text, for which a score has its note.
-    made: dict[str, Callable[[], Any]] = {
+    constructors: dict[str, Callable[[], Any]] = {
         "bleu": lambda: metrics.BLEU(tokenize=tokenize, force=True),
         "bleu_lowercase": lambda: metrics.BLEU(tokenize=tokenize, lowercase=True, force=True),
         "chrf": metrics.CHRF,
         "ter": metrics.TER,
     }
-    measure = made[name]()
+    measure = constructors[name]()
     measure.n_bootstrap, measure.seed = RESAMPLES, str(_seed())
     return measure
 
@@ -340,10 +339,10 @@ def _check_settings(metrics: Sequence[str], tokenize: str) -> None:
     raise ValueError(f"expected a tokenizer of sacreBLEU, got {tokenize!r}: {offered}")
 
 
-def _shown_p(found: Difference) -> str:
-    if found.identical:
+def _p_value_text(difference: Difference) -> str:
+    if difference.identical:
         return "identical, p = 1"
-    return "–" if found.p_value is None else f"{found.p_value:.2g}"
+    return "–" if difference.p_value is None else f"{difference.p_value:.2g}"
 
 
 def _range(form: str, interval: tuple[float, float]) -> str:
