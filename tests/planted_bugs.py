@@ -131,8 +131,8 @@ BUGS = (
     Bug(
         "the hand-written gradient of the word loss ignores the weights",
         "ag_jax/objectives/word_loss.py",
-        "weights[..., None] * (jax.nn.softmax(scores) - wanted)",
-        "(jax.nn.softmax(scores) - wanted)",
+        "weights[..., None] * (jax.nn.softmax(scores) - target)",
+        "(jax.nn.softmax(scores) - target)",
         "tests/objectives/test_word_loss.py",
     ),
     Bug(
@@ -160,7 +160,7 @@ BUGS = (
         "an attack drops the coefficients of the objective it wraps",
         "ag_jax/objectives/consistency.py",
         "return self.inner.coefficients(step) | {self.term_of",
-        "return dict.fromkeys(self.inner.coefficients(step), own) | {self.term_of",
+        "return dict.fromkeys(self.inner.coefficients(step), coefficient) | {self.term_of",
         "tests/objectives/test_base.py tests/objectives",
     ),
     Bug(
@@ -348,8 +348,8 @@ BUGS = (
     Bug(
         "a cached step sees one position that is not written yet",
         "ag_jax/models/decoder.py",
-        "known_T = jnp.arange(length) <= index",
-        "known_T = jnp.arange(length) <= index + 1",
+        "written_T = jnp.arange(length) <= index",
+        "written_T = jnp.arange(length) <= index + 1",
         "tests/models/test_seq2seq.py",
     ),
     Bug(

@@ -86,8 +86,8 @@ def gather(cache: Cache, parents_BK: Array) -> Cache:
                 f"each array of the cache must have the axes (layers, {rows} sentences, {beams} beams, ...), "
                 f"got shape {leaf.shape} for cache{jax.tree_util.keystr(path)}"
             )
-    of_sentences = jax.vmap(lambda leaf, parents_K: leaf[:, parents_K], in_axes=(1, 0), out_axes=1)
-    return jax.tree.map(lambda leaf: of_sentences(leaf, parents_BK), cache)
+    of_each_sentence = jax.vmap(lambda leaf, parents_K: leaf[:, parents_K], in_axes=(1, 0), out_axes=1)
+    return jax.tree.map(lambda leaf: of_each_sentence(leaf, parents_BK), cache)
 
 
 def _has_room(cache: Cache, room: int) -> Cache:
@@ -97,7 +97,7 @@ def _has_room(cache: Cache, room: int) -> Cache:
 
 
 def penalty(config: DecodingConfig, lengths: Array) -> Array:
-    """Return what the log-probabilities of hypotheses are divided by to get their scores, float32.
+    """Return the divisor that turns the log-probabilities of hypotheses into scores, float32.
 
     With l the length and a = `config.length_penalty`: ((5 + l) / 6)^a for `gnmt` (Wu et al. 2016, equation 14), l^a for
     `power`, 1 for `none`.
@@ -125,7 +125,7 @@ def search(
     grow: Callable[[Cache, int], Cache] = _has_room,
     reorder: Callable[[Cache, Array], Cache] = gather,
 ) -> Hypotheses:
-    """Return the best outputs that a beam search finds; greedy search is a case of it (`DecodingConfig`).
+    """Return the best outputs that a beam search finds; greedy search is a special case (`DecodingConfig`).
 
     Each step extends the K = `config.beam_size` live hypotheses of a sentence by one token and takes the 2K best
     extensions. Those that end compete by score with the hypotheses that have ended before, of which K are kept; the
@@ -193,8 +193,8 @@ def search(
         ended = _best_of(state.ended, ending, beams)
 
         # With ends=first, an extension that ends behind the first K is neither ended nor live.
-        log_probs_BK, chosen_BK = jax.lax.top_k(jnp.where(at_end_BJ, -jnp.inf, log_probs_BJ), beams)
-        parents_BK = _pick(parents_BJ, chosen_BK)
+        log_probs_BK, ranks_BK = jax.lax.top_k(jnp.where(at_end_BJ, -jnp.inf, log_probs_BJ), beams)
+        parents_BK = _pick(parents_BJ, ranks_BK)
         done_B = ended.ended_BK.all(-1)
         if config.stop == "bound":
             done_B &= ended.scores_BK[:, -1] > log_probs_BK[:, 0] / penalty(config, max_lengths_B)
@@ -202,8 +202,8 @@ def search(
             index=length,
             # With one beam, each hypothesis is its own parent.
             cache=reorder(cache, parents_BK) if beams > 1 else cache,
-            last_BK=_pick(last_BJ, chosen_BK),
-            tokens_BKT=_pick(tokens_BJT, chosen_BK),
+            last_BK=_pick(last_BJ, ranks_BK),
+            tokens_BKT=_pick(tokens_BJT, ranks_BK),
             # Without live hypotheses there are no candidates, and `ended` cannot change any more.
             log_probs_BK=jnp.where((done_B | failed_B)[:, None], -jnp.inf, log_probs_BK),
             ended=ended,
@@ -267,16 +267,16 @@ def _best_candidates(log_probs_BKV: Array, count: int) -> tuple[Array, Array, Ar
         return best_BJ, places_BJ // vocabulary, places_BJ % vocabulary
     blocks = flat.reshape(rows, -1, size)
     _, numbers_BJ = jax.lax.top_k(blocks.max(-1), count)
-    numbers_BJ = jnp.sort(numbers_BJ, axis=-1)  # so that the order of the chosen blocks is that of the tokens
-    chosen = _pick(blocks, numbers_BJ).reshape(rows, count * size)
-    best_BJ, places_BJ = jax.lax.top_k(chosen, count)
+    numbers_BJ = jnp.sort(numbers_BJ, axis=-1)  # so that the candidates of all J blocks are in the order of the tokens
+    candidates = _pick(blocks, numbers_BJ).reshape(rows, count * size)
+    best_BJ, places_BJ = jax.lax.top_k(candidates, count)
     places_BJ = _pick(numbers_BJ, places_BJ // size) * size + places_BJ % size
     return best_BJ, places_BJ // vocabulary, places_BJ % vocabulary
 
 
 def _pick(array: Array, indices: Array) -> Array:
     """Return the entries of `array` at the given indices of its axis 1, for each sentence (axis 0)."""
-    return jax.vmap(lambda entries, chosen: entries[chosen])(array, indices)
+    return jax.vmap(lambda entries, places: entries[places])(array, indices)
 
 
 def _hypotheses(
@@ -296,8 +296,8 @@ def _hypotheses(
 def _best_of(earlier: Hypotheses, later: Hypotheses, count: int) -> Hypotheses:
     """Return the hypotheses with the `count` best scores of both, best first; of equal scores, the earlier first."""
     both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), earlier, later)
-    _, chosen = jax.lax.top_k(both.scores_BK, count)
-    return jax.tree.map(lambda array: _pick(array, chosen), both)
+    _, places = jax.lax.top_k(both.scores_BK, count)
+    return jax.tree.map(lambda array: _pick(array, places), both)
 
 
 def _result(config: DecodingConfig, state: _State, end: int) -> Hypotheses:
@@ -305,18 +305,18 @@ def _result(config: DecodingConfig, state: _State, end: int) -> Hypotheses:
     live = _hypotheses(config, state.tokens_BKT, state.index, state.log_probs_BK, ended=False)
     has_ended_B = state.ended.ended_BK.any(-1)
 
-    def chosen(ended: Array, live: Array) -> Array:
+    def select(ended: Array, live: Array) -> Array:
         return jnp.where(has_ended_B.reshape(-1, *(1,) * (ended.ndim - 1)), ended, live)
 
-    found = jax.tree.map(chosen, state.ended, live)
+    best = jax.tree.map(select, state.ended, live)
     failed_B1 = state.failed_B[:, None]
-    exists_BK = (found.lengths_BK > 0) & ~failed_B1
+    exists_BK = (best.lengths_BK > 0) & ~failed_B1
     return Hypotheses(
-        tokens_BKT=jnp.where(exists_BK[:, :, None], found.tokens_BKT, end),
-        lengths_BK=jnp.where(exists_BK, found.lengths_BK, 0),
-        log_probs_BK=jnp.where(failed_B1, jnp.nan, found.log_probs_BK),
-        scores_BK=jnp.where(failed_B1, jnp.nan, found.scores_BK),
-        ended_BK=exists_BK & found.ended_BK,
+        tokens_BKT=jnp.where(exists_BK[:, :, None], best.tokens_BKT, end),
+        lengths_BK=jnp.where(exists_BK, best.lengths_BK, 0),
+        log_probs_BK=jnp.where(failed_B1, jnp.nan, best.log_probs_BK),
+        scores_BK=jnp.where(failed_B1, jnp.nan, best.scores_BK),
+        ended_BK=exists_BK & best.ended_BK,
     )
 
 

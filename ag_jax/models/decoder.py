@@ -1,7 +1,7 @@
 """Transformer decoder: a scanned stack of layers that read an encoder's output while they write a text.
 
-Shape letters: B batch, T target length, S source length, J beams, K = T * J places of a cache, D width, H head, W width
-of a head, N layers.
+Shape letters: B batch, T target length, S source length, J beams, I beams in whose places tokens are stored, K = T * J
+places of a cache, D width, H head, W width of a head, N layers.
 """
 
 from typing import Any
@@ -65,10 +65,10 @@ def with_room(cache: DecoderCache, length: int) -> DecoderCache:
     def padded(leaf: Array, axis: int, count: int) -> Array:
         return jnp.pad(leaf, [(0, count if number == axis else 0) for number in range(leaf.ndim)])
 
-    def grown(one: KeysAndValues) -> KeysAndValues:
+    def grown(layer: KeysAndValues) -> KeysAndValues:
         more = (length - before) * beams
-        key_BHWK = None if one.key_BHWK is None else padded(one.key_BHWK, 3, more)
-        return KeysAndValues(key_BHWK, padded(one.value_BHKW, 2, more))
+        key_BHWK = None if layer.key_BHWK is None else padded(layer.key_BHWK, 3, more)
+        return KeysAndValues(key_BHWK, padded(layer.value_BHKW, 2, more))
 
     return DecoderCache(tuple(map(grown, cache.layers)), padded(cache.stored_BJT, 2, length - before))
 
@@ -151,17 +151,17 @@ class DecoderLayer(nn.Module):
 
         Returns the hidden states after the layer, `BJD`, and `earlier` with the tokens' keys and values added.
         """
-        known = earlier
+        cache = earlier
 
         def read_target(normed_BJD: Array) -> Array:
-            nonlocal known
-            mixed_BJD, known = self.attention.at_step(normed_BJD, earlier, visible_BJK, index)
+            nonlocal cache
+            mixed_BJD, cache = self.attention.at_step(normed_BJD, earlier, visible_BJK, index)
             return mixed_BJD
 
         def read_source(normed_BJD: Array) -> Array:
             return self.cross_attention.read(normed_BJD, source, (source_segments_BS > 0)[:, None, :])
 
-        return self._layer(hidden_BJD, read_target, read_source, deterministic=True), known
+        return self._layer(hidden_BJD, read_target, read_source, deterministic=True), cache
 
     def _layer(self, x: Array, read_target: Any, read_source: Any, deterministic: bool) -> Array:
         """Apply the three parts of the layer, given functions that compute the two kinds of attention."""
@@ -218,8 +218,8 @@ class Decoder(nn.Module):
         config = self.config
         value_BHKW = jnp.zeros((batch, config.heads, length * beams, config.head_width), config.dtype)
         key_BHWK = None if self.decoder.fixed_attention.offsets else value_BHKW.swapaxes(2, 3)
-        layers = (KeysAndValues(key_BHWK, value_BHKW),) * self.decoder.layers
-        return DecoderCache(layers, jnp.zeros((batch, beams, length), jnp.int32))
+        entries = (KeysAndValues(key_BHWK, value_BHKW),) * self.decoder.layers
+        return DecoderCache(entries, jnp.zeros((batch, beams, length), jnp.int32))
 
     def step(
         self,
@@ -237,17 +237,17 @@ class Decoder(nn.Module):
         Returns the last hidden states, `BJD`, and `cache` with the tokens added.
         """
         batch, beams, length = cache.stored_BJT.shape
-        own_BJ1 = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
-        stored_BJT = jax.lax.dynamic_update_slice_in_dim(cache.stored_BJT, own_BJ1, index, axis=2)
-        known_T = jnp.arange(length) <= index
+        beam_BJ1 = jnp.broadcast_to(jnp.arange(beams)[None, :, None], (batch, beams, 1))
+        stored_BJT = jax.lax.dynamic_update_slice_in_dim(cache.stored_BJT, beam_BJ1, index, axis=2)
+        written_T = jnp.arange(length) <= index
         # Position t has J places, and each beam sees one of them: the place I as which its token there was stored.
-        visible_BJTI = jax.nn.one_hot(stored_BJT, beams, dtype=jnp.bool_) & known_T[None, None, :, None]
+        visible_BJTI = jax.nn.one_hot(stored_BJT, beams, dtype=jnp.bool_) & written_T[None, None, :, None]
         visible_BJK = visible_BJTI.reshape(batch, beams, length * beams)
-        layers = []
-        for layer, earlier, read in zip(self._single_layers(), cache.layers, source, strict=True):
-            hidden_BJD, known = layer.step(hidden_BJD, earlier, read, visible_BJK, source_segments_BS, index)
-            layers.append(known)
-        return self._finish(hidden_BJD), DecoderCache(tuple(layers), stored_BJT)
+        entries = []
+        for layer, earlier, layer_source in zip(self._single_layers(), cache.layers, source, strict=True):
+            hidden_BJD, entry = layer.step(hidden_BJD, earlier, layer_source, visible_BJK, source_segments_BS, index)
+            entries.append(entry)
+        return self._finish(hidden_BJD), DecoderCache(tuple(entries), stored_BJT)
 
     def _single_layers(self) -> list[DecoderLayer]:
         """Return the layers as modules with parameters of their own.

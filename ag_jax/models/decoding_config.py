@@ -37,14 +37,14 @@ def parse_length(text: str, setting: str) -> LinearLength:
 
     Raises ValueError if the text has another form or its numbers are too large.
     """
-    found = _LENGTH.fullmatch(text)
-    if not found:
+    match = _LENGTH.fullmatch(text)
+    if not match:
         raise ValueError(
             f"{setting} must be a number of tokens such as '50', or a function of the number x of the source's tokens "
             f"such as '1.5x' or '1.0x+50', without spaces or signs; got {text!r}"
         )
-    factor = fractions.Fraction(found["factor"] or 0)
-    constant = int(found["constant"] or found["added"] or 0)
+    factor = fractions.Fraction(match["factor"] or 0)
+    constant = int(match["constant"] or match["added"] or 0)
     if factor > LARGEST_FACTOR or constant > LARGEST_CONSTANT:
         raise ValueError(
             f"{setting} must have a factor of at most {LARGEST_FACTOR} and a constant of at most {LARGEST_CONSTANT}, "

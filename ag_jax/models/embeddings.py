@@ -60,9 +60,9 @@ class Embeddings(nn.Module):
 
         self.word = table(config.vocabulary_size, "vocabulary")
         if config.positions == "learned" and config.absolute_positions != "none":
-            # For the mask decoder in the encoder's width, because they are added to hidden states.
-            own_width = {} if config.absolute_positions == "input" else {"width": config.width}
-            self.position = table(config.max_length + config.position_offset, "position", **own_width)
+            # For the mask decoder, in the encoder's width, because they are added to hidden states.
+            settings = {} if config.absolute_positions == "input" else {"width": config.width}
+            self.position = table(config.max_length + config.position_offset, "position", **settings)
         if config.token_types:
             self.segment = table(config.token_types, "segment")
         if config.embedding_norm:
@@ -104,12 +104,12 @@ class Embeddings(nn.Module):
 
         With `absolute_positions=decoder`, positions are added to hidden states later (`Encoder.with_mask_decoder`).
 
-        order_BL, is_token_BL: as in `at`.
+        order_BL, is_token_BL: as in `at_positions`.
         """
         if self.config.embedding_scale:
             words_BLE = words_BLE * math.sqrt(words_BLE.shape[-1])
         is_added = self.config.absolute_positions == "input" and self.config.positions != "rotary"
-        return words_BLE + self.at(order_BL, is_token_BL) if is_added else words_BLE
+        return words_BLE + self.at_positions(order_BL, is_token_BL) if is_added else words_BLE
 
     def finish(self, summed_BLE: Array, deterministic: bool) -> Array:
         """Return the sum of the embeddings after LayerNorm, if the model has it here, and dropout."""
@@ -120,10 +120,10 @@ class Embeddings(nn.Module):
     def positions(self, segments_BL: Array) -> Array:
         """Return the position embeddings, `BLD`, with positions counted from the start of each token's own text."""
         # Positions are counted within each text, so left padding would not shift them. Padding reads row 0.
-        return self.at(segments.order(segments_BL), segments_BL > 0)
+        return self.at_positions(segments.order(segments_BL), segments_BL > 0)
 
-    def at(self, order: Array, is_token: Array | bool = True) -> Array:
-        """Return the embeddings of the positions `order`, counted from 0; where `is_token` is false, padding's."""
+    def at_positions(self, order: Array, is_token: Array | bool = True) -> Array:
+        """Return the embeddings of positions `order`, counted from 0; where `is_token` is false, that of padding."""
         config = self.config
         if config.positions == "sinusoidal":
             width = config.width if config.absolute_positions == "decoder" else config.embedding_width or config.width

@@ -37,8 +37,9 @@ REMAT_POLICIES = {
 
 @flax.struct.dataclass
 class Ports:
-    """Inputs by which guidance, adversaries and the ablation of heads change an encoder's forward pass; all None by
-    default.
+    """Optional inputs by which guidance, adversaries and the ablation of heads change an encoder's forward pass.
+
+    All are None by default.
 
     guides: patterns for the guided heads, whose statistics are then sown.
     decoder_guides, cross_guides: patterns for the guided heads of a decoder, in its self-attention and in its attention
@@ -85,9 +86,9 @@ def rows(batch: Batch) -> Batch:
 
     `original` is the tokens if the batch has no such field, because nothing was corrupted.
     """
-    read = {name: batch[name] for name in ("tokens", "segment_ids", "token_type_ids")}
-    read["original"] = batch.get("original", batch["tokens"])
-    return {name: field.reshape(-1, field.shape[-1]) for name, field in read.items()}
+    fields = {name: batch[name] for name in ("tokens", "segment_ids", "token_type_ids")}
+    fields["original"] = batch.get("original", batch["tokens"])
+    return {name: field.reshape(-1, field.shape[-1]) for name, field in fields.items()}
 
 
 def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
@@ -104,11 +105,12 @@ def _check_head_mask(config: EncoderConfig, head_mask_NH: Array | None) -> None:
 
 
 def over_layers(
-    config: EncoderConfig, step: Callable, layers: int, collections: tuple[str, ...], in_axes: Any
+    config: EncoderConfig, step: Callable, count: int, collections: tuple[str, ...], in_axes: Any
 ) -> Callable:
     """Return a function (layer, carry, *arguments) -> (carry, None) that calls `step` for each layer.
 
     step: a function of the same form, for one layer; `config.remat` says what the backward pass recomputes of it.
+    count: number of layers.
     collections: collections of variables that have a leading axis over the layers.
     in_axes: for each argument, 0 if it has a leading axis over the layers, else `nn.broadcast`.
     """
@@ -121,8 +123,8 @@ def over_layers(
         variable_axes=dict.fromkeys(collections, 0),
         split_rngs={"params": True, "dropout": True},
         in_axes=in_axes,
-        length=layers,
-        unroll=1 if config.scan_layers else layers,
+        length=count,
+        unroll=1 if config.scan_layers else count,
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
 
@@ -285,8 +287,8 @@ class Encoder(nn.Module):
         collections = [name for name in SOWN if self.is_mutable_collection(name)]
         key = self.make_rng("dropout") if self._draws(ports.attack) and not context.deterministic else None
 
-        def run(is_local: bool, hidden_BLD: Array, of_layer: tuple) -> tuple[Array, Any]:
-            params, index, attack, head_mask_H = of_layer
+        def run(is_local: bool, hidden_BLD: Array, layer_inputs: tuple) -> tuple[Array, Any]:
+            params, index, attack, head_mask_H = layer_inputs
             guided = context if context.guides is None or is_local in context.guides.kinds else unguided
             layer = layers.EncoderLayer(config, attend, is_local, parent=None)
             rngs = None if key is None else {"dropout": jax.random.fold_in(key, index)}
@@ -294,37 +296,38 @@ class Encoder(nn.Module):
             return layer.apply({"params": params}, hidden_BLD, guided, rngs=rngs, mutable=collections, **inputs)
 
         policy = REMAT_POLICIES.get(config.remat)  # None with `remat=none`
-        of_kind: dict[bool, Callable] = {is_local: functools.partial(run, is_local) for is_local in set(kinds)}
+        steps: dict[bool, Callable] = {is_local: functools.partial(run, is_local) for is_local in set(kinds)}
         if policy is not None:
             # The last, shorter group is outside the loop: see `over_layers`.
             remat = functools.partial(jax.checkpoint, policy=policy, prevent_cse=not config.scan_layers or rest > 0)
-            of_kind = {is_local: remat(step) for is_local, step in of_kind.items()}
+            steps = {is_local: remat(step) for is_local, step in steps.items()}
 
-        def group(hidden_BLD: Array, of_layers: Any) -> tuple[Array, dict[str, Any]]:
-            sown = []
-            for place in range(jax.tree.leaves(of_layers)[0].shape[0]):
-                of_layer = jax.tree.map(operator.itemgetter(place), of_layers)
-                hidden_BLD, found = of_kind[kinds[place]](hidden_BLD, of_layer)
-                sown.append(found)
+        def group(hidden_BLD: Array, group_inputs: Any) -> tuple[Array, dict[str, Any]]:
+            by_layer = []
+            for place in range(jax.tree.leaves(group_inputs)[0].shape[0]):
+                layer_inputs = jax.tree.map(operator.itemgetter(place), group_inputs)
+                hidden_BLD, sown = steps[kinds[place]](hidden_BLD, layer_inputs)
+                by_layer.append(sown)
             # With one axis over the layers of the group that sow into a collection.
-            by_collection = {name: [found[name] for found in sown if name in found] for name in collections}
+            by_collection = {name: [sown[name] for sown in by_layer if name in sown] for name in collections}
             return hidden_BLD, {
-                name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
-                for name, found in by_collection.items()
-                if found
+                name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *values)
+                for name, values in by_collection.items()
+                if values
             }
 
         params = nn.unbox(self.layers.variables["params"])
-        of_layers = (params, jnp.arange(config.layers), ports.attack, ports.head_mask_NH)
-        in_groups = jax.tree.map(lambda leaf: leaf[: groups * size].reshape(groups, size, *leaf.shape[1:]), of_layers)
+        inputs = (params, jnp.arange(config.layers), ports.attack, ports.head_mask_NH)
+        in_groups = jax.tree.map(lambda leaf: leaf[: groups * size].reshape(groups, size, *leaf.shape[1:]), inputs)
         hidden_BLD, sown = jax.lax.scan(group, hidden_BLD, in_groups, unroll=1 if config.scan_layers else groups)
         sown = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), sown)
         if rest:  # the last group is shorter
-            hidden_BLD, of_rest = group(hidden_BLD, jax.tree.map(lambda leaf: leaf[-rest:], of_layers))
-            of_rest = {
-                name: of_rest.get(name, jax.tree.map(lambda leaf: leaf[:0], found)) for name, found in sown.items()
+            hidden_BLD, sown_last = group(hidden_BLD, jax.tree.map(lambda leaf: leaf[-rest:], inputs))
+            # A kind of layers that the last group lacks sows nothing there.
+            sown_last = {
+                name: sown_last.get(name, jax.tree.map(lambda leaf: leaf[:0], values)) for name, values in sown.items()
             }
-            sown = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), sown, of_rest)
+            sown = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), sown, sown_last)
         for name, modules in sown.items():
             for module, values in modules.items():
                 self.layers.put_variable(name, module, values)
@@ -335,8 +338,9 @@ class Encoder(nn.Module):
         return attack is not None or max(self.config.dropout, self.config.attention_dropout) > 0.0
 
     def _rotations(self, segments_BL: Array) -> tuple[rotary.Rotation | None, rotary.Rotation | None]:
-        """Return the rotations of queries and keys in layers without and with a window; None without rotary positions,
-        and for a kind of layers that the model does not have.
+        """Return the rotations of queries and keys in layers without and with a window.
+
+        A rotation is None without rotary positions, and for a kind of layers that the model does not have.
         """
         config = self.config
         if config.positions != "rotary":

@@ -69,19 +69,19 @@ def step_flops(
         body += embedded * width
     # In the layer that the decoder repeats, queries, output and feed-forward are needed only at the predicted
     # positions; keys and values do not change between passes, so they count once.
-    of_pass = 2 * width**2 + products * width * features
-    repeated = predictions * config.mask_decoder_passes * of_pass + tokens * 2 * width**2
+    pass_cost = 2 * width**2 + products * width * features
+    repeated = predictions * config.mask_decoder_passes * pass_cost + tokens * 2 * width**2
     distances, projections = _relative_costs(config, length)
-    of_pair = 2 * width  # scores and mixing
+    pair_cost = 2 * width  # scores and mixing
     keys = sum(_visible_keys(config, is_local, length) for is_local in config.local_layers)
-    attention = tokens * (of_pair * keys + layers * width * distances) + layers * projections
-    decoder = repeated + predictions * config.mask_decoder_passes * (of_pair * length + width * distances) + projections
+    attention = tokens * (pair_cost * keys + layers * width * distances) + layers * projections
+    decoder_pairs = predictions * config.mask_decoder_passes * (pair_cost * length + width * distances)
     return Flops(
         body=6.0 * tokens * body,
         attention=6.0 * attention,
         head=6.0 * predictions * (width * embedded + embedded * config.vocabulary_size),
         next_sentence=6.0 * rows * (width**2 + 2 * width) if next_sentence else 0.0,
-        decoder=6.0 * decoder if config.mask_decoder_passes else 0.0,
+        decoder=6.0 * (repeated + decoder_pairs + projections) if config.mask_decoder_passes else 0.0,
     )
 
 
@@ -91,8 +91,10 @@ def _visible_keys(config: EncoderConfig, is_local: bool, length: int) -> int:
 
 
 def _relative_costs(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Return what relative positions add to one layer's ordinary attention: (number of additional scores of each query
-    in each head, multiply-adds of the projections of the relative positions).
+    """Return the costs that relative positions add to one layer's attention: (scores, projections).
+
+    The first is the number of additional scores of each query in each head, the second that of multiply-adds of the
+    projections of the relative positions.
 
     A query has one additional score for each distance to other tokens, in each term (c2p, p2c) of disentangled
     attention. The projections are of the whole table of distances, once a step.
@@ -138,15 +140,15 @@ def translation_flops(config: EncoderConfig, decoder: DecoderConfig, *, rows: in
     """
     width, features, tokens = config.width, config.feedforward or 4 * config.width, rows * length
     embedded = config.embedding_width or width
-    own_projections, own_pairs = (2, 0) if config.fixed_attention.offsets else (4, 2)
+    encoder_projections, encoder_pairs = (2, 0) if config.fixed_attention.offsets else (4, 2)
     decoder_projections, decoder_pairs = (2, 0) if decoder.fixed_attention.offsets else (4, 2)
-    of_feedforward = (3 if config.gated else 2) * width * features
-    encoder_layer = own_projections * width**2 + of_feedforward
-    decoder_layer = (decoder_projections + 4) * width**2 + of_feedforward
+    feedforward = (3 if config.gated else 2) * width * features
+    encoder_layer = encoder_projections * width**2 + feedforward
+    decoder_layer = (decoder_projections + 4) * width**2 + feedforward
     body = config.layers * encoder_layer + decoder.layers * decoder_layer
     if config.is_projected:
         body += 3 * embedded * width  # both sides' embeddings, and the decoder's output
-    pairs = config.layers * own_pairs + decoder.layers * (decoder_pairs + 2)
+    pairs = config.layers * encoder_pairs + decoder.layers * (decoder_pairs + 2)
     return Flops(
         body=6.0 * tokens * body,
         attention=6.0 * tokens * pairs * width * length,

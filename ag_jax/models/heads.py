@@ -109,8 +109,9 @@ class TextHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Token head: W h + b for the hidden state h of each token, or with the style `modernbert` for
-    LayerNorm(gelu(W1 h)).
+    """Token head: W h + b for the hidden state h of each token.
+
+    With the style `modernbert`, LayerNorm(gelu(W1 h)) stands for h.
 
     classes: number of logits.
     style: key of `STYLES`.
@@ -332,8 +333,8 @@ class TaskModel(nn.Module):
             raise ValueError(f"the pooling of a head must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
         self.encoder = encoder.Encoder(self.config, self.attend)
         rate = self.config.dropout if self.head_dropout is None else self.head_dropout
-        of_head = dataclasses.replace(self.config, dropout=rate)
-        self.task_head = head_of(self.kind).build(of_head, self.classes, self.style)
+        head_config = dataclasses.replace(self.config, dropout=rate)
+        self.task_head = head_of(self.kind).build(head_config, self.classes, self.style)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
         """Return the logits, float32, in a shape that depends on the kind of task.
@@ -350,5 +351,5 @@ class TaskModel(nn.Module):
         if head.reads_words:
             embedding_VD = self.encoder.embeddings.word.embedding
             return head.logits(self.task_head(hidden_BLD, embedding_VD, batch, deterministic=deterministic), batch)
-        read = pooled(hidden_BLD, rows["segment_ids"], self.pooling) if head.reads_text else hidden_BLD
-        return head.logits(self.task_head(read, deterministic=deterministic), batch)
+        states = pooled(hidden_BLD, rows["segment_ids"], self.pooling) if head.reads_text else hidden_BLD
+        return head.logits(self.task_head(states, deterministic=deterministic), batch)

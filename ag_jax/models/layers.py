@@ -186,8 +186,7 @@ def residual(
     norm: Callable[[Array], Array],
     dropout: Callable[[Array], Array] = lambda x: x,
 ) -> Array:
-    """Return LayerNorm(x + f(x)), or with `norm_position=pre` x + f(LayerNorm(x)); dropout is applied to what f
-    returns.
+    """Return LayerNorm(x + dropout(f(x))), or with `norm_position=pre` x + dropout(f(LayerNorm(x))).
 
     Vaswani et al. 2017, section 5.4; Xiong et al. 2020 (On Layer Normalization in the Transformer Architecture).
     """
@@ -332,8 +331,8 @@ class Convolution(nn.Module):
         padded_BL = jnp.pad(segments_BL, [(0, 0), sides])
         neighbours = []
         for tap in range(taps):
-            own_BL1 = (padded_BL[:, tap : tap + length] == segments_BL)[:, :, None]
-            neighbours.append(jnp.where(own_BL1, padded_BLD[:, tap : tap + length], 0))
+            same_text_BL1 = (padded_BL[:, tap : tap + length] == segments_BL)[:, :, None]
+            neighbours.append(jnp.where(same_text_BL1, padded_BLD[:, tap : tap + length], 0))
         # One product over taps and width is rounded once; a sum over one product per tap would be rounded every time.
         total_BLD = jnp.einsum("bltd,tdo->blo", jnp.stack(neighbours, axis=2), kernel_TDD) + bias_D[None, None, :]
         activation = nn.tanh if config.convolution_activation == "tanh" else ACTIVATIONS["gelu"]

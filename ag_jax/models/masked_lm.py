@@ -54,8 +54,9 @@ class MaskedLanguageHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BMD: Array) -> tuple[Array, Array]:
-        """Return what `word_scores` needs to score the vocabulary: a vector for each of the M masked positions, `BME`,
-        and a bias for each word, `V`.
+        """Return a vector for each of the M masked positions, `BME`, and a bias for each word, `V`.
+
+        With the embeddings, `word_scores` computes the words' logits from them.
         """
         config = self.config
         width = config.embedding_width or config.width

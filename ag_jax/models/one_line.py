@@ -1,4 +1,4 @@
-"""One line for an object that holds parameters and arrays, as its `repr`."""
+"""A short `repr` for dataclasses that hold parameters and arrays."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ LONGEST = 100  # characters of a value
 
 
 def one_line(self: Any) -> str:
-    """Return a dataclass as one line: of an array its type and shape, of parameters their number, of a model its size.
+    """Return a dataclass as one line, with the shapes of its arrays and the sizes of its models instead of numbers.
 
         class OpenRun:
             __repr__ = one_line
@@ -22,14 +22,16 @@ def one_line(self: Any) -> str:
     Values that are defaults, empty, long, or named by their place in memory alone are left out.
     """
     fields = dataclasses.fields(self)
-    shown = {field.name: _shown(getattr(self, field.name)) for field in fields}
-    told = [
-        f"{field.name}={shown[field.name]}" for field in fields if shown[field.name] not in ("", _shown(field.default))
+    texts = {field.name: _text_of(getattr(self, field.name)) for field in fields}
+    parts = [
+        f"{field.name}={texts[field.name]}"
+        for field in fields
+        if texts[field.name] not in ("", _text_of(field.default))
     ]
-    return f"{type(self).__name__}({', '.join(told)})"
+    return f"{type(self).__name__}({', '.join(parts)})"
 
 
-def _shown(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """Return a value as text; empty if it is left out."""
     if value is None or (isinstance(value, str | tuple | Mapping) and not value):
         return ""

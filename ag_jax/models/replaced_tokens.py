@@ -56,8 +56,9 @@ class Generator(nn.Module):
         self.word_head = MaskedLanguageHead(self.config)
 
     def __call__(self, batch: Batch, embedded_BLE: Array, *, deterministic: bool) -> tuple[Array, Array]:
-        """Return what `word_scores` needs to score the vocabulary: a vector for each of the M masked positions, `BME`,
-        and a bias for each word, `V`.
+        """Return a vector for each of the M masked positions, `BME`, and a bias for each word, `V`.
+
+        With the embeddings, `word_scores` computes the words' logits from them.
         """
         _, decoded_BMD = self.encoder.with_mask_decoder(batch, embedded_BLE=embedded_BLE, deterministic=deterministic)
         return self.word_head(decoded_BMD)
@@ -109,12 +110,11 @@ class ReplacedTokensModel(nn.Module):
 
 
 def generator_parameters(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the generator's parameters, with the shared embeddings, in the layout of a `PretrainingModel`, which is an
-    encoder with a masked-language head.
+    """Return the generator's parameters, with the shared embeddings, in the layout of a `PretrainingModel`.
 
     params: parameters of a `ReplacedTokensModel` with a generator.
     """
-    shared, own = params["encoder"]["embeddings"], params["generator"]
-    projection = own["encoder"].get("embeddings", {})
+    shared, generator = params["encoder"]["embeddings"], params["generator"]
+    projection = generator["encoder"].get("embeddings", {})
     embeddings = {name: table for name, table in shared.items() if name != "projection"} | projection
-    return {"encoder": {**own["encoder"], "embeddings": embeddings}, "word_head": own["word_head"]}
+    return {"encoder": {**generator["encoder"], "embeddings": embeddings}, "word_head": generator["word_head"]}

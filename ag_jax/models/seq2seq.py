@@ -55,8 +55,9 @@ class Source:
 
 
 class TranslationModel(nn.Module):
-    """Encoder-decoder Transformer (Vaswani et al. 2017): the decoder predicts each token of the target from the tokens
-    before it and from the encoded source.
+    """Encoder-decoder Transformer for translation (Vaswani et al. 2017).
+
+    The decoder predicts each token of the target from the tokens before it and from the encoded source.
 
     The output layer is the table of the target's word embeddings and a bias, or with `tie=none` a table of its own.
 

@@ -199,10 +199,9 @@ class Wrapper(Objective):
 
     def __post_init__(self):
         if type(self.inner).value_and_grad is not Objective.value_and_grad:
-            name, own = type(self.inner).__name__, type(self).__name__
+            name, wrapper = type(self.inner).__name__, type(self).__name__
             raise ValueError(
-                f"{name} computes its gradient itself and must be the outermost objective: wrap {name} around {own}, "
-                f"not {own} around {name}"
+                f"{name} computes its gradient itself and must be the outermost objective: wrap it around {wrapper}"
             )
 
     @property
@@ -259,21 +258,21 @@ def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, A
 def apply_model(
     model: nn.Module, params: Params, batch: Batch, rngs: Rngs, ports: Ports, method: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Apply a model; return the result, and by name what the layers recorded: statistics of guided heads, kept units.
+    """Apply a model; return its result and what its layers recorded: statistics of guided heads, and mask counts.
 
     The names are those of the fields of `Outputs`: `statistics`, None without `ports.guides`, `decoder_statistics` and
     `cross_statistics`, None without the guides of a decoder, and `mask_counts`, None without `ports.attack`. Dropout is
     on if `rngs` is not None.
     """
     guides = ports.guides, ports.decoder_guides, ports.cross_guides
-    collections = {"statistics": any(given is not None for given in guides), "attack": ports.attack is not None}
+    collections = {"statistics": any(guide is not None for guide in guides), "attack": ports.attack is not None}
     result, sown = model.apply(
         {"params": params},
         batch,
         ports=ports,
         deterministic=rngs is None,
         rngs=rngs,
-        mutable=[name for name, is_wanted in collections.items() if is_wanted],
+        mutable=[name for name, is_recorded in collections.items() if is_recorded],
         method=method,
     )
     return result, {
@@ -285,11 +284,12 @@ def apply_model(
 
 
 def _sown(collections: Mapping[str, Any], name: str, stack: str, attention: str) -> Any:
-    """Return the value that a stack's layers sowed into collection `name`, with a leading layer axis; None if nothing.
+    """Return the value that a stack's layers sowed into a collection, with a leading layer axis; None without one.
 
+    name: of the collection.
     stack: `encoder` or `decoder`.
     attention: `attention` for self-attention, or `cross_attention`.
     """
-    found = dict(collections).get(name, {}).get(stack, {}).get("layers", {}).get(attention, {})
-    values = jax.tree.leaves(found, is_leaf=lambda node: isinstance(node, tuple))
+    leaves = dict(collections).get(name, {}).get(stack, {}).get("layers", {}).get(attention, {})
+    values = jax.tree.leaves(leaves, is_leaf=lambda node: isinstance(node, tuple))
     return values[0][0] if values else None

@@ -1,4 +1,4 @@
-"""The divergence of two passes of a model, D[p(y|x), p(y|x, attack)], as sums with weights, and objectives that add it.
+"""The divergence of two passes of a model, D[p(y|x), p(y|x, attack)], and objectives that add it to their loss.
 
 With p = softmax(a) of the clean pass and q = softmax(b) of the other one,
 
@@ -129,13 +129,13 @@ class SecondPass(Wrapper):
     def normalizers(self, batch: Batch) -> dict[str, Array]:
         """Return {name of a loss term: its divisor}, for the wrapped objective's terms and the divergence's terms."""
         weights = self.prediction_weights(batch)
-        own = {self.term_of(name): self.total_weight(weights[name]) for name in self.prediction_names}
-        return self.inner.normalizers(batch) | own
+        divisors = {self.term_of(name): self.total_weight(weights[name]) for name in self.prediction_names}
+        return self.inner.normalizers(batch) | divisors
 
     def coefficients(self, step: Array) -> dict[str, Array]:
         """Return {name of a loss term: its factor}, for the wrapped objective's terms and the divergence's terms."""
-        own = self.coefficient_at(step)
-        return self.inner.coefficients(step) | {self.term_of(name): own for name in self.prediction_names}
+        coefficient = self.coefficient_at(step)
+        return self.inner.coefficients(step) | {self.term_of(name): coefficient for name in self.prediction_names}
 
     @property
     def word_divergence(self) -> DivergenceConfig | None:
@@ -162,8 +162,7 @@ class SecondPass(Wrapper):
         return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
-        """Return two dicts, the summed loss terms and the metrics: those of the wrapped objective, and in each dict
-        further entries for the divergence between the two passes.
+        """Return the summed loss terms and the metrics of the wrapped objective and of the divergence of both passes.
 
         For each prediction, the divergence D of both passes is a loss term and the metric `TERM_loss`. Metrics of the
         second pass are added.
@@ -213,8 +212,7 @@ def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Arra
 
 
 def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weights_B: Array) -> Array:
-    """Return the divergence of two passes' predicted numbers (regression), where a softmax over the batch first turns
-    each pass's numbers into one distribution.
+    """Return the divergence of two passes' predicted numbers, where a softmax over the batch makes them distributions.
 
     Only with `legacy`, as in the released code. Examples of weight 0 get no probability.
     """
@@ -244,9 +242,9 @@ def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, emb
     def add(sums: tuple, chunk: tuple):
         clean, other, weights = chunk
         scores = [word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other)]
-        one, pull_back = jax.vjp(lambda p, q: _categorical(config, p, q, weights), *scores)
-        of_chunk, d_hiddens = _gradients(pull_back(jnp.float32(1)), (clean, other), embedding_VD)
-        return jax.tree.map(jnp.add, sums, (one, *of_chunk)), d_hiddens
+        divergence_sum, pull_back = jax.vjp(lambda p, q: _categorical(config, p, q, weights), *scores)
+        d_words, d_hiddens = _gradients(pull_back(jnp.float32(1)), (clean, other), embedding_VD)
+        return jax.tree.map(jnp.add, sums, (divergence_sum, *d_words)), d_hiddens
 
     zeros = (jnp.float32(0), jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
     sums, d_hiddens = over_chunks(add, zeros, (clean_BMD, other_BMD, weights_BM))
@@ -328,8 +326,8 @@ def _joint_words(
     def add(sums: tuple, chunk: tuple) -> tuple[Any, None]:
         clean, other, labels, weights = chunk
         clean_BMV, other_BMV = (word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other))
-        of_chunk = (*cross_entropy(clean_BMV, labels, weights), _categorical(config, clean_BMV, other_BMV, weights))
-        return jax.tree.map(jnp.add, sums, of_chunk), None
+        chunk_sums = (*cross_entropy(clean_BMV, labels, weights), _categorical(config, clean_BMV, other_BMV, weights))
+        return jax.tree.map(jnp.add, sums, chunk_sums), None
 
     sums = over_slots(add, (jnp.float32(0),) * 3, (clean_BMD, other_BMD, labels_BM, weights_BM), group_rows)[0]
     return factors_2[0] * sums[0] + factors_2[1] * sums[2], sums
@@ -342,13 +340,13 @@ def _joint_words_forward(
         clean, other, labels, weights = chunk
         scores = [word_scores(hidden, embedding_VD, bias_V) for hidden in (clean, other)]
         loss, correct = cross_entropy(scores[0], labels, weights)
-        one, pull_back = jax.vjp(lambda p, q: _categorical(config, p, q, weights), *scores)
+        divergence_sum, pull_back = jax.vjp(lambda p, q: _categorical(config, p, q, weights), *scores)
         d_clean_BMV, d_other_BMV = pull_back(factors_2[1])
         # By hand, because the automatic gradient would scatter into an array of all scores.
         is_label = labels[..., None] == jnp.arange(scores[0].shape[-1])[None, None, :]
         d_clean_BMV += factors_2[0] * weights[..., None] * (jax.nn.softmax(scores[0]) - is_label)
-        of_chunk, d_hiddens = _gradients((d_clean_BMV, d_other_BMV), (clean, other), embedding_VD)
-        return jax.tree.map(jnp.add, sums, ((loss, correct, one), *of_chunk)), d_hiddens
+        d_words, d_hiddens = _gradients((d_clean_BMV, d_other_BMV), (clean, other), embedding_VD)
+        return jax.tree.map(jnp.add, sums, ((loss, correct, divergence_sum), *d_words)), d_hiddens
 
     zeros = ((jnp.float32(0),) * 3, jnp.zeros(embedding_VD.shape[::-1], jnp.float32), jnp.zeros_like(bias_V))
     sums, d_hiddens = over_slots(add, zeros, (clean_BMD, other_BMD, labels_BM, weights_BM), group_rows)
@@ -360,8 +358,8 @@ def _joint_words_forward(
 
 def _joint_words_backward(config: DivergenceConfig, group_rows: int, residuals: tuple, cotangents: tuple):
     del group_rows
-    of_words = _word_divergence_backward(config, residuals, cotangents[0])
-    return *of_words[:4], None, None, None
+    gradients = _word_divergence_backward(config, residuals, cotangents[0])
+    return *gradients[:4], None, None, None
 
 
 _joint_words.defvjp(_joint_words_forward, _joint_words_backward)

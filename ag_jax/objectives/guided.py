@@ -1,4 +1,4 @@
-"""Any objective, with the attention of its model guided."""
+"""The wrapper that adds attention guidance to any objective."""
 
 import dataclasses
 import functools
@@ -150,7 +150,7 @@ class Guided(Wrapper):
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
         # only once.
         segments_BL = encoder.rows(batch)["segment_ids"]
-        total = self._of_encoder(metrics, outputs.statistics, self.guides(batch), segments_BL)
+        total = self._encoder_loss(metrics, outputs.statistics, self.guides(batch), segments_BL)
         if self.decoder_assignment:
             total += self._add_masses(
                 metrics,
@@ -178,26 +178,27 @@ class Guided(Wrapper):
             metrics["ag_loss"] = (total, self.normalizers(batch)["ag"])
         return totals, metrics
 
-    def _of_encoder(
+    def _encoder_loss(
         self,
         metrics: dict[str, LossTerm],
         statistics: guidance.AttentionStatistics,
         guides: guidance.Guides,
         segments_BL: Array,
     ) -> Array:
-        """Return the guidance loss of the encoder, and add the mass on each pattern's target to `metrics`: of each
-        layer, with the weight 0 for layers that are not guided.
+        """Return the guidance loss of the encoder, and add the mass on each pattern's target to `metrics`.
+
+        The mass is that of each layer, with the weight 0 for layers that are not guided.
         """
         if self.layer_groups is None:
             return self._add_masses(metrics, "", self.assignment, statistics, guides, segments_BL, self.config)
         total = jnp.float32(0)
         for group in self.layer_groups:
-            rows, found = jnp.asarray(group.rows), dict[str, LossTerm]()
-            of_group = jax.tree.map(lambda leaf, rows=rows: leaf[rows], statistics)
+            rows, masses = jnp.asarray(group.rows), dict[str, LossTerm]()
+            group_statistics = jax.tree.map(lambda leaf, rows=rows: leaf[rows], statistics)
             total += self._add_masses(
-                found, "", self.assignment, of_group, guides, segments_BL, self.config, band=group.band
+                masses, "", self.assignment, group_statistics, guides, segments_BL, self.config, band=group.band
             )
-            for name, mass in found.items():
+            for name, mass in masses.items():
                 before = metrics.get(name, (jnp.zeros(self.layers), jnp.zeros(self.layers)))
                 layers = jnp.asarray(group.layers)
                 metrics[name] = (before[0].at[layers].set(mass[0]), before[1].at[layers].set(mass[1]))

@@ -16,13 +16,13 @@ def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, 
 
     logits: float32, with an axis C of classes behind the axes of `labels` and `weights`.
     """
-    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)
     largest = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-    losses = jnp.log(jnp.exp(logits - largest).sum(-1)) + (largest - chosen)[..., 0]
+    losses = jnp.log(jnp.exp(logits - largest).sum(-1)) + (largest - label_logits)[..., 0]
     # argmax == label by comparisons, which are much faster on a CPU: the label has the largest logit, and no class
     # before it has that, too. The two sums over classes take one pass over the logits. NaN compares as false, so a
     # prediction with NaN is not correct.
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     earlier = ((logits == largest) & (classes < labels[..., None])).astype(jnp.float32).sum(-1)
-    correct = ((chosen == largest)[..., 0] & (earlier == 0) & (labels >= 0)).astype(jnp.float32)
+    correct = ((label_logits == largest)[..., 0] & (earlier == 0) & (labels >= 0)).astype(jnp.float32)
     return (losses * weights).sum(), (correct * weights).sum()

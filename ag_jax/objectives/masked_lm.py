@@ -76,15 +76,15 @@ class Pretraining(Objective):
         A prediction at the first position of each text, `sentence`, is added if `sentences` asks for one.
         """
         del step
-        of_head, texts, read = self.sentences.of == "head", self.sentences.texts, batch
-        if of_head:  # the word head is applied at the first positions, too, before the masked ones
+        with_head, texts, inputs = self.sentences.of == "head", self.sentences.texts, batch
+        if with_head:  # the word head is applied at the first positions, too, before the masked ones
             first_BT, _ = self.sentences.first_positions(batch)
             positions = jnp.concatenate([first_BT.astype(jnp.int32), batch["masked_positions"]], axis=1)
-            read = batch | {"masked_positions": positions}
-        heads, sown = apply_model(self.model, params, read, rngs, ports)
-        masked_BMD = heads.hidden_BMD[:, texts:] if of_head else heads.hidden_BMD
+            inputs = batch | {"masked_positions": positions}
+        heads, sown = apply_model(self.model, params, inputs, rngs, ports)
+        masked_BMD = heads.hidden_BMD[:, texts:] if with_head else heads.hidden_BMD
         predictions: dict[str, Any] = {"task": WordDistributions(masked_BMD, heads.embedding_VD, heads.bias_V)}
-        if of_head:
+        if with_head:
             predictions["sentence"] = WordDistributions(heads.hidden_BMD[:, :texts], heads.embedding_VD, heads.bias_V)
         elif self.sentences.of != "none":
             predictions["sentence"] = self.sentences.hidden(heads.encoded_BLD, batch)

@@ -1,4 +1,4 @@
-"""Replaced-token detection: was this token there from the start?
+"""Replaced-token detection: predict for each token whether it was replaced.
 
 Shape letters: B batch, L length, M masked positions of a row.
 """
@@ -56,16 +56,16 @@ def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tu
     loss = (weights_BL * jax.nn.softplus(jnp.where(replaced_BL, -logits_BL, logits_BL))).sum()
     alarm_BL = (logits_BL > 0) & judged_BL
 
-    def count(of_BL: Array) -> Array:
-        return of_BL.sum().astype(jnp.float32)
+    def count(tokens_BL: Array) -> Array:
+        return tokens_BL.sum().astype(jnp.float32)
 
-    tokens, replaced, found = count(judged_BL), count(replaced_BL), count(alarm_BL & replaced_BL)
+    tokens, replaced, detected = count(judged_BL), count(replaced_BL), count(alarm_BL & replaced_BL)
     return loss, {
         "rtd_loss": (loss, tokens),
         "rtd_accuracy": (count((alarm_BL == replaced_BL) & judged_BL), tokens),
         "replaced_share": (replaced, tokens),
-        "replaced_found": (found, replaced),
-        "alarms_right": (found, count(alarm_BL)),
+        "replaced_found": (detected, replaced),
+        "alarms_right": (detected, count(alarm_BL)),
     }
 
 
@@ -133,8 +133,7 @@ class ReplacedTokens(Objective):
         return coefficients
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return {name of a prediction: weights of its tokens or texts} for the comparison of a clean and an attacked
-        pass.
+        """Return the weights for the comparison of clean and attacked passes: {name of a prediction: its weights}.
 
         The weight is 1 for each token of the detection loss (`task`) and each text (`sentence`), and 0 for all else.
         """
@@ -185,9 +184,9 @@ class ReplacedTokens(Objective):
     def generate(self, params: Params, batch: Batch, rngs: Rngs) -> tuple[WordDistributions, Batch]:
         """Return the generator's prediction of the masked words, and the batch with sampled words in place of masks."""
         key = jax.random.key(0) if rngs is None else rngs.get("samples", rngs["dropout"])
-        own = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
+        model_rngs = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
         heads: Any = self.model.apply(
-            {"params": params}, batch, deterministic=rngs is None, rngs=own, method="generate"
+            {"params": params}, batch, deterministic=rngs is None, rngs=model_rngs, method="generate"
         )
         words = WordDistributions(heads.hidden_BMD, heads.embedding_VD, heads.bias_V)
         samples_BM = sample_words(words, jax.random.fold_in(key, 2))

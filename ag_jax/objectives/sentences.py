@@ -1,4 +1,4 @@
-"""The first positions of texts, where encoders keep what they know of a text as a whole.
+"""Predictions at the first positions of texts, which stand for the whole texts.
 
 Shape letters: B batch, L length, D width, T texts of a row, M masked positions.
 """
@@ -53,8 +53,7 @@ class Sentences:
         return {} if self.of == "none" else {"sentence": PredictionWeights(self.first_positions(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
-        """Return the hidden states `BTD` at the first position of each text, in the form in which a clean and an
-        attacked pass are compared.
+        """Return the hidden states `BTD` at the first position of each text, as a prediction to compare passes in.
 
         With the setting `of=softmax`, they are treated as the logits of a distribution; otherwise as vectors.
         """

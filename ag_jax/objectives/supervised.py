@@ -1,4 +1,4 @@
-"""The objective of fine-tuning: the labels of a task.
+"""The objective of fine-tuning on the labels of a task.
 
 Shape letters: B batch, C candidates of an example, L length.
 """

@@ -97,8 +97,8 @@ class Translation(Objective):
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Run the model without losses: predict every target token from the source and the tokens before it."""
         del step
-        found, sown = apply_model(self.model, params, batch, rngs, ports)
-        return Outputs({"task": WordDistributions(found.hidden_BTD, found.embedding_VD, found.bias_V)}, batch, **sown)
+        words, sown = apply_model(self.model, params, batch, rngs, ports)
+        return Outputs({"task": WordDistributions(words.hidden_BTD, words.embedding_VD, words.bias_V)}, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
         """Return the loss, summed over the batch, and metrics as pairs (sum, weight).

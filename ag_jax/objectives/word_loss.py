@@ -59,7 +59,7 @@ def over_chunks(add: Add, sums: Any, arrays: tuple[Array, ...]) -> tuple[Any, An
     sums: the sums to start with.
     """
     sums, results = jax.lax.scan(add, sums, tuple(map(_in_chunks, arrays)))
-    return sums, jax.tree.map(lambda of: _joined(of)[:, : arrays[0].shape[1]], results)
+    return sums, jax.tree.map(lambda chunks: _joined(chunks)[:, : arrays[0].shape[1]], results)
 
 
 def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -> tuple[Any, Any]:
@@ -86,7 +86,7 @@ def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -
 
     def skip(sums: Any, chunk: tuple) -> tuple[Any, Any]:
         results = jax.eval_shape(add, sums, chunk)[1]
-        return sums, jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), results)
+        return sums, jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), results)
 
     def add_if_used(sums: Any, chunk: tuple) -> tuple[Any, Any]:
         return jax.lax.cond((chunk[-1] != 0).any(), add, skip, sums, chunk)
@@ -123,7 +123,7 @@ def word_loss(
     group_rows: int = 1,
     smoothing: float = 0.0,
 ) -> tuple[Array, Array, Array]:
-    """Return three weighted sums over the slots, `BM`: the loss, how often the label scores best, the cross entropy.
+    """Return three sums, weighted by `weights_BM`: of the loss, of right predictions, and of the cross entropy.
 
     The scores are s = h E^T + b. Cross entropy and right predictions are those of `losses.cross_entropy`, computed a
     few positions at a time. The loss is the cross entropy with the smoothed distribution
@@ -144,8 +144,8 @@ def word_loss(
 
     def add(sums: tuple, chunk: tuple) -> tuple[Any, Any]:
         hidden, labels, weights = chunk
-        one = _sums(word_scores(hidden, embedding_VD, bias_V), labels, weights, smoothing)
-        return jax.tree.map(jnp.add, sums, one), None
+        chunk_sums = _sums(word_scores(hidden, embedding_VD, bias_V), labels, weights, smoothing)
+        return jax.tree.map(jnp.add, sums, chunk_sums), None
 
     zeros = (jnp.float32(0), jnp.float32(0), jnp.float32(0))
     return over_slots(add, zeros, (hidden_BMD, labels_BM, weights_BM), group_rows)[0]
@@ -175,8 +175,8 @@ def _forward(
         scores = word_scores(hidden, embedding_VD, bias_V)
         totals = jax.tree.map(jnp.add, tuple(totals), _sums(scores, labels, weights, smoothing))
         is_label = labels[..., None] == jnp.arange(scores.shape[-1])[None, None, :]
-        wanted = (1 - smoothing) * is_label + smoothing / scores.shape[-1] if smoothing else is_label
-        d_scores = weights[..., None] * (jax.nn.softmax(scores) - wanted)
+        target = (1 - smoothing) * is_label + smoothing / scores.shape[-1] if smoothing else is_label
+        d_scores = weights[..., None] * (jax.nn.softmax(scores) - target)
         narrow = d_scores.astype(hidden.dtype)
         # `DV` instead of `VD`: a CPU would copy the scores' gradient, transposed, for a product of the other form.
         d_embedding_DV += jnp.einsum("bmd,bmv->dv", hidden, narrow, preferred_element_type=jnp.float32)

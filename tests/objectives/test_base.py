@@ -55,9 +55,7 @@ def test_a_wrapper_delegates_the_whole_contract():
 def test_what_computes_its_own_gradient_is_outermost():
     freelb = FreeLB(perturbed.Linear(), FreeLBConfig(), 3)
     guided = tiny.guided(tiny.model())
-    with pytest.raises(
-        ValueError, match="FreeLB computes its gradient itself .* wrap FreeLB around Guided, not Guided"
-    ):
+    with pytest.raises(ValueError, match="FreeLB .* wrap it around Guided"):
         dataclasses.replace(guided, inner=freelb)
     for method, config in ATTACKS.items():
         with pytest.raises(ValueError, match="FreeLB computes its gradient itself and must be the outermost"):

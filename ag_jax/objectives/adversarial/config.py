@@ -15,7 +15,7 @@ Strength = Annotated[float, "> 0", "<= 1e6"]
 
 @dataclasses.dataclass(frozen=True)
 class AsaConfig:
-    """Adversarial self-attention (Wu et al. 2022). Where paper and released code differ, the defaults follow the code.
+    """Adversarial self-attention (Wu et al. 2022); where paper and released code differ, the defaults follow the code.
 
     tau: the coefficient of the adversary's penalty on masking is tau ** tau_power; with a lower tau more is masked.
     tau_power: exponent of tau: 1 in the paper, 2 in the released code.
@@ -222,8 +222,8 @@ class AdversarialConfig:
     def in_effect(self) -> "AdversarialConfig":
         """This config, in which the sections that the chosen `method` ignores have their default values."""
         section = "masking" if self.method in NAIVE else self.method
-        read = {section: getattr(self, section)} if self.method != "none" else {}
-        return AdversarialConfig(self.method, **read)
+        sections = {section: getattr(self, section)} if self.method != "none" else {}
+        return AdversarialConfig(self.method, **sections)
 
     @property
     def attention_attack(self) -> AsaConfig | FixedMaskConfig | None:

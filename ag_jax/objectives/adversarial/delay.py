@@ -15,8 +15,7 @@ ValueAndGrad = Callable[..., Trained]
 
 
 def begun(begin: int, step: Array, attacked: ValueAndGrad, plain: ValueAndGrad, *arguments: Any) -> Trained:
-    """Return ((loss, metrics), gradient) of a training step: of `plain` before the step `begin`, of `attacked` from
-    then on.
+    """Return ((loss, metrics), gradient) of `plain` before the step `begin`, and of `attacked` from then on.
 
     Only one of both is computed. Before the attack begins, its metrics have total and weight 0, which stand for no
     measurement, and the gradient of an adversary is 0.

@@ -46,10 +46,10 @@ class FreeLB(Wrapper):
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
-        """Return ((loss, metrics), parameter gradient): means over passes with different perturbations, or before the
-        step `begin_step` those of the wrapped objective.
+        """Return ((loss, metrics), parameter gradient): means over passes with different perturbations.
 
-        The metric `delta_norm` is the mean length of a text's perturbation in the last pass.
+        Before the step `begin_step`, they are those of the wrapped objective. The metric `delta_norm` is the mean
+        length of a text's perturbation in the last pass.
         """
         arguments = params, batch, rngs, step, factors
         return delay.begun(self.config.begin_step, step, self._attacked, self.inner.value_and_grad, *arguments)
@@ -58,8 +58,7 @@ class FreeLB(Wrapper):
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
         """Return ((loss, metrics), parameter gradient): means over passes with different perturbations."""
-        found, delta_BLE = self._passes(params, batch, rngs, step, factors)
-        (mean, metrics), gradient = found
+        ((mean, metrics), gradient), delta_BLE = self._passes(params, batch, rngs, step, factors)
         metrics["delta_norm"] = perturbation.length_metric(delta_BLE, perturbation.encoder_segments(batch))
         return (mean, metrics), gradient
 
@@ -84,30 +83,30 @@ class FreeLB(Wrapper):
         segments_BL = perturbation.encoder_segments(batch)
         delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), segments_BL)
 
-        def one_pass(carried: Any, number: Array) -> tuple[Any, None]:
+        def one_pass(carry: Any, number: Array) -> tuple[Any, None]:
             """Add the loss, metrics and parameter gradient of a pass to the sums, after a step of the perturbation."""
-            sums, delta_BLE, slope_BLE = carried
+            sums, delta_BLE, slope_BLE = carry
             # The step comes before a pass, because nothing uses the last pass's gradient by the perturbation. The
             # first pass has no step: even with a slope of zero, `max_norm` could shorten the initial perturbation.
             moved_BLE = self.update(delta_BLE, slope_BLE, segments_BL)
             delta_BLE = jnp.where(number == 0, delta_BLE, moved_BLE)
-            found, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
-            return (jax.tree.map(jnp.add, sums, (found, gradient)), delta_BLE, slope_BLE), None
+            outcome, (gradient, slope_BLE) = run(params, delta_BLE, self._rngs(rngs, number))
+            return (jax.tree.map(jnp.add, sums, (outcome, gradient)), delta_BLE, slope_BLE), None
 
         # A loop, so that passes are compiled once and the memory of one pass is free before the next.
         shapes = jax.eval_shape(run, params, delta_BLE, rngs)
-        found, (gradient, slope_BLE) = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), shapes)
-        begin = (found, gradient), delta_BLE, slope_BLE
+        outcome, (gradient, slope_BLE) = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        begin = (outcome, gradient), delta_BLE, slope_BLE
         (sums, delta_BLE, _), _ = jax.lax.scan(one_pass, begin, jnp.arange(self.config.passes))
         # Metrics are (total, weight) pairs, of which both are summed and both are divided.
         return jax.tree.map(lambda leaf: leaf / self.config.passes, sums), delta_BLE
 
     def init(self, key: Array, segments_BL: Array) -> Array:
         """Return the initial perturbation delta_0, `BLE`; its norm on each text is at most `init_magnitude`."""
-        drawn_BLE = 2 * dropout.uniform(key, (*segments_BL.shape, self.width)) - 1
+        uniform_BLE = 2 * dropout.uniform(key, (*segments_BL.shape, self.width)) - 1
         components_BL = jnp.maximum(segments.sizes(segments_BL) * self.width, 1).astype(jnp.float32)
         scale_BL = self.config.init_magnitude / jnp.sqrt(components_BL)
-        return perturbation.on_texts(drawn_BLE * scale_BL[:, :, None], segments_BL)
+        return perturbation.on_texts(uniform_BLE * scale_BL[:, :, None], segments_BL)
 
     def update(self, delta_BLE: Array, slope_BLE: Array, segments_BL: Array) -> Array:
         """Return the perturbation after one step along each text's gradient, scaled down where `max_norm` is exceeded.

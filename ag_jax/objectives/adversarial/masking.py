@@ -33,14 +33,14 @@ class Trace:
     progress: tuple[float, ...]
     shares: tuple[tuple[float, ...], ...]
 
-    def at(self, progress: Array) -> Array:
+    def shares_at(self, progress: Array) -> Array:
         """Return the share of units that each layer masks after the fraction `progress` of a run's steps, shape `N`.
 
         The share is interpolated; outside of the recorded range, the nearest recorded share is returned.
         """
         shares_TN = jnp.asarray(self.shares, jnp.float32)
-        known_T = jnp.asarray(self.progress, jnp.float32)
-        return jax.vmap(lambda share_T: jnp.interp(progress, known_T, share_T), in_axes=1)(shares_TN)
+        progress_T = jnp.asarray(self.progress, jnp.float32)
+        return jax.vmap(lambda share_T: jnp.interp(progress, progress_T, share_T), in_axes=1)(shares_TN)
 
 
 @flax.struct.dataclass
@@ -111,7 +111,7 @@ class NaiveMasks:
         if self.method == "magnitude":
             return LargestMasks(share_N, policy)
         if self.method == "scheduled":
-            share_N = self.trace.at(step / self.steps)
+            share_N = self.trace.shares_at(step / self.steps)
         return RandomMasks(share_N, policy)
 
 

@@ -46,7 +46,7 @@ class Perturbation(Protocol):
 
 
 def encoder_segments(batch: Batch) -> Array:
-    """Return the segment ids (`sequences`) as the encoder reads them, `BL`: each candidate answer is a row of its own.
+    """Return the segment ids as the encoder reads them, `BL`: each candidate answer is a row of its own.
 
     Only examples of multiple choice or ranking have several candidates.
     """
@@ -65,8 +65,8 @@ def norms(values_BLE: Array, segments_BL: Array) -> Array:
 
 def largest(values_BLE: Array, segments_BL: Array) -> Array:
     """Return, for every position, the largest absolute value in the same text, `BL1`; 0 on padding."""
-    of_tokens_B1L = jnp.abs(values_BLE).max(-1)[:, None, :]
-    return jnp.where(segments.same_segment_mask(segments_BL), of_tokens_B1L, 0.0).max(-1)[:, :, None]
+    tokens_B1L = jnp.abs(values_BLE).max(-1)[:, None, :]
+    return jnp.where(segments.same_segment_mask(segments_BL), tokens_B1L, 0.0).max(-1)[:, :, None]
 
 
 def normal(key: Array, segments_BL: Array, width: int, deviation: float) -> Array:

@@ -90,14 +90,17 @@ class Penalty:
     count: str
 
     def weight(self, segments_BL: Array) -> Array:
-        """Return the divisor that makes `total()` a mean: the number of texts with `count=units`, the number of rows
-        that are not empty with `count=fraction`.
+        """Return the divisor that makes `total` a mean.
+
+        It is the number of texts with `count=units`, the number of rows that are not empty with `count=fraction`.
         """
         return _texts(segments_BL) if self.count == "units" else (segments_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
-        """Return the penalty L_c of Wu et al. 2022, summed over layers and rows: the number of unmasked units of each
-        layer and row with `count=units`, or the unmasked fraction of its units with `count=fraction`.
+        """Return the penalty L_c of Wu et al. 2022, summed over layers and rows.
+
+        It is the number of unmasked units of each layer and row with `count=units`, or the unmasked fraction of its
+        units with `count=fraction`.
 
         The gradient of L_c is reversed, and reaches only the adversary.
         """
@@ -148,18 +151,14 @@ class AttackedAttention(SecondPass):
         return jnp.asarray(step >= self.delay_steps, jnp.float32)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: the terms of the wrapped objective, the terms of the divergence between
-        clean and attacked pass, and the term of the penalty on masking.
-        """
+        """Return the divisor of each loss term: of the wrapped objective, the divergence and the penalty."""
         weights = super().normalizers(batch)
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["segment_ids"])
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of each loss term: the terms of the wrapped objective, the terms of the divergence between
-        clean and attacked pass, and the term of the penalty on masking.
-        """
+        """Return the factor of each loss term: of the wrapped objective, the divergence and the penalty."""
         coefficients = super().coefficients(step)
         if self.penalty is not None:
             coefficients["penalty"] = self.coefficient_at(step) * self.penalty.coefficient
@@ -213,9 +212,9 @@ class AttackedAttention(SecondPass):
         totals, metrics = super().terms(outputs, batch)
         attacked = outputs.second_passes.get(self.term)
         if attacked is not None and self.penalty is not None:
-            kept = attacked.mask_counts.kept_B.sum()
+            units = attacked.mask_counts.kept_B.sum()
             totals["penalty"] = self.penalty.total(attacked.mask_counts)
-            metrics["kept_units"] = (kept, _texts(encoder.rows(batch)["segment_ids"]))
+            metrics["kept_units"] = (units, _texts(encoder.rows(batch)["segment_ids"]))
         return totals, metrics
 
 

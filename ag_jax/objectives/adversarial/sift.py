@@ -24,11 +24,10 @@ _EPSILON = 1e-6  # added to the largest component of a gradient, as in the relea
 
 @flax.struct.dataclass
 class Normalized:
-    """Callable that normalises a token's summed embeddings e, x = (e - mean) / sqrt(variance + 1e-7), and adds the
-    perturbation `delta_BLE` unless it is None.
+    """Callable that normalises each token's summed embeddings and adds the perturbation `delta_BLE`, unless it is None.
 
-    With `unit`, x = e / sqrt(||e||^2 + 1e-7). With a perturbation, the result is stop_gradient(x) + delta, so that
-    embeddings learn from the clean pass alone.
+    Of embeddings e, it returns x = (e - mean) / sqrt(variance + 1e-7); with `unit`, x = e / sqrt(||e||^2 + 1e-7). With
+    a perturbation, the result is stop_gradient(x) + delta, so that embeddings learn from the clean pass alone.
     """
 
     delta_BLE: Array | None
@@ -60,9 +59,7 @@ class SiftPerturbation:
     width: int
 
     def clean(self, ports: Ports) -> Ports:
-        """Return the optional inputs `ports` of the encoder for the pass without perturbation, in which the embeddings
-        are only normalised.
-        """
+        """Return `ports`, the optional inputs of the encoder, set to normalise the embeddings and to add nothing."""
         return dataclasses.replace(ports, on_embeddings=self._normalized(None))
 
     def perturbed(self, ports: Ports, delta_BLE: Array) -> Ports:

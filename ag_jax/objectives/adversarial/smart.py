@@ -79,7 +79,8 @@ class MtDnnPerturbation(SmartPerturbation):
         """
         if isinstance(other, YesNo):
             clean, other = (
-                Categorical(jnp.stack([of.logits, jnp.zeros_like(of.logits)], axis=-1)) for of in (clean, other)
+                Categorical(jnp.stack([answer.logits, jnp.zeros_like(answer.logits)], axis=-1))
+                for answer in (clean, other)
             )
         if not isinstance(other, Categorical):
             return super().objective(clean, other, weights)
@@ -93,10 +94,10 @@ class MtDnnPerturbation(SmartPerturbation):
 
 
 def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
-    """Return the sum over predictions and classes of 2 w q (logit(q) - logit(p)), where w is the prediction's weight
-    in `weights`, p = softmax(clean) and q = softmax(other).
+    """Return mt-dnn's `stable_kl`: the weighted sum of 2 q (logit(q) - logit(p)) over predictions and classes.
 
-    Here logit(x) = log(x / (1 - x)). No gradient flows through logit(q) and logit(p).
+    Here p = softmax(clean), q = softmax(other), and logit(x) = log(x / (1 - x)). No gradient flows through
+    logit(q) and logit(p).
 
     logit(p), computed as -log(1 / (p + e) - 1 + e) with e = 1e-6, stands where KL has log(p). The sum is 0 for equal
     predictions, but is no divergence: for q = (0.6, 0.4) and p = (0.9, 0.1) it is negative. With two classes its

@@ -21,8 +21,9 @@ _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbat
 
 
 def symmetric_kl(clean: Prediction, other: Any, weights: PredictionWeights, stop_gradient: StopGradient) -> Array:
-    """Return sum w [KL(clean || other) + KL(other || clean)] over examples or tokens of weight w; for numbers and
-    vectors, the sum of w times the squared error.
+    """Return the sum over examples or tokens of weight w of w [KL(clean || other) + KL(other || clean)].
+
+    For numbers and vectors, it is the sum of w times the squared error.
 
     stop_gradient: which predictions get no gradient, as in `DivergenceConfig`: `none`, `clean` or `targets`. The
         squared error, w (clean - other)^2, has no targets: with `targets` its gradient goes to both passes.
