@@ -155,15 +155,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def smallest_effect(pairs: int) -> float:
     """Return the smallest true mean difference that a paired t-test detects with probability 0.8, at p < .05.
 
-    pairs: number of pairs of the test.
+    pairs: number of pairs of the test, at least two.
 
     The difference is in standard deviations of the pairs' differences. If the true one is `effect`, then
     t = (effect * sqrt(pairs) + z) / s with z normal and s^2 chi-square over its degrees of freedom, so that the
     probability of t above the critical value is the mean over s of the normal probability of
-    z > critical * s - effect * sqrt(pairs). Raises ValueError for fewer than two pairs.
+    z > critical * s - effect * sqrt(pairs).
     """
-    if pairs < 2:
-        raise ValueError(f"a paired t-test needs at least two pairs, got {pairs}")
     freedom = pairs - 1
     critical = scipy.stats.t.ppf(1 - SIGNIFICANT / 2, freedom)
     quantiles = (np.arange(20_000) + 0.5) / 20_000

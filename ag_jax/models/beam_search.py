@@ -75,17 +75,7 @@ class _State:
 
 
 def gather(cache: Cache, parents_BK: Array) -> Cache:
-    """Return a cache of arrays `NBK...` with, in each beam's place, the entries of its parent; N may be 1.
-
-    Raises ValueError if an array has other leading axes.
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
-        if leaf.shape[1:3] != parents_BK.shape:
-            rows, beams = parents_BK.shape
-            raise ValueError(
-                f"each array of the cache must have the axes (layers, {rows} sentences, {beams} beams, ...), "
-                f"got shape {leaf.shape} for cache{jax.tree_util.keystr(path)}"
-            )
+    """Return a cache of arrays `NBK...` with, in each beam's place, the entries of its parent; N may be 1."""
     of_each_sentence = jax.vmap(lambda leaf, parents_K: leaf[:, parents_K], in_axes=(1, 0), out_axes=1)
     return jax.tree.map(lambda leaf: of_each_sentence(leaf, parents_BK), cache)
 
@@ -140,7 +130,7 @@ def search(
     are independent, and one that is done does not change while the others are searched.
 
     A sentence for which no hypothesis has ended after `steps` steps gets its live ones, marked as not ended; this
-    happens only if its maximum length is above `steps`, which is not checked for traced lengths. A sentence fails if
+    happens only if its maximum length is above `steps`. A sentence fails if
     the log-probabilities that follow a live hypothesis include NaN, or a number above 0 (logits instead of
     log-probabilities), or are all -inf. Its scores and log-probabilities are then NaN, even if hypotheses ended before,
     and its lengths 0. See also `Hypotheses.failed_B`.
@@ -163,15 +153,11 @@ def search(
         `rooms`, or for `steps` without any.
     reorder: `(cache, parents_BK) -> cache` in which hypothesis k of sentence b continues its hypothesis
         `parents_BK[b, k]`; not called for a single beam.
-
-    Raises ValueError at trace time if arguments are inconsistent. Traced lengths are not checked.
     """
     beams, rows = config.beam_size, start_B.shape[0]
-    _check_arguments(start_B, min_lengths_B, max_lengths_B, steps, rooms, grow)
 
     def advance(state: _State) -> _State:
         log_probs_BKV, cache = step(state.cache, state.last_BK, state.index)
-        _check_step(log_probs_BKV, cache, state, end, forbidden)
         length = state.index + 1
         live_BK = state.log_probs_BK > -jnp.inf
         failed_B = state.failed_B | (live_BK & ~_is_distribution(log_probs_BKV)).any(-1)
@@ -318,68 +304,3 @@ def _result(config: DecodingConfig, state: _State, end: int) -> Hypotheses:
         scores_BK=jnp.where(failed_B1, jnp.nan, best.scores_BK),
         ended_BK=exists_BK & best.ended_BK,
     )
-
-
-def _check_arguments(
-    start_B: Array,
-    min_lengths_B: Array,
-    max_lengths_B: Array,
-    steps: int,
-    rooms: Sequence[int],
-    grow: Callable[[Cache, int], Cache],
-) -> None:
-    """Raise ValueError if shapes differ, or if lengths whose values are known do not go together."""
-    if start_B.ndim != 1 or min_lengths_B.shape != start_B.shape or max_lengths_B.shape != start_B.shape:
-        raise ValueError(
-            "start_B, min_lengths_B and max_lengths_B must have one number for each sentence, got shapes "
-            f"{start_B.shape}, {min_lengths_B.shape} and {max_lengths_B.shape}"
-        )
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if rooms and (
-        grow is _has_room or list(rooms) != sorted({*rooms} - {steps}) or not 1 <= rooms[0] <= rooms[-1] < steps
-    ):
-        raise ValueError(
-            f"rooms must be ascending numbers of steps between 1 and steps={steps}, with a function `grow`, got "
-            f"{list(rooms)}"
-        )
-    if not isinstance(max_lengths_B, jax.core.Tracer):
-        for row, longest in enumerate(np.asarray(max_lengths_B).tolist()):
-            if not 1 <= longest <= steps:
-                raise ValueError(f"max_lengths_B must be between 1 and steps={steps}, got {longest} for sentence {row}")
-        if not isinstance(min_lengths_B, jax.core.Tracer):
-            for row, (shortest, longest) in enumerate(zip(min_lengths_B, max_lengths_B, strict=True)):
-                if shortest > longest:
-                    raise ValueError(
-                        f"min_lengths_B must be at most max_lengths_B, got {shortest} and {longest} for sentence {row}"
-                    )
-
-
-def _check_step(log_probs_BKV: Array, cache: Cache, state: _State, end: int, forbidden: Sequence[int]) -> None:
-    """Raise ValueError if the output of `step` has wrong shapes or types, or a vocabulary that is too small."""
-    shape = state.last_BK.shape
-    if log_probs_BKV.shape[:2] != shape or log_probs_BKV.ndim != 3 or log_probs_BKV.dtype != jnp.float32:
-        raise ValueError(
-            f"step must return log-probabilities as float32 of shape ({shape[0]} sentences, {shape[1]} beams, "
-            f"vocabulary), got {log_probs_BKV.dtype} of shape {log_probs_BKV.shape}"
-        )
-    before, after = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), one) for one in (state.cache, cache))
-    if before != after:
-        raise ValueError(
-            "step must return a cache with the structure, shapes and types of its argument; it got "
-            f"{before} and returned {after}"
-        )
-    vocabulary, beams = log_probs_BKV.shape[-1], shape[1]
-    outside = sorted(token for token in {end, *forbidden} if not 0 <= token < vocabulary)
-    if outside or end in forbidden:
-        raise ValueError(
-            f"end and forbidden must be different token ids from 0 to {vocabulary - 1}, got end={end} and "
-            f"forbidden={list(forbidden)}"
-        )
-    allowed = vocabulary - len(set(forbidden))
-    if beams > allowed or allowed < 2:
-        raise ValueError(
-            f"beam_size must be at most the number of tokens that may be generated, and these at least 2; got "
-            f"beam_size={beams}, and {allowed} tokens: a vocabulary of {vocabulary} without {len(set(forbidden))} "
-            "forbidden ones. Lower decoding.beam_size"
-        )

@@ -122,12 +122,7 @@ class EncoderConfig:
 
     def __post_init__(self):
         if self.width > 0 and self.heads > 0 and self.width % self.heads:
-            fitting = [heads for heads in range(1, min(self.width, 4096) + 1) if self.width % heads == 0]
-            near = sorted(fitting, key=lambda heads: abs(heads - self.heads))[:3]
-            raise ValueError(
-                f"model.heads must divide model.width={self.width}, got {self.heads}; "
-                f"the nearest that do: {sorted(near)}"
-            )
+            raise ValueError(f"model.heads must divide model.width={self.width}, got {self.heads}")
         if self.convolution is not None and self.convolution % 2 == 0:
             raise ValueError(f"model.convolution must be an odd number, or none, got {self.convolution}")
         self.check_size()
@@ -156,12 +151,9 @@ class EncoderConfig:
         """Raise ValueError if only one of decoder positions and mask decoder is set, or if no kind of positions is."""
         if (self.absolute_positions == "decoder") != (self.mask_decoder_passes > 0):
             raise ValueError(
-                f"model.absolute_positions={self.absolute_positions} and "
-                f"model.mask_decoder_passes={self.mask_decoder_passes} do "
-                "not go together: absolute_positions=decoder adds positions in the enhanced mask decoder and nowhere "
-                "else, so a model must have both or neither; "
-                "set absolute_positions=decoder with mask_decoder_passes of at least 1, "
-                "or absolute_positions=input or none with mask_decoder_passes=0"
+                f"model.absolute_positions={self.absolute_positions} does not go with "
+                f"model.mask_decoder_passes={self.mask_decoder_passes}: set absolute_positions=decoder if and only if "
+                "there is a mask decoder, which adds the positions"
             )
         if self.absolute_positions == "none" and not self.relative.terms and self.positions != "rotary":
             raise ValueError(

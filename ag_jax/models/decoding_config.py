@@ -111,16 +111,8 @@ class DecodingConfig:
     def length_limits(self, source_lengths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the minimum and the maximum lengths of the output, int32, for sources of these lengths.
 
-        source_lengths: numbers of tokens, without the end token.
-
-        Raises ValueError if a source is empty.
+        source_lengths: numbers of tokens, at least 1, without the end token.
         """
-        source = np.asarray(source_lengths)
-        if (source < 1).any():
-            raise ValueError(
-                f"sources must have at least one token besides the end token, got lengths {source.tolist()}; leave "
-                "empty sources out of the search"
-            )
         shortest = parse_length(self.min_length, "decoding.min_length")
         longest = parse_length(self.max_length, "decoding.max_length")
-        return shortest(source), longest(source)
+        return shortest(source_lengths), longest(source_lengths)

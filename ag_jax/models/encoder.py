@@ -96,14 +96,6 @@ def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
     return jnp.take_along_axis(hidden_BLD, batch["masked_positions"][:, :, None], axis=1)
 
 
-def _check_head_mask(config: EncoderConfig, head_mask_NH: Array | None) -> None:
-    expected = (config.layers, config.heads)
-    if head_mask_NH is not None and head_mask_NH.shape != expected:
-        raise ValueError(
-            f"head_mask_NH must have a factor for each head of each layer, shape {expected}, got {head_mask_NH.shape}"
-        )
-
-
 def over_layers(
     config: EncoderConfig, step: Callable, count: int, collections: tuple[str, ...], in_axes: Any
 ) -> Callable:
@@ -178,8 +170,6 @@ class Encoder(nn.Module):
 
         batch: `tokens`, `segment_ids` and `token_type_ids`, `BL`. Tokens attend only within their own text.
         deterministic: no dropout; otherwise a model with dropout, or an attack that draws, needs the rng `dropout`.
-
-        Raises ValueError for a `ports.head_mask_NH` of another shape.
         """
         return self._encode(batch, ports, deterministic)[1]
 
@@ -219,7 +209,6 @@ class Encoder(nn.Module):
         embedded_BLE: as in `with_mask_decoder`.
         """
         config, segments_BL = self.config, batch["segment_ids"]
-        _check_head_mask(config, ports.head_mask_NH)
         if embedded_BLE is None:
             embedded_BLE = self.embeddings(
                 batch["tokens"],

@@ -329,8 +329,6 @@ class TaskModel(nn.Module):
     def setup(self):
         if self.style not in STYLES:
             raise ValueError(f"the style of a head must be one of {', '.join(STYLES)}, got {self.style!r}")
-        if self.pooling not in POOLINGS:
-            raise ValueError(f"the pooling of a head must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
         self.encoder = encoder.Encoder(self.config, self.attend)
         rate = self.config.dropout if self.head_dropout is None else self.head_dropout
         head_config = dataclasses.replace(self.config, dropout=rate)

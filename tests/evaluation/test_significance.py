@@ -81,8 +81,6 @@ def test_the_smallest_effect_has_power_08(pairs):
 def test_two_pairs_need_an_effect_that_simulation_finds_in_four_of_five_cases():
     differences = np.random.default_rng(0).normal(smallest_effect(2), 1.0, (20_000, 2))
     assert np.mean(scipy.stats.ttest_1samp(differences, 0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.01)
-    with pytest.raises(ValueError, match="at least two pairs, got 1"):
-        smallest_effect(1)
 
 
 def test_differences_of_arms_over_seeds():

@@ -15,7 +15,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from ag_jax.analysis.markdown import table
-from ag_jax.evaluation import lines, translation
+from ag_jax.evaluation import translation
 from ag_jax.evaluation.translation import compare, difference_rows, score, score_rows
 
 PLAIN = {
@@ -275,48 +275,17 @@ def test_tokenised_text_has_a_note(texts, change, mark):
     assert " of 61 references have " in score(references, many, ["chrf"])["chrf"].note
 
 
-def test_other_numbers_of_lines_are_an_error_that_finds_the_place():
-    references = sentences(np.random.default_rng(3), 17)
-    hypotheses = noisy(np.random.default_rng(4), references, 0.1)
-    with pytest.raises(
-        ValueError, match="the hypotheses have 16 lines and the references 17.*first 6 lines fit"
-    ) as told:
-        score(hypotheses[:6] + hypotheses[7:], references)
-    assert f"at line 7 the references have 1 more, which begin with {references[6]!r}"[:90] in str(told.value)
-    doubled = [*hypotheses[:3], "Noch eine Zeile", "und noch eine", *hypotheses[3:]]
-    with pytest.raises(
-        ValueError, match="have 19 lines and the references 17.* line 4 the hypotheses have 2 more"
-    ) as told:
-        score(doubled, references)
-    assert "'Noch eine Zeile'" in str(told.value)
-    with pytest.raises(ValueError, match="hypotheses of 'ag' have 13 lines.* first 13 lines fit: the references go on"):
-        compare({"base": hypotheses, "ag": hypotheses[:13]}, references, "base")
-    with pytest.raises(ValueError, match="hypotheses have 16 lines and the references 17$"):
-        score([f"wort{number}" for number in range(16)], references)  # nothing in common: the place is not known
-    with pytest.raises(ValueError, match="hypotheses have 16 lines and the references 17$"):
-        score(["eine Frau"] * 16, ["eine Frau"] * 17)  # fits at every place
-    with pytest.raises(ValueError, match="hypotheses have 0 lines and the references 17$"):
-        score([], references)
-
-
-def test_the_place_is_not_guessed_for_unrelated_sentences():
-    """A translation of something else has as many words in common with the line before and after."""
-    references = sentences(np.random.default_rng(5), 400)
-    other = sentences(np.random.default_rng(6), 397)
-    with pytest.raises(ValueError, match="have 397 lines and the references 400$"):
-        lines.check("the hypotheses", other, references)
-
-
 @pytest.mark.parametrize(
     ("hypotheses", "references", "message"),
     [
         ([], [], "at least one sentence to score, got none"),
         (["a", "b"], ["", "  "], "all 2 of them are empty lines"),
-        (["a", "b\nc"], ["a", "b"], r"line 2 of the hypotheses has a line break: 'b\\nc'. Replace"),
+        (["a", "b\nc"], ["a", "b"], r"line 2 of the hypotheses has a line break: 'b\\nc'; replace"),
         (["a", "b"], ["a\r\n", "b"], r"line 1 of the references has a line break: 'a\\r\\n'"),
         (["a", "b\rc"], ["a", "b"], r"line 2 of the hypotheses has a line break: 'b\\rc'"),
         ("ab", ["a", "b"], "expected the hypotheses as a list of lines, got one text: 'ab'"),
-        (["a", None], ["a", "b"], "line 2 of the hypotheses is None"),
+        (["a"], ["a", "b"], "the hypotheses have 1 lines and the references 2"),
+        ([], ["a", "b"], "the hypotheses have 0 lines and the references 2"),
     ],
 )
 def test_texts_that_cannot_be_scored(hypotheses, references, message):
@@ -334,17 +303,7 @@ def test_empty_translations_are_scored():
     assert [nothing[name].value for name in PLAIN] == [0, 0, 0, 100]
 
 
-@pytest.mark.parametrize("tokenizer", ["spm", "flores101", "flores200", "spBLEU-1K", "ja-mecab", "ko-mecab"])
-def test_tokenizers_that_download_or_are_not_installed(tokenizer):
-    reason = "needs MeCab" if "mecab" in tokenizer else "downloads a sentencepiece model"
-    with pytest.raises(ValueError, match=f"tokenizer {tokenizer} {reason}.*one of 13a, intl, char, zh, none.*chrf"):
-        score(["a"], ["a"], tokenize=tokenizer)
-    with pytest.raises(ValueError, match=f"tokenizer {tokenizer} {reason}"):
-        compare({"a": ["a"], "b": ["a"]}, ["a"], "a", tokenize=tokenizer)
-
-
-def test_every_tokenizer_of_sacrebleu_is_offered_or_rejected():
-    assert set(BLEU.TOKENIZERS) <= {*translation.TOKENIZERS, *translation._REJECTED_TOKENIZERS}
+def test_tokenizers_are_sacrebleus():
     hypotheses, references = ["Ein Hund, 3-mal 你好"], ["Ein Hund, 3-mal 你们"]
     for tokenize in translation.TOKENIZERS:
         found = score(hypotheses, references, ["bleu"], tokenize)["bleu"]
@@ -353,16 +312,8 @@ def test_every_tokenizer_of_sacrebleu_is_offered_or_rejected():
 
 
 def test_other_settings_that_are_rejected(monkeypatch):
-    with pytest.raises(ValueError, match="expected a tokenizer of sacreBLEU, got '14a': choose one of 13a, intl"):
-        score(["a"], ["a"], tokenize="14a")
-    with pytest.raises(ValueError, match="expected metrics of bleu, bleu_lowercase, chrf, ter, got comet"):
-        score(["a"], ["a"], ["bleu", "comet"])
-    with pytest.raises(ValueError, match="got none"):
-        score(["a"], ["a"], [])
-    with pytest.raises(ValueError, match="baseline 'mlm' and of another system, got those of 'a', 'b'"):
-        compare({"a": ["a"], "b": ["a"]}, ["a"], "mlm")
-    with pytest.raises(ValueError, match="baseline 'a' and of another system, got those of 'a'"):
-        compare({"a": ["a"]}, ["a"], "a")
+    with pytest.raises(ValueError, match="expected a tokenizer of 13a, intl, char, zh, none, got 'spm'"):
+        score(["a"], ["a"], tokenize="spm")
     for seed in ("none", "0", "-3", "1.5", ""):
         monkeypatch.setenv("SACREBLEU_SEED", seed)
         with pytest.raises(ValueError, match=f"SACREBLEU_SEED to be a positive whole number, got '{seed}'"):

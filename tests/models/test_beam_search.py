@@ -490,46 +490,6 @@ def test_one_sentence_and_lengths_that_are_not_traced():
     np.testing.assert_array_equal(alone.tokens_BKT[0], found.tokens_BKT[1, :, :2])
 
 
-def short_cache(cache, tokens, index):
-    return simple_step(cache, tokens, index)[0], {"layer": cache["layer"][..., :1]}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_lengths_B": np.array([4, 5])}, "max_lengths_B must be between 1 and steps=4, got 5 for sentence 1"),
-        ({"max_lengths_B": np.array([0, 4])}, "max_lengths_B must be between 1 and steps=4, got 0 for sentence 0"),
-        ({"min_lengths_B": np.array([0, 3])}, "min_lengths_B must be at most .* got 3 and 2 for sentence 1"),
-        ({"min_lengths_B": np.array([0])}, r"one number for each sentence, got shapes \(2,\), \(1,\) and \(2,\)"),
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        (
-            {"cache": {"layer": jnp.zeros((5, 3, 2, 4))}},
-            r"\(layers, 2 sentences, 3 beams.*\(5, 3, 2, 4\) for cache\['l",
-        ),
-        ({"step": short_cache}, r"return a cache with the structure.*\(5, 2, 3, 4\).*\(5, 2, 3, 1\)"),
-        ({"step": lambda cache, tokens, index: (jnp.zeros((2, 7)), cache)}, r"\(2 sentences, 3 beams.*\(2, 7\)"),
-        (
-            {"step": lambda cache, tokens, index: (jnp.zeros((2, 3, 7), jnp.bfloat16), cache)},
-            "as float32 .* got bfloat16",
-        ),
-        ({"end": 7}, "token ids from 0 to 6, got end=7"),
-        ({"end": 4}, r"end and forbidden must be different.*end=4 and forbidden=\[0, 4\]"),
-        ({"forbidden": (0, -1)}, r"token ids from 0 to 6, got end=2 and forbidden=\[0, -1\]"),
-        ({"forbidden": (0, 1, 3, 4, 5)}, "got beam_size=3, and 2 tokens: a vocabulary of 7 without 5 forbidden ones"),
-    ],
-)
-def test_arguments_that_do_not_go_together_are_rejected(changes, message):
-    with pytest.raises(ValueError, match=message):
-        simple_search(**changes)
-
-
-def test_a_vocabulary_of_one_token_is_rejected():
-    """Also with one beam, since the search takes two candidates."""
-    step = lambda cache, tokens, index: (jnp.zeros((*tokens.shape, 1)), cache)  # noqa: E731
-    with pytest.raises(ValueError, match="these at least 2; got beam_size=1, and 1 tokens"):
-        simple_search(step, cache={}, config=DecodingConfig(beam_size=1), end=0, forbidden=())
-
-
 def test_a_cache_that_grows_changes_nothing():
     config = DecodingConfig(beam_size=3)
     expected = searched(MIXED, config)
@@ -572,9 +532,3 @@ def test_a_cache_may_have_a_form_and_a_function_of_its_own():
     expected = searched(MIXED, config)
     for field in FIELDS:
         np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))
-
-
-@pytest.mark.parametrize("rooms", [(0,), (3, 2), (7,), (2, 2)])
-def test_rooms_that_do_not_ascend_are_an_error(rooms):
-    with pytest.raises(ValueError, match=r"rooms must be ascending numbers of steps between 1 and steps=7"):
-        searched(MIXED, DecodingConfig(beam_size=2), rooms=rooms)

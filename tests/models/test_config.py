@@ -22,11 +22,11 @@ from ag_jax.models.config import DecoderConfig, EncoderConfig
         ),
         (
             {"absolute_positions": "decoder"},
-            "absolute_positions=decoder and model.mask_decoder_passes=0 do not go together",
+            "absolute_positions=decoder does not go with model.mask_decoder_passes=0",
         ),
         (
             {"mask_decoder_passes": 2},
-            "absolute_positions=input and model.mask_decoder_passes=2 do not go together.*; set",
+            "absolute_positions=input does not go with model.mask_decoder_passes=2: set",
         ),
         ({"absolute_positions": "none"}, "without any order of its words: set model.relative.terms"),
         ({"convolution": 4}, "model.convolution must be an odd number, or none, got 4"),
@@ -34,7 +34,7 @@ from ag_jax.models.config import DecoderConfig, EncoderConfig
         ({"convolution_activation": "relu"}, "model.convolution_activation must be one of tanh, gelu, got 'relu'"),
         ({"vocabulary_size": 0}, "model.vocabulary_size must be at least 1 .*, or none, got 0"),
         ({"position_offset": -2}, "model.position_offset must be at least 0 .*, got -2"),
-        ({"width": 768, "heads": 11}, r"model.heads must divide model.width=768, got 11; .*\[6, 8, 12\]"),
+        ({"width": 768, "heads": 11}, "model.heads must divide model.width=768, got 11"),
         ({"dropout": 1.0}, r"model.dropout must be at least 0 and below 1, got 1.0"),
         ({"attention_dropout": -0.1}, r"model.attention_dropout must be at least 0 and below 1, got -0.1"),
         ({"layer_norm_epsilon": 0.0}, "model.layer_norm_epsilon must be above 0, got 0.0"),

@@ -115,10 +115,3 @@ def test_a_mask_goes_with_an_attack(path):
     assert distance(whole[1], tested.run(tested.params, ones)[1]) > 0.1, "the attack changes nothing"
     # The last layer's heads change no layer's input, and so no mask of the attack.
     jax.tree.map(np.testing.assert_array_equal, masked[1:], whole[1:])
-
-
-def test_a_mask_of_another_shape():
-    tested = case("plain")
-    for shape in ((1, 3), (2, 1), (3,)):
-        with pytest.raises(ValueError, match=r"a factor for each head of each layer, shape \(2, 3\), got"):
-            tested.run(tested.params, np.ones(shape, np.float32))

@@ -261,8 +261,6 @@ def test_random_masks():
     assert units.all_B.tolist() == [[1600, 23**2 + 17**2, 25]] * 2
     correlation = np.corrcoef(np.ravel(kept[0, 0]), np.ravel(kept[1, 0]))[0, 1]
     assert abs(correlation) < 0.1, "layers draw apart"
-    with pytest.raises(ValueError, match="random key"):
-        RandomMasks(jnp.float32(0.1), MaskPolicy())(None, same_segment_mask(jnp.asarray(segment_ids)), None, None)
 
 
 def test_largest_masks():

@@ -12,7 +12,6 @@ import pytest
 
 from ag_jax.attention import adversary, guidance
 from ag_jax.attention.attack import MaskCounts
-from ag_jax.models.encoder import Ports
 from ag_jax.models.heads import HEADS, KINDS
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
@@ -292,21 +291,6 @@ def test_an_evaluation_is_that_of_the_clean_model(case):
         jax.jit(lambda params, of=of: tiny.evaluate(of, params, batch, None, STEP).metrics)(params) for of in both
     )
     jax.tree.map(np.testing.assert_array_equal, found, plain)
-
-
-def test_a_model_without_the_port_is_refused():
-    class Deaf(Pretraining):
-        """Its outputs lack mask counts, as those of an encoder that never calls the attack."""
-
-        def forward(self, params, batch, rngs, step, ports=Ports()):
-            return super().forward(params, batch, rngs, step, ports).replace(mask_counts=None)
-
-    batch = tiny.mixed_batch()
-    objective = attacked(Deaf(tiny.model(), HEAD))
-    with pytest.raises(
-        ValueError, match="the model of Deaf does not support this: its encoder must pass `ports.attack` to every layer"
-    ):
-        jax.eval_shape(lambda params: tiny.evaluate(objective, params, batch, RNGS, STEP), params_of(objective, batch))
 
 
 def test_delay():

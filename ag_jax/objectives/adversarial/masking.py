@@ -53,11 +53,7 @@ class RandomMasks:
     def __call__(
         self, hidden_BLD: Array, visible_BQK: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """Return random masks for one layer. Raises ValueError without a key."""
-        if key is None:
-            raise ValueError(
-                "random masks need a random key: pass `rngs` with a key `dropout` to the model, as a training step does"
-            )
+        """Return random masks for one layer, drawn with `key`."""
         uniform_B1QK = dropout.uniform(key, visible_BQK[:, None].shape)
         return self.policy.mask((uniform_B1QK >= self.share_N).astype(jnp.float32), visible_BQK)
 

@@ -190,12 +190,6 @@ class AttackedAttention(SecondPass):
         # reads the parameters without stop_gradient: the adversary learns by the reversed gradient inside `Adversary`.
         attack = self.attacker(params, outputs.encoder_batch, step)
         attacked = self.predict(params, outputs.encoder_batch, rngs, step, dataclasses.replace(ports, attack=attack))
-        if attacked.mask_counts is None:
-            raise ValueError(
-                f"adversarial.method attacks attention, but the model of {type(self.inner).__name__} does not support "
-                "this: its encoder must pass `ports.attack` to every layer, and its `Outputs` must have the "
-                "`mask_counts` that the layers sow"
-            )
         metrics = masked(attacked.mask_counts, step >= self.delay_steps)
         return self.with_second_pass(outputs, dataclasses.replace(attacked, metrics=metrics))
 
