@@ -14,6 +14,7 @@ from ag_jax import config_reader
 from ag_jax.analysis import changes
 from ag_jax.analysis.changes import AttackedModel, TextAttack
 from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.data.json_files import reading
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.finetuning import kinds, suite
@@ -109,12 +110,7 @@ def settings_of_trial(directory: epath.Path) -> tuple[AdversarialConfig, Guidanc
     settings = suite.read_settings(path)
     if task not in settings["tasks"]:
         return None
-    try:
+    with reading(f"{path}, task {task}", "put back the file as `ag-jax finetune` wrote it"):
         recipe = config_reader.parse(Recipe, settings["tasks"][task])
-        guidance = config_reader.parse(GuidanceConfig, settings.get("guidance", {}))
-    except ValueError as error:
-        raise ValueError(
-            f"cannot read the settings of task {task} in {path}: {error}; put back the file as `ag-jax finetune` wrote "
-            "it, or move the trial out of the suite"
-        ) from error
+        guidance = config_reader.parse(GuidanceConfig, settings["guidance"])
     return recipe.adversarial, guidance

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data import local
@@ -129,18 +129,6 @@ class Recipe:
     legacy_eval: bool = False
     adversarial: AdversarialConfig = AdversarialConfig()
     custom: CustomTask = CustomTask()
-
-    EARLIER_NONE: ClassVar = {
-        "patience": 0,
-        "clip_norm": 0.0,
-        "dropout": -1.0,
-        "attention_dropout": -1.0,
-        "train_examples": 0,
-        "validation_examples": 0,
-        "metric": "",
-        "initial_task": "",
-        "folds": 0,
-    }
 
     def __post_init__(self):
         self._check_sweep()
@@ -281,16 +269,6 @@ class FinetuningConfig:
     step_timeout: Annotated[int, ">= 1"] | None = 1800
     tensorboard: bool = True
     wandb: str | None = None
-
-    EARLIER_NONE: ClassVar = {
-        "checkpoint": "",
-        "step": -1,
-        "data": "",
-        "arms": "",
-        "dtype": "",
-        "remat": "",
-        "attention": "",
-    }
 
     def __post_init__(self):
         if not self.tasks:

@@ -32,7 +32,6 @@ from ag_jax.training.criterion import Criterion
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress
 from ag_jax.training.loop import Loop
-from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule
 from ag_jax.training.state import TrainState, with_params
 from ag_jax.training.wandb_run import Labels, WandbRun
@@ -201,21 +200,6 @@ def best_epoch(history: list[Evaluation], metric: str) -> int:
     return Criterion(metric, is_lower_better=False).number(history)
 
 
-def read_progress(stored: dict[str, Any], steps_of_epoch: int, directory: epath.Path) -> Progress:
-    """Read a trial's progress (evaluations, sums of metrics, token count) from the values in its checkpoint.
-
-    Earlier versions saved a row for each whole epoch, and counted tokens only in `metrics.jsonl`.
-    """
-    if "epochs" not in stored:
-        return Progress.from_json(stored)
-    history = [
-        Evaluation(row["epoch"] * steps_of_epoch, row["train_loss"], row["seconds"], row["metrics"])
-        for row in stored["epochs"]
-    ]
-    rows = [row for row in read_metrics(directory) if row["step"] <= history[-1].step]
-    return Progress(history=history, tokens=int(sum(row.get("tokens", 0) for row in rows)))
-
-
 class _Training:
     """State of a trial during its training, and the functions that the training loop calls."""
 
@@ -283,15 +267,14 @@ class _Training:
     def read_progress(self, stored: dict[str, Any]) -> Progress:
         """Return the progress in a checkpoint's JSON values, or that of a new trial if there are none.
 
-        The progress of a new trial has the digest of what it starts from. Checkpoints of earlier versions have none, or
-        that of the encoder alone, and are compared by that.
+        The progress of a new trial has the digest of what it starts from.
 
         Raises ValueError if the trial would now start from something else.
         """
         if not stored:
             return Progress(start_sha256=self.opened.digest)
-        progress = read_progress(stored, self.steps_of_epoch, self.directory)
-        if not self.opened.is_start(progress.start_sha256):
+        progress = Progress.from_json(stored)
+        if progress.start_sha256 != self.opened.digest:
             raise ValueError(
                 f"{self.directory} cannot be resumed: it started from other weights or settings, another tokenizer, "
                 "or another pooling or dropout rate of the head than it would start from now: "
@@ -414,7 +397,7 @@ class _Training:
             **trial.point,
             **({} if trial.fold is None else {"fold": trial.fold}),
             "start": self.opened.description,
-            **({"start_sha256": progress.start_sha256} if progress.start_sha256 else {}),
+            "start_sha256": progress.start_sha256,
             "steps": history[-1].step,
             "planned_steps": self.spec.steps,
             "epochs": epochs,

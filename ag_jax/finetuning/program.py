@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -61,25 +60,10 @@ class ProgramSpec:
     mesh: MeshConfig
 
 
-class Peak(NamedTuple):
-    """A number in the optimizer's state of a trial that no step reads.
-
-    Earlier versions kept the peak learning rate there, and their checkpoints must open.
-    """
-
-    learning_rate: jax.Array
-
-
-_WITH_PEAK = optax.GradientTransformation(
-    lambda params: Peak(jnp.float32(1)), lambda updates, state, params=None: (updates, state)
-)
-
-
 def make_trial_optimizer(spec: ProgramSpec, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
     """Return the optimizer of a trial. An adversary with `asa.learning_rate` has that learning rate."""
     settings = hyperparameters.in_optimizer(spec.optimizer)
-    adversary = build.adversary_optimizer(spec.adversarial, settings)
-    return optax.chain(make_optimizer(settings, spec.steps, adversary), _WITH_PEAK)
+    return make_optimizer(settings, spec.steps, build.adversary_optimizer(spec.adversarial, settings))
 
 
 class TaskProgram(NamedTuple):

@@ -55,7 +55,7 @@ def read_predictions(directory: epath.Path, split: str, examples: Examples) -> l
     predictions have several types; otherwise as `read_rows`.
     """
     rows = read_rows(directory, split)
-    if len(kinds := {type(row.get("prediction")).__name__ for row in rows}) > 1:
+    if len(kinds := {type(row["prediction"]).__name__ for row in rows}) > 1:
         raise ValueError(
             f"{directory}/predictions_{split}.jsonl holds predictions of several types "
             f"({', '.join(sorted(kinds))}), so it was changed: delete {directory} and run the command again"

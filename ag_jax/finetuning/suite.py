@@ -15,8 +15,8 @@ from typing import Any
 from etils import epath
 
 from ag_jax import config_reader, imported
-from ag_jax.data.json_files import check_fields, read_json
-from ag_jax.data.tasks import catalogue, custom
+from ag_jax.data.json_files import check_fields, read_json, reading
+from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import hosts, lock, parts, shared_files, storage
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import encoded, job, report, results, traces, trial
@@ -52,9 +52,6 @@ MAY_DIFFER = (
 FINGERPRINT = ".custom.fingerprint"  # ending of the settings with the fingerprints of tasks' files
 # Endings of the settings with the values of a sweep.
 SWEPT = (".batch_sizes", ".learning_rates", *(f".sweep.{field.name}" for field in dataclasses.fields(SweepConfig)))
-# The value of `subset_seed` for suites that are older than this setting and took the first examples of each file: their
-# trials must not be mixed with trials on drawn subsets.
-FIRST_EXAMPLES = "none, because the first examples of each file were used"
 
 
 def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
@@ -97,7 +94,7 @@ def read_settings(path: epath.Path) -> dict[str, Any]:
             "--workdir of a fine-tuning"
         )
     _check_tasks(path, found)
-    return config_reader.upgraded(FinetuningConfig, found)
+    return found
 
 
 def _is_pretraining(settings: dict[str, Any]) -> bool:
@@ -115,7 +112,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     The message lists the settings that differ.
     """
     path = workdir / "config.json"
-    theirs = config_reader.upgraded(FinetuningConfig, read_json(path)) if path.exists() else {"tasks": {}}
+    theirs = read_json(path) if path.exists() else {"tasks": {}}
     if _is_pretraining(theirs):
         if not pretraining.is_begun(workdir):
             return
@@ -130,10 +127,8 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     begun = _begun_tasks(theirs, workdir).keys()
     if not begun:  # nothing is lost if its settings are replaced
         return
-    there, here = (_comparable(values, begun & ours["tasks"].keys()) for values in (theirs, ours))
-    for key in here:
-        if key.endswith(FINGERPRINT) and custom.is_same(there.get(key), here[key]):
-            there[key] = here[key]
+    with reading(path, "put back the file as `ag-jax finetune` wrote it, or choose another directory"):
+        there, here = (_comparable(values, begun & ours["tasks"].keys()) for values in (theirs, ours))
     different = [
         f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
         for key in sorted(there | here)
@@ -166,7 +161,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
     check_directory(config, workdir)
     ours, path = config_reader.to_dict(config), workdir / "config.json"
     if path.exists():
-        ours["tasks"] = _begun_tasks(config_reader.upgraded(FinetuningConfig, read_json(path)), workdir) | ours["tasks"]
+        ours["tasks"] = _begun_tasks(read_json(path), workdir) | ours["tasks"]
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
@@ -194,7 +189,7 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
     """
     return {
         name: recipe
-        for name, recipe in settings.get("tasks", {}).items()
+        for name, recipe in settings.get("tasks", {}).items()  # a config of a run of pre-training has none
         if (workdir / name).exists()
         and any(trial.is_begun(path) or lock.is_held(path) for path in (workdir / name).iterdir())
     }
@@ -203,25 +198,15 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
     """Return the settings of a fine-tuning config as {"section.key": value}, to compare them with another config's.
 
-    Of the tasks, only `tasks` are included.
-
-    A setting that did not exist when the config was written counts as its default.
+    Of the tasks, only `tasks` are included. `epochs` is multiplied by `epochs_factor`, because only their product
+    matters.
     """
-    of_tasks = {name: _comparable_recipe(config_reader.flat(values["tasks"][name])) for name in tasks}
-    defaults = config_reader.flat(json.loads(config_reader.default(FinetuningConfig).to_json()))
-    return defaults | config_reader.flat(values | {"tasks": of_tasks})
-
-
-def _comparable_recipe(stored: dict[str, Any]) -> dict[str, Any]:
-    """Convert the stored settings of one task so that they can be compared with settings of the present version.
-
-    Missing settings get their defaults, except `subset_seed`, which stands for how a subset was taken. `epochs` is
-    multiplied by `epochs_factor`, because only their product matters.
-    """
-    settings = config_reader.flat(config_reader.to_dict(Recipe())) | stored
-    if "subset_seed" not in stored and (settings["train_examples"] or settings["validation_examples"]):
-        settings["subset_seed"] = FIRST_EXAMPLES
-    return settings | {"epochs": settings["epochs"] * settings["epochs_factor"], "epochs_factor": 1}
+    recipes = {name: values["tasks"][name] for name in tasks}
+    recipes = {
+        name: recipe | {"epochs": recipe["epochs"] * recipe["epochs_factor"], "epochs_factor": 1}
+        for name, recipe in recipes.items()
+    }
+    return config_reader.flat(values | {"tasks": recipes})
 
 
 def resolved(config: FinetuningConfig) -> FinetuningConfig:
@@ -492,10 +477,10 @@ def _check_first_is_best(suite: Suite, name: str) -> None:
     for seed in dict.fromkeys(one.seed for one in done):
         best = _best(suite.config, suite.workdir, first, suite.material[first].task.metric, seed)
         for directory in (directory_of(suite.workdir, one) for one in done if one.seed == seed):
-            start = trial.read_result(directory).get("start")
-            if start is not None and not str(start).endswith("/".join(best.parts[-2:])):
+            start = _start_of(directory)
+            if start is not None and not start[0].endswith("/".join(best.parts[-2:])):
                 raise ValueError(
-                    f"{directory} started from {start}, which is not the best trial of {first} with seed {seed} any "
+                    f"{directory} started from {start[0]}, which is not the best trial of {first} with seed {seed} any "
                     f"more, because that is {best} now: delete {directory.parent} to train all of its trials again, or "
                     "choose another --workdir"
                 )
@@ -581,28 +566,24 @@ def _check_lengths(config: FinetuningConfig, longest: int) -> None:
             )
 
 
-def _with_absolute_path(description: str) -> str:
-    """Return the description of a checkpoint, such as "step 9 of runs/ag", with the path made absolute.
-
-    Older versions stored the path as it was typed.
-    """
-    step, separator, path = description.rpartition(" of ")
-    return f"{step}{separator}{storage.directory(path)}"
+def _start_of(directory: epath.Path) -> tuple[str, str] | None:
+    """Return the description and the digest of what a finished trial started from; None if the trial failed."""
+    result = trial.read_result(directory)
+    if "failed" in result:
+        return None
+    check_fields(directory / trial.RESULT, result, {"start": str, "start_sha256": str})
+    return result["start"], result["start_sha256"]
 
 
 def _check_start(directory: epath.Path, start: Pretrained) -> None:
-    """Raise ValueError if a finished trial started from something else than `start`.
-
-    Results of earlier versions have only the description of the start, or also the digest of the encoder alone.
-    """
-    if not is_done(directory):
+    """Raise ValueError if a finished trial started from something else than `start`; failed trials do not count."""
+    if not is_done(directory) or (stored := _start_of(directory)) is None:
         return
-    result, now = trial.read_result(directory), start.description
-    theirs = str(result.get("start", now))
+    (theirs, digest), now = stored, start.description
     remedy = f"delete {directory.parent} to train all of them again, or choose another --workdir"
-    if _with_absolute_path(theirs) != _with_absolute_path(now):
+    if theirs != now:
         raise ValueError(f"{directory} started from {theirs}, trials would now start from {now}: {remedy}")
-    if not start.is_start(result.get("start_sha256")):
+    if digest != start.digest:
         raise ValueError(
             f"{directory} started from {theirs}, which had other weights or settings, another tokenizer, or another "
             "pooling or dropout rate of the head then: it was trained or written again since, or another version of "

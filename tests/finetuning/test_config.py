@@ -1,7 +1,5 @@
 """Recipes and suites: what is impossible is refused with its name and range."""
 
-import typing
-
 import pytest
 from etils import epath
 
@@ -200,24 +198,6 @@ def test_tasks_are_attacked_apart():
     config = suite(**{"tasks.rte.adversarial.method": "asa", "tasks.rte.adversarial.asa.tau": 0.5})
     assert config.tasks["rte"].adversarial.asa.penalty == 0.25 and config.tasks["sst2"].adversarial.method == "none"
     assert config_reader.parse(FinetuningConfig, config_reader.to_dict(config)) == config
-
-
-# What stood for none in suites that earlier versions stored: every setting that may be none today, but for the
-# attack's.
-OFF = {"checkpoint": "", "step": -1, "data": "", "arms": "", "dtype": "", "remat": "", "attention": ""}
-OFF_OF_TASK = {"patience": 0, "clip_norm": 0.0, "dropout": -1.0, "attention_dropout": -1.0, "train_examples": 0}
-OFF_OF_TASK |= {"validation_examples": 0, "metric": "", "initial_task": "", "folds": 0}
-
-
-def test_what_stood_for_none_in_earlier_suites_is_none():
-    stored = config_reader.upgraded(FinetuningConfig, OFF | {"tasks": {"rte": OFF_OF_TASK}})
-    assert stored == dict.fromkeys(OFF) | {"tasks": {"rte": dict.fromkeys(OFF_OF_TASK)}}
-    for kind, off in ((FinetuningConfig, OFF), (Recipe, OFF_OF_TASK)):
-        hints = typing.get_type_hints(kind)
-        optional = {name for name, hint in hints.items() if type(None) in typing.get_args(hint)}
-        assert (
-            optional - {"step_timeout", "wandb", "warmup_steps", "head_dropout", "pooling"} == off.keys()
-        )  # these are newer
 
 
 def test_a_suite_made_in_python_is_checked_before_anything_is_read(tmp_path):

@@ -198,15 +198,10 @@ def test_what_makes_another_start():
         dataclasses.replace(start, config=dataclasses.replace(start.config, layer_norm_epsilon=1e-3)),
         dataclasses.replace(start, config=dataclasses.replace(start.config, fixed_attention=FixedConfig(offsets=(1,)))),
     ]
-    assert not any(other.is_start(start.digest) for other in others)
-    assert len({other.digest for other in others}) == len(others)
+    assert len({other.digest for other in (start, *others)}) == len(others) + 1
     again = dataclasses.replace(start, description="elsewhere", origin=Origin(name="somewhere"))
     again = dataclasses.replace(again, config=dataclasses.replace(start.config, dtype="bfloat16", remat="none"))
-    assert again.is_start(start.digest)
-    # Earlier versions stored the digest of the encoder alone, or none.
-    assert all(other.is_start(start.encoder_digest) and other.is_start(None) for other in others)
-    trained_again = tasks.pretrained({"encoder": {"scale": np.zeros(2, np.float32)}})
-    assert not trained_again.is_start(start.encoder_digest)
+    assert again.digest == start.digest
 
 
 def test_hosts_agree_on_the_weights_that_a_trial_starts_from(tmp_path, one_device, monkeypatch):

@@ -58,7 +58,7 @@ def test_random_models_with_other_dropout_or_length_are_the_same(monkeypatch):
 
 @pytest.mark.parametrize(("trained", "expected"), [(14, 14), (None, 24)])
 def test_texts_are_no_longer_than_those_of_training(trained, expected, tmp_path):
-    """A trial says how long they were; trials of earlier versions and imported models do not: all positions count."""
+    """A trial says how long they were; imported models do not: all positions count."""
     head, config = make_head(tasks.task("classification"), "roberta", 10), tasks.pretrained().config
     params = tiny.params(head.model(config), tiny.task_batch("classification"))
     tuned = FineTuned(head, config, tasks.TOKENIZER, params, trained_length=trained)
