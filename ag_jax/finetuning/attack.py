@@ -74,14 +74,10 @@ def change_on_examples(
 def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> TextAttack:
     """Return the attack of a fine-tuned model for single texts, which `unsupported_reason` must allow.
 
-    FreeLB raises the loss of a label. A text has none, so the model's own prediction takes its place. Raises ValueError
-    for a model whose examples are not single texts.
+    FreeLB raises the loss of a label. A text has none, so the model's own prediction takes its place.
+
+    tuned: a model of one of the kinds `OF_TEXTS`.
     """
-    if tuned.head.kind not in OF_TEXTS:
-        raise ValueError(
-            f"the attack of a model for {tuned.head.kind} is made for whole examples, not for a text: expected a model "
-            f"for {' or '.join(OF_TEXTS)}"
-        )
     attacked = attacked_model(tuned, config, guidance)
     predict = jax.jit(lambda params, batch: tuned.model.apply({"params": params}, batch, deterministic=True))
 

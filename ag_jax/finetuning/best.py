@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from ag_jax import config_reader, imported
-from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import storage
 from ag_jax.finetuning import attack, splits, suite, trial
@@ -128,14 +128,9 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
         for name, values in settings["tasks"].items():
             if task not in (None, name) or not (kept := _kept(directory / name)):
                 continue
-            try:
+            with reading(f"{path}, task {name}", "put back the file as `ag-jax finetune` wrote it"):
                 recipe = config_reader.parse(Recipe, values)
                 metrics[name] = splits.find_task(name, recipe).metric
-            except ValueError as error:
-                raise ValueError(
-                    f"cannot read the settings of task {name} in {path}: {error}; put back the file as "
-                    "`ag-jax finetune` wrote it, or give the directory of another suite"
-                ) from error
             # Other trials are left from an earlier sweep or from other seeds, and the suite's report is without them.
             planned = [suite.directory_of(directory, one) for one in suite.trials_of(name, recipe, settings["seeds"])]
             for one in (one for one in planned if one in kept):

@@ -91,8 +91,6 @@ def points(results: Sequence[Result]) -> list[Point]:
 def best_point(candidates: Sequence[Point], metric: str) -> Point:
     """Return the point with the largest median over seeds of the development metric; if several are equal, the first.
 
-    Raises ValueError if there are no candidates.
+    candidates: at least one point.
     """
-    if not candidates:
-        raise ValueError("expected at least one point to choose from, got none")
     return max(candidates, key=lambda point: np.median(point.values(metric)))

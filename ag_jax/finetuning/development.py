@@ -3,6 +3,7 @@
 from etils import epath
 
 from ag_jax import config_reader
+from ag_jax.data.json_files import reading
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.finetuning import results, splits, suite, trial
 from ag_jax.finetuning.config import Recipe
@@ -26,11 +27,10 @@ def read(directory: epath.Path, most: int | None = None) -> tuple[Task, Examples
         )
     settings, result = suite.read_settings(path), trial.read_result(place)
     name = result["task"]
-    if name not in settings["tasks"]:
-        raise ValueError(f"{path} has no settings of {name}, the task of {place}: put back the suite's config.json")
-    recipe = config_reader.parse(Recipe, settings["tasks"][name])
-    found = splits.read(name, recipe, settings["data"])
+    with reading(path, "put back the file as `ag-jax finetune` wrote it"):
+        recipe, data = config_reader.parse(Recipe, settings["tasks"][name]), settings["data"]
+    examples = splits.read(name, recipe, data)
     if recipe.folds:
-        found = splits.of_fold(found, result["fold"], recipe.folds)
-    results.read_predictions(place, "validation", found.validation)  # raises if the examples have changed
-    return found.task, splits.subset(found.validation, most, recipe.subset_seed)
+        examples = splits.of_fold(examples, result["fold"], recipe.folds)
+    results.read_predictions(place, "validation", examples.validation)  # raises if the examples have changed
+    return examples.task, splits.subset(examples.validation, most, recipe.subset_seed)

@@ -36,12 +36,10 @@ class TaskData:
 
 
 def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: Recipe) -> TaskData:
-    """Tokenise all splits of a task. Raises ValueError if the model has fewer positions than `recipe.max_length`."""
-    if recipe.max_length > config.max_length:
-        raise ValueError(
-            f"tasks.{splits.task.name}.max_length={recipe.max_length} is more than the checkpoint's "
-            f"{config.max_length} positions: lower it"
-        )
+    """Tokenise all splits of a task.
+
+    config: the encoder's, with at least `recipe.max_length` positions, as `suite.prepare` checks.
+    """
 
     def encoded(examples: Any, training: bool = False) -> Encoded:
         features = kinds.encode(

@@ -134,11 +134,7 @@ def scores(task: Task, examples: Examples, features: Features, logits: Logits) -
 
     logits: the logits of each row of the features, in their order: `C` (classification, choice, ranking, referent), a
         scalar (regression), `LC` (tagging), `L2` (span), `L3` (span_or_none).
-
-    Raises ValueError unless there are logits for each row.
     """
-    if len(logits) != len(features):
-        raise ValueError(f"expected the logits of {len(features)} rows, got {len(logits)}")
     return KINDS[task.kind].scores(task, examples, features, logits)
 
 
@@ -178,9 +174,7 @@ def evaluate(
     """
     metrics.check(task, examples, found)
     measured = KINDS[task.kind].measure(task, examples, found) | metrics.of_imported(task, examples, found)
-    if metrics.reads_scores(task):
-        if scores is None:
-            raise ValueError(f"the metrics {', '.join(task.metrics)} of task {task.name} need the scores of answers")
+    if scores is not None and metrics.reads_scores(task):
         tuned = metrics.tuned_thresholds(task, examples, scores)
         measured |= {name: score for name, (score, _) in tuned.items()}
     return {name: measured[name] for name in task.metrics}

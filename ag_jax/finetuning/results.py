@@ -5,13 +5,14 @@ A trial directory holds `result.json` and, for every predicted split, `predictio
 """
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from ag_jax.data.json_files import parse_json
+from ag_jax.data.json_files import parse_json, reading
 from ag_jax.data.tasks.task import Example, Examples, Task
 from ag_jax.evaluation import metrics, predictions
 from ag_jax.evaluation.significance import paired_t_test, paired_t_test_over_examples
@@ -30,21 +31,11 @@ def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
     Raises FileNotFoundError if there are none, ValueError if the file is damaged.
     """
     path = directory / f"predictions_{split}.jsonl"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} is missing, although the trial is done: delete {directory} and run the command again"
-        )
-    try:
+    with reading(path, f"delete {directory} and run the command again"):
         # Not `splitlines`: an answer may contain other line separators, such as U+2028, which JSON writes as they are.
         rows = [parse_json(line) for line in path.read_bytes().decode().split("\n") if line]
-        for number, row in enumerate(rows, 1):
-            if missing := {"id", "prediction", "scores"} - row.keys():
-                raise ValueError(
-                    f"every line must have id, prediction and scores, but line {number} has no "
-                    f"{', '.join(sorted(missing))}"
-                )
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}. Delete {directory} and run the command again") from error
+        for row in rows:
+            operator.itemgetter("id", "prediction", "scores")(row)  # raises KeyError if one is missing
     return rows
 
 

@@ -156,19 +156,14 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
     """Write the suite's settings to `config.json` in `workdir`. Settings of other tasks that have trials in `workdir`
     stay in the file.
 
-    Raises ValueError as `check_directory` does, or if the directory cannot be written.
+    Raises ValueError as `check_directory` does, and OSError if the directory cannot be written.
     """
     check_directory(config, workdir)
     ours, path = config_reader.to_dict(config), workdir / "config.json"
     if path.exists():
         ours["tasks"] = _begun_tasks(read_json(path), workdir) | ours["tasks"]
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written"
-        ) from error
+    workdir.mkdir(parents=True, exist_ok=True)
+    storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
 
 
 def _claim_again(config: FinetuningConfig, workdir: epath.Path, name: str) -> None:
@@ -548,12 +543,8 @@ def _ended(
         result = trial.read_result(directory)
         trial.check_result(one, directory, result)
         found.append((result, directory))
-        if "failed" not in result and metric not in result["metrics"]:
-            measured = ", ".join(result["metrics"]) or "none"
-            raise ValueError(
-                f"{directory / trial.RESULT}: expected {metric} among the metrics, got {measured}; delete that file "
-                "to run the trial again"
-            )
+        if "failed" not in result:
+            check_fields(directory / trial.RESULT, result["metrics"], {metric: float})
     return [pair for pair in found if "failed" not in pair[0]], [result for result, _ in found if "failed" in result]
 
 

@@ -52,8 +52,3 @@ def test_folds_count_as_one_value_a_seed():
     folds = [result(1e-5, 16, 0, value, fold=number) for number, value in enumerate((0.2, 0.4, 0.9))]
     (point,) = choosing.points([*folds, result(1e-5, 16, 1, 0.1, fold=0)])
     assert point.values("accuracy") == [pytest.approx(0.5), 0.1]
-
-
-def test_no_point_to_choose():
-    with pytest.raises(ValueError, match="at least one"):
-        choosing.best_point([], "accuracy")

@@ -632,7 +632,7 @@ def train_with_another_result(settings, tmp_path, text, other, message):
 @pytest.mark.parametrize(
     ("text", "other", "message"),
     [
-        ('"accuracy"', '"accurate"', "expected accuracy among"),
+        ('"accuracy"', '"accurate"', "'accuracy'"),
         ('"train": 24', '"train": []', "'train'"),
         ('"accuracy": ', '"accuracy": NaN, "other": ', "expected a finite accuracy, got nan; delete .*seed0"),
     ],

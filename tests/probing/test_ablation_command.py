@@ -168,10 +168,10 @@ def test_a_trial_on_its_development_examples(places, tmp_path):
 @pytest.mark.parametrize(
     ("place", "texts", "flags", "message"),
     [
-        ("encoder", "held_out", {}, "its classes are RobertaModel.* neither a loss of masked words nor one of a task"),
+        ("encoder", "held_out", {}, "encoder has no head for masked words: its classes are RobertaModel"),
         (TRIAL, "texts.txt", {}, "is fine-tuned, so its loss is that of its task .* leave texts out"),
-        ("run", "no.txt", {}, "ablation.data=.*no.txt is no file: expected a file with a text on each line"),
-        ("run", "empty.txt", {}, "ablation.data=.*empty.txt has no text"),
+        ("run", "no.txt", {}, "No such file or directory: '.*no.txt'"),
+        ("run", "empty.txt", {}, "expected texts with tokens, got none in 0 lines of .*empty.txt"),
         ("run", "latin.txt", {}, "ablation.data=.*latin.txt, line 1: expected text in UTF-8"),
         ("run", "none", {"ablation.most": 3}, "ablation.most=3 has no effect without ablation.data"),
         ("run", "none", {}, "probes must name at least one probe, .* unless ablation.data has texts"),

@@ -86,7 +86,7 @@ def of_texts(
     room = shape.room(pair=False)
     given = [ids for ids in tokenizer.encode_batch([text.strip() for text in texts]) if ids]
     if not given:
-        raise ValueError(f"there is nothing to measure a loss on: expected texts, got {len(texts)} without any token")
+        raise ValueError(f"there is nothing to measure a loss on: expected texts with tokens, got none in {source}")
     rows = [shape.row(ids[:room]) for ids in given]
     features = Features(rows, np.arange(len(rows), dtype=np.int32), 0, tokenizer.specials.pad)
     batches = []

@@ -62,7 +62,8 @@ def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]])
     for checkpoint, step in checkpoints:
         opened = trained.open_trained(checkpoint, step)
         if given is not None or opened.own_texts is None or not opened.predicts_words:
-            opened.texts(given, 1 if given is None else config.most)  # raises if they do not go together
+            # Raises if they do not go together.
+            opened.texts(given, 1 if given is None else config.most, called=_called(config))
 
 
 def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]], needs: str = "head ablation needs") -> None:
@@ -104,10 +105,9 @@ def prepare(
         arm: {seed: trained.open_trained(*place) for seed, place in of_arm.items()} for arm, of_arm in places.items()
     }
     length = min(of.length for of_arm in opened.values() for of in of_arm.values())
-    called = f"lines of {config.data}"
     return {
         arm: {
-            seed: Prepared(of, of.texts(given, config.most, length=length, called=called))
+            seed: Prepared(of, of.texts(given, config.most, length=length, called=_called(config)))
             for seed, of in of_arm.items()
         }
         for arm, of_arm in opened.items()
@@ -141,21 +141,18 @@ def _read(folder: epath.Path, record: Mapping[str, Any], data: TextBatches) -> H
     return heads.of_sums(METRICS[record["metric"]], data, **arrays)
 
 
+def _called(config: AblationConfig) -> str:
+    """Return what the texts of a file are called in reports and messages."""
+    return f"lines of {config.data}"
+
+
 def _lines(config: AblationConfig) -> list[str] | None:
     """Return the lines of the file of texts without empty ones; None for the models' own texts."""
     if config.data is None or config.data == HELD_OUT:
         return None
-    path = pathlib.Path(config.data).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"ablation.data={config.data} is no file: expected a file with a text on each line, or {HELD_OUT} for the "
-            "models' own texts"
-        )
-    text = files.decoded(path.read_bytes(), f"ablation.data={config.data}")
+    text = files.decoded(pathlib.Path(config.data).expanduser().read_bytes(), f"ablation.data={config.data}")
     lines = [line.strip() for _, line in files.numbered_lines(text)]
-    if not (found := [line for line in lines if line]):
-        raise ValueError(f"ablation.data={config.data} has no text: expected a text on each line")
-    return found
+    return [line for line in lines if line]
 
 
 def _progress(label: str) -> Progress:

@@ -120,14 +120,7 @@ def open_trained(directory: epath.PathLike, step: int | None = None) -> TrainedM
             return batches.of_examples(tuned, *development.read(place, most))
 
         return of_task(tuned, examples, str(place))
-    try:
-        return of_words(opening.open_masked_lm(str(place), step), str(place))
-    except opening.NoWordHeadError as error:
-        raise ValueError(
-            f"{error}. So it has neither a loss of masked words nor one of a task that could change when a head is "
-            "zeroed: continue its pre-training (configs/continue_pretraining.py), or fine-tune it with `ag-jax "
-            "finetune --config.keep=best`, and give that run or trial"
-        ) from error
+    return of_words(opening.open_masked_lm(str(place), step), str(place))
 
 
 def of_words(opened: WordModel, description: str = "the model") -> TrainedModel:
