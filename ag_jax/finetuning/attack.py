@@ -61,14 +61,14 @@ def change_on_examples(
     """
     first = examples.take(slice(EXAMPLES))
     features = kinds.encode(task, first, tuned.tokenizer, tuned.head.max_length, tuned.config.token_types)
-    chosen = features.rows[:EXAMPLES]
+    rows = features.rows[:EXAMPLES]
     # One length, so that the attack is compiled once.
-    longest = max(row["tokens"].shape[-1] for row in chosen)
-    candidates = max(row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in chosen)
-    planned = [buckets.Planned(np.array([row]), candidates, longest) for row in range(len(chosen))]
+    longest = max(row["tokens"].shape[-1] for row in rows)
+    candidates = max(row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in rows)
+    planned = [buckets.Planned(np.array([row]), candidates, longest) for row in range(len(rows))]
     batches = (buckets.make_batch(features, one, batch_size=1) for one in planned)
-    read = ({name: field for name, field in batch.items() if name != "rows"} for batch in batches)
-    return changes.mean_change(attacked_model(tuned, config, guidance), read)
+    inputs = ({name: field for name, field in batch.items() if name != "rows"} for batch in batches)
+    return changes.mean_change(attacked_model(tuned, config, guidance), inputs)
 
 
 def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> TextAttack:

@@ -48,9 +48,9 @@ class Arm:
 
     def trials(self, task: str) -> list[epath.Path]:
         """Return the directories of a task's trials at the chosen point of its sweep."""
-        chosen = self.chosen[task].best.settings
-        found = [trial for trial in self.suite.planned[task] if trial.point == chosen]
-        return [suite.directory_of(self.suite.workdir, trial) for trial in found]
+        settings = self.chosen[task].best.settings
+        trials = [trial for trial in self.suite.planned[task] if trial.point == settings]
+        return [suite.directory_of(self.suite.workdir, trial) for trial in trials]
 
     def model(self, task: str) -> FineTuned | None:
         """Return a task's fine-tuned model of the first seed; None if the task has folds or no saved weights."""
@@ -83,7 +83,7 @@ def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[st
 
     numbers: the content of report.json, which has the scores of all arms.
     """
-    found = {}
+    by_task = {}
     for name, task in numbers["tasks"].items():
         attackers = {arm: of_arm.attack(name) for arm, of_arm in arms.items()}
         scores = {arm: of_arm["splits"][of_arm["headline"]][task["metric"]] for arm, of_arm in task["arms"].items()}
@@ -92,14 +92,14 @@ def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[st
         if len(by_tau) > 1:
             ordered = [scores[by_tau[tau]] for tau in sorted(by_tau)]
             plain = next((scores[arm]["mean"] for arm in arms if attackers[arm].method == "none"), None)
-            found[name] = Temperatures(
+            by_task[name] = Temperatures(
                 metric=task["metric"],
                 taus=tuple(sorted(by_tau)),
                 means=tuple(score["mean"] for score in ordered),
                 deviations=tuple(score["deviation"] for score in ordered),
                 plain=plain,
             )
-    return found
+    return by_task
 
 
 def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath.Path) -> list[str]:
@@ -114,10 +114,10 @@ def sections(arms: Mapping[str, Arm], numbers: Mapping[str, Any], workdir: epath
         for (task, arm), share in shares.items():
             numbers["tasks"][task]["arms"][arm]["masked"] = share.numbers()
         path = attack_figures.masked_figure(_groups(shares), workdir / "figures" / "masked_share.png", workdir.name)
-        lines += attacks.masked_table(["Task", "Arm"], shares) + _shown("Masked share", path)
+        lines += attacks.masked_table(["Task", "Arm"], shares) + _image("Masked share", path)
     if by_task:
         path = attack_figures.temperature_figure(by_task, workdir / "figures" / "temperature.png", workdir.name)
-        lines += attacks.temperature_table(by_task) + _shown("Scores against the temperature", path)
+        lines += attacks.temperature_table(by_task) + _image("Scores against the temperature", path)
     return lines + _changes(arms, numbers) + _maps(arms, workdir)
 
 
@@ -140,25 +140,26 @@ def _changes(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> list[str]:
             numbers["tasks"][task]["arms"][name]["attention_change"] = change_N.tolist()
             rows.append(([task, name], change_N))
     lines = changes.change_section(["Task", "Arm"], rows)
-    explained = (
+    explanation = (
         f"{changes.EXPLAINED}, over the first {attack.EXAMPLES} development examples: the model of the first seed, "
         "without dropout, under the attack of its own training, with the examples' labels."
     )
-    return [*lines, explained, ""] if lines else []
+    return [*lines, explanation, ""] if lines else []
 
 
-def _shown(caption: str, path: epath.Path) -> list[str]:
+def _image(caption: str, path: epath.Path) -> list[str]:
     return [f"![{caption}](figures/{path.name})", ""]
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """Return shares of masked units, given by (task, arm), as their figure needs them: {title of a pair of panels:
-    {name of a curve: share}}, with tasks as titles and arms as curves, or the reverse.
+    """Return shares of masked units as their figure needs them: {title of a pair of panels: {name of a curve: share}}.
+
+    shares: by (task, arm).
 
     One task gives one pair of panels with a curve for each arm; several tasks give a pair for each arm, with a curve
     for each task. The title is empty if several tasks have only one arm.
     """
-    tasks, arms = (list(dict.fromkeys(key[at] for key in shares)) for at in (0, 1))
+    tasks, arms = (list(dict.fromkeys(key[index] for key in shares)) for index in (0, 1))
     if len(tasks) == 1:
         return {tasks[0]: {arm: shares[tasks[0], arm] for arm in arms}}
     return {
@@ -177,24 +178,24 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
     for task, of_first in next(iter(arms.values())).chosen.items():
         if all(arm.attack(task).method == "none" for arm in arms.values()):
             continue
-        opened = {name: found for name, arm in arms.items() if (found := arm.model(task)) is not None}
+        opened = {name: model for name, arm in arms.items() if (model := arm.model(task)) is not None}
         if not opened:
             continue
         examples = next(iter(of_first.predicted.values())).examples  # the same for all arms
         config = next(iter(opened.values())).config
-        shown = pictures(task, examples, config.layers, config.heads)
-        texts = dict.fromkeys(text for text, _ in shown.values())  # often one text for all layers
+        panels = pictures(task, examples, config.layers, config.heads)
+        texts = dict.fromkeys(text for text, _ in panels.values())  # often one text for all layers
         columns = {text: _columns(opened, arms, task, text) for text in texts}
-        for layer, (text, head) in shown.items():
+        for layer, (text, head) in panels.items():
             path = workdir / "figures" / f"attention_{task}_layer{layer + 1}.png"
             caption = f"Attention to a sentence of {task}, layer {layer + 1}, head {head + 1}"
-            lines += _shown(caption, plots.map_figure(columns[text], layer, head, path, f"{workdir.name}: {task}"))
-    explained = (
+            lines += _image(caption, plots.map_figure(columns[text], layer, head, path, f"{workdir.name}: {task}"))
+    explanation = (
         "A head of the first layer and one of the last but one, in each arm's model of the first seed, without "
         "dropout. A row is a token, and dark is where it attends to. The model is attacked only in training; "
         "`attacked` shows the attention that the adversary of the same epoch leaves."
     )
-    return ["## Attention after training", "", explained, "", *lines] if lines else []
+    return ["## Attention after training", "", explanation, "", *lines] if lines else []
 
 
 def _columns(
@@ -229,8 +230,8 @@ def pictures(task: str, examples: Sequence[Example], layers: int, heads: int) ->
     if task not in PAPERS_TEXTS:
         return dict.fromkeys((0, last_but_one), (sentence(examples), heads - 1))
     first, second = PAPERS_TEXTS[task]
-    found = {last_but_one: (second, min(1, heads - 1)), 0: (first, heads - 1)}
-    return dict(sorted(found.items()))
+    panels = {last_but_one: (second, min(1, heads - 1)), 0: (first, heads - 1)}
+    return dict(sorted(panels.items()))
 
 
 def sentence(examples: Sequence[Example]) -> str:

@@ -57,8 +57,8 @@ def resolve(directory: epath.PathLike) -> str:
 
     Raises FileNotFoundError or ValueError as `find` does.
     """
-    found = find(directory)
-    return str(directory if found is None else found.directory)
+    best = find(directory)
+    return str(directory if best is None else best.directory)
 
 
 def _is_of_task(directory: epath.Path) -> bool:
@@ -88,8 +88,9 @@ def open_for_inspection(directory: epath.PathLike, step: int | None = None, trus
 
 
 def _with_attack(opened: Inspected) -> Inspected:
-    """Return an opened model; if it is a trial of a suite that trained it against an attack, with the attack, or the
-    reason why that cannot be made for a text.
+    """Return an opened model with the attack that it was trained against, if it is a trial of a suite that did so.
+
+    If the attack cannot be made for a text, the model has the reason instead.
     """
     if finetuned.locate(opened.directory) is None:
         return opened
@@ -106,6 +107,10 @@ def _with_attack(opened: Inspected) -> Inspected:
 
 
 def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:
+    """Return the finished run with the lowest validation loss.
+
+    named: the directory that the user named, for messages.
+    """
     summaries = {directory: run.read_summary(directory) for directory in directories}
     losses = {directory: summary["validation_loss"] for directory, summary in summaries.items() if summary}
     if not losses:
@@ -118,7 +123,13 @@ def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:
 
 
 def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str | None = None) -> Best:
-    found: dict[str, dict[epath.Path, float]] = {}  # scores of the trials with saved weights, by task
+    """Return the trial with saved weights that has the best development score.
+
+    named: the directory that the user named, for messages.
+    directories: of suites.
+    task: the task of the trial; None takes the first one with saved weights, in the order of the catalogue.
+    """
+    scores: dict[str, dict[epath.Path, float]] = {}  # scores of the trials with saved weights, by task
     metrics: dict[str, str] = {}
     unplanned: list[epath.Path] = []  # directories of trials with saved weights that a suite no longer has
     for directory in directories:
@@ -126,37 +137,39 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
         settings = suite.read_settings(path)
         check_fields(path, settings, {"seeds": list})
         for name, values in settings["tasks"].items():
-            if task not in (None, name) or not (kept := _kept(directory / name)):
+            if task not in (None, name) or not (saved := _with_weights(directory / name)):
                 continue
             with reading(f"{path}, task {name}", "put back the file as `ag-jax finetune` wrote it"):
                 recipe = config_reader.parse(Recipe, values)
                 metrics[name] = splits.find_task(name, recipe).metric
             # Other trials are left from an earlier sweep or from other seeds, and the suite's report is without them.
             planned = [suite.directory_of(directory, one) for one in suite.trials_of(name, recipe, settings["seeds"])]
-            for one in (one for one in planned if one in kept):
-                found.setdefault(name, {})[one] = _score(one, metrics[name])
-            unplanned += [one for one in kept if one not in planned]
-    if not found:
-        left = f"; {unplanned[0]} has, of earlier settings of the suite: open that directory, or" if unplanned else ":"
+            for place in (place for place in planned if place in saved):
+                scores.setdefault(name, {})[place] = _score(place, metrics[name])
+            unplanned += [place for place in saved if place not in planned]
+    if not scores:
+        other = f"; {unplanned[0]} has, of earlier settings of the suite: open that directory, or" if unplanned else ":"
         raise FileNotFoundError(
-            f"no finished trial of {named} has saved its weights{left} run the suite again, in another --workdir, with "
-            "--config.keep=best"
+            f"no finished trial of {named} has saved its weights{other} run the suite again, in another --workdir, "
+            "with --config.keep=best"
         )
-    chosen, *others = catalogue.ordered(found)
-    best = max(found[chosen], key=found[chosen].__getitem__)
-    count = len(found[chosen])
+    first_task, *others = catalogue.ordered(scores)
+    best = max(scores[first_task], key=scores[first_task].__getitem__)
+    count = len(scores[first_task])
     trials = f"{count} trials" if count > 1 else "one trial"
-    reason = f"the best {metrics[chosen]} of {trials} of {chosen} with weights, {found[chosen][best]:.4f}"
-    more = f"; for {', '.join(others)} add the task to --workdir" if others and len(directories) == 1 else ""
-    return Best(best, reason + more)
+    reason = f"the best {metrics[first_task]} of {trials} of {first_task} with weights, {scores[first_task][best]:.4f}"
+    hint = f"; for {', '.join(others)} add the task to --workdir" if others and len(directories) == 1 else ""
+    return Best(best, reason + hint)
 
 
-def _kept(folder: epath.Path) -> list[epath.Path]:
+def _with_weights(folder: epath.Path) -> list[epath.Path]:
     """Return the directories of a task's successful trials whose weights were saved."""
     if not folder.is_dir():
         return []
-    saved = [one for one in sorted(folder.iterdir()) if suite.is_done(one) and finetuned.locate(one) is not None]
-    return [one for one in saved if "failed" not in trial.read_result(one)]
+    saved = [
+        place for place in sorted(folder.iterdir()) if suite.is_done(place) and finetuned.locate(place) is not None
+    ]
+    return [place for place in saved if "failed" not in trial.read_result(place)]
 
 
 def _score(directory: epath.Path, metric: str) -> float:

@@ -75,16 +75,14 @@ def point_of(result: Result) -> tuple[float, int, tuple[tuple[str, float], ...]]
 
 
 def points(results: Sequence[Result]) -> list[Point]:
-    """Return the points of the sweep that `results` are of, each point with its results by seed, in the order in which
-    the points first occur.
-    """
-    found: dict[tuple[float, int, tuple[tuple[str, float], ...]], dict[int, list[Result]]] = {}
+    """Return the points of a sweep with their results by seed, in the order in which the points first occur."""
+    by_point: dict[tuple[float, int, tuple[tuple[str, float], ...]], dict[int, list[Result]]] = {}
     for result in results:
-        of_point = found.setdefault(point_of(result), {})
+        of_point = by_point.setdefault(point_of(result), {})
         of_point.setdefault(result["seed"], []).append(result)
     return [
         Point(rate, batch_size, dict(swept), {seed: tuple(of_seed) for seed, of_seed in of_point.items()})
-        for (rate, batch_size, swept), of_point in found.items()
+        for (rate, batch_size, swept), of_point in by_point.items()
     ]
 
 

@@ -133,10 +133,10 @@ def _run(
     """Train all trials, or a part of them, and write the report once all are done; see `compare`."""
 
     def finish() -> epath.Path:
-        done = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in prepare().items()}
+        trained = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in prepare().items()}
 
         def write() -> str:
-            return str(_write_report(verb, source, overrides, done, workdir, overridden))
+            return str(_write_report(verb, source, overrides, trained, workdir, overridden))
 
         return epath.Path(hosts.from_first("the report", write))
 
@@ -146,12 +146,12 @@ def _run(
             return finish()
     share = parts.parse_part(part)
     run.check_shared(workdir)
-    waiting, left = suite.train_share(list(prepare().values()), share)
+    waiting, remaining = suite.train_share(list(prepare().values()), share)
     if waiting:
         hosts.tell(f"part {part}: {waiting} trials wait for trials of other parts; run it again when those are done")
-    elif left:  # trials that wait are left, too, and only another call of this part trains them
-        hosts.tell(f"part {part} is done; {left} trials are left to other parts, the last of which reports")
-    if left:
+    elif remaining:  # trials that wait are left, too, and only another call of this part trains them
+        hosts.tell(f"part {part} is done; {remaining} trials are left to other parts, the last of which reports")
+    if remaining:
         return None
     with lock.hold_in_turn(workdir, hosts.tell):
         return finish()
@@ -161,17 +161,17 @@ def _write_report(
     verb: str,
     source: str,
     overrides: dict[str, Any],
-    done: dict[str, Arm],
+    trained: dict[str, Arm],
     workdir: epath.Path,
     overridden: Sequence[str] = (),
 ) -> epath.Path:
     """Write report.json, report.md with figures, and predictions for the GLUE server; returns the path of `report.md`.
 
-    done: the results of each arm, the baseline first.
+    trained: the results of each arm, the baseline first.
     overridden: the sentences that `arms.overridden` returns.
     """
-    configs = {arm: of_arm.suite.config for arm, of_arm in done.items()}
-    chosen = {arm: of_arm.chosen for arm, of_arm in done.items()}
+    configs = {arm: of_arm.suite.config for arm, of_arm in trained.items()}
+    chosen = {arm: of_arm.chosen for arm, of_arm in trained.items()}
     baseline, first = next(iter(configs.items()))
     tasks: dict[str, dict[str, Any]] = {}
     for name, of_baseline in chosen[baseline].items():
@@ -213,7 +213,7 @@ def _write_report(
         ),
     }
     # Before report.json is written, because `sections` adds the masked shares to `numbers`.
-    sections = attacked.sections(done, numbers, workdir)
+    sections = attacked.sections(trained, numbers, workdir)
     flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
     storage.write_whole(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
     storage.write_whole(workdir / "report.md", report.markdown(numbers, flat, sections) + "\n")

@@ -41,7 +41,7 @@ class SweepConfig:
     @property
     def values(self) -> dict[str, tuple[float, ...]]:
         """The values of each setting that is swept, {name: values}."""
-        return {field.name: found for field in dataclasses.fields(self) if (found := getattr(self, field.name))}
+        return {field.name: values for field in dataclasses.fields(self) if (values := getattr(self, field.name))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,9 +222,7 @@ def point_settings(learning_rate: float, batch_size: int, swept: dict[str, Any])
 
 
 def in_name(value: float) -> str:
-    """Return a value of a swept setting as the names of trials' directories have it: with six digits if it has a
-    fraction.
-    """
+    """Return a value of a swept setting as the names of trials' directories have it: a fraction with six digits."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
@@ -293,8 +291,10 @@ class FinetuningConfig:
                 "layers"
             )
         self._check_bias()
-        if given := [name for name in ("decoder_heads", "cross_heads") if getattr(self.guidance, name)]:
-            raise ValueError(f"guidance.{given[0]} is for models with a decoder, which are not fine-tuned: remove it")
+        if settings := [name for name in ("decoder_heads", "cross_heads") if getattr(self.guidance, name)]:
+            raise ValueError(
+                f"guidance.{settings[0]} is for models with a decoder, which are not fine-tuned: remove it"
+            )
         self._check_tasks()
 
     def _check_bias(self) -> None:

@@ -43,9 +43,9 @@ def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe)
     """Return the config of the checkpoint's encoder, with the settings that fine-tuning changes."""
     changed = {name: getattr(config, name) for name in ("dtype", "remat", "attention")}
     changed |= {name: getattr(recipe, name) for name in ("dropout", "attention_dropout")}
-    given = {name: value for name, value in changed.items() if value is not None}
+    settings = {name: value for name, value in changed.items() if value is not None}
     # A loop over the layers whatever the checkpoint's setting is: a step is compiled for each length of rows.
-    return dataclasses.replace(opened.config, **given, scan_layers=True)
+    return dataclasses.replace(opened.config, **settings, scan_layers=True)
 
 
 def make_head(
@@ -163,8 +163,8 @@ def run_trial(
     Raises NonFiniteError, or Interrupted after a signal, each with everything so far saved.
     """
     directory = storage.directory(directory)
-    if done := hosts.from_first("the result of a trial", lambda: _result_of(directory, keep)):
-        return done
+    if stored := hosts.from_first("the result of a trial", lambda: _result_of(directory, keep)):
+        return stored
     if not len(data.train.features):
         raise ValueError(
             f"task {trial.task} has nothing to learn from: expected at least one training example (for a question, "
@@ -289,8 +289,9 @@ class _Training:
         return with_params(self.program.create(key), self.opened.params, self.program.shardings)
 
     def batches(self, start: int, stop: int) -> Iterator[HostBatch]:
-        """Yield the batches of steps `start` to `stop` - 1. A batch depends only on the seed of the trial and the
-        number of the step.
+        """Yield the batches of steps `start` to `stop` - 1.
+
+        A batch depends only on the seed of the trial and the number of the step.
         """
         trial, features, size = self.trial, self.data.train.features, self.steps_of_epoch
         for epoch in range(start // size, -(-stop // size)):
@@ -373,10 +374,10 @@ class _Training:
             params = with_params(state, finetuned.load(folder).params, self.program.shardings).params
         for name, encoded in data.others.items():
             if len(encoded.examples):
-                found = self._predict(params, name, encoded, beat)
+                predicted = self._predict(params, name, encoded, beat)
                 if hosts.is_first():
-                    storage.write_whole(self.directory / f"predictions_{name}.jsonl", found.lines)
-                others |= {name: found.metrics} if found.metrics else {}
+                    storage.write_whole(self.directory / f"predictions_{name}.jsonl", predicted.lines)
+                others |= {name: predicted.metrics} if predicted.metrics else {}
         splits = {"train": data.train, "validation": data.validation, **data.others}
         counts = {
             name: sum(getattr(split.features, name) for split in splits.values())
@@ -384,12 +385,12 @@ class _Training:
         }
         epochs = [
             {
-                "epoch": found.step // self.steps_of_epoch,
-                "train_loss": found.train_loss,
-                "seconds": found.seconds,
-                "metrics": found.values,
+                "epoch": evaluation.step // self.steps_of_epoch,
+                "train_loss": evaluation.train_loss,
+                "seconds": evaluation.seconds,
+                "metrics": evaluation.values,
             }
-            for found in history
+            for evaluation in history
         ]
         return {
             "task": trial.task,

@@ -138,15 +138,15 @@ def scores(task: Task, examples: Examples, features: Features, logits: Logits) -
     return KINDS[task.kind].scores(task, examples, features, logits)
 
 
-def decide(task: Task, example: Example, found: Scores) -> TaskPrediction:
-    """Return the prediction that the scores `found` imply: the index of a class or choice, a number, tags or a text."""
-    return KINDS[task.kind].decide(task, example, found)
+def decide(task: Task, example: Example, scores: Scores) -> TaskPrediction:
+    """Return the prediction for an example with these scores: index of a class or choice, number, tags or text."""
+    return KINDS[task.kind].decide(task, example, scores)
 
 
 def predict(task: Task, examples: Examples, features: Features, logits: Logits) -> list[TaskPrediction]:
     """Return the prediction for each example, decided from the logits of its rows."""
-    found = scores(task, examples, features, logits)
-    return [decide(task, example, of_example) for example, of_example in zip(examples, found, strict=True)]
+    example_scores = scores(task, examples, features, logits)
+    return [decide(task, example, of_example) for example, of_example in zip(examples, example_scores, strict=True)]
 
 
 def average(task: Task, of_models: Sequence[Scores]) -> Scores:
@@ -155,32 +155,33 @@ def average(task: Task, of_models: Sequence[Scores]) -> Scores:
 
 
 def from_plain(task: Task, value: Any) -> Scores:
-    """Return an example's scores, as `scores` computes them from a model's logits, from `value`, the scores in JSON
-    (rounded to six decimals).
+    """Return an example's scores, as `scores` computes them, from their JSON form.
+
+    value: the scores in JSON, rounded to six decimals.
     """
     return KINDS[task.kind].from_plain(value)
 
 
 def evaluate(
-    task: Task, examples: Sequence[Example], found: Sequence[Any], scores: Sequence[Any] | None = None
+    task: Task, examples: Sequence[Example], predicted: Sequence[Any], scores: Sequence[Any] | None = None
 ) -> dict[str, float]:
-    """Return the value of each metric for the predictions `found`: {name: value}, in the order of `task.metrics`.
+    """Return the value of each metric for the predictions `predicted`: {name: value}, in the order of `task.metrics`.
 
-    scores: the scores of each example, from which `found` was decided; only tasks for which `metrics.reads_scores` need
-        them.
+    scores: the scores of each example, from which the predictions were decided; only tasks for which
+        `metrics.reads_scores` need them.
 
     Raises ValueError if there are not as many predictions as examples, none at all, or examples whose label is not
     known.
     """
-    metrics.check(task, examples, found)
-    measured = KINDS[task.kind].measure(task, examples, found) | metrics.of_imported(task, examples, found)
+    metrics.check(task, examples, predicted)
+    values = KINDS[task.kind].measure(task, examples, predicted) | metrics.of_imported(task, examples, predicted)
     if scores is not None and metrics.reads_scores(task):
         tuned = metrics.tuned_thresholds(task, examples, scores)
-        measured |= {name: score for name, (score, _) in tuned.items()}
-    return {name: measured[name] for name in task.metrics}
+        values |= {name: score for name, (score, _) in tuned.items()}
+    return {name: values[name] for name in task.metrics}
 
 
-def per_example(task: Task, examples: Sequence[Example], found: Sequence[Any]) -> np.ndarray:
+def per_example(task: Task, examples: Sequence[Example], predicted: Sequence[Any]) -> np.ndarray:
     """Return a float64 score for each prediction, larger is better, for a paired test over examples."""
     rate = KINDS[task.kind].rate
-    return np.asarray([rate(task, *pair) for pair in zip(examples, found, strict=True)], np.float64)
+    return np.asarray([rate(task, *pair) for pair in zip(examples, predicted, strict=True)], np.float64)

@@ -37,14 +37,14 @@ def logits_of(
 
     predict: batch -> logits of its rows, on the device.
     """
-    found: list[Any] = [None] * len(features)
+    result: list[Any] = [None] * len(features)
     waiting: list[tuple[np.ndarray, Any]] = []
 
     def collect() -> None:
         for rows, logits in waiting:
             logits = np.asarray(logits)
             for row in np.flatnonzero(rows >= 0):  # the others fill up a batch
-                found[rows[row]] = logits[row]
+                result[rows[row]] = logits[row]
         waiting.clear()
 
     for batch in buckets.batches(features, batch_size, max_length=max_length, shuffle=False):
@@ -53,7 +53,7 @@ def logits_of(
         if len(waiting) == IN_FLIGHT:
             collect()
     collect()
-    return found
+    return result
 
 
 def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Predicted:
@@ -67,8 +67,8 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
         raise NonFiniteError(f"the model of task {task.name} outputs NaN or infinity: lower its learning rate")
     examples = encoded.examples
     scores = kinds.scores(task, examples, encoded.features, logits)
-    found = [kinds.decide(task, example, of_example) for example, of_example in zip(examples, scores, strict=True)]
-    measured = kinds.evaluate(task, examples, found, scores) if metrics.are_known(examples) else None
+    decisions = [kinds.decide(task, example, of_example) for example, of_example in zip(examples, scores, strict=True)]
+    values = kinds.evaluate(task, examples, decisions, scores) if metrics.are_known(examples) else None
     rows = [
         {
             "id": example.id,
@@ -77,9 +77,9 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
             **_class_name(task, prediction),
             "scores": predictions.to_plain(of_example),
         }
-        for example, prediction, of_example in zip(examples, found, scores, strict=True)
+        for example, prediction, of_example in zip(examples, decisions, scores, strict=True)
     ]
-    return Predicted(measured, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return Predicted(values, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _class_name(task: Task, prediction: Any) -> dict[str, str]:

@@ -67,8 +67,7 @@ def make_trial_optimizer(spec: ProgramSpec, hyperparameters: Hyperparameters) ->
 
 
 class TaskProgram(NamedTuple):
-    """The model for a task, with its compiled training steps and prediction, for the settings in a `ProgramSpec`
-    (encoder, head and training).
+    """The model for a task with its compiled training steps and prediction, made from a `ProgramSpec`.
 
     program: the training steps.
     model: the encoder with the task's head.

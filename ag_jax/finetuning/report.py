@@ -54,8 +54,9 @@ def cell(summary: Mapping[str, Any]) -> str:
 
 
 def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
-    """Return the marks of a significant difference from the baseline: `+` if p < .05 in the test over seeds, `*` if
-    p < .05 in the test over examples.
+    """Return the marks of a significant difference from the baseline.
+
+    `+` stands for p < .05 in the test over seeds, `*` for p < .05 in the test over examples.
 
     p_values: the p-values over seeds and over examples; None for the baseline.
     difference: the difference of means, of either sign; there are no marks if it is 0.
@@ -80,11 +81,11 @@ def _last_epochs(numbers: ReportFigures, settings: Mapping[str, Mapping[str, Any
 
 
 def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    seeds, several = numbers["seeds"], len(numbers["seeds"]) > 1
+    seeds, several_seeds = numbers["seeds"], len(numbers["seeds"]) > 1
     over = f"over {len(seeds)} seeds ({', '.join(map(str, seeds))})"
     lines = ["## Scores", ""]
     lines += [
-        f"Mean ± standard deviation {over}, and in brackets the median." if several else f"One seed ({seeds[0]})."
+        f"Mean ± standard deviation {over}, and in brackets the median." if several_seeds else f"One seed ({seeds[0]})."
     ]
     points = {len(of_arm["sweep"]) for task in numbers["tasks"].values() for of_arm in task["arms"].values()}
     of_sweep = "of every sweep the point with the best median on the development set, " if max(points) > 1 else ""
@@ -97,10 +98,10 @@ def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapp
     for name, task in numbers["tasks"].items():
         scores = {arm: headline(task["arms"][arm], task["metric"]) for arm in arms}
         base = scores[numbers["baseline"]]["mean"]
-        shown = [
+        cells = [
             cell(score) + marks(task["arms"][arm]["p_value"], score["mean"] - base) for arm, score in scores.items()
         ]
-        rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *shown])
+        rows.append([name, task["metric"], next(iter(task["arms"].values()))["headline"], *cells])
         rows += _further_rows(name, task, arms)
     return [*lines, "", *table(["Task", "Metric", "Set", *arms], rows)]
 
@@ -153,12 +154,14 @@ def _all_metrics(numbers: ReportFigures, arms: list[str]) -> list[str]:
                     of_arm = task["arms"][arm]
                     together = of_arm["ensemble"].get(split, {}).get(metric)
                     summary = of_arm["splits"].get(split, {}).get(metric)
-                    shown = "–" if summary is None else cell(summary)
-                    row.append(shown if together is None else f"{shown}; together {percent(together)}")
+                    text = "–" if summary is None else cell(summary)
+                    row.append(text if together is None else f"{text}; together {percent(together)}")
                 rows.append(row)
-    several = len(numbers["seeds"]) > 1
-    explained = ["*Together* is the ensemble of the seeds' models, whose scores are averaged.", ""] if several else []
-    return ["## All sets and metrics", "", *explained, *table(["Task", "Set", "Metric", *arms], rows)]
+    several_seeds = len(numbers["seeds"]) > 1
+    explanation = (
+        ["*Together* is the ensemble of the seeds' models, whose scores are averaged.", ""] if several_seeds else []
+    )
+    return ["## All sets and metrics", "", *explanation, *table(["Task", "Set", "Metric", *arms], rows)]
 
 
 def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
@@ -166,20 +169,20 @@ def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
     points = [
         point for task in numbers["tasks"].values() for of_arm in task["arms"].values() for point in of_arm["sweep"]
     ]
-    others = list(dict.fromkeys(name for point in points for name in point.get("swept", {})))
+    swept_names = list(dict.fromkeys(name for point in points for name in point.get("swept", {})))
     for name, task in numbers["tasks"].items():
         for arm in arms:
             for point in task["arms"][arm]["sweep"]:
                 mark = "**" if point["chosen"] else ""
                 epochs = ", ".join(map(str, point["best_epochs"]))
                 rate, median = (
-                    f"{mark}{shown}{mark}" for shown in (f"{point['learning_rate']:g}", percent(point["median"]))
+                    f"{mark}{values}{mark}" for values in (f"{point['learning_rate']:g}", percent(point["median"]))
                 )
                 swept = point.get("swept", {})
-                shown = [f"{swept[other]:g}" if other in swept else "–" for other in others]
-                point_cells = [rate, str(point["batch_size"]), *shown]
+                values = [f"{swept[swept_name]:g}" if swept_name in swept else "–" for swept_name in swept_names]
+                point_cells = [rate, str(point["batch_size"]), *values]
                 rows.append([name, arm, *point_cells, median, cell(point), str(point["n"]), epochs])
-    columns = [other.replace("_", " ").capitalize() for other in others]
+    columns = [swept_name.replace("_", " ").capitalize() for swept_name in swept_names]
     header = ["Task", "Arm", "Learning rate", "Batch", *columns]
     header += ["Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]
     return ["## Sweeps", "", "On the development set; what was chosen is bold.", "", *table(header, rows)]
@@ -191,8 +194,8 @@ def _counts(numbers: ReportFigures, arms: list[str]) -> list[str]:
         for arm in arms:
             counts = task["arms"][arm]["counts"]
             keys = ("train", "validation", "truncated", "cut_words", "lost", "skipped", "trials")
-            shown = [f"{counts[key]:,}" for key in keys]
-            rows.append([name, arm, *shown, f"{task['arms'][arm]['seconds']:,.0f}"])
+            cells = [f"{counts[key]:,}" for key in keys]
+            rows.append([name, arm, *cells, f"{task['arms'][arm]['seconds']:,.0f}"])
     header = [
         "Task",
         "Arm",
@@ -203,8 +206,8 @@ def _counts(numbers: ReportFigures, arms: list[str]) -> list[str]:
         "Answers in no window",
     ]
     header += ["Malformed, left out", "Trials", "Seconds"]
-    explained = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
-    return ["## Examples and times", "", explained, "", *table(header, rows)]
+    explanation = "What was cut off, lost or left out is of all sets; seconds are those of all trials together."
+    return ["## Examples and times", "", explanation, "", *table(header, rows)]
 
 
 def _notes(numbers: ReportFigures) -> list[str]:

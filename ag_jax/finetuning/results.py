@@ -86,13 +86,13 @@ class SplitPredictions:
         """Return the predictions of an ensemble of all seeds' models, decided from the mean of the models' scores."""
         if len(self.rows) == 1:
             return self.rows[0]
-        found: list[PredictionRow] = []
-        for example, *same in zip(self.examples, *self.rows, strict=True):
-            of_models = [kinds.from_plain(self.task, row["scores"]) for row in same]
+        rows: list[PredictionRow] = []
+        for example, *of_seeds in zip(self.examples, *self.rows, strict=True):
+            of_models = [kinds.from_plain(self.task, row["scores"]) for row in of_seeds]
             scores = kinds.average(self.task, of_models)
-            decided = kinds.decide(self.task, example, scores)
-            found.append({"id": same[0]["id"], "prediction": decided, "scores": predictions.to_plain(scores)})
-        return found
+            prediction = kinds.decide(self.task, example, scores)
+            rows.append({"id": of_seeds[0]["id"], "prediction": prediction, "scores": predictions.to_plain(scores)})
+        return rows
 
     def thresholds(self) -> dict[str, list[float]]:
         """Return the thresholds of "no answer" that give the tuned metrics, one for each seed: {metric: thresholds}.
@@ -204,10 +204,14 @@ def _threshold_notes(split: str, predicted: SplitPredictions) -> list[str]:
     """Return the sentence about the tuned thresholds of "no answer" on a split; none for tasks without such metrics."""
     if not predicted.is_labelled():
         return []
-    found = predicted.thresholds()
-    shown = "; ".join(f"{name}: {', '.join(f'{value:.3g}' for value in values)}" for name, values in found.items())
-    about = f"{split}: the threshold of no answer is 0, and for the tuned metrics, by seed, that which is best for the"
-    return [f"{about} same examples ({shown})"] if found else []
+    thresholds = predicted.thresholds()
+    listing = "; ".join(
+        f"{name}: {', '.join(f'{value:.3g}' for value in values)}" for name, values in thresholds.items()
+    )
+    sentence = (
+        f"{split}: the threshold of no answer is 0, and for the tuned metrics, by seed, that which is best for the"
+    )
+    return [f"{sentence} same examples ({listing})"] if thresholds else []
 
 
 def _constant_notes(split: str, predicted: SplitPredictions) -> list[str]:
@@ -218,17 +222,19 @@ def _constant_notes(split: str, predicted: SplitPredictions) -> list[str]:
     task = predicted.task
     if not task.labels or len(predicted.examples) < 2:
         return []
-    same: list[str] = []  # of each such model, what it predicted
+    constants: list[str] = []  # of each such model, what it predicted
     for rows in predicted.rows:
-        found = {tag for row in rows for tag in row["prediction"]} if task.kind == "tagging" else {*_predictions(rows)}
-        if len(found) == 1:
-            (only,) = found
-            same.append(only if task.kind == "tagging" else task.labels[only])
-    what = f"{len(same)} of {len(predicted.rows)} models" if len(predicted.rows) > 1 else "the model"
+        distinct = (
+            {tag for row in rows for tag in row["prediction"]} if task.kind == "tagging" else {*_predictions(rows)}
+        )
+        if len(distinct) == 1:
+            (only,) = distinct
+            constants.append(only if task.kind == "tagging" else task.labels[only])
+    what = f"{len(constants)} of {len(predicted.rows)} models" if len(predicted.rows) > 1 else "the model"
     every = "word" if task.kind == "tagging" else "example"
-    values = " or ".join(map(repr, sorted({*same})))
-    shown = f"one and the same ({values})" if len({*same}) > 1 else values
-    return [f"{split}: {what} predicted {shown} for every {every}, so nothing useful was learnt"] * bool(same)
+    values = " or ".join(map(repr, sorted({*constants})))
+    text = f"one and the same ({values})" if len({*constants}) > 1 else values
+    return [f"{split}: {what} predicted {text} for every {every}, so nothing useful was learnt"] * bool(constants)
 
 
 def _key(result: Result) -> tuple:
@@ -249,7 +255,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
             together[name] = _evaluate(predicted.task, predicted.examples, predicted.together())
     if POOLED in sets:
         sets[OF_FOLDS] = {key: choosing.summary(_mean_of_folds(chosen, key)) for key in sets[POOLED]}
-    thresholds = {name: found for name, predicted in labelled.items() if (found := predicted.thresholds())}
+    thresholds = {name: values for name, predicted in labelled.items() if (values := predicted.thresholds())}
     trials = [result for point in chosen.points for of_seed in point.results.values() for result in of_seed]
     first = trials[0]
     return {
@@ -276,14 +282,14 @@ def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
     """Return for each seed the mean of a test metric over the folds."""
     predicted, means = chosen.predicted[POOLED], []
     for rows, of_seed in zip(predicted.rows, chosen.best.results.values(), strict=True):
-        of_folds, at = [], 0
+        of_folds, start = [], 0
         for number in range(len(of_seed)):  # divided as `folds.fold` does
             size = len(predicted.examples) * (number + 1) // len(of_seed) - len(predicted.examples) * number // len(
                 of_seed
             )
-            part = predicted.examples.take(slice(at, at + size))
-            of_folds.append(_evaluate(chosen.task, part, rows[at : at + size])[metric])
-            at += size
+            part = predicted.examples.take(slice(start, start + size))
+            of_folds.append(_evaluate(chosen.task, part, rows[start : start + size])[metric])
+            start += size
         means.append(float(np.mean(of_folds)))
     return means
 

@@ -50,7 +50,7 @@ def find_task(name: str, recipe: Recipe) -> Task:
             f"{recipe.metric!r}"
         )
     if recipe.legacy_eval and not task.legacy_validation:
-        with_legacy = [other for other, known in catalogue.TASKS.items() if known.legacy_validation]
+        with_legacy = [other for other, candidate in catalogue.TASKS.items() if candidate.legacy_validation]
         reason = f"; of {name}: {task.legacy}" if task.legacy else ""
         raise ValueError(
             f"tasks.{name}.legacy_eval is only for tasks whose published code chose its epochs by the test set "
@@ -61,7 +61,11 @@ def find_task(name: str, recipe: Recipe) -> Task:
             f"tasks.{name}.first_question is for dream, whose dialogues have several questions: leave it out"
         )
     if recipe.answerability and (task.kind != "span" or task.answerable):
-        with_none = [other for other, known in catalogue.TASKS.items() if known.kind == "span" and not known.answerable]
+        with_none = [
+            other
+            for other, candidate in catalogue.TASKS.items()
+            if candidate.kind == "span" and not candidate.answerable
+        ]
         raise ValueError(
             f"tasks.{name}.answerability is for questions of which some have no answer ({', '.join(with_none)}): leave "
             "it out"
@@ -97,9 +101,9 @@ def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]
     if (recipe.head_dropout is None and not swept) or any(has_dropout(task.kind, style) for style in styles):
         return
     section, allowed, flag = ("sweep.", "empty", "") if swept else ("", "none", "none")
-    given = ",".join(f"{rate:g}" for rate in swept or (recipe.head_dropout,))
+    rates = ",".join(f"{rate:g}" for rate in swept or (recipe.head_dropout,))
     raise ValueError(
-        f"tasks.{name}.{section}head_dropout must be {allowed}, got {given}: the head of this task, which finds spans "
+        f"tasks.{name}.{section}head_dropout must be {allowed}, got {rates}: the head of this task, which finds spans "
         f"of a text or ranks phrases by masked words, has no dropout. Give --config.tasks.{name}.{section}head_dropout="
         f"{flag} and, for the dropout of the encoder, set tasks.{name}.{section}dropout"
     )
@@ -173,13 +177,13 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
             except FileNotFoundError:
                 continue  # not every distribution has every split
     if recipe.custom.kind:
-        chosen_by = {} if recipe.folds else {"validation": validation}
-        notes += custom.notes(recipe.custom, task, {"train": train, **chosen_by, **others})
+        development = {} if recipe.folds else {"validation": validation}
+        notes += custom.notes(recipe.custom, task, {"train": train, **development, **others})
     train, validation = (
         drawn("train", train, recipe.train_examples),
         drawn(chooses, validation, recipe.validation_examples),
     )
-    found = Splits(task, train, validation, others)
+    splits = Splits(task, train, validation, others)
     count = recipe.folds or 0
     for split, examples in {} if count else {chooses: validation, **others}.items():
         if metrics.are_known(examples) and (zero := metrics.undefined(task.of_split(split), examples)):
@@ -187,11 +191,11 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
     if not count:
         _check_metric(task, validation, f"the {chooses} data, {validation.source}")
     for number in range(count):
-        parts = of_fold(found, number, count)  # which rejects more folds than examples
+        parts = of_fold(splits, number, count)  # which rejects more folds than examples
         _check_metric(task, parts.validation, f"fold {(number + 1) % count} of {validation.source}")
         if recipe.custom.kind:
             notes += custom.notes_of_fold(task, number, parts.train, parts.others["test"])
-    return dataclasses.replace(found, notes=tuple(notes))
+    return dataclasses.replace(splits, notes=tuple(notes))
 
 
 def _check_metric(task: Task, examples: Examples, place: str) -> None:
@@ -212,10 +216,10 @@ def of_fold(splits: Splits, number: int, count: int) -> Splits:
     example is tested once, by a model that was neither trained nor chosen with it.
     """
     parts = [folds.fold(splits.train, count, part)[1] for part in range(count)]
-    tested, chosen = number, (number + 1) % count
-    rest = tuple(item for part in range(count) if part not in (tested, chosen) for item in parts[part])
-    train = dataclasses.replace(splits.train, items=rest)
-    return dataclasses.replace(splits, train=train, validation=parts[chosen], others={"test": parts[tested]})
+    tested, development = number, (number + 1) % count
+    train_items = tuple(item for part in range(count) if part not in (tested, development) for item in parts[part])
+    train = dataclasses.replace(splits.train, items=train_items)
+    return dataclasses.replace(splits, train=train, validation=parts[development], others={"test": parts[tested]})
 
 
 def subset(examples: Examples, count: int | None, seed: int) -> Examples:

@@ -47,8 +47,9 @@ HEADER = "index\tprediction"
 
 
 def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of a test set's submission file, with a line for each prediction (a dict with `id` and
-    `prediction`), sorted by id.
+    """Return the content of a test set's file for GLUE's server, with a line for each prediction, sorted by id.
+
+    predictions: dicts with `id` and `prediction`.
 
     The ids are the server's indices. Raises ValueError unless they are the numbers from 0 on, because the server
     rejects a file with others, or scores it wrongly.
@@ -61,7 +62,7 @@ def table(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
             "test file"
         )
     lines = [
-        f"{row['id']}\t{_shown(task, row['prediction'])}" for row in sorted(predictions, key=lambda row: int(row["id"]))
+        f"{row['id']}\t{_cell(task, row['prediction'])}" for row in sorted(predictions, key=lambda row: int(row["id"]))
     ]
     return "\n".join([HEADER, *lines]) + "\n"
 
@@ -87,10 +88,10 @@ def lines(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
         )
     rows = sorted((tuple(map(int, key)), row["prediction"]) for key, row in zip(keys, predictions, strict=True))
     if parts == 1:
-        found = [{"idx": id, "label": _label(task, prediction)} for (id,), prediction in rows]
+        records = [{"idx": id, "label": _label(task, prediction)} for (id,), prediction in rows]
     else:
-        found = _nested(rows)
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+        records = _nested(rows)
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in records)
 
 
 def _nested(rows: Sequence[tuple[tuple[int, ...], int]]) -> list[dict[str, Any]]:
@@ -100,9 +101,11 @@ def _nested(rows: Sequence[tuple[tuple[int, ...], int]]) -> list[dict[str, Any]]
     return [
         {
             "idx": passage,
-            "passage": {"questions": [{"idx": question, "answers": answers} for question, answers in asked.items()]},
+            "passage": {
+                "questions": [{"idx": question, "answers": answers} for question, answers in questions.items()]
+            },
         }
-        for passage, asked in passages.items()
+        for passage, questions in passages.items()
     ]
 
 
@@ -113,7 +116,7 @@ def _label(task: Task, prediction: Any) -> Any:
     return name.capitalize() if task.name in CAPITALISED else name
 
 
-def _shown(task: Task, prediction: Any) -> str:
+def _cell(task: Task, prediction: Any) -> str:
     if task.kind == "regression":
         low, high = task.span
         return f"{min(max(prediction, low), high):.3f}"
@@ -166,10 +169,10 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a class for each pair (text, candidate) of a task that was trained as ranking, from the candidate chosen
-    for each text. The classes are dicts with `id` and `prediction`.
+    """Return a class for each pair of text and candidate, from the candidate that a ranking chose for each text.
 
-    The chosen candidate gets the right label (entailment), the text's other candidates the other label.
+    The classes are dicts with `id` and `prediction`. The chosen candidate gets the right label (entailment), the text's
+    other candidates the other label.
 
     task: QNLI as classification.
     predicted: the examples, each a text with its candidates.

@@ -87,14 +87,14 @@ def read_settings(path: epath.Path) -> dict[str, Any]:
 
     Raises ValueError, with the file's name, if it is not the config of a suite.
     """
-    found = read_json(path)
-    if _is_pretraining(found):
+    settings = read_json(path)
+    if _is_pretraining(settings):
         raise ValueError(
             f"{path} is the config of a pre-training run, expected one that `ag-jax finetune` wrote: give the "
             "--workdir of a fine-tuning"
         )
-    _check_tasks(path, found)
-    return found
+    _check_tasks(path, settings)
+    return settings
 
 
 def _is_pretraining(settings: dict[str, Any]) -> bool:
@@ -112,30 +112,30 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     The message lists the settings that differ.
     """
     path = workdir / "config.json"
-    theirs = read_json(path) if path.exists() else {"tasks": {}}
-    if _is_pretraining(theirs):
+    stored = read_json(path) if path.exists() else {"tasks": {}}
+    if _is_pretraining(stored):
         if not pretraining.is_begun(workdir):
             return
         raise ValueError(f"--workdir={workdir} holds a run of pre-training ({path}): choose another directory")
-    ours = config_reader.to_dict(config)
-    if strange := sorted(theirs.keys() - ours.keys()):
+    current = config_reader.to_dict(config)
+    if strange := sorted(stored.keys() - current.keys()):
         raise ValueError(
             f"{path} was written by another program, because {', '.join(strange[:3])} are no settings of `ag-jax "
             "finetune`: choose another directory"
         )
-    _check_tasks(path, theirs)
-    begun = _begun_tasks(theirs, workdir).keys()
-    if not begun:  # nothing is lost if its settings are replaced
+    _check_tasks(path, stored)
+    tasks = _begun_tasks(stored, workdir).keys()
+    if not tasks:  # nothing is lost if its settings are replaced
         return
     with reading(path, "put back the file as `ag-jax finetune` wrote it, or choose another directory"):
-        there, here = (_comparable(values, begun & ours["tasks"].keys()) for values in (theirs, ours))
+        before, now = (_comparable(values, tasks & current["tasks"].keys()) for values in (stored, current))
     different = [
-        f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
-        for key in sorted(there | here)
-        if there.get(key) != here.get(key) and not config_reader.is_among(key, MAY_DIFFER) and not key.endswith(SWEPT)
+        f"  {key}: there {before.get(key)!r}, now {now.get(key)!r}"
+        for key in sorted(before | now)
+        if before.get(key) != now.get(key) and not config_reader.is_among(key, MAY_DIFFER) and not key.endswith(SWEPT)
     ]
     if different:
-        changed = [name for name in ours["tasks"] if there.get(key := f"tasks.{name}{FINGERPRINT}") != here.get(key)]
+        changed = [name for name in current["tasks"] if before.get(key := f"tasks.{name}{FINGERPRINT}") != now.get(key)]
         folders = ", ".join(str(workdir / name) for name in changed)
         is_read = any(config.tasks[name].custom.reader for name in changed)
         also = ", or their reader returns other records for them" if is_read else ""
@@ -153,17 +153,18 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Write the suite's settings to `config.json` in `workdir`. Settings of other tasks that have trials in `workdir`
-    stay in the file.
+    """Write the suite's settings to `config.json` in `workdir`.
+
+    Settings of other tasks that have trials in `workdir` stay in the file.
 
     Raises ValueError as `check_directory` does, and OSError if the directory cannot be written.
     """
     check_directory(config, workdir)
-    ours, path = config_reader.to_dict(config), workdir / "config.json"
+    current, path = config_reader.to_dict(config), workdir / "config.json"
     if path.exists():
-        ours["tasks"] = _begun_tasks(read_json(path), workdir) | ours["tasks"]
+        current["tasks"] = _begun_tasks(read_json(path), workdir) | current["tasks"]
     workdir.mkdir(parents=True, exist_ok=True)
-    storage.write_whole(path, json.dumps(ours, indent=2) + "\n")
+    storage.write_whole(path, json.dumps(current, indent=2) + "\n")
 
 
 def _claim_again(config: FinetuningConfig, workdir: epath.Path, name: str) -> None:
@@ -283,8 +284,10 @@ def prepare(
 
 
 def _check_heads(config: FinetuningConfig, material: Mapping[str, Splits], opened: Pretrained) -> None:
-    """Raise ValueError if a task ranks phrases by a head for masked words, and its start does not have one; if its
-    recipe has a dropout rate for a head without dropout; or if the start has no attention scores to guide or attack.
+    """Raise ValueError if a task needs something that the model from which it starts does not have.
+
+    This is a head for masked words, by which phrases are ranked; dropout in a head for which the recipe has a rate; or
+    attention scores to guide or attack.
     """
     for name, splits in material.items():
         try:
@@ -315,10 +318,10 @@ def _sizes(splits: Splits) -> dict[str, int]:
 
 
 def _check_trials(suite: Suite, earlier: Sequence[Suite]) -> None:
-    """Raise ValueError if a finished trial was trained from other weights than the config names now.
+    """Raise ValueError if a finished trial started from other weights, or an unfinished one cannot be trained.
 
-    Also if an unfinished trial needs weights or a trace of masks of another trial that will not be there, or is shorter
-    than its warm-up or the delay of its attack.
+    An unfinished trial cannot be trained if it needs weights or a trace of masks of another trial that will not be
+    there, or is shorter than its warm-up or the delay of its attack.
 
     earlier: suites that are trained before this one.
     """
@@ -385,7 +388,7 @@ def run(suite: Suite) -> dict[str, Chosen]:
         for name in catalogue.ordered(planned):  # not the order of training
             material = suite.material[name]
             chosen[name] = results.choose(
-                material, config.tasks[name], *_ended(suite.planned[name], workdir, material.task.metric)
+                material, config.tasks[name], *_results_of(suite.planned[name], workdir, material.task.metric)
             )
         return chosen
     except ValueError as error:
@@ -401,36 +404,37 @@ def _recording(suite: Suite) -> Iterator[epath.Path]:
 
 
 def train_share(suites: Sequence[Suite], share: parts.Share) -> tuple[int, int]:
-    """Train the unfinished trials of a share of all trials of some suites, which are numbered in the order of training.
+    """Train the unfinished trials of one share of all trials of several suites.
 
-    Returns the number of trials of the share that wait for trials of other shares, because they start from their
-    weights or mask what they masked; and the number of all trials that are not done.
+    The trials are numbered in the order of training. Returns the number of trials of the share that wait for trials of
+    other shares, because they start from their weights or mask what they masked; and the number of all trials that are
+    not done.
 
     suites: the suites, in the order of training.
     """
     every = [(of_arm, one) for of_arm in suites for of_task in of_arm.planned.values() for one in of_task]
-    own = parts.numbers_of(share, len(every), "trials")
+    share_numbers = parts.numbers_of(share, len(every), "trials")
     for of_arm in suites:
         if of_arm.opened is not None:
             hosts.from_first("the directory of the suite", functools.partial(claim, of_arm.config, of_arm.workdir))
 
     def undone() -> list[int]:
-        return [at for at, (of_arm, one) in enumerate(every) if not is_done(directory_of(of_arm.workdir, one))]
+        return [number for number, (of_arm, one) in enumerate(every) if not is_done(directory_of(of_arm.workdir, one))]
 
     def ready() -> list[int]:
         recording = {directory for of_arm in suites for directory in _recording(of_arm)}
-        return [at for at in undone() if at in own and _can_begin(*every[at], recording)]
+        return [number for number in undone() if number in share_numbers and _can_begin(*every[number], recording)]
 
     data: dict[tuple[epath.Path, str, int | None], TaskData] = {}
     while numbers := hosts.from_first("the trials that can begin", ready):
-        for at in numbers:
-            of_arm, one = every[at]
+        for number in numbers:
+            of_arm, one = every[number]
             key = of_arm.workdir, one.task, one.fold
             if key not in data:
                 data = {key: _encoded(of_arm, one)}  # of one task at a time, because examples may be large
             _train_trial(of_arm, one, data[key])
-    left = hosts.from_first("the trials that are left", undone)
-    return sum(at in own for at in left), len(left)
+    remaining = hosts.from_first("the trials that are left", undone)
+    return sum(number in share_numbers for number in remaining), len(remaining)
 
 
 def _can_begin(suite: Suite, one: Trial, recording: Set[epath.Path]) -> bool:
@@ -462,16 +466,16 @@ def _run_task(suite: Suite, name: str) -> None:
 
 
 def _check_first_is_best(suite: Suite, name: str) -> None:
-    """Raise ValueError if a finished trial of a task with `initial_task` started from another trial than the one that
-    is the best now, because the first task has more points, or was trained again.
+    """Raise ValueError if a finished trial started from a trial of its `initial_task` that is not the best any more.
 
-    Trials are told apart by task and name, because a suite may have been moved.
+    Another one is the best if the first task has got more points, or was trained again. Trials are told apart by task
+    and name, because a suite may have been moved.
     """
     first = suite.config.tasks[name].initial_task
-    done = [one for one in suite.planned[name] if is_done(directory_of(suite.workdir, one))]
-    for seed in dict.fromkeys(one.seed for one in done):
+    finished = [one for one in suite.planned[name] if is_done(directory_of(suite.workdir, one))]
+    for seed in dict.fromkeys(one.seed for one in finished):
         best = _best(suite.config, suite.workdir, first, suite.material[first].task.metric, seed)
-        for directory in (directory_of(suite.workdir, one) for one in done if one.seed == seed):
+        for directory in (directory_of(suite.workdir, one) for one in finished if one.seed == seed):
             start = _start_of(directory)
             if start is not None and not start[0].endswith("/".join(best.parts[-2:])):
                 raise ValueError(
@@ -505,8 +509,8 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
             hosts.tell(f"{one.task} {one.name} failed: {error}")
         else:
             # Another process may have trained it while this one waited for the lock, and it may have failed there.
-            told = f"failed: {result['failed']}" if "failed" in result else _told(result, metric)
-            hosts.tell(f"{one.task} {one.name}: {told}")
+            outcome = f"failed: {result['failed']}" if "failed" in result else _outcome(result, metric)
+            hosts.tell(f"{one.task} {one.name}: {outcome}")
             hosts.from_first("the best trials", lambda: _keep_best(config, workdir, one.task, metric, (one.seed,)))
 
 
@@ -522,30 +526,30 @@ def is_done(directory: epath.Path) -> bool:
     return (directory / trial.RESULT).exists()
 
 
-def _told(result: Result, metric: str) -> str:
+def _outcome(result: Result, metric: str) -> str:
     epochs = f"epoch {result['best_epoch']} of {result['epochs'][-1]['epoch']}"
     return f"{metric} {report.percent(result['metrics'][metric])} ({epochs}), {result['seconds']:.0f} s"
 
 
-def _ended(
-    done: Iterable[Trial], workdir: epath.Path, metric: str
+def _results_of(
+    finished: Iterable[Trial], workdir: epath.Path, metric: str
 ) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
-    """Return the results of the successful ones of some trials, each with its directory, and the results of the failed.
+    """Return the results of the trials that succeeded, each with its directory, and the results of those that failed.
 
-    done: finished trials of one task.
+    finished: finished trials of one task.
     metric: the metric of the task.
 
     Raises ValueError, with the name of the file, if a result is that of another trial or lacks the metric of its task.
     """
-    found = []
-    for one in done:
+    pairs = []
+    for one in finished:
         directory = directory_of(workdir, one)
         result = trial.read_result(directory)
         trial.check_result(one, directory, result)
-        found.append((result, directory))
+        pairs.append((result, directory))
         if "failed" not in result:
             check_fields(directory / trial.RESULT, result["metrics"], {metric: float})
-    return [pair for pair in found if "failed" not in pair[0]], [result for result, _ in found if "failed" in result]
+    return [pair for pair in pairs if "failed" not in pair[0]], [result for result, _ in pairs if "failed" in result]
 
 
 def _check_lengths(config: FinetuningConfig, longest: int) -> None:
@@ -570,33 +574,33 @@ def _check_start(directory: epath.Path, start: Pretrained) -> None:
     """Raise ValueError if a finished trial started from something else than `start`; failed trials do not count."""
     if not is_done(directory) or (stored := _start_of(directory)) is None:
         return
-    (theirs, digest), now = stored, start.description
+    (description, digest), current = stored, start.description
     remedy = f"delete {directory.parent} to train all of them again, or choose another --workdir"
-    if theirs != now:
-        raise ValueError(f"{directory} started from {theirs}, trials would now start from {now}: {remedy}")
+    if description != current:
+        raise ValueError(f"{directory} started from {description}, trials would now start from {current}: {remedy}")
     if digest != start.digest:
         raise ValueError(
-            f"{directory} started from {theirs}, which had other weights or settings, another tokenizer, or another "
-            "pooling or dropout rate of the head then: it was trained or written again since, or another version of "
-            f"ag_jax read it; {remedy}"
+            f"{directory} started from {description}, which had other weights or settings, another tokenizer, or "
+            "another pooling or dropout rate of the head then: it was trained or written again since, or another "
+            f"version of ag_jax read it; {remedy}"
         )
 
 
 def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Raise ValueError if task `name` starts from the weights of another task that, for some seed, will not be there:
-    the trials that succeeded saved none, or all trials are finished and failed.
+    """Raise ValueError if task `name` starts from weights of another task that, for some seed, will not be there.
 
-    A trial that failed does not count while others are to be trained yet.
+    They will not if the trials that succeeded saved none, or if all trials are finished and failed. A trial that
+    failed does not count while others are to be trained yet.
     """
     first = config.tasks[name].initial_task
     for seed in config.seeds:
         of_seed = [one for one in trials(config, first) if one.seed == seed]
-        done = [one for one in of_seed if is_done(directory_of(workdir, one))]
-        ended, _ = _ended(done, workdir, metric)
-        found = [directory for _, directory in ended]
-        if len(done) == len(of_seed):  # all are done, so the best one is known
-            found = [_first_best(ended, first, metric, seed)]
-        if found and not any((directory / finetuned.FOLDER).exists() for directory in found):
+        finished = [one for one in of_seed if is_done(directory_of(workdir, one))]
+        succeeded, _ = _results_of(finished, workdir, metric)
+        directories = [directory for _, directory in succeeded]
+        if len(finished) == len(of_seed):  # all are done, so the best one is known
+            directories = [_first_best(succeeded, first, metric, seed)]
+        if directories and not any((directory / finetuned.FOLDER).exists() for directory in directories):
             raise ValueError(
                 f"tasks.{name} starts from the best weights of {first}, which {workdir / first} does not have for "
                 f"seed {seed}: delete {workdir / first} to train {first} again, or choose another --workdir"
@@ -605,29 +609,30 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
 
 def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str, seed: int) -> epath.Path:
     """Return the directory of the best trial of task `name` with this seed, by the development `metric`."""
-    ended, _ = _ended((one for one in trials(config, name) if one.seed == seed), workdir, metric)
-    return _first_best(ended, name, metric, seed)
+    succeeded, _ = _results_of((one for one in trials(config, name) if one.seed == seed), workdir, metric)
+    return _first_best(succeeded, name, metric, seed)
 
 
-def _first_best(ended: Sequence[tuple[Result, epath.Path]], name: str, metric: str, seed: int) -> epath.Path:
+def _first_best(succeeded: Sequence[tuple[Result, epath.Path]], name: str, metric: str, seed: int) -> epath.Path:
     """Return the directory of the best result, by the development `metric`; of several that are equal, the first.
 
-    ended: results of the successful trials of task `name` with this seed, each with its directory.
+    succeeded: results of the successful trials of task `name` with this seed, each with its directory.
 
     Raises ValueError if there are none.
     """
-    if not ended:
+    if not succeeded:
         raise ValueError(
             f"no trial of {name} with seed {seed} succeeded, so there is none to choose: change the settings of {name} "
             "and choose another --workdir"
         )
-    _, directory = max(ended, key=lambda of_trial: of_trial[0]["metrics"][metric])
+    _, directory = max(succeeded, key=lambda of_trial: of_trial[0]["metrics"][metric])
     return directory
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
-    """Return the encoder that a trial starts from, read from the suite's checkpoint, or from the best trial of
-    `initial_task` with the same seed.
+    """Return the encoder that a trial starts from.
+
+    It is that of the suite's checkpoint, or of the best trial of `initial_task` with the same seed.
 
     Raises ValueError if finished trials of the seed started from another encoder.
     """
@@ -667,8 +672,8 @@ def _keep_best(config: FinetuningConfig, workdir: epath.Path, name: str, metric:
         return
     for seed in seeds:
         of_seed = [one for one in trials(config, name) if one.seed == seed]
-        ended, _ = _ended((one for one in of_seed if is_done(directory_of(workdir, one))), workdir, metric)
-        best = _first_best(ended, name, metric, seed) if ended else None
-        for _, directory in ended:
+        succeeded, _ = _results_of((one for one in of_seed if is_done(directory_of(workdir, one))), workdir, metric)
+        best = _first_best(succeeded, name, metric, seed) if succeeded else None
+        for _, directory in succeeded:
             if directory != best and (directory / finetuned.FOLDER).exists():
                 (directory / finetuned.FOLDER).rmtree(missing_ok=True)  # another process may delete it, too

@@ -82,21 +82,21 @@ def read_result(directory: epath.Path) -> dict[str, Any]:
 def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) -> None:
     """Raise ValueError if a result is that of another trial than the one to which its directory belongs."""
     names = ("task", "learning_rate", "batch_size", "seed", "fold")
-    ours = {name: getattr(trial, name) for name in names} | trial.swept
-    theirs = {name: result.get(name) for name in names} | result.get("swept", {})
-    for name in ours | theirs:
-        if not _is_same(theirs.get(name), ours.get(name)):
+    expected = {name: getattr(trial, name) for name in names} | trial.swept
+    stored = {name: result.get(name) for name in names} | result.get("swept", {})
+    for name in expected | stored:
+        if not _is_same(stored.get(name), expected.get(name)):
             raise ValueError(
-                f"{directory / RESULT} is the result of another trial: expected {name}={ours.get(name)}, got "
-                f"{theirs.get(name)}; delete {directory} to train the trial itself"
+                f"{directory / RESULT} is the result of another trial: expected {name}={expected.get(name)}, got "
+                f"{stored.get(name)}; delete {directory} to train the trial itself"
             )
 
 
-def _is_same(theirs: Any, ours: Any) -> bool:
+def _is_same(stored: Any, expected: Any) -> bool:
     """Return whether two values are equal; numbers with a fraction in the digits that a directory's name has."""
-    if isinstance(theirs, float) and isinstance(ours, float):
-        return math.isclose(theirs, ours, rel_tol=1e-5)
-    return theirs == ours
+    if isinstance(stored, float) and isinstance(expected, float):
+        return math.isclose(stored, expected, rel_tol=1e-5)
+    return stored == expected
 
 
 def write_failure(trial: Trial, directory: epath.Path, message: str) -> None:
