@@ -57,10 +57,10 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConf
                     f"the arms of {source} must have the same {setting}, to be compared, but those of {arm} differ: "
                     "give all arms the same"
                 )
-    several = {arm: of_arm.seeds for arm, of_arm in configs.items() if len(of_arm.seeds) > 1}
-    if len(set(several.values())) > 1:
-        listed = "; ".join(f"{arm} {', '.join(map(str, seeds))}" for arm, seeds in several.items())
-        raise ValueError(f"the arms of {source} must have the same seeds, because they are paired, but have {listed}")
+    seeds_of_arms = {arm: of_arm.seeds for arm, of_arm in configs.items() if len(of_arm.seeds) > 1}
+    if len(set(seeds_of_arms.values())) > 1:
+        listing = "; ".join(f"{arm} {', '.join(map(str, seeds))}" for arm, seeds in seeds_of_arms.items())
+        raise ValueError(f"the arms of {source} must have the same seeds, because they are paired, but have {listing}")
     return configs
 
 
@@ -113,10 +113,10 @@ def _run(
             if any(experiment.translates for experiment in folders.values()):
                 raise ValueError(f"the arm {arm} trains a model that translates: give a config that pre-trains on text")
         if first.ablation.data:
-            given = [
+            checkpoints = [
                 (place, of.step) for of in configs.values() for seed in of.seeds if (place := of.checkpoint_of(seed))
             ]
-            ablation_results.check(first.ablation, given)
+            ablation_results.check(first.ablation, checkpoints)
             ablation_results.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
         pairs = pair_results.read_pairs(first.minimal_pairs) if first.minimal_pairs.data else []
         if pairs:
@@ -129,17 +129,19 @@ def _run(
                 run.train(experiment, folder)
         compared = _open(configs, workdir)
         prepared = _prepare_ablation(configs, workdir)
-        found: Results = {arm: {} for arm in compared}
-        asked = {}
+        scores: Results = {arm: {} for arm in compared}
+        queries = {}
         for name, settings in first.probes.items():  # all before the first is measured, so that errors show early
             print(f"{name}: reading texts", file=sys.stderr, flush=True)
-            asked[name] = probes.make(name, settings, [one for of_arm in compared.values() for one in of_arm.values()])
+            queries[name] = probes.make(
+                name, settings, [one for of_arm in compared.values() for one in of_arm.values()]
+            )
         for name, settings in first.probes.items():
             for arm, models_of_arm in compared.items():
-                found[arm][name] = []
+                scores[arm][name] = []
                 for seed, probed in models_of_arm.items():
                     label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
-                    found[arm][name].append(results.obtain(probed, settings, asked[name], folder, label))
+                    scores[arm][name].append(results.obtain(probed, settings, queries[name], folder, label))
         ablated = {
             arm: [
                 Summary(
@@ -153,7 +155,7 @@ def _run(
         judged = _judge(configs, pairs, workdir)
         descriptions = {arm: [of.description for of in of_arm.values()] for arm, of_arm in compared.items()}
         return _write_report(
-            verb, source, overrides, configs, descriptions, found, ablated, (pairs, judged), workdir, overridden
+            verb, source, overrides, configs, descriptions, scores, ablated, (pairs, judged), workdir, overridden
         )
 
 
@@ -173,15 +175,15 @@ def _check_word_heads(
 
 def _judge(configs: Mapping[str, ProbingConfig], pairs: Sequence[Pair], workdir: epath.Path) -> JudgedModels:
     """Return for each arm and model the checkpoints that scored the pairs; {} without pairs."""
-    found: JudgedModels = {}
+    by_arm: JudgedModels = {}
     for arm, config in configs.items() if pairs else ():
-        found[arm] = []
+        by_arm[arm] = []
         for seed in config.seeds:
             place = _checkpoint(arm, seed, config, workdir)
             steps = pair_results.steps_of(place, config.step, config.minimal_pairs)
             name = f"{arm}-seed{seed}"
-            found[arm].append([pair_results.obtain(place, step, pairs, workdir, name) for step in steps])
-    return found
+            by_arm[arm].append([pair_results.obtain(place, step, pairs, workdir, name) for step in steps])
+    return by_arm
 
 
 def _checkpoint(arm: str, seed: int, config: ProbingConfig, workdir: epath.Path) -> str:
@@ -204,24 +206,25 @@ def _prepare_ablation(
 
 
 def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str, dict[int, ProbedModel]]:
-    """Open the models of all arms, by seed, and make the models with random weights: one arm of them for each
-    architecture and tokenizer, after the others.
+    """Return the models of all arms, by seed, followed by the models with random weights.
+
+    Each combination of architecture and tokenizer has an arm of random models.
     """
-    found: dict[str, dict[int, ProbedModel]] = {}
-    looks: dict[tuple[Any, ...], ProbedModel] = {}  # of all models with the same look, the one for the longest texts
+    by_arm: dict[str, dict[int, ProbedModel]] = {}
+    largest: dict[tuple[Any, ...], ProbedModel] = {}  # of each kind, the model for the longest texts
     for arm, config in configs.items():
-        found[arm] = {}
+        by_arm[arm] = {}
         for seed in config.seeds:
-            probed = found[arm][seed] = models.open_model(_checkpoint(arm, seed, config, workdir), config.step)
-            look = without_dropout(probed.model.config), probed.tokenizer.fingerprint()
-            if look not in looks or probed.longest > looks[look].longest:
-                looks[look] = probed
+            probed = by_arm[arm][seed] = models.open_model(_checkpoint(arm, seed, config, workdir), config.step)
+            kind = without_dropout(probed.model.config), probed.tokenizer.fingerprint()
+            if kind not in largest or probed.longest > largest[kind].longest:
+                largest[kind] = probed
     first = next(iter(configs.values()))
     if first.probes and first.random_seeds:  # only probes are asked of random models
-        for number, probed in enumerate(looks.values(), 1):
+        for number, probed in enumerate(largest.values(), 1):
             twins = {seed: models.random_twin(probed, seed) for seed in first.random_seeds}
-            found[RANDOM if number == 1 else f"{RANDOM}{number}"] = twins
-    return found
+            by_arm[RANDOM if number == 1 else f"{RANDOM}{number}"] = twins
+    return by_arm
 
 
 def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epath.Path, ExperimentConfig]:
@@ -231,13 +234,13 @@ def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epat
     """
     if config.train is None:
         return {}
-    found = {}
+    by_folder = {}
     arms.check_seed(pretraining_config.parse(config_reader.load(config.train)), config.seeds, "seeds")
     for seed in config.seeds:
         values = config_reader.load(config.train)
         values.seed = seed
-        found[workdir / f"{arm}-seed{seed}"] = pretraining_config.parse(values)
-    return found
+        by_folder[workdir / f"{arm}-seed{seed}"] = pretraining_config.parse(values)
+    return by_folder
 
 
 def _write_report(
@@ -246,7 +249,7 @@ def _write_report(
     overrides: dict[str, Any],
     configs: Mapping[str, ProbingConfig],
     descriptions: Mapping[str, Sequence[str]],
-    found: Results,
+    scores_of_arms: Results,
     ablated: Mapping[str, Sequence[Summary]],
     scored: tuple[Sequence[Pair], JudgedModels],
     workdir: epath.Path,
@@ -263,7 +266,10 @@ def _write_report(
         "probes": {
             name: {
                 mode: summary.numbers(
-                    mode, {arm: by_probe[name] for arm, by_probe in found.items()}, list(configs), first.resamples
+                    mode,
+                    {arm: by_probe[name] for arm, by_probe in scores_of_arms.items()},
+                    list(configs),
+                    first.resamples,
                 )
                 for mode in settings.modes
             }
@@ -274,8 +280,10 @@ def _write_report(
     for name, settings in first.probes.items():
         for mode in settings.modes:
             path = f"{FIGURES}/{HEADS}{name}_{mode}.png"
-            tables = {arm: summary.table_of(of[name][0].probe, of[name][0].modes[mode]) for arm, of in found.items()}
-            assignments = {arm: of[name][0].probed.assignment for arm, of in found.items()}
+            tables = {
+                arm: summary.table_of(of[name][0].probe, of[name][0].modes[mode]) for arm, of in scores_of_arms.items()
+            }
+            assignments = {arm: of[name][0].probed.assignment for arm, of in scores_of_arms.items()}
             kinds = content["probes"][name][mode]["kinds"][:4]
             scores = {arm: summary.head_scores(table, kinds) for arm, table in tables.items()}
             caption = f"{workdir.name}: {name}, mode {mode}: score on test queries"
@@ -293,7 +301,7 @@ def _write_report(
             canvas.save(accuracies.draw(points, "pairs that are right (%)", caption), workdir / pair_report.FIGURE)
     flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
     if first.probes:
-        storage.write_whole(workdir / SCORES, report.csv_text(found))
+        storage.write_whole(workdir / SCORES, report.csv_text(scores_of_arms))
     written = {*figures.values(), *([SCORES] if first.probes else [])}
     written |= {ablation_report.FIGURE, ablation_report.CSV} if ablated else set()
     written |= {pair_report.FIGURE} if first.minimal_pairs.milestones else set()

@@ -66,8 +66,9 @@ def word_lengths(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[int]]:
 
 
 def _located(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the token ids of each text, and the number of tokens of each of its words: 0 for a word whose characters
-    the tokenizer drops.
+    """Yield the token ids of each text, and the number of tokens of each of its words.
+
+    A word whose characters the tokenizer drops has 0 tokens.
     """
     # The empty first word stands for the space before the first word of the text. Its own tokens, if it has any, are
     # left out.

@@ -63,7 +63,9 @@ def best_threshold(decisions: Decisions) -> float:
 
 
 def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return the threshold that is chosen for a head on development queries, and F1 on the test queries of each kind.
+    """Return {"head", "threshold", "f1", "ratio"} of a head: F1 on test queries with a threshold from development ones.
+
+    The head counts from 1 in the result; "f1" and "ratio" are as in `of_rule`.
 
     Returns None without development queries, and for measurements that have no attention to candidates.
     """
@@ -71,9 +73,9 @@ def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) 
     if measured.mass_QNH is None or not development_Q.any():
         return None
     layer, number = head
-    asked = [probe.queries[index] for index in measured.queries_Q]
-    chosen_Q = measured.chosen_QNH[:, layer, number].tolist()
-    is_right_Q = np.array([chosen in query.right for chosen, query in zip(chosen_Q, asked, strict=True)])
+    queries = [probe.queries[index] for index in measured.queries_Q]
+    candidate_Q = measured.chosen_QNH[:, layer, number].tolist()
+    is_right_Q = np.array([candidate in query.right for candidate, query in zip(candidate_Q, queries, strict=True)])
     decisions = Decisions(measured.mass_QNH[:, layer, number], is_right_Q, _correct(probe, measured))
     threshold = best_threshold(decisions.of(development_Q))
     scores = _by_kind(probe, measured, decisions, threshold, kinds)
@@ -81,7 +83,11 @@ def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) 
 
 
 def of_rule(probe: Probe, measured: Measured, name: str, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return F1 of a baseline that takes a candidate of every query, on the test queries of each kind."""
+    """Return {"f1": {kind: F1}, "ratio": F1 feminine / F1 masculine} of a baseline, on the test queries.
+
+    The baseline takes a candidate of every query. Returns None without this baseline, and for measurements that have no
+    attention to candidates.
+    """
     if measured.mass_QNH is None or name not in probe.baselines:
         return None
     is_right_Q = np.asarray(probe.baselines[name])[measured.queries_Q] > 0
@@ -96,9 +102,9 @@ def _correct(probe: Probe, measured: Measured) -> np.ndarray:
 def _by_kind(
     probe: Probe, measured: Measured, decisions: Decisions, threshold: float, kinds: Sequence[str]
 ) -> dict[str, Any]:
-    """Return F1 of each kind, and F1 of feminine pronouns divided by F1 of masculine ones, if there are both."""
+    """Return {"f1": {kind: F1}, "ratio": F1 feminine / F1 masculine}; the ratio is None without both."""
     test_Q = ~np.asarray(probe.development, bool)[measured.queries_Q]
     kind_Q = np.array([probe.queries[index].kind for index in measured.queries_Q])
-    found = {kind: f1(decisions.of(test_Q & ((kind_Q == kind) | (kind == ALL))), threshold) for kind in kinds}
-    feminine, masculine = found.get(FEMININE), found.get(MASCULINE)
-    return {"f1": found, "ratio": feminine / masculine if feminine is not None and masculine else None}
+    f1_of_kinds = {kind: f1(decisions.of(test_Q & ((kind_Q == kind) | (kind == ALL))), threshold) for kind in kinds}
+    feminine, masculine = f1_of_kinds.get(FEMININE), f1_of_kinds.get(MASCULINE)
+    return {"f1": f1_of_kinds, "ratio": feminine / masculine if feminine is not None and masculine else None}

@@ -1,6 +1,6 @@
 """Run a probe on a model: the score of every head on every query.
 
-Shape letters: Q queries of the probe, N layers, H heads, F queries of a batch, U units (words or positions), G
+Shape letters: Q queries of the probe or of a batch, N layers, H heads, U units (words or positions), G
 candidates of a query.
 """
 
@@ -62,49 +62,49 @@ def measure(
     Raises ValueError if no query is left, or for the mode `mentions` if the probe's queries have no candidates.
     """
     encoded = encode(probe.windows, probed.tokenizer, probed.longest)
-    asked, dropped = _askable(probe, encoded.windows)
+    indices, dropped = _askable(probe, encoded.windows)
     if encoded.unknown:
         dropped[NO_TOKEN] = encoded.unknown
-    if not asked:
+    if not indices:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in [*probe.dropped.items(), *dropped.items()])
         raise ValueError(
             f"the probe {probe.name} has no query that {probed.description} can be asked ({reasons or 'no text'}): "
             "give more text, or shorter windows"
         )
-    if "mentions" in modes and not all(probe.queries[index].candidates for index in asked):
+    if "mentions" in modes and not all(probe.queries[index].candidates for index in indices):
         raise ValueError(
             f"the mode mentions chooses among candidates, and queries of the probe {probe.name} have none: use words"
         )
     params = jax.device_put(probed.params)  # once, and not for each batch
     windows = [window for window in encoded.windows if window is not None]
     places = np.cumsum([window is not None for window in encoded.windows]) - 1
-    queries = [probe.queries[index] for index in asked]
-    window_Q, at_Q = places[[query.window for query in queries]], np.array([query.at for query in queries])
+    queries = [probe.queries[index] for index in indices]
+    window_Q, word_Q = places[[query.window for query in queries]], np.array([query.at for query in queries])
     may_lack = not all(query.right for query in queries)
-    found = {
+    collectors = {
         mode: _Collector(
             len(queries), probed, has_confusion=mode == "mentions", has_mass=mode == "mentions" and may_lack
         )
         for mode in modes
     }
     done, units = 0, sorted({_unit(mode) for mode in modes})
-    for rows in attention_rows(probed.model, params, windows, window_Q, at_Q, units, convention):
+    for rows in attention_rows(probed.model, params, windows, window_Q, word_Q, units, convention):
         batch = [queries[index] for index in rows.queries]
         texts = [windows[index] for index in window_Q[rows.queries]]
         for mode in modes:
-            weights_FNHU = rows.weights[_unit(mode)]
-            found[mode].add(rows.queries, *_weights_and_choices(mode, probe, batch, texts, weights_FNHU))
+            weights_QNHU = rows.weights[_unit(mode)]
+            collectors[mode].add(rows.queries, *_weights_and_choices(mode, probe, batch, texts, weights_QNHU))
         done += len(batch)
         progress(done, len(queries))
-    indices = np.array(asked)
-    return {mode: collector.measured(indices, dropped) for mode, collector in found.items()}
+    indices_Q = np.array(indices)
+    return {mode: collector.measured(indices_Q, dropped) for mode, collector in collectors.items()}
 
 
 def _askable(probe: Probe, windows: Sequence[EncodedWindow | None]) -> tuple[list[int], dict[str, int]]:
     """Return the indices of the queries that can be asked, and for the others their number by reason."""
-    asked = [index for index, query in enumerate(probe.queries) if windows[query.window] is not None]
-    left_out = len(probe.queries) - len(asked)
-    return asked, {TOO_LONG: left_out} if left_out else {}
+    askable = [index for index, query in enumerate(probe.queries) if windows[query.window] is not None]
+    left_out = len(probe.queries) - len(askable)
+    return askable, {TOO_LONG: left_out} if left_out else {}
 
 
 def _unit(mode: Mode) -> Unit:
@@ -113,17 +113,17 @@ def _unit(mode: Mode) -> Unit:
 
 
 def _weights_and_choices(
-    mode: Mode, probe: Probe, queries: Sequence[Query], windows: Sequence[EncodedWindow], weights_FNHU: np.ndarray
+    mode: Mode, probe: Probe, queries: Sequence[Query], windows: Sequence[EncodedWindow], weights_QNHU: np.ndarray
 ) -> tuple[np.ndarray, Choices]:
     """Return the attention of a batch to whatever a mode chooses from, and the choices."""
-    units = weights_FNHU.shape[-1]
+    units = weights_QNHU.shape[-1]
     if mode == "mentions":
-        words_FGU, choices = scores.candidate_choices(queries, units)
-        return scores.candidate_mass(weights_FNHU, words_FGU), choices
+        words_QGU, choices = scores.candidate_choices(queries, units)
+        return scores.candidate_mass(weights_QNHU, words_QGU), choices
     if mode == "positions":
-        return weights_FNHU, scores.position_choices(queries, units, windows)
+        return weights_QNHU, scores.position_choices(queries, units, windows)
     counts = [len(window.starts) - 1 for window in windows]
-    return weights_FNHU, scores.word_choices(queries, units, counts, before=probe.before)
+    return weights_QNHU, scores.word_choices(queries, units, counts, before=probe.before)
 
 
 class _Collector:
@@ -139,7 +139,7 @@ class _Collector:
 
     def add(self, queries: np.ndarray, weights: np.ndarray, choices: Choices) -> None:
         self.scores[queries], self.chosen[queries] = scores.scores(weights, choices)
-        self.chance[queries] = choices.chance_F
+        self.chance[queries] = choices.chance_Q
         if self.confusion is not None:
             self.confusion[queries] = scores.confusion(weights, choices)
         if self.mass is not None:

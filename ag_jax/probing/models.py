@@ -48,10 +48,10 @@ class ProbedModel:
 
 def digest(config: EncoderConfig, params: Any, tokenizer: Tokenizer) -> str:
     """Return the SHA-256 of a model: its architecture, its parameters and its tokenizer."""
-    found = hashlib.sha256(json.dumps(dataclasses.asdict(config)).encode())
-    found.update(tokenizer.fingerprint().encode())
-    opening.hash_params(found, params)
-    return found.hexdigest()
+    sha256 = hashlib.sha256(json.dumps(dataclasses.asdict(config)).encode())
+    sha256.update(tokenizer.fingerprint().encode())
+    opening.hash_params(sha256, params)
+    return sha256.hexdigest()
 
 
 def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:

@@ -70,13 +70,13 @@ def _dependencies(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Pro
 
 def _custom(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
     """Call the function of a custom probe with the setting `data`; the function cuts its own windows."""
-    made = imported.function(f"probes.{name}.function={config.function}", config.function or "")(config.data)
-    if not isinstance(made, Probe):
+    probe = imported.function(f"probes.{name}.function={config.function}", config.function or "")(config.data)
+    if not isinstance(probe, Probe):
         raise ValueError(
-            f"probes.{name}.function={config.function} returned {type(made).__name__}, expected an "
+            f"probes.{name}.function={config.function} returned {type(probe).__name__}, expected an "
             "ag_jax.data.probes.queries.Probe"
         )
-    return made
+    return probe
 
 
 MAKERS: dict[str, Callable[[str, ProbeConfig, dict[str, Any]], Probe]] = {

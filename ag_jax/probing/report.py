@@ -73,26 +73,26 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _shown(numbers: Mapping[str, Any]) -> list[str]:
+def _kinds_of_tables(numbers: Mapping[str, Any]) -> list[str]:
     """Return the kinds that tables have: `all`, and the most frequent of those that have correct answers."""
     return [kind for kind in numbers["kinds"] if kind not in numbers["unanswerable"]][: MOST_KINDS + 1]
 
 
 def _tables(numbers: Mapping[str, Any], mode: str) -> list[str]:
     """Return the tables of a probe in one mode, and which kinds they lack."""
-    shown, unanswerable = _shown(numbers), numbers["unanswerable"]
-    if len(shown) <= MOST_COLUMNS + 1:
-        lines = _table_of_scores(numbers, mode, shown)
+    kinds, unanswerable = _kinds_of_tables(numbers), numbers["unanswerable"]
+    if len(kinds) <= MOST_COLUMNS + 1:
+        lines = _table_of_scores(numbers, mode, kinds)
     else:
         text = "By kind, the head chosen on the development queries of that kind, and its score on the test queries:"
-        lines = [*_table_of_scores(numbers, mode, shown[:1]), text, "", *_table_of_kinds(numbers, shown[1:])]
+        lines = [*_table_of_scores(numbers, mode, kinds[:1]), text, "", *_table_of_kinds(numbers, kinds[1:])]
     if unanswerable:
         lines += [
             f"Left out of the kinds: {', '.join(unanswerable)}. No answer to these questions is correct, so that every "
             "head scores 0. They count in *all*.",
             "",
         ]
-    left_out = len(numbers["kinds"]) - len(unanswerable) - len(shown)
+    left_out = len(numbers["kinds"]) - len(unanswerable) - len(kinds)
     return [*lines, *([f"{left_out} rarer kinds are in report.json and scores.csv.", ""] if left_out else [])]
 
 
@@ -113,18 +113,18 @@ def _f1(numbers: Mapping[str, Any]) -> list[str]:
     """Return the table of F1 of a probe whose queries may have no correct candidate."""
     rows = []
     for arm, seeds in {"nearest": [numbers["f1_nearest"]], **numbers["f1"]}.items():
-        known = [of for of in seeds if of is not None]
-        if known and len(known) == len(seeds):
-            name = arm if "head" not in known[0] else f"**{arm}**"
-            if len(known) == 1 and "head" in known[0]:
-                name += f", head {known[0]['head'][0]}.{known[0]['head'][1]}"
-            values = [[of.get("threshold") for of in known]]
-            values += [[of["f1"][kind] for of in known] for kind in _shown(numbers)]
-            values.append([of["ratio"] for of in known])
+        complete = [of for of in seeds if of is not None]
+        if complete and len(complete) == len(seeds):
+            name = arm if "head" not in complete[0] else f"**{arm}**"
+            if len(complete) == 1 and "head" in complete[0]:
+                name += f", head {complete[0]['head'][0]}.{complete[0]['head'][1]}"
+            values = [[of.get("threshold") for of in complete]]
+            values += [[of["f1"][kind] for of in complete] for kind in _kinds_of_tables(numbers)]
+            values.append([of["ratio"] for of in complete])
             rows.append([name, *(_over_seeds(of) for of in values)])
     if not rows:
         return []
-    header = ["F1", "threshold", *_shown(numbers), "feminine / masculine"]
+    header = ["F1", "threshold", *_kinds_of_tables(numbers), "feminine / masculine"]
     return [
         "F1 of the head chosen on development. A candidate that gets less attention than a threshold is not taken "
         "(Webster et al. 2018); the threshold is the best one on development:",
@@ -135,18 +135,18 @@ def _f1(numbers: Mapping[str, Any]) -> list[str]:
 
 def _over_seeds(values: Sequence[float | None]) -> str:
     """Return a number, or the mean and deviation of several; a dash if one is unknown."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values):
         return _number(None)
-    return _number(known[0]) if len(known) == 1 else str(spread(known))
+    return _number(numbers[0]) if len(numbers) == 1 else str(spread(numbers))
 
 
 def _table_of_scores(numbers: Mapping[str, Any], mode: str, kinds: Sequence[str]) -> list[str]:
     """Return a table with a column for each kind: rows of baselines, then those of the arms."""
     rows = [["test queries", *(f"{numbers['queries'][kind]:,}" for kind in kinds)]]
     for name, values in numbers["baselines"].items():
-        told = " (is told the candidates)" if name in OF_CANDIDATES and mode != "mentions" else ""
-        rows.append([name + told, *(_number(values.get(kind)) for kind in kinds)])
+        hint = " (is told the candidates)" if name in OF_CANDIDATES and mode != "mentions" else ""
+        rows.append([name + hint, *(_number(values.get(kind)) for kind in kinds)])
     for arm, means in numbers["means"].items():
         for key, label in ROWS.items():
             if any(means[kind][key] is not None for kind in kinds):
@@ -174,7 +174,7 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         [arm, kind, f"{of['mean']:+.3f}", f"{of['low']:+.3f} to {of['high']:+.3f}", f"{of['p_value']:.2g}"]
         for arm, kinds in numbers["differences"].items()
         for kind, of in kinds.items()
-        if of is not None and kind in _shown(numbers)
+        if of is not None and kind in _kinds_of_tables(numbers)
     ]
     of_heads = f"Differences from {baseline} in the score of the head chosen on development"
     lines = []
@@ -192,12 +192,12 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
         for kind, of in kinds.items()
         if of is not None
     ]
-    by_seed = [row for kind, row in tested if kind in _shown(numbers)]
+    by_seed = [row for kind, row in tested if kind in _kinds_of_tables(numbers)]
     if by_seed:
-        more = ""
+        remark = ""
         if len(tested) > len(by_seed):
-            more = f" There are {len(tested)} of these tests, because kinds that are not shown count, too."
-        lines += [f"{of_heads}, paired by seed. {DIFFERENCE_EXPLAINED}{more}", ""]
+            remark = f" There are {len(tested)} of these tests, because kinds that are not shown count, too."
+        lines += [f"{of_heads}, paired by seed. {DIFFERENCE_EXPLAINED}{remark}", ""]
         lines += table(["arm", "kind", *DIFFERENCE_HEADER], by_seed)
     return lines
 
@@ -207,20 +207,20 @@ def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
     lines = no_signal(numbers, mode)
     for arm, layers in numbers["confusion"].items():
         if layers is not None:
-            listed = ", ".join(f"{value:.2f}" for value in layers)
-            lines.append(f"Confusion of {arm} by layer, in bits, the mean over heads: {listed}.")
+            listing = ", ".join(f"{value:.2f}" for value in layers)
+            lines.append(f"Confusion of {arm} by layer, in bits, the mean over heads: {listing}.")
     for arm, mistakes in numbers["mistakes"].items():
         if mistakes:
-            listed = "; ".join(
+            listing = "; ".join(
                 f"from *{of['from']}* to *{of['to']}* instead of *{of['instead_of']}* ({of['queries']})"
                 for of in mistakes
             )
-            lines.append(f"Most frequent mistakes of the chosen head of {arm}: {listed}.")
-    same: dict[str, list[str]] = {}  # arms by what was left out, which is the same for models with the same tokenizer
+            lines.append(f"Most frequent mistakes of the chosen head of {arm}: {listing}.")
+    groups: dict[str, list[str]] = {}  # arms by what was left out, which is the same for models with the same tokenizer
     for arm, dropped in numbers["dropped"].items():
         if dropped:
-            same.setdefault("; ".join(f"{reason}: {count:,}" for reason, count in dropped.items()), []).append(arm)
-    lines += [f"Left out, or read otherwise, for {', '.join(of)}: {reasons}." for reasons, of in same.items()]
+            groups.setdefault("; ".join(f"{reason}: {count:,}" for reason, count in dropped.items()), []).append(arm)
+    lines += [f"Left out, or read otherwise, for {', '.join(of)}: {reasons}." for reasons, of in groups.items()]
     return [line for text in lines for line in (text, "")]
 
 

@@ -85,5 +85,5 @@ def _store(folder: epath.Path, fingerprint: str, probed: ProbedModel, modes: dic
 def _read(folder: epath.Path, mode: Mode, record: dict[str, Any]) -> Measured:
     """Read the scores of a mode. Raises ValueError if the file is not the one that was written."""
     arrays = storing.read_arrays(folder / f"{mode}.npz", record["sha256"])
-    found: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
-    return Measured(**found, dropped=record["dropped"])
+    fields: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
+    return Measured(**fields, dropped=record["dropped"])

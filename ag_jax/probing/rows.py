@@ -111,20 +111,20 @@ def attention_rows(
         texts = [windows[index] for index in chunk.windows]
         fields = batch_of(texts, chunk.length)
         place = {window: row for row, window in enumerate(chunk.windows)}
-        asked = _asked(windows, window_Q[chunk.queries], at_Q[chunk.queries], place, convention.asked)
+        places = _places_of_queries(windows, window_Q[chunk.queries], at_Q[chunk.queries], place, convention.asked)
         # Apart from the gathering, whose shapes vary more: the encoder is compiled once for each shape of a batch.
         weights_NBHQK = maps.attention_weights(model, params, fields, Ports())
-        return _gathered(weights_NBHQK, asked, convention.transposed)
+        return _gather_rows(weights_NBHQK, places, convention.transposed)
 
     def finish(chunk: Chunk, started: jax.Array) -> Rows:
         """Wait for the result of a batch, and turn attention to tokens into attention to words."""
         weights_FNHL = np.asarray(started)[: len(chunk.queries)]
         if not np.isfinite(weights_FNHL).all():
             raise ValueError("the model's attention is NaN or infinite: give a model whose weights are finite")
-        found: dict[Unit, np.ndarray] = {"position": weights_FNHL} if "position" in units else {}
+        weights: dict[Unit, np.ndarray] = {"position": weights_FNHL} if "position" in units else {}
         if "word" in units:
-            found["word"] = _to_words(weights_FNHL, windows, window_Q[chunk.queries], convention.others)
-        return Rows(chunk.queries, found)
+            weights["word"] = _to_words(weights_FNHL, windows, window_Q[chunk.queries], convention.others)
+        return Rows(chunk.queries, weights)
 
     # The device computes a batch while the caller scores the one before.
     before: tuple[Chunk, jax.Array] | None = None
@@ -144,8 +144,8 @@ def chunks(windows: Sequence[EncodedWindow], window_Q: np.ndarray, model: Pretra
     and the mean number of queries of a window, and at least one.
     """
     order = np.argsort(window_Q, kind="stable")
-    found, begins = np.unique(window_Q[order], return_index=True)
-    queries_of = dict(zip(found.tolist(), np.split(order, begins[1:]), strict=True))
+    window_of_queries, begins = np.unique(window_Q[order], return_index=True)
+    queries_of = dict(zip(window_of_queries.tolist(), np.split(order, begins[1:]), strict=True))
     size = BYTES.get(jax.default_backend(), OTHER_BYTES)
     lengths = {index: _up(len(windows[index].ids), LENGTH_STEP) for index in queries_of}
     for length in sorted(set(lengths.values())):
@@ -156,8 +156,8 @@ def chunks(windows: Sequence[EncodedWindow], window_Q: np.ndarray, model: Pretra
         most = max(1, size // (of_window + of_query * mean))
         most = 1 << (most.bit_length() - 1)
         for begin in range(0, len(members), most):
-            taken = members[begin : begin + most]
-            yield Chunk(taken, np.concatenate([queries_of[index] for index in taken]), length)
+            part = members[begin : begin + most]
+            yield Chunk(part, np.concatenate([queries_of[index] for index in part]), length)
 
 
 def _up(number: int, step: int) -> int:
@@ -178,30 +178,30 @@ def batch_of(windows: Sequence[EncodedWindow], length: int) -> dict[str, np.ndar
     return batch
 
 
-def _asked(
+def _places_of_queries(
     windows: Sequence[EncodedWindow],
     window_F: np.ndarray,
-    at_F: np.ndarray,
+    word_F: np.ndarray,
     place: dict[int, int],
     how: From | To,
 ) -> dict[str, np.ndarray]:
     """Return where the rows of the queries are in a batch: row, positions of the word's tokens and their shares."""
-    queries = list(zip(window_F.tolist(), at_F.tolist(), strict=True))
-    begin_F = np.array([windows[window].starts[at] for window, at in queries])
-    count_F = np.array([windows[window].starts[at + 1] for window, at in queries]) - begin_F
+    queries = list(zip(window_F.tolist(), word_F.tolist(), strict=True))
+    begin_F = np.array([windows[window].starts[word] for window, word in queries])
+    count_F = np.array([windows[window].starts[word + 1] for window, word in queries]) - begin_F
     pieces = 1 << (int(count_F.max()) - 1).bit_length()
     size = max(QUERIES, 1 << (len(queries) - 1).bit_length())
-    asked = {
+    places = {
         "row_F": np.zeros(size, np.int32),
         "position_FP": np.zeros((size, pieces), np.int32),
         "share_FP": np.zeros((size, pieces), np.float32),
     }
-    asked["row_F"][: len(queries)] = [place[window] for window, _ in queries]
+    places["row_F"][: len(queries)] = [place[window] for window, _ in queries]
     query, piece = np.nonzero(np.arange(pieces) < count_F[:, None])  # the tokens of the words, one after the other
-    asked["position_FP"][query, piece] = begin_F[query] + piece
+    places["position_FP"][query, piece] = begin_F[query] + piece
     share_P = {"sum": 1.0, "mean": 1.0 / count_F[query], "first": piece == 0}[how]
-    asked["share_FP"][query, piece] = share_P
-    return asked
+    places["share_FP"][query, piece] = share_P
+    return places
 
 
 def _to_words(
@@ -228,15 +228,15 @@ def _to_words(
 
 
 @functools.partial(jax.jit, static_argnames=("transposed",))
-def _gathered(weights_NBHQK: jax.Array, asked: dict[str, jax.Array], transposed: bool) -> jax.Array:
+def _gather_rows(weights_NBHQK: jax.Array, places: dict[str, jax.Array], transposed: bool) -> jax.Array:
     """Return the attention of the queries' words to each token, or with `transposed` from each token, `FNHL`."""
-    own_FNHL: Any = 0.0
-    for piece in range(asked["position_FP"].shape[1]):
-        position_F, share_F = asked["position_FP"][:, piece], asked["share_FP"][:, piece]
+    sum_FNHL: Any = 0.0
+    for piece in range(places["position_FP"].shape[1]):
+        position_F, share_F = places["position_FP"][:, piece], places["share_FP"][:, piece]
         # Indices on both sides of a slice put their common axis, F, in front.
         if transposed:
-            rows_FNHL = weights_NBHQK[:, asked["row_F"], :, :, position_F]
+            rows_FNHL = weights_NBHQK[:, places["row_F"], :, :, position_F]
         else:
-            rows_FNHL = weights_NBHQK[:, asked["row_F"], :, position_F, :]
-        own_FNHL = own_FNHL + share_F[:, None, None, None] * rows_FNHL
-    return own_FNHL
+            rows_FNHL = weights_NBHQK[:, places["row_F"], :, position_F, :]
+        sum_FNHL = sum_FNHL + share_F[:, None, None, None] * rows_FNHL
+    return sum_FNHL

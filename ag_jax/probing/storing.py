@@ -50,8 +50,9 @@ def finish(folder: epath.Path, record: Mapping[str, Any]) -> None:
 
 
 def read(folder: epath.Path, fingerprint: str, load: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return the stored measurement of a folder; None if there is none, and None with a message if it has another
-    fingerprint or is damaged.
+    """Return the stored measurement of a folder, or None if there is none that can be used.
+
+    A message says so if there is one with another fingerprint, or a damaged one.
 
     load: returns the measurement, given the content of `result.json`.
     """

@@ -61,8 +61,8 @@ def numbers(
     resamples: number of times that documents are resampled.
     """
     # Models are compared on the queries that all of them could be asked.
-    asked = [of.modes[mode].queries_Q for results in arms.values() for of in results]
-    common = functools.reduce(np.intersect1d, asked)
+    queries = [of.modes[mode].queries_Q for results in arms.values() for of in results]
+    common = functools.reduce(np.intersect1d, queries)
     measured = {arm: [restricted(of.modes[mode], common) for of in results] for arm, results in arms.items()}
     first = next(iter(arms))
     probe = arms[first][0].probe
@@ -115,22 +115,22 @@ def _chosen_json(chosen: Chosen | None) -> dict[str, Any] | None:
     """Return a choice of heads for JSON, with layers and heads counted from 1."""
     if chosen is None:
         return None
-    found = dataclasses.asdict(chosen)
+    content = dataclasses.asdict(chosen)
     for name in ("head", "best_head"):
-        found[name] = None if found[name] is None else [at + 1 for at in found[name]]
+        content[name] = None if content[name] is None else [index + 1 for index in content[name]]
     if chosen.test is not None:
-        found["test"] = {name: getattr(chosen.test, name) for name in ("mean", "low", "high")}
-    return found
+        content["test"] = {name: getattr(chosen.test, name) for name in ("mean", "low", "high")}
+    return content
 
 
 def _mean(seeds: Sequence[Chosen | None]) -> dict[str, Any]:
     """Return the mean over seeds of each score, with its standard deviation; None for scores that a seed lacks."""
-    found: dict[str, Any] = {}
+    means: dict[str, Any] = {}
     for name in ("test", "best", "mean", "guided", "free"):
         values = [_value(chosen, name) for chosen in seeds]
-        known = [value for value in values if value is not None]
-        found[name] = dataclasses.asdict(spread(known)) if len(known) == len(values) else None
-    return found
+        numbers = [value for value in values if value is not None]
+        means[name] = dataclasses.asdict(spread(numbers)) if len(numbers) == len(values) else None
+    return means
 
 
 def _value(chosen: Chosen | None, name: str) -> float | None:
@@ -139,8 +139,9 @@ def _value(chosen: Chosen | None, name: str) -> float | None:
 
 
 def _difference(baseline: Sequence[Chosen | None], other: Sequence[Chosen | None]) -> dict[str, float] | None:
-    """Return the difference in the test score of heads chosen on development documents, by a paired bootstrap; None
-    without such heads, or if there are too few documents.
+    """Return the difference in the test score of heads chosen on development documents, by a paired bootstrap.
+
+    None without such heads, or if there are too few documents.
     """
     sides = [
         [chosen.test for chosen in side if chosen is not None and chosen.test is not None] for side in (baseline, other)
@@ -159,14 +160,14 @@ def _over_seeds(chosen: Mapping[str, Mapping[str, Sequence[Chosen | None]]]) -> 
         for arm, kinds in chosen.items()
         if len(next(iter(kinds.values()))) == seeds
     }
-    known = {
+    complete = {
         arm: {kind: of for kind, of in kinds.items() if all(None not in of_arm[kind] for of_arm in values.values())}
         for arm, kinds in values.items()
     }
-    found = over_seeds(known) if seeds > 1 else {}
+    tests = over_seeds(complete) if seeds > 1 else {}
     return {
         arm: {kind: None if one is None else dataclasses.asdict(one) for kind, one in of.items()}
-        for arm, of in found.items()
+        for arm, of in tests.items()
     }
 
 
@@ -175,19 +176,20 @@ def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict
     rules = {name: np.asarray(scores)[measured.queries_Q] for name, scores in probe.baselines.items()}
     offsets = {name: scores for name, scores in rules.items() if name.startswith(OFFSET)}
     fixed = {"chance": measured.chance_Q} | {name: of for name, of in rules.items() if name not in offsets}
-    found: dict[str, dict[str, float | None]] = {name: {} for name in fixed}
+    scores_of_rules: dict[str, dict[str, float | None]] = {name: {} for name in fixed}
     for kind in table.kinds:
         test_Q = table.of_kind(kind) & ~table.development_Q
         for name, scores in fixed.items():
-            found[name][kind] = float(scores[test_Q].mean()) if test_Q.any() else None
+            scores_of_rules[name][kind] = float(scores[test_Q].mean()) if test_Q.any() else None
         best = choosing.best_offset(offsets, table.of_kind(kind), table.development_Q)
         if best is not None:
-            found.setdefault("best fixed offset", {})[kind] = best[1]
-    return found
+            scores_of_rules.setdefault("best fixed offset", {})[kind] = best[1]
+    return scores_of_rules
 
 
 def _confusion(probe: Probe, measured: Measured) -> list[float] | None:
-    """Return the confusion of each layer, the mean over the test queries that have a correct candidate and over heads;
+    """Return the confusion of each layer: the mean over heads, and over test queries with a correct candidate.
+
     None without such queries.
     """
     if measured.confusion_QNH is None:
@@ -201,8 +203,9 @@ def _confusion(probe: Probe, measured: Measured) -> list[float] | None:
 
 
 def _mistakes(mode: Mode, result: ProbeResult, chosen: Chosen | None) -> list[dict[str, Any]]:
-    """Return the most frequent wrong answers of the head chosen on development, or else of the best one on test, as
-    words, with their number of test queries.
+    """Return the most frequent wrong answers of a head as words, with their number of test queries.
+
+    The head is the one chosen on development, or else the best one on test.
     """
     if chosen is None or mode == "positions":
         return []
@@ -214,8 +217,8 @@ def _mistakes(mode: Mode, result: ProbeResult, chosen: Chosen | None) -> list[di
         if probe.development[index] or measured.scores_QNH[row, layer, head] or not query.answers or answer < 0:
             continue
         words = probe.windows[query.window].words
-        given = query.candidates[answer] if mode == "mentions" else (answer,)
-        text = " ".join(words[word] for word in given)
+        answer_words = query.candidates[answer] if mode == "mentions" else (answer,)
+        text = " ".join(words[word] for word in answer_words)
         counts[words[query.at], text, words[query.answers[-1]]] += 1
     return [
         {"from": source, "to": text, "instead_of": right, "queries": count}

@@ -233,7 +233,7 @@ def test_heads_of_a_layer_that_is_not_guided_are_free():
 def test_means_of_heads_and_their_intervals():
     """Against a plain loop over heads and resamples."""
     of = summary()
-    found = of.ablated.found
+    found = of.ablated.ablation
     numbers = ablation_summary.numbers({"a": [of]}, {})["models"]["a"][0]
     counted = found.weights_T > 0
     for name, chosen in (("mean", (0, 1, 2)), ("guided", (0, 1)), ("free", (2,))):
@@ -261,13 +261,13 @@ def test_only_losses_of_the_same_texts_masks_and_tokenizer_are_compared():
         "trial": [summary(7, metric=TASK, digest="f")],
     }
     numbers = ablation_summary.numbers(arms, {})
-    losses = {arm: [of.ablated.found.base_loss for of in models] for arm, models in arms.items()}
+    losses = {arm: [of.ablated.ablation.base_loss for of in models] for arm, models in arms.items()}
     assert list(numbers["differences"]) == ["same"]
     difference = numbers["differences"]["same"]
     assert difference["loss"]["mean"] == pytest.approx(np.mean(losses["same"]) - np.mean(losses["base"]))
     # The resamples of all models draw the same texts.
     resampled = {
-        arm: np.mean([of.ablated.found.resampled(100).loss_R for of in arms[arm]], 0) for arm in ("base", "same")
+        arm: np.mean([of.ablated.ablation.resampled(100).loss_R for of in arms[arm]], 0) for arm in ("base", "same")
     }
     ends = np.percentile(resampled["same"] - resampled["base"], [2.5, 97.5])
     np.testing.assert_allclose([difference["loss"]["low"], difference["loss"]["high"]], ends)

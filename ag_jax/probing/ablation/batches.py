@@ -1,5 +1,6 @@
-"""The texts on which a model is measured, as batches that are the same for every measurement: texts of the caller, the
-held-out text of a run, or the development examples of a fine-tuning trial.
+"""The texts on which a model is measured, as batches that are the same for every measurement.
+
+They are texts of the caller, the held-out text of a run, or the development examples of a fine-tuning trial.
 
 Shape letters: B rows of a batch, L length.
 """
@@ -45,12 +46,12 @@ class TextBatches:
 
     def digest(self) -> str:
         """Return the SHA-256 of the batches: of tokens, masked words or labels, and which text each row is of."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for batch, text_B in self.batches:
             for name, array in sorted((batch | {"text": text_B}).items()):
-                found.update(f"{name} {array.dtype} {array.shape}".encode())
-                found.update(np.ascontiguousarray(array).tobytes())
-        return found.hexdigest()
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
 
 def of_texts(
@@ -84,10 +85,10 @@ def of_texts(
         source = f"{most:,} of {source}"
     shape = RowSettings(tokenizer.specials, length, token_types)
     room = shape.room(pair=False)
-    given = [ids for ids in tokenizer.encode_batch([text.strip() for text in texts]) if ids]
-    if not given:
+    encoded = [ids for ids in tokenizer.encode_batch([text.strip() for text in texts]) if ids]
+    if not encoded:
         raise ValueError(f"there is nothing to measure a loss on: expected texts with tokens, got none in {source}")
-    rows = [shape.row(ids[:room]) for ids in given]
+    rows = [shape.row(ids[:room]) for ids in encoded]
     features = Features(rows, np.arange(len(rows), dtype=np.int32), 0, tokenizer.specials.pad)
     batches = []
     for batch in buckets.batches(features, _batch_size(features), max_length=length, shuffle=False):
@@ -105,11 +106,11 @@ def of_texts(
             "masked_weights": masked.weights_BM,
         }
         batches.append((batch | fields | {"tokens": masked.tokens_BL}, text_B))
-    cut = sum(len(ids) > room for ids in given)
+    cut = sum(len(ids) > room for ids in encoded)
     notes = [f"texts that were cut after {room} tokens: {cut:,}"] if cut else []
-    if empty := len(texts) - len(given):
+    if empty := len(texts) - len(encoded):
         notes.append(f"texts without a token, which were left out: {empty:,}")
-    return TextBatches(tuple(batches), len(given), source, tuple(notes))
+    return TextBatches(tuple(batches), len(encoded), source, tuple(notes))
 
 
 def of_run(opened: OpenRun, most: int | None = None) -> TextBatches:
@@ -122,11 +123,11 @@ def of_run(opened: OpenRun, most: int | None = None) -> TextBatches:
     rows = len(corpus.validation)
     size = min(BATCH, rows)
     count = -(-rows // size)
-    taken = count if most is None else min(count, -(-most // size))
-    chosen = {number * count // taken for number in range(taken)}
+    most_batches = count if most is None else min(count, -(-most // size))
+    numbers = {number * count // most_batches for number in range(most_batches)}
     batches, texts = [], 0
     for number, batch in enumerate(pipeline.validation_batches(corpus, config, size)):
-        if number in chosen:
+        if number in numbers:
             is_text_B = (batch["segment_ids"] > 0).any(1)
             batches.append((batch, np.where(is_text_B, texts + np.cumsum(is_text_B) - 1, -1)))
             texts += int(is_text_B.sum())

@@ -1,11 +1,12 @@
-"""Head ablation: the change of a model's loss when the output of one attention head is zeroed (Michel et al. 2019, "Are
-Sixteen Heads Really Better than One?", section 3.2).
+"""Head ablation: the change of a model's loss when the output of one attention head is zeroed.
+
+The method is that of Michel et al. 2019, "Are Sixteen Heads Really Better than One?", section 3.2.
 
     from ag_jax.probing.ablation import heads
 
-    found = heads.ablate("runs/quickstart/ag-seed0", pathlib.Path("mine.txt").read_text().splitlines())
-    found.base_loss     # with all heads
-    found.change_NH     # how much the loss rises without each head, counted from 0
+    ablation = heads.ablate("runs/quickstart/ag-seed0", pathlib.Path("mine.txt").read_text().splitlines())
+    ablation.base_loss     # with all heads
+    ablation.change_NH     # how much the loss rises without each head, counted from 0
 
 All heads are measured on the same texts with the same masks, by one compiled program, whose argument is the mask over
 heads.
@@ -153,8 +154,8 @@ def ablate_words(
     opened: WordModel, texts: Sequence[str] | None = None, *, most: int | None = None, progress: Progress | None = None
 ) -> HeadAblation:
     """Measure the change of the loss of masked words for each head. The arguments are those of `ablate`."""
-    found = trained.of_words(opened)
-    return ablate_trained(found, found.texts(texts, most), progress=progress)
+    opened_model = trained.of_words(opened)
+    return ablate_trained(opened_model, opened_model.texts(texts, most), progress=progress)
 
 
 def ablate_task(tuned: FineTuned, task: Task, examples: Examples, *, progress: Progress | None = None) -> HeadAblation:

@@ -176,7 +176,7 @@ def csv_text(summaries: Mapping[str, Sequence[Summary]]) -> str:
     writer.writerow(["arm", "model", "layer", "head", "pattern", "loss", "change", "low", "high"])
     for arm, of_arm in summaries.items():
         for number, summary in enumerate(of_arm):
-            base = summary.ablated.found.base_loss
+            base = summary.ablated.ablation.base_loss
             for of in summary.heads():
                 values = [base + of["change"], of["change"], of["low"], of["high"]]
                 cells = ["" if value is None else f"{value:.8g}" for value in values]

@@ -41,14 +41,14 @@ class Ablated:
     assignment: the heads that guidance pulled towards patterns.
     tokenizer: fingerprint of its tokenizer.
     digest: SHA-256 of the texts, with their masked words or labels.
-    found: the losses.
+    ablation: the losses with and without each head.
     """
 
     description: str
     assignment: Assignment
     tokenizer: str
     digest: str
-    found: HeadAblation
+    ablation: HeadAblation
 
 
 def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]]) -> None:
@@ -58,12 +58,12 @@ def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]])
 
     Raises FileNotFoundError or ValueError for a file that cannot be read, ValueError for a model without a loss.
     """
-    given = _lines(config)
+    lines = _lines(config)
     for checkpoint, step in checkpoints:
         opened = trained.open_trained(checkpoint, step)
-        if given is not None or opened.own_texts is None or not opened.predicts_words:
+        if lines is not None or opened.own_texts is None or not opened.predicts_words:
             # Raises if they do not go together.
-            opened.texts(given, 1 if given is None else config.most, called=_called(config))
+            opened.texts(lines, 1 if lines is None else config.most, called=_called(config))
 
 
 def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]], needs: str = "head ablation needs") -> None:
@@ -100,15 +100,15 @@ def prepare(
 
     places: for each arm and seed the directory of the model, and the step of a run's checkpoint or None.
     """
-    given = _lines(config)
+    lines = _lines(config)
     opened = {
         arm: {seed: trained.open_trained(*place) for seed, place in of_arm.items()} for arm, of_arm in places.items()
     }
-    length = min(of.length for of_arm in opened.values() for of in of_arm.values())
+    length = min(model.length for of_arm in opened.values() for model in of_arm.values())
     return {
         arm: {
-            seed: Prepared(of, of.texts(given, config.most, length=length, called=_called(config)))
-            for seed, of in of_arm.items()
+            seed: Prepared(model, model.texts(lines, config.most, length=length, called=_called(config)))
+            for seed, model in of_arm.items()
         }
         for arm, of_arm in opened.items()
     }
@@ -124,16 +124,16 @@ def obtain(prepared: Prepared, assignment: Assignment, workdir: epath.Path, name
     """
     folder = workdir / FOLDER / name
     opened, data = prepared.opened, prepared.data
-    texts = data.digest()
-    fingerprint = hashlib.sha256(json.dumps([VERSION, opened.digest(), texts]).encode()).hexdigest()
-    found = storing.read(folder, fingerprint, lambda record: _read(folder, record, data))
-    if found is None:
-        found = heads.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
+    texts_digest = data.digest()
+    fingerprint = hashlib.sha256(json.dumps([VERSION, opened.digest(), texts_digest]).encode()).hexdigest()
+    ablation = storing.read(folder, fingerprint, lambda record: _read(folder, record, data))
+    if ablation is None:
+        ablation = heads.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
         storing.begin(folder)
-        digest = storing.write_arrays(folder / "losses.npz", {name: getattr(found, name) for name in ARRAYS})
+        digest = storing.write_arrays(folder / "losses.npz", {name: getattr(ablation, name) for name in ARRAYS})
         record = {"model": opened.description, storing.FINGERPRINT: fingerprint, "sha256": digest}
-        storing.finish(folder, record | {"metric": found.metric.metric})
-    return Ablated(opened.description, assignment, opened.tokenizer.fingerprint(), texts, found)
+        storing.finish(folder, record | {"metric": ablation.metric.metric})
+    return Ablated(opened.description, assignment, opened.tokenizer.fingerprint(), texts_digest, ablation)
 
 
 def _read(folder: epath.Path, record: Mapping[str, Any], data: TextBatches) -> HeadAblation:

@@ -36,15 +36,15 @@ class Summary:
     @functools.cached_property
     def resampled(self) -> Resampled | None:
         """Losses on resampled texts; None with too few texts."""
-        found = self.ablated.found
-        if np.count_nonzero(found.weights_T) < choosing.FEWEST_DOCUMENTS:
+        ablation = self.ablated.ablation
+        if np.count_nonzero(ablation.weights_T) < choosing.FEWEST_DOCUMENTS:
             return None
-        return found.resampled(self.resamples)
+        return ablation.resampled(self.resamples)
 
     @functools.cached_property
     def change_NH(self) -> np.ndarray:
         """How much the loss rises without each head."""
-        return self.ablated.found.change_NH
+        return self.ablated.ablation.change_NH
 
     @functools.cached_property
     def intervals_INH(self) -> np.ndarray | None:
@@ -104,21 +104,21 @@ def numbers(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any
 
 
 def _of_model(summary: Summary) -> dict[str, Any]:
-    found, ends = summary.ablated.found, summary.intervals_INH
+    ablation, ends = summary.ablated.ablation, summary.intervals_INH
     is_guided_NH = summary.ablated.assignment.is_guided(*summary.change_NH.shape)
     rising = sorted((head for head in summary.heads() if head["change"] > 0), key=lambda head: -head["change"])
     return {
         "model": summary.ablated.description,
-        "metric": found.metric.metric,
-        "label": found.metric.label,
-        "unit": found.metric.unit,
-        "source": found.source,
-        "notes": list(found.notes),
+        "metric": ablation.metric.metric,
+        "label": ablation.metric.label,
+        "unit": ablation.metric.unit,
+        "source": ablation.source,
+        "notes": list(ablation.notes),
         "tokenizer": summary.ablated.tokenizer,
         "texts_sha256": summary.ablated.digest,
-        "texts": int(np.count_nonzero(found.weights_T)),
-        "weight": float(found.weights_T.sum()),
-        "loss": found.base_loss,
+        "texts": int(np.count_nonzero(ablation.weights_T)),
+        "weight": float(ablation.weights_T.sum()),
+        "loss": ablation.base_loss,
         "heads": summary.change_NH.size,
         "mean": summary.mean(np.ones_like(is_guided_NH)),
         "guided": summary.mean(is_guided_NH),
@@ -131,7 +131,7 @@ def _of_model(summary: Summary) -> dict[str, Any]:
 def _incomparable(baseline: Sequence[Summary], other: Sequence[Summary]) -> str | None:
     """Return the reason why the losses of two arms cannot be compared; None if they can."""
     of_all = [summary.ablated for summary in (*baseline, *other)]
-    if len({of.found.metric.metric for of in of_all}) > 1:
+    if len({of.ablation.metric.metric for of in of_all}) > 1:
         return "the losses are of different kinds"
     if len({of.tokenizer for of in of_all}) > 1:
         return "the tokenizers differ, so the loss of a token means something else"
@@ -141,23 +141,24 @@ def _incomparable(baseline: Sequence[Summary], other: Sequence[Summary]) -> str 
 
 
 def _differences(baseline: Sequence[Summary], other: Sequence[Summary]) -> dict[str, Any]:
-    """Return how the loss, and the mean change over all heads, differ from those of the baseline, as means over seeds,
-    with intervals over the texts, which all models share.
+    """Return how the loss and the mean change over all heads differ from those of the baseline.
+
+    They are means over seeds, with intervals over the texts, which all models share.
     """
 
     def means(summaries: Sequence[Summary]) -> tuple[np.ndarray, np.ndarray | None]:
-        values = [[of.ablated.found.base_loss, of.change_NH.mean()] for of in summaries]
-        known = [of.resampled for of in summaries if of.resampled is not None]
-        if not known:
+        values = [[of.ablated.ablation.base_loss, of.change_NH.mean()] for of in summaries]
+        resampled = [of.resampled for of in summaries if of.resampled is not None]
+        if not resampled:
             return np.mean(values, 0), None
-        return np.mean(values, 0), np.mean([[of.loss_R, of.change_RNH.mean((1, 2))] for of in known], 0)
+        return np.mean(values, 0), np.mean([[of.loss_R, of.change_RNH.mean((1, 2))] for of in resampled], 0)
 
     (before, before_R), (after, after_R) = means(baseline), means(other)
-    found = {}
-    for at, name in enumerate(("loss", "change")):
-        values_R = None if before_R is None or after_R is None else after_R[at] - before_R[at]
-        found[name] = _with_interval(after[at] - before[at], values_R)
-    return found
+    differences = {}
+    for index, name in enumerate(("loss", "change")):
+        values_R = None if before_R is None or after_R is None else after_R[index] - before_R[index]
+        differences[name] = _with_interval(after[index] - before[index], values_R)
+    return differences
 
 
 def _with_interval(mean: Any, values_R: np.ndarray | None) -> dict[str, float | None]:
@@ -166,8 +167,9 @@ def _with_interval(mean: Any, values_R: np.ndarray | None) -> dict[str, float | 
 
 
 def _heads_of_probes(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield, for each probe, mode and model, the change of the loss without the head that was chosen on development
-    documents for queries of all kinds.
+    """Yield the change of the loss without the head chosen on development documents, by probe, mode and model.
+
+    The head is that for queries of all kinds.
     """
     for probe, modes in probes.items():
         for mode, of_mode in modes.items():

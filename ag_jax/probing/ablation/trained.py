@@ -109,8 +109,8 @@ def open_trained(directory: epath.PathLike, step: int | None = None) -> TrainedM
     is no model.
     """
     place = storage.directory(directory)
-    if (found := best.find(place)) is not None:
-        place = found.directory
+    if (choice := best.find(place)) is not None:
+        place = choice.directory
     if finetuned.locate(place) is not None:
         if step is not None:
             raise ValueError(f"step={step} chooses a checkpoint of a run, but {place} is fine-tuned: leave step out")

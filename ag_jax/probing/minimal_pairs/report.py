@@ -60,19 +60,20 @@ def _mean(accuracies: Mapping[str, float], paradigms: Sequence[str]) -> float | 
 
 def groups_of(pairs: Sequence[Pair]) -> dict[str, dict[str, list[str]]]:
     """Return {kind of group: {name: its paradigms}} for all pairs, fields, terms and paradigms, without empty names."""
-    found: dict[str, dict[str, list[str]]] = {ALL: {ALL: []}, "field": {}, "term": {}, "paradigm": {}}
+    groups: dict[str, dict[str, list[str]]] = {ALL: {ALL: []}, "field": {}, "term": {}, "paradigm": {}}
     for pair in pairs:
         for kind, name in ((ALL, ALL), ("field", pair.field), ("term", pair.term), ("paradigm", pair.paradigm)):
-            if name and pair.paradigm not in found[kind].setdefault(name, []):
-                found[kind][name].append(pair.paradigm)
-    return found
+            if name and pair.paradigm not in groups[kind].setdefault(name, []):
+                groups[kind][name].append(pair.paradigm)
+    return groups
 
 
 def accuracy(
     right_P: np.ndarray, paradigm_P: np.ndarray, paradigms: Sequence[str]
 ) -> tuple[float, float | None] | None:
-    """Return the mean over paradigms of the mean of their pairs, and half of its 95 % interval, a normal one for
-    independent pairs; None if no pair was scored.
+    """Return the mean over paradigms of the mean of their pairs, and half of its 95 % interval.
+
+    The interval is the normal one for independent pairs. Returns None if no pair was scored.
 
     The half interval is None for fewer than `FEWEST` pairs, for a paradigm with a single pair, and if the pairs of each
     paradigm are all alike, because their variance is not known then.
@@ -92,13 +93,13 @@ def accuracy(
 
 def right(scores_P2: np.ndarray) -> np.ndarray:
     """Return 1 for each pair whose good sentence has the higher score, 0 for the others, NaN for pairs left out."""
-    found = (scores_P2[:, 0] > scores_P2[:, 1]).astype(np.float64)
-    return np.where(np.isnan(scores_P2).any(1), np.nan, found)
+    is_right_P = (scores_P2[:, 0] > scores_P2[:, 1]).astype(np.float64)
+    return np.where(np.isnan(scores_P2).any(1), np.nan, is_right_P)
 
 
 def _of_model(pairs: Sequence[Pair], judged: Judged) -> dict[str, Any]:
     paradigm_P = np.array([pair.paradigm for pair in pairs])
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "description": judged.description,
         "step": judged.step,
         "tokens": judged.tokens,
@@ -108,35 +109,37 @@ def _of_model(pairs: Sequence[Pair], judged: Judged) -> dict[str, Any]:
     }
     for score in SCORES:
         right_P = right(judged.scores[score])
-        found[score] = {
+        content[score] = {
             kind: {
                 name: None if value is None else {"accuracy": value[0], "half_interval": value[1]}
                 for name, value in ((name, accuracy(right_P, paradigm_P, of)) for name, of in groups.items())
             }
             for kind, groups in groups_of(pairs).items()
         }
-        found[score]["ties"] = int((judged.scores[score][:, 0] == judged.scores[score][:, 1]).sum())
-    return found
+        content[score]["ties"] = int((judged.scores[score][:, 0] == judged.scores[score][:, 1]).sum())
+    return content
 
 
 def _differences(
     pairs: Sequence[Pair], judged: Mapping[str, Sequence[Sequence[Judged]]]
 ) -> dict[str, list[dict[str, float | None] | None]]:
-    """Return for each arm but the first, and each of its models, the difference of the last checkpoint's accuracy from
-    that of the first arm's model of the same number, or its only one, on the same pairs, by the first arm's score.
+    """Return for each arm but the first, and each of its models, how its accuracy differs from that of the first arm.
+
+    The accuracies are those of last checkpoints, on the same pairs, by the score of the first arm's model. That is the
+    model with the same number, or the only one.
     """
     paradigm_P = np.array([pair.paradigm for pair in pairs])
     names = sorted(set(paradigm_P.tolist()))
     (_, baseline), *others = judged.items()
-    found: dict[str, list[dict[str, float | None] | None]] = {}
+    differences: dict[str, list[dict[str, float | None] | None]] = {}
     for arm, models in others:
-        found[arm] = []
+        differences[arm] = []
         for number, checkpoints in enumerate(models):
             base = baseline[number if len(baseline) > 1 and number < len(baseline) else 0][-1]
             change_P = right(checkpoints[-1].scores[base.default]) - right(base.scores[base.default])
             value = accuracy(change_P, paradigm_P, names)
-            found[arm].append(None if value is None else {"difference": value[0], "half_interval": value[1]})
-    return found
+            differences[arm].append(None if value is None else {"difference": value[0], "half_interval": value[1]})
+    return differences
 
 
 def markdown(content: Mapping[str, Any]) -> list[str]:
@@ -146,10 +149,10 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
         for arm, of_arm in content["models"].items()
         for number, checkpoints in enumerate(of_arm)
     }
-    several = {arm: len(of_arm) > 1 for arm, of_arm in content["models"].items()}
+    several_models = {arm: len(of_arm) > 1 for arm, of_arm in content["models"].items()}
 
     def name(arm: str, number: int) -> str:
-        return f"{arm}, model {number}" if several[arm] else arm
+        return f"{arm}, model {number}" if several_models[arm] else arm
 
     lines = [
         "## Minimal pairs",
@@ -173,10 +176,10 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
     lines += [_published(), ""]
     first = next(iter(content["models"]))
     for arm, of_arm in content["differences"].items():
-        for number, found in enumerate(of_arm):
-            if found is not None:
+        for number, difference in enumerate(of_arm):
+            if difference is not None:
                 lines.append(
-                    f"* {name(arm, number)}: {100 * found['difference']:+.1f}{_half(found)} points from "
+                    f"* {name(arm, number)}: {100 * difference['difference']:+.1f}{_half(difference)} points from "
                     f"{name(first, number) if number < len(content['models'][first]) else name(first, 0)}, on the same "
                     "pairs, by the score of that model."
                 )
@@ -189,10 +192,10 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
 
 
 def _published() -> str:
-    listed = ", ".join(f"{name} {100 * value:.1f}" for name, value in PUBLISHED.items())
+    listing = ", ".join(f"{name} {100 * value:.1f}" for name, value in PUBLISHED.items())
     return (
         f"For comparison, on all 67,000 pairs of BLiMP, by the likelihood of whole sentences (Warstadt et al. 2020): "
-        f"{listed}."
+        f"{listing}."
     )
 
 
@@ -222,8 +225,9 @@ def _terms(
     groups: Mapping[str, Any],
     published: Mapping[str, Any],
 ) -> list[str]:
-    """Return a table of the terms, or of the paradigms if terms are unknown, of the last checkpoint of each model, and
-    of the published models, whose accuracies are of all pairs.
+    """Return the table of the terms, or of the paradigms if terms are unknown.
+
+    Its columns are the last checkpoint of each model, and the published models, whose accuracies are of all pairs.
     """
     kind = "term" if groups["term"] else "paradigm"
     rows = [
@@ -237,22 +241,23 @@ def _terms(
     return [*table([kind, *(name(*key) for key in models), *published], rows), ""]
 
 
-def _cell(found: Mapping[str, Any] | None) -> str:
-    return "–" if found is None else f"{100 * found['accuracy']:.1f}{_half(found)}"
+def _cell(summary: Mapping[str, Any] | None) -> str:
+    return "–" if summary is None else f"{100 * summary['accuracy']:.1f}{_half(summary)}"
 
 
-def _half(found: Mapping[str, float | None]) -> str:
-    half = found["half_interval"]
+def _half(summary: Mapping[str, float | None]) -> str:
+    half = summary["half_interval"]
     return "" if half is None else f" ± {100 * half:.1f}"
 
 
 def points(content: Mapping[str, Any]) -> dict[str, list[list[tuple[int, float, float]]]]:
-    """Return for each arm and model (step, accuracy on all pairs, half of its interval) of each checkpoint; 0 for an
-    interval that is not known.
+    """Return for each arm and model (step, accuracy on all pairs, half of its interval) of each checkpoint.
+
+    An interval that is not known is 0.
     """
 
     def of_model(checkpoints: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]]:
-        found = [(of["step"], of[of["default"]][ALL][ALL]) for of in checkpoints]
-        return [(step, value["accuracy"], value["half_interval"] or 0.0) for step, value in found if value is not None]
+        values = [(of["step"], of[of["default"]][ALL][ALL]) for of in checkpoints]
+        return [(step, value["accuracy"], value["half_interval"] or 0.0) for step, value in values if value is not None]
 
     return {arm: [of_model(checkpoints) for checkpoints in of_arm] for arm, of_arm in content["models"].items()}

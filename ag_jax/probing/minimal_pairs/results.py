@@ -27,7 +27,7 @@ FOLDER = "minimal_pairs"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Judged:
-    """The pairs as one model, at one checkpoint, judges them.
+    """The scores that one model, at one checkpoint, gives to the sentences of all pairs.
 
     description: where the model comes from, for people.
     step: step of a run's checkpoint, None for other models.
@@ -79,26 +79,26 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
     opened = opening.open_masked_lm(checkpoint, step)
     of_run = opened.run
     digest = models.digest(opened.model.config, opened.params, opened.tokenizer)
-    texts = hashlib.sha256(json.dumps([dataclasses.astuple(pair) for pair in pairs]).encode()).hexdigest()
-    fingerprint = hashlib.sha256(json.dumps([VERSION, digest, texts]).encode()).hexdigest()
-    at = None if of_run is None else of_run.step
-    folder = workdir / FOLDER / (name if at is None else f"{name}-step{at}")
-    description = str(checkpoint) if at is None else f"{checkpoint}, step {at:,}"
-    about: dict[str, Any] = {
+    texts_digest = hashlib.sha256(json.dumps([dataclasses.astuple(pair) for pair in pairs]).encode()).hexdigest()
+    fingerprint = hashlib.sha256(json.dumps([VERSION, digest, texts_digest]).encode()).hexdigest()
+    run_step = None if of_run is None else of_run.step
+    folder = workdir / FOLDER / (name if run_step is None else f"{name}-step{run_step}")
+    description = str(checkpoint) if run_step is None else f"{checkpoint}, step {run_step:,}"
+    origin: dict[str, Any] = {
         "description": description,
-        "step": at,
+        "step": run_step,
         "tokens": None if of_run is None else run.tokens_seen(of_run.workdir, of_run.step),
         "default": scoring.default_score(opened.tokenizer),
     }
 
     def load(record: dict[str, Any]) -> Judged:
         scores = storing.read_arrays(folder / "scores.npz", record["sha256"])
-        return Judged(**about, scores=scores, unknown=record["unknown"], too_long=record["too_long"])
+        return Judged(**origin, scores=scores, unknown=record["unknown"], too_long=record["too_long"])
 
-    found = storing.read(folder, fingerprint, load)
-    if found is not None:
-        return found
-    label = name if at is None else f"{name}, step {at:,}"
+    judged = storing.read(folder, fingerprint, load)
+    if judged is not None:
+        return judged
+    label = name if run_step is None else f"{name}, step {run_step:,}"
     scored = scoring.score(opened, pairs, scoring.show_progress(f"{label}, minimal pairs"))
     storing.begin(folder)
     record = {
@@ -109,4 +109,4 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
         "too_long": scored.too_long,
     }
     storing.finish(folder, record)
-    return Judged(**about, **scored._asdict())
+    return Judged(**origin, **scored._asdict())

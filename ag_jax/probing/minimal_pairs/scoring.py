@@ -66,14 +66,14 @@ def maskings(window: EncodedWindow, mask: int) -> dict[str, list[tuple[Masked, i
 
     mask: id of the mask token.
     """
-    found: dict[str, list[tuple[Masked, int]]] = {name: [] for name in SCORES}
+    rows_of_scores: dict[str, list[tuple[Masked, int]]] = {name: [] for name in SCORES}
     for first, end in zip(window.starts[:-1], window.starts[1:], strict=True):
         for position in range(first, end):
             for name, last in (("token", position + 1), ("word_l2r", end)):
                 row = window.ids.copy()
                 row[position:last] = mask
-                found[name].append((Masked(row.tobytes(), position), int(window.ids[position])))
-    return found
+                rows_of_scores[name].append((Masked(row.tobytes(), position), int(window.ids[position])))
+    return rows_of_scores
 
 
 def score(
@@ -92,23 +92,25 @@ def score(
     scores = {name: np.full((len(pairs), 2), np.nan) for name in SCORES}
     too_long = 0
     for start in range(0, len(pairs), GROUP):
-        wanted: dict[int, list[dict[str, list[tuple[Masked, int]]]]] = {}
+        maskings_of_pairs: dict[int, list[dict[str, list[tuple[Masked, int]]]]] = {}
         targets: dict[tuple[int, Masked], list[int]] = collections.defaultdict(list)
         for number in range(start, min(start + GROUP, len(pairs))):
-            two = encoded.windows[2 * number : 2 * number + 2]
-            if any(window is None for window in two):
+            pair_windows = encoded.windows[2 * number : 2 * number + 2]
+            if any(window is None for window in pair_windows):
                 too_long += 1
                 continue
-            wanted[number] = [maskings(window, tokenizer.specials.mask) for window in two if window is not None]
-            for of_sentence in wanted[number]:
+            maskings_of_pairs[number] = [
+                maskings(window, tokenizer.specials.mask) for window in pair_windows if window is not None
+            ]
+            for of_sentence in maskings_of_pairs[number]:
                 for masked, target in of_sentence["token"] + of_sentence["word_l2r"]:
                     if target not in targets[number, masked]:
                         targets[number, masked].append(target)
-        found = dict(_predicted(targets, opened, log_probabilities))
-        for number, sentences in wanted.items():
+        log_probability_of = dict(_predicted(targets, opened, log_probabilities))
+        for number, sentences in maskings_of_pairs.items():
             for side, of_sentence in enumerate(sentences):
                 for name in SCORES:
-                    values = [found[number, masked, target] for masked, target in of_sentence[name]]
+                    values = [log_probability_of[number, masked, target] for masked, target in of_sentence[name]]
                     scores[name][number, side] = np.sum(values, dtype=np.float64)
             if not all(np.isfinite(of[number]).all() for of in scores.values()):  # NaN stands for pairs left out
                 raise ValueError(
@@ -136,8 +138,8 @@ def _predicted(
             key = keys[owner_B[place]]
             positions_B1[place] = key[1].position
             targets_BK[place, : len(targets[key])] = targets[key]
-        given = batch | {"original": batch["tokens"], "masked_positions": positions_B1}
-        found_BK = np.asarray(log_probabilities(opened.params, given, targets_BK))
+        inputs = batch | {"original": batch["tokens"], "masked_positions": positions_B1}
+        found_BK = np.asarray(log_probabilities(opened.params, inputs, targets_BK))
         for place in used_B:
             number, masked = keys[owner_B[place]]
             for target, value in zip(targets[number, masked], found_BK[place], strict=False):
