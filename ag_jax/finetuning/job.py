@@ -304,9 +304,9 @@ class _Training:
                 shuffle=True,
             )
             for planned_batch in planned[max(start - epoch * size, 0) : stop - epoch * size]:
-                yield self._fed(buckets.make_batch(features, planned_batch, trial.batch_size))
+                yield self._rows_of_host(buckets.make_batch(features, planned_batch, trial.batch_size))
 
-    def _fed(self, batch: HostBatch) -> HostBatch:
+    def _rows_of_host(self, batch: HostBatch) -> HostBatch:
         """Return the part of a batch that this host feeds to its devices."""
         return {name: field[self.rows] for name, field in batch.items() if name != "rows"}
 
@@ -319,7 +319,7 @@ class _Training:
     def _predict(self, params: Any, split: str, encoded: Encoded, beat: Beat) -> Predicted:
         def predict(batch: HostBatch) -> jax.Array:
             beat()
-            return self.predict_batch(params, sharding.place_batch(self._fed(batch), self.program.mesh))
+            return self.predict_batch(params, sharding.place_batch(self._rows_of_host(batch), self.program.mesh))
 
         recipe = self.trial.recipe
         logits = predicting.logits_of(predict, encoded.features, self.trial.batch_size, recipe.max_length)

@@ -182,6 +182,7 @@ def _sweeps(numbers: ReportFigures, arms: list[str]) -> list[str]:
                 values = [f"{swept[swept_name]:g}" if swept_name in swept else "–" for swept_name in swept_names]
                 point_cells = [rate, str(point["batch_size"]), *values]
                 rows.append([name, arm, *point_cells, median, cell(point), str(point["n"]), epochs])
+    # A column for each setting that some task sweeps; the others have a dash there.
     columns = [swept_name.replace("_", " ").capitalize() for swept_name in swept_names]
     header = ["Task", "Arm", "Learning rate", "Batch", *columns]
     header += ["Median", "Mean ± deviation (median)", "Seeds", "Best epochs"]

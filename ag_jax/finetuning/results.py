@@ -267,7 +267,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
         "ensemble": together,
         **({"thresholds": thresholds} if thresholds else {}),
         "p_value": None if baseline is None else p_values(baseline, chosen),
-        "sweep": [_swept(chosen, point) for point in chosen.points],
+        "sweep": [_point_json(chosen, point) for point in chosen.points],
         "counts": {
             **{split: first["examples"][split] for split in ("train", "validation")},
             # Not summed, because every trial encodes the same examples.
@@ -306,7 +306,7 @@ def numbers_of(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _swept(chosen: Chosen, point: Point) -> dict[str, Any]:
+def _point_json(chosen: Chosen, point: Point) -> dict[str, Any]:
     return {
         **point.settings,
         "chosen": point is chosen.best,

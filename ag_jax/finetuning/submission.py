@@ -76,7 +76,7 @@ def lines(task: Task, predictions: Sequence[Mapping[str, Any]]) -> str:
 
     Raises ValueError unless the ids are whole numbers (of MultiRC three each), each once.
     """
-    parts = 3 if task.form == "multirc" else 1
+    parts = 3 if task.form == "multirc" else 1  # of an id: MultiRC's name passage, question and answer
     keys = [str(row["id"]).split("-") for row in predictions]
     if not all(len(key) == parts and all(part.isdecimal() for part in key) for key in keys) or len(
         {*map(tuple, keys)}

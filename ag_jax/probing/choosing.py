@@ -171,10 +171,11 @@ def difference(baseline: Sequence[Interval], other: Sequence[Interval]) -> Diffe
 
     baseline, other: for each seed the score; all with the same resamples of the same documents.
     """
-    resampled_R = np.mean([of.resampled_R for of in other], 0) - np.mean([of.resampled_R for of in baseline], 0)
+    resampled_R = np.mean([score.resampled_R for score in other], 0)
+    resampled_R = resampled_R - np.mean([score.resampled_R for score in baseline], 0)
     resampled_R = resampled_R[~np.isnan(resampled_R)]
     low, high = np.percentile(resampled_R, [2.5, 97.5])
-    mean = float(np.mean([of.mean for of in other]) - np.mean([of.mean for of in baseline]))
+    mean = float(np.mean([score.mean for score in other]) - np.mean([score.mean for score in baseline]))
     against = min(int((resampled_R <= 0).sum()), int((resampled_R >= 0).sum()))
     return Difference(mean, float(low), float(high), min(1.0, 2 * (against + 1) / (len(resampled_R) + 1)))
 

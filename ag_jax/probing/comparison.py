@@ -114,7 +114,10 @@ def _run(
                 raise ValueError(f"the arm {arm} trains a model that translates: give a config that pre-trains on text")
         if first.ablation.data:
             checkpoints = [
-                (place, of.step) for of in configs.values() for seed in of.seeds if (place := of.checkpoint_of(seed))
+                (place, config.step)
+                for config in configs.values()
+                for seed in config.seeds
+                if (place := config.checkpoint_of(seed))
             ]
             ablation_results.check(first.ablation, checkpoints)
             ablation_results.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
@@ -145,15 +148,15 @@ def _run(
         ablated = {
             arm: [
                 Summary(
-                    ablation_results.obtain(of, compared[arm][seed].assignment, workdir, f"{arm}-seed{seed}"),
+                    ablation_results.obtain(model, compared[arm][seed].assignment, workdir, f"{arm}-seed{seed}"),
                     first.resamples,
                 )
-                for seed, of in of_arm.items()
+                for seed, model in of_arm.items()
             ]
             for arm, of_arm in prepared.items()
         }
         judged = _judge(configs, pairs, workdir)
-        descriptions = {arm: [of.description for of in of_arm.values()] for arm, of_arm in compared.items()}
+        descriptions = {arm: [probed.description for probed in of_arm.values()] for arm, of_arm in compared.items()}
         return _write_report(
             verb, source, overrides, configs, descriptions, scores, ablated, (pairs, judged), workdir, overridden
         )
@@ -281,9 +284,10 @@ def _write_report(
         for mode in settings.modes:
             path = f"{FIGURES}/{HEADS}{name}_{mode}.png"
             tables = {
-                arm: summary.table_of(of[name][0].probe, of[name][0].modes[mode]) for arm, of in scores_of_arms.items()
+                arm: summary.table_of(by_probe[name][0].probe, by_probe[name][0].modes[mode])
+                for arm, by_probe in scores_of_arms.items()
             }
-            assignments = {arm: of[name][0].probed.assignment for arm, of in scores_of_arms.items()}
+            assignments = {arm: by_probe[name][0].probed.assignment for arm, by_probe in scores_of_arms.items()}
             kinds = content["probes"][name][mode]["kinds"][:4]
             scores = {arm: summary.head_scores(table, kinds) for arm, table in tables.items()}
             caption = f"{workdir.name}: {name}, mode {mode}: score on test queries"
@@ -305,6 +309,7 @@ def _write_report(
     written = {*figures.values(), *([SCORES] if first.probes else [])}
     written |= {ablation_report.FIGURE, ablation_report.CSV} if ablated else set()
     written |= {pair_report.FIGURE} if first.minimal_pairs.milestones else set()
+    # The reports are written last, so that they name no figure that is not there yet.
     _remove_others(workdir, written)
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
     storage.write_whole(workdir / "report.md", report.markdown(content, flat, figures) + "\n")

@@ -113,15 +113,16 @@ def _f1(numbers: Mapping[str, Any]) -> list[str]:
     """Return the table of F1 of a probe whose queries may have no correct candidate."""
     rows = []
     for arm, seeds in {"nearest": [numbers["f1_nearest"]], **numbers["f1"]}.items():
-        complete = [of for of in seeds if of is not None]
-        if complete and len(complete) == len(seeds):
-            name = arm if "head" not in complete[0] else f"**{arm}**"
-            if len(complete) == 1 and "head" in complete[0]:
-                name += f", head {complete[0]['head'][0]}.{complete[0]['head'][1]}"
-            values = [[of.get("threshold") for of in complete]]
-            values += [[of["f1"][kind] for of in complete] for kind in _kinds_of_tables(numbers)]
-            values.append([of["ratio"] for of in complete])
-            rows.append([name, *(_over_seeds(of) for of in values)])
+        entries = [entry for entry in seeds if entry is not None]
+        # A mean is over all seeds, so an arm has no row if F1 of one of them is unknown.
+        if entries and len(entries) == len(seeds):
+            name = arm if "head" not in entries[0] else f"**{arm}**"
+            if len(entries) == 1 and "head" in entries[0]:
+                name += f", head {entries[0]['head'][0]}.{entries[0]['head'][1]}"
+            values = [[entry.get("threshold") for entry in entries]]
+            values += [[entry["f1"][kind] for entry in entries] for kind in _kinds_of_tables(numbers)]
+            values.append([entry["ratio"] for entry in entries])
+            rows.append([name, *(_over_seeds(entry) for entry in values)])
     if not rows:
         return []
     header = ["F1", "threshold", *_kinds_of_tables(numbers), "feminine / masculine"]
@@ -171,10 +172,16 @@ def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str
 def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
     """Return the table of differences from the first arm, by documents and, with several seeds, by seeds."""
     rows = [
-        [arm, kind, f"{of['mean']:+.3f}", f"{of['low']:+.3f} to {of['high']:+.3f}", f"{of['p_value']:.2g}"]
+        [
+            arm,
+            kind,
+            f"{difference['mean']:+.3f}",
+            f"{difference['low']:+.3f} to {difference['high']:+.3f}",
+            f"{difference['p_value']:.2g}",
+        ]
         for arm, kinds in numbers["differences"].items()
-        for kind, of in kinds.items()
-        if of is not None and kind in _kinds_of_tables(numbers)
+        for kind, difference in kinds.items()
+        if difference is not None and kind in _kinds_of_tables(numbers)
     ]
     of_heads = f"Differences from {baseline} in the score of the head chosen on development"
     lines = []
@@ -187,13 +194,14 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
             *table(header, rows),
         ]
     tested = [
-        (kind, [arm, kind, *difference_cells(of)])
+        (kind, [arm, kind, *difference_cells(difference)])
         for arm, kinds in numbers["differences_over_seeds"].items()
-        for kind, of in kinds.items()
-        if of is not None
+        for kind, difference in kinds.items()
+        if difference is not None
     ]
     by_seed = [row for kind, row in tested if kind in _kinds_of_tables(numbers)]
     if by_seed:
+        # The p-values are corrected for the number of all tests, so the reader must know it.
         remark = ""
         if len(tested) > len(by_seed):
             remark = f" There are {len(tested)} of these tests, because kinds that are not shown count, too."
@@ -212,15 +220,16 @@ def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
     for arm, mistakes in numbers["mistakes"].items():
         if mistakes:
             listing = "; ".join(
-                f"from *{of['from']}* to *{of['to']}* instead of *{of['instead_of']}* ({of['queries']})"
-                for of in mistakes
+                f"from *{mistake['from']}* to *{mistake['to']}* instead of *{mistake['instead_of']}* "
+                f"({mistake['queries']})"
+                for mistake in mistakes
             )
             lines.append(f"Most frequent mistakes of the chosen head of {arm}: {listing}.")
     groups: dict[str, list[str]] = {}  # arms by what was left out, which is the same for models with the same tokenizer
     for arm, dropped in numbers["dropped"].items():
         if dropped:
             groups.setdefault("; ".join(f"{reason}: {count:,}" for reason, count in dropped.items()), []).append(arm)
-    lines += [f"Left out, or read otherwise, for {', '.join(of)}: {reasons}." for reasons, of in groups.items()]
+    lines += [f"Left out, or read otherwise, for {', '.join(arms)}: {reasons}." for reasons, arms in groups.items()]
     return [line for text in lines for line in (text, "")]
 
 

@@ -36,8 +36,10 @@ def table_of(probe: Probe, measured: Measured) -> Table:
 
 def restricted(measured: Measured, queries: np.ndarray) -> Measured:
     """Return a measurement with only the queries whose indices are in `queries`."""
-    kept_Q = np.isin(measured.queries_Q, queries)
-    arrays: dict[str, Any] = {name: None if (of := getattr(measured, name)) is None else of[kept_Q] for name in ARRAYS}
+    is_common_Q = np.isin(measured.queries_Q, queries)
+    arrays: dict[str, Any] = {
+        name: None if (array := getattr(measured, name)) is None else array[is_common_Q] for name in ARRAYS
+    }
     return Measured(**arrays, dropped=measured.dropped)
 
 
@@ -61,12 +63,12 @@ def numbers(
     resamples: number of times that documents are resampled.
     """
     # Models are compared on the queries that all of them could be asked.
-    queries = [of.modes[mode].queries_Q for results in arms.values() for of in results]
+    queries = [result.modes[mode].queries_Q for results in arms.values() for result in results]
     common = functools.reduce(np.intersect1d, queries)
-    measured = {arm: [restricted(of.modes[mode], common) for of in results] for arm, results in arms.items()}
+    measured = {arm: [restricted(result.modes[mode], common) for result in results] for arm, results in arms.items()}
     first = next(iter(arms))
     probe = arms[first][0].probe
-    tables = {arm: [table_of(probe, of) for of in results] for arm, results in measured.items()}
+    tables = {arm: [table_of(probe, one) for one in of_arm] for arm, of_arm in measured.items()}
     resamples_RD = choosing.resample(tables[first][0].documents, resamples)
     kinds = tables[first][0].kinds
     chosen: dict[str, dict[str, list[Chosen | None]]] = {
@@ -83,10 +85,10 @@ def numbers(
     return {
         "kinds": list(kinds),
         "unanswerable": [kind for kind in kinds[1:] if not chance_Q[kind_Q == kind].any()],
-        "queries": {kind: of[0].queries if of[0] else 0 for kind, of in chosen[first].items()},
+        "queries": {kind: seeds[0].queries if seeds[0] else 0 for kind, seeds in chosen[first].items()},
         "baselines": _baselines(probe, measured[first][0], tables[first][0]),
         "arms": {
-            arm: {kind: [_chosen_json(of) for of in seeds] for kind, seeds in of_arm.items()}
+            arm: {kind: [_chosen_json(one) for one in seeds] for kind, seeds in of_arm.items()}
             for arm, of_arm in chosen.items()
         },
         "means": {arm: {kind: _mean(seeds) for kind, seeds in of_arm.items()} for arm, of_arm in chosen.items()},
@@ -97,8 +99,8 @@ def numbers(
         "confusion": {arm: _confusion(results[0].probe, results[0].modes[mode]) for arm, results in arms.items()},
         "f1": {
             arm: [
-                None if of is None or of.head is None else f1.of_head(probe, one, of.head, kinds)
-                for of, one in zip(chosen[arm][ALL], seeds, strict=True)
+                None if best is None or best.head is None else f1.of_head(probe, one, best.head, kinds)
+                for best, one in zip(chosen[arm][ALL], seeds, strict=True)
             ]
             for arm, seeds in measured.items()
         },
@@ -146,7 +148,7 @@ def _difference(baseline: Sequence[Chosen | None], other: Sequence[Chosen | None
     sides = [
         [chosen.test for chosen in side if chosen is not None and chosen.test is not None] for side in (baseline, other)
     ]
-    if any(not side or any(of.low is None for of in side) for side in sides):
+    if any(not side or any(score.low is None for score in side) for side in sides):
         return None
     return dataclasses.asdict(choosing.difference(*sides))
 
@@ -156,18 +158,22 @@ def _over_seeds(chosen: Mapping[str, Mapping[str, Sequence[Chosen | None]]]) -> 
     first = next(iter(chosen))
     seeds = len(next(iter(chosen[first].values())))
     values: dict[str, dict[str, list[Any]]] = {
-        arm: {kind: [_value(one, "test") for one in of] for kind, of in kinds.items()}
+        arm: {kind: [_value(test, "test") for test in values_of_seeds] for kind, values_of_seeds in kinds.items()}
         for arm, kinds in chosen.items()
         if len(next(iter(kinds.values()))) == seeds
     }
     complete = {
-        arm: {kind: of for kind, of in kinds.items() if all(None not in of_arm[kind] for of_arm in values.values())}
+        arm: {
+            kind: values_of_seeds
+            for kind, values_of_seeds in kinds.items()
+            if all(None not in of_arm[kind] for of_arm in values.values())
+        }
         for arm, kinds in values.items()
     }
     tests = over_seeds(complete) if seeds > 1 else {}
     return {
-        arm: {kind: None if one is None else dataclasses.asdict(one) for kind, one in of.items()}
-        for arm, of in tests.items()
+        arm: {kind: None if test is None else dataclasses.asdict(test) for kind, test in values_of_seeds.items()}
+        for arm, values_of_seeds in tests.items()
     }
 
 
@@ -175,7 +181,7 @@ def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict
     """Return the scores of chance and of the probe's rules on the test queries of each kind."""
     rules = {name: np.asarray(scores)[measured.queries_Q] for name, scores in probe.baselines.items()}
     offsets = {name: scores for name, scores in rules.items() if name.startswith(OFFSET)}
-    fixed = {"chance": measured.chance_Q} | {name: of for name, of in rules.items() if name not in offsets}
+    fixed = {"chance": measured.chance_Q} | {name: scores for name, scores in rules.items() if name not in offsets}
     scores_of_rules: dict[str, dict[str, float | None]] = {name: {} for name in fixed}
     for kind in table.kinds:
         test_Q = table.of_kind(kind) & ~table.development_Q
@@ -239,4 +245,4 @@ def parts(probe: Probe, measured: Measured) -> Iterator[tuple[str, str, np.ndarr
 def head_scores(table: Table, kinds: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the score of every head on the test queries of each kind, `NH`; without kinds that have none."""
     test = {kind: table.of_kind(kind) & ~table.development_Q for kind in kinds}
-    return {kind: table.scores_QNH[of].mean(0, dtype=np.float64) for kind, of in test.items() if of.any()}
+    return {kind: table.scores_QNH[test_Q].mean(0, dtype=np.float64) for kind, test_Q in test.items() if test_Q.any()}

@@ -46,19 +46,19 @@ def _name(arm: str, number: int, numbers: Mapping[str, Any]) -> str:
 def _models(numbers: Mapping[str, Any]) -> list[str]:
     rows, sources = [], []
     for arm, models in numbers["models"].items():
-        for number, of in enumerate(models):
+        for number, model in enumerate(models):
             name = _name(arm, number, numbers)
-            clear = of["without_clear_rise"]
+            clear = model["without_clear_rise"]
             rows.append(
                 [
                     name,
-                    f"{of['loss']:.3f} {of['unit']}".strip(),
-                    *(_value(of[part]) for part in ("mean", "guided", "free")),
-                    "–" if clear is None else f"{clear} of {of['heads']}",
+                    f"{model['loss']:.3f} {model['unit']}".strip(),
+                    *(_value(model[part]) for part in ("mean", "guided", "free")),
+                    "–" if clear is None else f"{clear} of {model['heads']}",
                 ]
             )
-            notes = "".join(f"; {note}" for note in of["notes"])
-            sources += [f"* **{name}**: {of['label']}, {of['source']}{notes}"]
+            notes = "".join(f"; {note}" for note in model["notes"])
+            sources += [f"* **{name}**: {model['label']}, {model['source']}{notes}"]
     header = ["model", "loss with all heads", "mean change", "guided heads", "free heads", "heads without a clear rise"]
     return [
         *table(header, rows),
@@ -74,8 +74,8 @@ def _models(numbers: Mapping[str, Any]) -> list[str]:
 def _largest(numbers: Mapping[str, Any]) -> list[str]:
     rows = []
     for arm, models in numbers["models"].items():
-        for number, of in enumerate(models):
-            for head in of["largest"]:
+        for number, model in enumerate(models):
+            for head in model["largest"]:
                 rows.append([_name(arm, number, numbers), _head(head), _pattern(head), _change(head), _interval(head)])
     header = ["model", "head", "guided by", "change", "95 % interval"]
     if not rows:
@@ -90,17 +90,17 @@ def _largest(numbers: Mapping[str, Any]) -> list[str]:
 def _heads_of_probes(numbers: Mapping[str, Any]) -> list[str]:
     rows = [
         [
-            of["probe"],
-            of["mode"],
-            _name(of["arm"], of["model"], numbers),
-            _head(of),
-            f"{of['score']:.3f}",
-            _change(of),
-            _interval(of),
-            _effect(of),
-            f"{of['rank']} of {numbers['models'][of['arm']][of['model']]['heads']}",
+            entry["probe"],
+            entry["mode"],
+            _name(entry["arm"], entry["model"], numbers),
+            _head(entry),
+            f"{entry['score']:.3f}",
+            _change(entry),
+            _interval(entry),
+            _effect(entry),
+            f"{entry['rank']} of {numbers['models'][entry['arm']][entry['model']]['heads']}",
         ]
-        for of in numbers["heads_of_probes"]
+        for entry in numbers["heads_of_probes"]
     ]
     if not rows:
         return []
@@ -114,13 +114,13 @@ def _heads_of_probes(numbers: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _effect(of: Mapping[str, Any]) -> str:
+def _effect(change: Mapping[str, Any]) -> str:
     """Return in words whether the loss changes without a head, judged by the interval."""
-    if of["low"] is None:
+    if change["low"] is None:
         return "–"
-    if of["low"] > 0:
+    if change["low"] > 0:
         return "rises"
-    return "falls" if of["high"] < 0 else "has no clear change"
+    return "falls" if change["high"] < 0 else "has no clear change"
 
 
 def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
@@ -128,12 +128,12 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
     rows = [
         [
             arm,
-            _change(of["loss"], "mean"),
-            _interval(of["loss"]),
-            _change(of["change"], "mean"),
-            _interval(of["change"]),
+            _change(difference["loss"], "mean"),
+            _interval(difference["loss"]),
+            _change(difference["change"], "mean"),
+            _interval(difference["change"]),
         ]
-        for arm, of in numbers["differences"].items()
+        for arm, difference in numbers["differences"].items()
     ]
     if rows:
         header = ["arm", "loss with all heads", "95 % interval", "mean change without a head", "95 % interval"]
@@ -144,26 +144,26 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
     return lines
 
 
-def _head(of: Mapping[str, Any]) -> str:
-    return ".".join(map(str, of["head"]))
+def _head(entry: Mapping[str, Any]) -> str:
+    return ".".join(map(str, entry["head"]))
 
 
-def _pattern(of: Mapping[str, Any]) -> str:
-    return "–" if of["pattern"] is None else title(of["pattern"])
+def _pattern(head: Mapping[str, Any]) -> str:
+    return "–" if head["pattern"] is None else title(head["pattern"])
 
 
-def _change(of: Mapping[str, Any], name: str = "change") -> str:
-    return f"{of[name]:+.4f}"
+def _change(entry: Mapping[str, Any], name: str = "change") -> str:
+    return f"{entry[name]:+.4f}"
 
 
-def _interval(of: Mapping[str, Any]) -> str:
-    return "–" if of["low"] is None else f"{of['low']:+.4f} to {of['high']:+.4f}"
+def _interval(entry: Mapping[str, Any]) -> str:
+    return "–" if entry["low"] is None else f"{entry['low']:+.4f} to {entry['high']:+.4f}"
 
 
-def _value(of: Mapping[str, Any] | None) -> str:
-    if of is None:
+def _value(mean: Mapping[str, Any] | None) -> str:
+    if mean is None:
         return "–"
-    return _change(of, "mean") + ("" if of["low"] is None else f" ({_interval(of)})")
+    return _change(mean, "mean") + ("" if mean["low"] is None else f" ({_interval(mean)})")
 
 
 def csv_text(summaries: Mapping[str, Sequence[Summary]]) -> str:
@@ -177,8 +177,8 @@ def csv_text(summaries: Mapping[str, Sequence[Summary]]) -> str:
     for arm, of_arm in summaries.items():
         for number, summary in enumerate(of_arm):
             base = summary.ablated.ablation.base_loss
-            for of in summary.heads():
-                values = [base + of["change"], of["change"], of["low"], of["high"]]
+            for head in summary.heads():
+                values = [base + head["change"], head["change"], head["low"], head["high"]]
                 cells = ["" if value is None else f"{value:.8g}" for value in values]
-                writer.writerow([arm, number, *of["head"], of["pattern"] or "", *cells])
+                writer.writerow([arm, number, *head["head"], head["pattern"] or "", *cells])
     return text.getvalue()

@@ -131,11 +131,11 @@ def _of_model(summary: Summary) -> dict[str, Any]:
 def _incomparable(baseline: Sequence[Summary], other: Sequence[Summary]) -> str | None:
     """Return the reason why the losses of two arms cannot be compared; None if they can."""
     of_all = [summary.ablated for summary in (*baseline, *other)]
-    if len({of.ablation.metric.metric for of in of_all}) > 1:
+    if len({model.ablation.metric.metric for model in of_all}) > 1:
         return "the losses are of different kinds"
-    if len({of.tokenizer for of in of_all}) > 1:
+    if len({model.tokenizer for model in of_all}) > 1:
         return "the tokenizers differ, so the loss of a token means something else"
-    if len({of.digest for of in of_all}) > 1:
+    if len({model.digest for model in of_all}) > 1:
         return "the texts, or the words masked in them, differ"
     return None
 
@@ -147,11 +147,11 @@ def _differences(baseline: Sequence[Summary], other: Sequence[Summary]) -> dict[
     """
 
     def means(summaries: Sequence[Summary]) -> tuple[np.ndarray, np.ndarray | None]:
-        values = [[of.ablated.ablation.base_loss, of.change_NH.mean()] for of in summaries]
-        resampled = [of.resampled for of in summaries if of.resampled is not None]
+        values = [[summary.ablated.ablation.base_loss, summary.change_NH.mean()] for summary in summaries]
+        resampled = [summary.resampled for summary in summaries if summary.resampled is not None]
         if not resampled:
             return np.mean(values, 0), None
-        return np.mean(values, 0), np.mean([[of.loss_R, of.change_RNH.mean((1, 2))] for of in resampled], 0)
+        return np.mean(values, 0), np.mean([[one.loss_R, one.change_RNH.mean((1, 2))] for one in resampled], 0)
 
     (before, before_R), (after, after_R) = means(baseline), means(other)
     differences = {}

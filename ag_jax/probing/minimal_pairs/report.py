@@ -37,7 +37,7 @@ def numbers(
         "pairs": len(pairs),
         "paradigms": len({pair.paradigm for pair in pairs}),
         "models": {
-            arm: [[_of_model(pairs, of) for of in checkpoints] for checkpoints in of_arm]
+            arm: [[_of_model(pairs, checkpoint) for checkpoint in checkpoints] for checkpoints in of_arm]
             for arm, of_arm in judged.items()
         },
         "differences": _differences(pairs, judged),
@@ -112,7 +112,9 @@ def _of_model(pairs: Sequence[Pair], judged: Judged) -> dict[str, Any]:
         content[score] = {
             kind: {
                 name: None if value is None else {"accuracy": value[0], "half_interval": value[1]}
-                for name, value in ((name, accuracy(right_P, paradigm_P, of)) for name, of in groups.items())
+                for name, value in (
+                    (name, accuracy(right_P, paradigm_P, paradigms)) for name, paradigms in groups.items()
+                )
             }
             for kind, groups in groups_of(pairs).items()
         }
@@ -169,6 +171,7 @@ def markdown(content: Mapping[str, Any]) -> list[str]:
     rows = []
     for (arm, number), checkpoints in models.items():
         last = checkpoints[-1]
+        # First the score by which the model is judged.
         for score in sorted(SCORES, key=lambda score: score != last["default"]):
             cells = [_cell(last[score][ALL][ALL]), *(_cell(last[score]["field"][field]) for field in columns[1:])]
             rows.append([name(arm, number), score, *cells, str(last[score]["ties"])])
@@ -212,9 +215,10 @@ def _notes(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: 
 def _milestones(models: Mapping[tuple[str, int], Sequence[Mapping[str, Any]]], name: Any) -> list[str]:
     rows = []
     for (arm, number), checkpoints in models.items():
-        for of in checkpoints:
-            tokens = "–" if of["tokens"] is None else f"{of['tokens']:,}"
-            rows.append([name(arm, number), f"{of['step']:,}", tokens, _cell(of[of["default"]][ALL][ALL])])
+        for checkpoint in checkpoints:
+            tokens = "–" if checkpoint["tokens"] is None else f"{checkpoint['tokens']:,}"
+            accuracies = checkpoint[checkpoint["default"]]
+            rows.append([name(arm, number), f"{checkpoint['step']:,}", tokens, _cell(accuracies[ALL][ALL])])
     lines = ["At the checkpoints of the runs:", "", *table(["model", "step", "tokens seen", ALL], rows), ""]
     return [*lines, f"![Accuracy on minimal pairs over the steps]({FIGURE})", ""]
 
@@ -234,7 +238,10 @@ def _terms(
         [
             group,
             *(_cell(checkpoints[-1][checkpoints[-1]["default"]][kind][group]) for checkpoints in models.values()),
-            *("–" if (value := of[kind][group]) is None else f"{100 * value:.1f}" for of in published.values()),
+            *(
+                "–" if (value := published_model[kind][group]) is None else f"{100 * value:.1f}"
+                for published_model in published.values()
+            ),
         ]
         for group in sorted(groups[kind])
     ]
@@ -257,7 +264,7 @@ def points(content: Mapping[str, Any]) -> dict[str, list[list[tuple[int, float, 
     """
 
     def of_model(checkpoints: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]]:
-        values = [(of["step"], of[of["default"]][ALL][ALL]) for of in checkpoints]
+        values = [(checkpoint["step"], checkpoint[checkpoint["default"]][ALL][ALL]) for checkpoint in checkpoints]
         return [(step, value["accuracy"], value["half_interval"] or 0.0) for step, value in values if value is not None]
 
     return {arm: [of_model(checkpoints) for checkpoints in of_arm] for arm, of_arm in content["models"].items()}

@@ -112,7 +112,7 @@ def score(
                 for name in SCORES:
                     values = [log_probability_of[number, masked, target] for masked, target in of_sentence[name]]
                     scores[name][number, side] = np.sum(values, dtype=np.float64)
-            if not all(np.isfinite(of[number]).all() for of in scores.values()):  # NaN stands for pairs left out
+            if not all(np.isfinite(array[number]).all() for array in scores.values()):  # NaN stands for pairs left out
                 raise ValueError(
                     "the model's scores of words are not numbers (NaN or infinite), so pairs cannot be compared: its "
                     "training diverged, or its weights are damaged"
