@@ -277,10 +277,8 @@ class _Training:
         if progress.start_sha256 != self.opened.digest:
             raise ValueError(
                 f"{self.directory} cannot be resumed: it started from other weights or settings, another tokenizer, "
-                "or another pooling or dropout rate of the head than it would start from now: "
-                f"{self.opened.description}. A newer checkpoint or a better first trial may have been chosen, or its "
-                "weights were trained or written again, or read by another version of ag_jax. Delete "
-                f"{self.directory} to train this trial from the beginning, or choose another --workdir"
+                "or another pooling or dropout rate of the head than it would start from now, "
+                f"{self.opened.description}. Delete {self.directory} to train this trial from the beginning"
             )
         return progress
 

@@ -96,8 +96,7 @@ def compiled(spec: ProgramSpec) -> TaskProgram:
     if spec.batch_size % (spec.microbatches * parts):
         raise ValueError(
             f"a batch of {spec.batch_size} cannot be split into microbatches={spec.microbatches} on mesh.data * "
-            f"mesh.fsdp = {parts} devices: choose a batch size that is a multiple of microbatches * mesh.data * "
-            f"mesh.fsdp = {spec.microbatches * parts}, or a mesh with fewer devices along data"
+            f"mesh.fsdp = {parts} devices: choose a multiple of {spec.microbatches * parts}"
         )
     if spec.config.heads % mesh.shape["tensor"]:
         raise ValueError(

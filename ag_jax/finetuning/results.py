@@ -46,16 +46,15 @@ def read_predictions(directory: epath.Path, split: str, examples: Examples) -> l
     predictions have several types; otherwise as `read_rows`.
     """
     rows = read_rows(directory, split)
-    if len(kinds := {type(row["prediction"]).__name__ for row in rows}) > 1:
+    if len(types := {type(row["prediction"]).__name__ for row in rows}) > 1:
         raise ValueError(
             f"{directory}/predictions_{split}.jsonl holds predictions of several types "
-            f"({', '.join(sorted(kinds))}), so it was changed: delete {directory} and run the command again"
+            f"({', '.join(sorted(types))}), so it was changed: delete {directory} and run the command again"
         )
     if [row["id"] for row in rows] != [example.id for example in examples]:
         raise ValueError(
             f"{directory}/predictions_{split}.jsonl does not hold a prediction for each of the {len(examples)} "
-            f"examples of {examples.source}: if these have changed, take another --workdir; otherwise delete "
-            f"{directory} and run the command again"
+            f"examples of {examples.source}; delete {directory} and run the command again"
         )
     return rows
 
@@ -160,8 +159,7 @@ def choose(
     if not points:
         raise ValueError(
             f"every point of the sweep of {splits.task.name} failed with some seed; the first failure: "
-            f"{failed[0]['failed']}. Change the settings and take another --workdir; or, to try these once more, "
-            "delete the directories of the trials that failed"
+            f"{failed[0]['failed']}; change the settings and take another --workdir, or delete the trials that failed"
         )
     best = choosing.best_point(points, splits.task.metric)
     places = {_key(result): directory for result, directory in results}

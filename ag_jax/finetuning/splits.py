@@ -100,12 +100,11 @@ def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]
     swept = recipe.sweep.head_dropout
     if (recipe.head_dropout is None and not swept) or any(has_dropout(task.kind, style) for style in styles):
         return
-    section, allowed, flag = ("sweep.", "empty", "") if swept else ("", "none", "none")
+    section, allowed = ("sweep.", "empty") if swept else ("", "none")
     rates = ",".join(f"{rate:g}" for rate in swept or (recipe.head_dropout,))
     raise ValueError(
         f"tasks.{name}.{section}head_dropout must be {allowed}, got {rates}: the head of this task, which finds spans "
-        f"of a text or ranks phrases by masked words, has no dropout. Give --config.tasks.{name}.{section}head_dropout="
-        f"{flag} and, for the dropout of the encoder, set tasks.{name}.{section}dropout"
+        "of a text or ranks phrases by masked words, has no dropout"
     )
 
 

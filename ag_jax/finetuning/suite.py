@@ -141,7 +141,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
         also = ", or their reader returns other records for them" if is_read else ""
         remedy = (
             f"The files of {', '.join(changed)} are not those that these trials were trained on{also}: put back the "
-            f"earlier files, choose another directory, or delete {folders} to train again"
+            f"earlier files, or delete {folders} to train again"
             if changed
             else "Use those settings, or choose another directory"
         )
@@ -305,9 +305,8 @@ def _check_heads(config: FinetuningConfig, material: Mapping[str, Splits], opene
         if not opened.has_words:
             raise ValueError(
                 f"tasks.{name}.ranking needs a checkpoint with a trained head for masked words, but "
-                f"{opened.description} has none that a task can use: expected a run of masked language modelling, or a "
-                "Hugging Face model such as RobertaForMaskedLM; DeBERTa's words are predicted by its mask decoder, "
-                "which tasks do not have. Choose another checkpoint, or set ranking=False"
+                f"{opened.description} has none that a task can use (DeBERTa's mask decoder is none): give a run of "
+                "masked language modelling, or a Hugging Face model such as RobertaForMaskedLM"
             )
 
 
@@ -480,8 +479,7 @@ def _check_first_is_best(suite: Suite, name: str) -> None:
             if start is not None and not start[0].endswith("/".join(best.parts[-2:])):
                 raise ValueError(
                     f"{directory} started from {start[0]}, which is not the best trial of {first} with seed {seed} any "
-                    f"more, because that is {best} now: delete {directory.parent} to train all of its trials again, or "
-                    "choose another --workdir"
+                    f"more, because that is {best} now: delete {directory.parent} to train all of its trials again"
                 )
 
 
@@ -575,14 +573,13 @@ def _check_start(directory: epath.Path, start: Pretrained) -> None:
     if not is_done(directory) or (stored := _start_of(directory)) is None:
         return
     (description, digest), current = stored, start.description
-    remedy = f"delete {directory.parent} to train all of them again, or choose another --workdir"
+    remedy = f"delete {directory.parent} to train all of them again"
     if description != current:
         raise ValueError(f"{directory} started from {description}, trials would now start from {current}: {remedy}")
     if digest != start.digest:
         raise ValueError(
             f"{directory} started from {description}, which had other weights or settings, another tokenizer, or "
-            "another pooling or dropout rate of the head then: it was trained or written again since, or another "
-            f"version of ag_jax read it; {remedy}"
+            f"another pooling or dropout rate of the head then: {remedy}"
         )
 
 
@@ -603,7 +600,7 @@ def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, met
         if directories and not any((directory / finetuned.FOLDER).exists() for directory in directories):
             raise ValueError(
                 f"tasks.{name} starts from the best weights of {first}, which {workdir / first} does not have for "
-                f"seed {seed}: delete {workdir / first} to train {first} again, or choose another --workdir"
+                f"seed {seed}: delete {workdir / first} to train {first} again"
             )
 
 

@@ -65,12 +65,9 @@ class ProbeConfig:
         if not self.modes or len(set(self.modes)) < len(self.modes):
             raise ValueError(f"modes must be one or more of mentions, words and positions, each once, got {self.modes}")
         local.check("data", self.data)
-        if self.kind == "dependencies" and "mentions" in self.modes:
-            raise ValueError("modes=mentions chooses among candidates, which a dependency has not: use words")
-        if self.kind == "reflexives" and not self.data and "mentions" in self.modes:
-            raise ValueError("modes=mentions chooses among candidates, which generated sentences have not: use words")
-        if self.kind == "custom" and not self.function:
-            raise ValueError("kind=custom needs function, the import path of a function, such as my_probes.negation")
+        has_candidates = self.kind != "dependencies" and (self.kind != "reflexives" or self.data)
+        if "mentions" in self.modes and not has_candidates:
+            raise ValueError("modes=mentions chooses among candidates, which these queries do not have: use words")
         if self.kind not in ("custom", "reflexives") and not self.data:
             raise ValueError(f"kind={self.kind} needs data, the file or folder with the annotated texts")
         # With `transposed`, `to_word` would only scale the attention to the asked word, which changes no answer. Where

@@ -54,8 +54,8 @@ def best_threshold(decisions: Decisions) -> float:
 
     There must be at least one query.
     """
-    # With the k largest masses taken, F1 = 2 * right among these / (k + correct), so that one sort and one cumulative sum
-    # give F1 for every threshold.
+    # With the k largest masses taken, F1 = 2 * right among these / (k + correct), so that one sort and one cumulative
+    # sum give F1 for every threshold.
     order = np.argsort(-decisions.mass_Q, kind="stable")
     mass_Q, right_Q = decisions.mass_Q[order], np.cumsum(decisions.is_right_Q[order])
     f1_Q = 2 * right_Q / (np.arange(1, len(order) + 1) + decisions.correct_Q.sum())

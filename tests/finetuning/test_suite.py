@@ -482,7 +482,7 @@ def test_examples_that_have_changed_are_noticed(tmp_path, data, calls, split, ol
     edit(file, old, new)
     changed = (
         r"tasks.sst2.custom.fingerprint: there '\w+', now '\w+'\nThe files of sst2 are not those that .*: put back the "
-        rf"earlier files, choose another directory, or delete {workdir / 'sst2'} to train again$"
+        rf"earlier files, or delete {workdir / 'sst2'} to train again$"
     )
     with pytest.raises(ValueError, match=changed):
         train(settings, workdir)

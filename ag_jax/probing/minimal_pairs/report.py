@@ -2,6 +2,8 @@
 
 A pair is right if the good sentence has the higher score; equal scores are wrong. The accuracy of a term, a field or
 all pairs is the mean over paradigms, as BLiMP's is.
+
+Shape letter: P pairs.
 """
 
 import math

@@ -79,7 +79,7 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
     opened = opening.open_masked_lm(checkpoint, step)
     of_run = opened.run
     digest = models.digest(opened.model.config, opened.params, opened.tokenizer)
-    # Everything that the scores depend on, but neither the model's place nor its arm: another comparison may use them.
+    # Everything that the scores depend on, but not the model's place: a model that was moved is not scored again.
     texts_digest = hashlib.sha256(json.dumps([dataclasses.astuple(pair) for pair in pairs]).encode()).hexdigest()
     fingerprint = hashlib.sha256(json.dumps([VERSION, digest, texts_digest]).encode()).hexdigest()
     run_step = None if of_run is None else of_run.step
