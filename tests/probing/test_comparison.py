@@ -251,7 +251,7 @@ def test_report_of_many_kinds(place, monkeypatch):
             {"probes.coreference.modes": ("mentions,word",)},
             "modes must be one of mentions, words, positions, got 'word'",
         ),
-        ({"probes.coreference.kind": "dependencies"}, "which a dependency has not"),
+        ({"probes.coreference.kind": "dependencies"}, "which these queries do not have"),
         (
             {"probes.coreference.modes": ("positions",), "probes.coreference.to_word": "mean"},
             "to_word=mean has no effect with modes=positions and transposed=False",
