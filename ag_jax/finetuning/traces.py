@@ -39,7 +39,7 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 
 
 def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epath.Path]) -> None:
-    """Raise ValueError if the trial whose masked shares another one repeats has recorded none, and will not before it.
+    """Raise ValueError if a trial is to repeat masked shares that are not recorded and will not be before it runs.
 
     The path of the recording, a trace, is `adversarial.masking.trace`. Trials with another method than `scheduled` need
     no trace.
