@@ -171,7 +171,6 @@ def test_settings_that_may_be_none(text, tmp_path):
         ("--config.model.scan_layers=maybe", "expected True or False"),
         ("--config.training.milestones=0.5,nan", "training.milestones must be a finite number, got nan"),
         ("--model.layers=3", "--config.model.layers"),
-        ("--config.model.segments=2", "the setting 'model.segments' is now called 'model.token_types'"),
     ):
         done = run([*command("train", text, tmp_path / "run"), flag, "--print_config"])
         assert done.returncode and message in done.stderr

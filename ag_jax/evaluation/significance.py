@@ -164,6 +164,7 @@ def smallest_effect(pairs: int) -> float:
     """
     freedom = pairs - 1
     critical = scipy.stats.t.ppf(1 - SIGNIFICANT / 2, freedom)
+    # The mean over s, as a mean over equally probable values of s.
     quantiles = (np.arange(20_000) + 0.5) / 20_000
     scale = np.sqrt(scipy.stats.chi2.ppf(quantiles, freedom) / freedom)
 

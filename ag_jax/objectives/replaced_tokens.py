@@ -199,6 +199,7 @@ def with_samples(batch: Batch, samples_BM: Array) -> Array:
     Slots for masked positions that have weight 0 change nothing.
     """
     length = batch["original"].shape[1]
+    # Unused slots are set to a position behind the row, which `mode="drop"` ignores.
     position_BM = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], length)
 
     def of_row(tokens_L: Array, position_M: Array, samples_M: Array) -> Array:

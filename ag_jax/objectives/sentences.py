@@ -42,6 +42,7 @@ class Sentences:
         A row of fewer than T texts is filled up with other positions, which have 0 instead of 1.
         """
         firsts_BL = segments.is_first(batch["segment_ids"])
+        # False sorts before true, and a stable sort keeps the order of equals: the first positions come first.
         positions_BT = jnp.argsort(jnp.logical_not(firsts_BL), axis=1, stable=True)[:, : self.texts]
         return positions_BT, jnp.take_along_axis(firsts_BL, positions_BT, axis=1).astype(jnp.float32)
 

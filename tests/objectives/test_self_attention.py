@@ -15,7 +15,7 @@ from ag_jax.attention.attack import MaskCounts
 from ag_jax.models.heads import HEADS, KINDS
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.objectives.adversarial.self_attention import masked
+from ag_jax.objectives.adversarial.self_attention import mask_metrics
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
@@ -299,7 +299,7 @@ def test_delay():
         found = {term: float(value) for term, value in objective.coefficients(np.float32(step)).items()}
         assert found == pytest.approx({"task": 1, "asa": begun, "penalty": 0.09 * begun})
         units = MaskCounts(kept_B=np.float32([[1, 2], [4, 3]]), all_B=np.full((2, 2), 4, np.float32))
-        says = masked(units, np.bool_(begun))
+        says = mask_metrics(units, np.bool_(begun))
         assert says["masked"] == (6 * begun, 16), "what does not count yet is no mask"
         np.testing.assert_array_equal(says["masked/layers"], [[5 * begun, begun], [8, 8]])
 

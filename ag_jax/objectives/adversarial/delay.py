@@ -10,11 +10,13 @@ from jax import Array
 from ag_jax.models.encoder import Params
 from ag_jax.objectives.base import LossTerm
 
-Trained = tuple[tuple[Array, dict[str, LossTerm]], Params]
-ValueAndGrad = Callable[..., Trained]
+LossAndGradient = tuple[tuple[Array, dict[str, LossTerm]], Params]
+ValueAndGrad = Callable[..., LossAndGradient]
 
 
-def begun(begin: int, step: Array, attacked: ValueAndGrad, plain: ValueAndGrad, *arguments: Any) -> Trained:
+def plain_then_attacked(
+    begin: int, step: Array, attacked: ValueAndGrad, plain: ValueAndGrad, *arguments: Any
+) -> LossAndGradient:
     """Return ((loss, metrics), gradient) of `plain` before the step `begin`, and of `attacked` from then on.
 
     Only one of both is computed. Before the attack begins, its metrics have total and weight 0, which stand for no
@@ -26,7 +28,7 @@ def begun(begin: int, step: Array, attacked: ValueAndGrad, plain: ValueAndGrad, 
         return attacked(*arguments)
     (_, expected), _ = jax.eval_shape(attacked, *arguments)
 
-    def before(*arguments: Any) -> Trained:
+    def before(*arguments: Any) -> LossAndGradient:
         (loss, metrics), gradient = plain(*arguments)
         missing = {name: shape for name, shape in expected.items() if name not in metrics}
         zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), missing)

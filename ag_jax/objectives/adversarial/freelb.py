@@ -52,7 +52,9 @@ class FreeLB(Wrapper):
         length of a text's perturbation in the last pass.
         """
         arguments = params, batch, rngs, step, factors
-        return delay.begun(self.config.begin_step, step, self._attacked, self.inner.value_and_grad, *arguments)
+        return delay.plain_then_attacked(
+            self.config.begin_step, step, self._attacked, self.inner.value_and_grad, *arguments
+        )
 
     def _attacked(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]

@@ -74,9 +74,11 @@ class LargestMasks:
     ) -> AttentionMask:
         """Return the masks of one layer, computed from its attention weights `probabilities()`."""
         weights_BQK = jax.lax.stop_gradient(probabilities())
+        # The argsort of an argsort is a rank: 0 for the key with the largest weight. Keys that a query does not see
+        # come last, because their 1 is larger than every negated weight.
         ranked_BQK = jnp.where(visible_BQK, -weights_BQK, 1.0)
         rank_BQK = jnp.argsort(jnp.argsort(ranked_BQK, axis=-1), axis=-1)
-        number_BQ = jnp.floor(self.share_N * visible_BQK.sum(-1) + 0.5)
+        number_BQ = jnp.floor(self.share_N * visible_BQK.sum(-1) + 0.5)  # rounds halves up
         keep_BQK = (rank_BQK >= number_BQ[:, :, None]).astype(jnp.float32)
         return self.policy.mask(keep_BQK[:, None], visible_BQK)
 

@@ -69,7 +69,7 @@ class LearntMasks:
         }
 
 
-def _texts(segments_BL: Array) -> Array:
+def _text_count(segments_BL: Array) -> Array:
     """Return the number of texts in a batch, given its segment ids."""
     return segments.is_first(segments_BL).sum().astype(jnp.float32)
 
@@ -94,7 +94,9 @@ class Penalty:
 
         It is the number of texts with `count=units`, the number of rows that are not empty with `count=fraction`.
         """
-        return _texts(segments_BL) if self.count == "units" else (segments_BL > 0).any(-1).sum().astype(jnp.float32)
+        if self.count == "units":
+            return _text_count(segments_BL)
+        return (segments_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
         """Return the penalty L_c of Wu et al. 2022, summed over layers and rows.
@@ -168,7 +170,7 @@ class AttackedAttention(SecondPass):
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
         """Return ((loss, metrics), gradient); before the step `delay_steps`, those of the wrapped objective."""
-        return delay.begun(
+        return delay.plain_then_attacked(
             self.delay_steps,
             step,
             super().value_and_grad,
@@ -190,7 +192,7 @@ class AttackedAttention(SecondPass):
         # reads the parameters without stop_gradient: the adversary learns by the reversed gradient inside `Adversary`.
         attack = self.attacker(params, outputs.encoder_batch, step)
         attacked = self.predict(params, outputs.encoder_batch, rngs, step, dataclasses.replace(ports, attack=attack))
-        metrics = masked(attacked.mask_counts, step >= self.delay_steps)
+        metrics = mask_metrics(attacked.mask_counts, step >= self.delay_steps)
         return self.with_second_pass(outputs, dataclasses.replace(attacked, metrics=metrics))
 
     def attacked_pass(self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array) -> AttackedPass:
@@ -208,17 +210,17 @@ class AttackedAttention(SecondPass):
         if attacked is not None and self.penalty is not None:
             units = attacked.mask_counts.kept_B.sum()
             totals["penalty"] = self.penalty.total(attacked.mask_counts)
-            metrics["kept_units"] = (units, _texts(encoder.rows(batch)["segment_ids"]))
+            metrics["kept_units"] = (units, _text_count(encoder.rows(batch)["segment_ids"]))
         return totals, metrics
 
 
-def masked(counts_NB: MaskCounts, begun: Array) -> dict[str, LossTerm]:
+def mask_metrics(counts_NB: MaskCounts, has_begun: Array) -> dict[str, LossTerm]:
     """Return two metrics of the masked share of units, 1 - kept / all: over all layers, and layer by layer.
 
-    begun: whether the attack has begun; the share is 0 until then.
+    has_begun: whether the attack has begun; the share is 0 until then.
     """
     all_N = counts_NB.all_B.sum(1)
-    masked_N = jnp.where(begun, all_N - counts_NB.kept_B.sum(1), 0.0)
+    masked_N = jnp.where(has_begun, all_N - counts_NB.kept_B.sum(1), 0.0)
     return {"masked": (masked_N.sum(), all_N.sum()), "masked/layers": (masked_N, all_N)}
 
 
