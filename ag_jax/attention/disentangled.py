@@ -20,7 +20,7 @@ R rows of the table of relative embeddings, S distances.
 
 import dataclasses
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,6 @@ class DisentangledConfig:
     normalized: bool = False
     key_bias: bool = True
     index: Literal["code", "paper"] = "code"
-
-    EARLIER_NONE: ClassVar = {"buckets": 0}
 
     def __post_init__(self):
         if len(set(self.names)) < len(self.names) or not set(self.names) <= set(TERMS):

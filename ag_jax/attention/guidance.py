@@ -15,7 +15,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import flax.struct
 import jax
@@ -82,8 +82,6 @@ class GuidanceConfig:
     boundary: Boundary = "uniform"
     absent: Absent = "uniform"
     probabilities: Probabilities = "before_dropout"
-
-    EARLIER_NONE: ClassVar = {"heads": ""}
 
     @property
     def in_effect(self) -> "GuidanceConfig":

@@ -135,7 +135,7 @@ def draw_losses(
 
 def _points(rows: MetricRows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
     """Return {step: (value of `x`, value of `key`)} for the logged metrics of a split, where `key` was logged."""
-    own = (row for row in rows if row.get("split", "train") == split)
+    own = (row for row in rows if row["split"] == split)
     return {row["step"]: (row[x], row[key]) for row in own if row.get(key) is not None}
 
 
@@ -247,7 +247,7 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
 
 
 def _guided_patterns(rows: MetricRows) -> list[str]:
-    keys = (key for row in rows if row.get("split", "train") == "train" for key in row)
+    keys = (key for row in rows if row["split"] == "train" for key in row)
     return list(dict.fromkeys(key.removeprefix("mass/") for key in keys if key.startswith("mass/")))
 
 
@@ -258,7 +258,7 @@ def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarra
     Each of S logged rows of metrics has a column. The mass is NaN where the pattern had no
     target.
     """
-    kept = [row for row in rows if row.get("split", "train") == "train" and row.get(f"mass/{name}") is not None]
+    kept = [row for row in rows if row["split"] == "train" and row.get(f"mass/{name}") is not None]
     steps_S = np.array([row["step"] for row in kept], float)
     mass_NS = np.array([row[f"mass/{name}"] for row in kept], float).T
     # The first cell begins at step 0, which a logarithmic axis cannot show, so it is drawn from half its last step.
