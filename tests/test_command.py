@@ -230,7 +230,7 @@ def test_another_config_is_refused_and_nothing_is_lost(text, uninterrupted):
         (["--wrokdir=x"], "Did you mean: workdir"),
         (["--config.model.heads=5"], "model.heads must divide model.width=12, got 5"),
         (["--config.guidance.fraction=0.3"], "at least 2 are needed"),
-        (["--config.guidance.heads=nxt:1"], "unknown attention pattern 'nxt'"),
+        (["--config.guidance.heads=nxt:1"], "expected an attention pattern (next, prev, "),
         (["--config.data.sequence_length=65"], "is longer than the model's"),
         (["--config.data.source=/not/there.txt"], "does not exist"),
         (["--config.training.batch_size=4000"], "fewer than one batch of 4000"),

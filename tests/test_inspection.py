@@ -462,9 +462,8 @@ def test_names_of_figures_are_short_and_distinct():
 @pytest.mark.parametrize(
     ("place", "target", "message"),
     [
-        ("run", "we build", "--target='we build' is a translation, but .*run does not translate: leave --target out"),
-        ("hf", "we build", "is a translation, but .*hf does not translate"),
-        ("translation", " ", "--target=' ' has no text: leave --target out"),
+        ("run", "we build", "--target is for models that translate, and .*run does not: leave --target out"),
+        ("hf", "we build", "--target is for models that translate, and .*hf does not"),
     ],
 )
 def test_targets_that_cannot_be_shown(places, place, target, message, capsys):
@@ -662,7 +661,7 @@ def test_a_page_in_place_of_figures(places, tmp_path, capsys):
     assert cli.run_safely("inspect", request(place, html=str(tmp_path / "mine.html"))) == 1
     assert "exists and was not written by `ag-jax inspect`" in capsys.readouterr().err
     assert cli.run_safely("inspect", request(place, html=str(tmp_path))) == 1
-    assert "is a directory" in capsys.readouterr().err
+    assert f"Is a directory: '{tmp_path}'" in capsys.readouterr().err
     assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
 
 

@@ -244,8 +244,6 @@ def attention_maps(
     # Sources of a translation end with a token, other sequences begin with one, too.
     begin = [] if isinstance(model, TranslationModel) else [tokenizer.specials.begin]
     room = min(max_tokens, model.config.max_length) - len(begin) - 1
-    if room < 1:
-        raise ValueError(f"attention maps need room for at least {len(begin) + 2} tokens, got max_tokens={max_tokens}")
     ids = [*begin, *cut(words, room, "text"), tokenizer.specials.end]
     ids_L = np.asarray(ids, np.int32)
     batch = _one_text(ids_L)
@@ -267,7 +265,16 @@ def attention_maps(
 
 
 def cut(words: Sequence[int], room: int, name: str) -> Sequence[int]:
-    """Return the first `room` tokens of a text, and log a warning if there are more; `name` is the text's in there."""
+    """Return the first `room` tokens of a text, and log a warning if there are more.
+
+    name: of the text, for the messages.
+
+    Raises ValueError if there is no room.
+    """
+    if room < 1:
+        raise ValueError(
+            f"expected room for a token of the {name} beside those that mark its borders, got {room}: raise max_tokens"
+        )
     if len(words) > room:
         logging.getLogger(__name__).warning(
             "the %s has %d tokens, and %d fit beside those that mark its borders: the last %d are left out",

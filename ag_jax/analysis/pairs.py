@@ -61,8 +61,6 @@ def pair_maps(
     if not words:
         raise ValueError(f"attention maps need a text with at least one token, got {source!r}")
     room = min(max_tokens, model.config.max_length) - 1
-    if room < 1:
-        raise ValueError(f"attention maps need room for at least 2 tokens, got max_tokens={max_tokens}")
     translated = list(tokenizer.encode_targets([target.strip()])[0]) if target.strip() else []
     specials = tokenizer.specials
     begins = model.decoder_config.start == "begin"

@@ -69,15 +69,8 @@ def shares(maps_NQK: np.ndarray) -> Shares:
     """Return the shares of attention on the diagonal, on stripes and on the first token, for each layer.
 
     maps_NQK: map of each layer, a mean over heads, for one text without padding; rows and columns are the same tokens.
-
-    Raises ValueError for maps that are not square.
     """
     tokens = maps_NQK.shape[-1]
-    if maps_NQK.ndim != 3 or maps_NQK.shape[1] != tokens:
-        raise ValueError(
-            "the diagonal and stripes need maps of a text's attention to itself, of the shape (layers, tokens, tokens),"
-            f" got {maps_NQK.shape}"
-        )
     weights_NQK = maps_NQK.astype(np.float64)
     diagonal_NK = np.diagonal(weights_NQK, axis1=1, axis2=2)
     columns_NK = weights_NQK.sum(1) - diagonal_NK
@@ -103,8 +96,7 @@ def uniform_shares(tokens: int, windows: Sequence[int | None] = (None,)) -> Shar
 def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> Measured:
     """Return the shares of attention of each layer's mean over heads, as means over the texts of a batch.
 
-    Computed without dropout. Texts that share a row count separately, and padding does not count. Raises ValueError if
-    the batch has no text.
+    Computed without dropout. Texts that share a row count separately, and padding does not count.
 
     batch: token ids without corruption in `tokens`, and the other fields that an encoder reads (`encoder.rows`).
     """
@@ -112,8 +104,6 @@ def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> 
     for maps_NQK in _mean_maps(model, params, batch):
         found.append(shares(maps_NQK))
         uniform.append(uniform_shares(maps_NQK.shape[-1], model.config.windows))
-    if not found:
-        raise ValueError("shares of attention need at least one text, but all rows of the batch are empty")
     return Measured(_mean(found), _mean(uniform), len(found))
 
 

@@ -110,8 +110,7 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
             # The smallest fraction that rounds to two heads is 1.5 / heads, here rounded up to three decimals.
             raise ValueError(
                 f"guidance.fraction={config.fraction} of {heads} heads guides {guided}: at least 2 are needed, one for "
-                f"Next and one for Prev. Use a fraction of at least {math.ceil(1500 / heads) / 1000}, or name the "
-                "counts in guidance.heads"
+                f"Next and one for Prev; use a fraction of at least {math.ceil(1500 / heads) / 1000}"
             )
         return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
     return _parse_heads("guidance.heads", config.heads, heads)

@@ -100,8 +100,6 @@ EVERYTHING = Band()
 
 def band_of(causal: bool, window: int | None) -> Band:
     """Return the band of causal attention, of a window (abs(q - k) <= window // 2), of both, or of neither."""
-    if window is not None and window < 0:
-        raise ValueError(f"the window of attention must be none or at least 0, got {window}")
     side = None if window is None else window // 2
     return Band(side, 0 if causal else side)
 

@@ -6,6 +6,7 @@ from ag_jax.analysis import changes, maps, pairs
 from ag_jax.analysis.changes import AttackedText
 from ag_jax.analysis.maps import Assignment, AttentionMaps, Heads
 from ag_jax.interop.opening import Inspected
+from ag_jax.pretraining.translate import Translator
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,10 +38,10 @@ def look(opened: Inspected, text: str, target: str | None = None, without: Heads
 
     Raises ValueError for a target of a model that does not translate, and if the attention is not finite.
     """
-    if target is not None:
-        _check_target(opened, target)
     if opened.translator is not None:
-        return _look_at_pair(opened, text, target, without)
+        return _look_at_pair(opened, opened.translator, text, target, without)
+    if target is not None:
+        raise ValueError(f"--target is for models that translate, and {opened.directory} does not: leave --target out")
     options = (opened.tokenizer, text, opened.length)
     encoder = maps.attention_maps(opened.model, opened.params, *options, without=without)
     encoder = dataclasses.replace(encoder, model=opened.name)
@@ -48,12 +49,10 @@ def look(opened: Inspected, text: str, target: str | None = None, without: Heads
     return _with_attack(Seen(opened, ((encoder, opened.assignment),)), without)
 
 
-def _look_at_pair(opened: Inspected, text: str, target: str | None, without: Heads) -> Seen:
-    own = "by this model with all of its heads" if without else "by this model"
-    translator, origin = opened.translator, own if target is None else "as given"
-    if translator is None:
-        raise ValueError(f"{opened.directory} does not translate")
+def _look_at_pair(opened: Inspected, translator: Translator, text: str, target: str | None, without: Heads) -> Seen:
+    origin = "as given"
     if target is None:
+        origin = "by this model with all of its heads" if without else "by this model"
         target = translator.beginning(text, opened.length - 1).text  # of as much as is shown, beside the end token
     pair = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, text, target, opened.length, without)
     found = [dataclasses.replace(one, model=opened.name) for one in pair]
@@ -77,13 +76,3 @@ def _with_attack(seen: Seen, without: Heads) -> Seen:
     encoder, _ = seen.shown[0]
     attacked = changes.attacked_text(attack, seen.opened.tokenizer, encoder)
     return dataclasses.replace(seen, attacked=attacked)
-
-
-def _check_target(opened: Inspected, target: str) -> None:
-    if opened.translator is None:
-        raise ValueError(
-            f"--target={target!r} is a translation, but {opened.directory} does not translate: leave --target out, or "
-            "give the directory of a run that translates"
-        )
-    if not target.strip():
-        raise ValueError(f"--target={target!r} has no text: leave --target out to look at the model's own translation")

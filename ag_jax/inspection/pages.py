@@ -37,10 +37,11 @@ class Page:
 
 
 def check_place(path: str) -> None:
-    """Raise ValueError if a page cannot be written to `path` without loss: it holds something else than a page."""
+    """Raise ValueError if a page cannot be written to `path` without loss, because the file holds something else.
+
+    Raises OSError if `path` is a directory.
+    """
     file = _file(path)
-    if file.is_dir():
-        raise ValueError(f"--html={path} is a directory: give the name of a file, such as --html={path}/maps.html")
     if file.exists() and viewer.GENERATOR not in file.read_bytes()[:2000].decode("utf-8", "replace"):
         raise ValueError(f"--html={path} exists and was not written by `ag-jax inspect`: give another name")
 

@@ -163,13 +163,9 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
     detail: `full` stores each weight with 256 levels, `picture` with 32 and more for large weights (`encode.PICTURE`);
         None chooses by the size.
 
-    Raises ValueError without views, and for weights that are not numbers from 0 to 1.
+    Raises ValueError for weights that are not numbers from 0 to 1.
     """
-    if not views:
-        raise ValueError("a page with attention maps needs at least one view, got none")
     detail = chosen_detail(views) if detail is None else detail
-    if detail not in PRECISIONS:
-        raise ValueError(f"detail must be one of {', '.join(PRECISIONS)}, got {detail!r}")
     precision = PRECISIONS[detail]
     meta = {
         "format": FORMAT,

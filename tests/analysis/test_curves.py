@@ -4,7 +4,6 @@ import json
 import math
 
 import numpy as np
-import pytest
 
 from ag_jax.analysis.figures import plots
 from ag_jax.analysis.figures.curves import Plateau, same_tokens
@@ -82,15 +81,6 @@ def test_over_tokens_seeds_meet_at_their_steps():
 def test_rows_without_a_value_are_left_out():
     rows = [row(1, None), row(2, 3.0), {"step": 3, "split": "train", "tokens_seen": 1}]
     assert lines(plots.draw_losses({"mlm": [rows]}).axes[0]) == [([2], [3.0], True)]
-
-
-def test_what_cannot_be_drawn():
-    with pytest.raises(ValueError, match="there is no curve to draw"):
-        plots.draw_losses({"mlm": [[row(1, 2.0, "validation")]], "ag": []})
-    with pytest.raises(ValueError, match="step or tokens_seen, got 'hours'"):
-        plots.draw_losses({"mlm": [MLM]}, x="hours")
-    with pytest.raises(ValueError, match="at least one guided run"):
-        plots.draw_masses({"mlm": MLM})
 
 
 def masses(steps, layers, patterns=("next", "my.second")):

@@ -56,12 +56,6 @@ def test_against_loops():
         np.testing.assert_allclose([of[layer] for of in found], plain(maps_NQK[layer]), rtol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 7), (5, 5), (2, 3, 5, 5)])
-def test_other_maps_are_rejected(shape):
-    with pytest.raises(ValueError, match=r"need maps .* of the shape \(layers, tokens, tokens\), got"):
-        stripes.shares(np.ones(shape))
-
-
 def test_maps_of_a_decoder_are_rejected():
     pair = examples.made_up_pair([0, 7, 2], [8, 6])
     with pytest.raises(ValueError, match="of an encoder's maps, got maps of the kind 'decoder'"):
@@ -94,10 +88,6 @@ def test_every_text_of_a_row_counts_by_itself():
         np.testing.assert_allclose([of[layer] for of in measured.found], expected, rtol=1e-5)
     chance = np.mean([plain(np.full((n, n), 1 / n)) for n in (7, 4, 5)], axis=0)
     np.testing.assert_allclose(measured.uniform, np.stack([chance, chance], 1))
-
-    empty = {name: field[2:] for name, field in batch.items()}
-    with pytest.raises(ValueError, match="at least one text, but all rows of the batch are empty"):
-        stripes.shares_of_texts(model, params, empty)
 
     # The same as of a text's maps.
     drawn = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, 13)

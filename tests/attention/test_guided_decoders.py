@@ -215,7 +215,7 @@ def test_heads_of_decoders_are_assigned_in_order():
         (assign_decoder_heads, "next:1", "next looks at a token that the decoder has not written yet; use prev, same"),
         (assign_decoder_heads, "prev:1,next:2", "guidance.decoder_heads='prev:1,next:2': next looks at"),
         (assign_decoder_heads, "prev:5", "guidance.decoder_heads='prev:5' guides 5 heads, but a layer has only 4"),
-        (assign_decoder_heads, "diagonal:1", "unknown attention pattern 'diagonal'"),
+        (assign_decoder_heads, "diagonal:1", "got 'diagonal'"),
         (assign_cross_heads, "prev:1", "guidance.cross_heads='prev:1': prev points at a neighbour in the same text"),
         (assign_cross_heads, "first:1,first:2", "guidance.cross_heads='first:1,first:2' names a pattern twice"),
         (assign_cross_heads, "diagonal", "guidance.cross_heads is a list of pattern:count"),

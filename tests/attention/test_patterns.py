@@ -234,16 +234,14 @@ def test_the_pattern_of_the_guide_works_as_it_is_printed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nxt", r"unknown attention pattern 'nxt'.*did you mean 'next'.*next, prev, first"),
-        ("zzzzz", r"unknown attention pattern 'zzzzz'.*Known: next, prev"),
+        ("nxt", r"expected an attention pattern \(next, prev, .*\) or module.function, got 'nxt'"),
         ("no_such_module.second", r"cannot import the attention pattern 'no_such_module.second'"),
         ("math.no_such_function", r"cannot import the attention pattern 'math.no_such_function'.*no_such_function"),
-        ("..foo", r"unknown attention pattern '..foo'.*or module.function"),
-        ("math.", r"unknown attention pattern 'math.'"),
+        ("..foo", r"or module.function, got '..foo'"),
+        ("math.", r"or module.function, got 'math.'"),
         ("module_that_fails.second", r"cannot import the attention pattern 'module_that_fails.second': KeyError: 'x'"),
         ("module_that_exits.second", r"cannot import the attention pattern 'module_that_exits.second': SystemExit: 0"),
         ("os.path", r"'os.path' must be a function, got an object of type module"),
-        ("os.getcwd", r"must be a function \(tokens_BL.*, but .*: too many positional arguments"),
     ],
 )
 def test_messages_for_patterns_that_are_not_there(name, message, tmp_path, monkeypatch):

@@ -147,10 +147,6 @@ def test_long_texts_are_stored_as_pictures():
 
 
 def test_bad_views_are_refused():
-    with pytest.raises(ValueError, match="at least one view"):
-        pages.page("t", [])
-    with pytest.raises(ValueError, match="one of full, picture, got 'best'"):
-        pages.page("t", [views.view()], "best")
     with pytest.raises(ValueError, match="of layers x heads x 4 x 4 tokens, got an array of the shape"):
         views.view(tokens=list("abcd"), weights_NHQK=views.attention(), targets={})
     broken = views.attention()

@@ -89,7 +89,7 @@ def draw_losses(
 
     A thick line is the mean over an arm's seeds, thin lines are the seeds, and dots are the mean validation loss
     (Deshpande & Narasimhan 2020, figures 3, 5 and 6). A dashed line is the plateau, and a triangle points at the loss
-    with which a seed left it. Raises ValueError if no row holds a loss.
+    with which a seed left it.
 
     series: {arm: rows of metrics of each of its seeds}.
     x: a key of `AXES`.
@@ -97,11 +97,7 @@ def draw_losses(
     plateau: the plateau and where arms left it; None draws neither.
     run: name of the comparison, for the caption.
     """
-    if x not in AXES:
-        raise ValueError(f"loss curves run over {' or '.join(AXES)}, got {x!r}")
     loss = headline.metric
-    if not any(_points(rows, "train", x, loss) for seeds in series.values() for rows in seeds):
-        raise ValueError(f"there is no curve to draw: give metrics of a run whose train split has values of {loss}")
     has_guidance = any(_points(rows, "train", x, "ag_loss") for seeds in series.values() for rows in seeds)
     figure = Figure((8.0, 5.8 if has_guidance else 4.0), layout="constrained")
     panels = figure.subplots(1 + has_guidance, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_guidance])[
@@ -205,7 +201,7 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
     """Draw the attention mass of guided heads on their pattern by layer and step, in a panel for each arm and pattern.
 
     A cell covers the steps over which its row of metrics is averaged. The axis of steps is logarithmic, because
-    guidance works early. Arms without guidance are left out. Raises ValueError if no row has a metric `mass/PATTERN`.
+    guidance works early. Arms without guidance are left out; at least one must have it.
 
     run: name of the comparison, for the caption.
     """
@@ -214,11 +210,6 @@ def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
         for arm, rows in rows_by_arm.items()
         for name in _guided_patterns(rows)
     }
-    if not panels:
-        raise ValueError(
-            "no train row has a metric mass/PATTERN, so there is no attention mass to draw: give the metrics of at "
-            "least one guided run"
-        )
     arms = list(dict.fromkeys(arm for arm, _ in panels))
     names = list(dict.fromkeys(name for _, name in panels))
     layers = max(mass_NS.shape[0] for _, mass_NS in panels.values())

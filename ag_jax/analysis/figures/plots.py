@@ -196,13 +196,7 @@ def draw_heads(
 
 
 def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTokens, heads: Heads) -> Figure:
-    """Draw the attention maps of these heads, each with its mass on a pattern as in `draw_heads`.
-
-    Raises ValueError if there are no heads, or if the model lacks one of them.
-    """
-    layers, per_layer = maps.weights_NHQK.shape[:2]
-    if not heads or any(layer >= layers or head >= per_layer for layer, head in heads):
-        raise ValueError(f"expected heads of {layers} layers of {per_layer} heads, got {heads} (layer, head)")
+    """Draw the attention maps of these heads, each with its mass on a pattern as in `draw_heads`."""
     said, colours = _Masses.of(maps, special, assignment), pattern_colours(maps, assignment)
     size = _map_size(maps, 3.4 if len(heads) <= 3 else 2.6)
     columns, rows = canvas.grid(len(heads), max(1, int(WIDTH / size.width)))
@@ -287,11 +281,7 @@ def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray
     """Draw the target matrix of each pattern for a sentence (Deshpande & Narasimhan 2020, figures 2 and 4).
 
     text: the sentence, for people; empty shows its tokens.
-
-    Raises ValueError if there are no patterns.
     """
-    if not target_by_name:
-        raise ValueError("there is no pattern to draw: give at least one target matrix")
     inches = max(1.9, min(3.4, len(tokens) * 0.105))  # room for every token, if that is possible
     columns, rows = canvas.grid(len(target_by_name), int(WIDTH / inches))
     figure = Figure((columns * inches + 1.8, rows * (inches + 0.9) + 1.0), layout="compressed")
@@ -326,9 +316,7 @@ def draw_maps(
     run: what the maps are of, such as a run and its step, for the caption.
     """
     chosen = list(zip(np.atleast_1d(layer).tolist(), np.atleast_1d(head).tolist(), strict=True))
-    rows = max((len(series) for series in columns.values()), default=0)
-    if not rows:
-        raise ValueError("there is no attention map to draw: give at least one arm with one map")
+    rows = max(len(series) for series in columns.values())
     wide = len(chosen) * len(columns)
     inches = max(1.6, min(3.4, WIDTH / wide))
     figure = Figure((wide * inches + 1.8, rows * (inches + 0.15) + 2.0), layout="compressed")
@@ -366,13 +354,10 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
     """Draw the attention of the last layer, as the mean over its heads, with the arms side by side.
 
     The maps are of the same kind, and of the same text. For encoders, titles have the shares of attention on the
-    diagonal and on stripes (`analysis.stripes`), as in figure 3 of He et al. 2021 (DeBERTa). Raises ValueError if there
-    is no arm.
+    diagonal and on stripes (`analysis.stripes`), as in figure 3 of He et al. 2021 (DeBERTa).
 
     run: what the maps are of, such as a comparison and its step, for the caption.
     """
-    if not maps_by_arm:
-        raise ValueError("there is no attention map to draw: give at least one arm")
     first = next(iter(maps_by_arm.values()))
     size = _map_size(first, 3.4)
     columns, rows = canvas.grid(len(maps_by_arm), max(3, int(WIDTH / size.width)))
