@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ag_jax.attention import dropout, scores
+from ag_jax.attention import scores
 from ag_jax.attention.attack import AttentionMask, MaskPolicy
 
 # Name of the adversary's parameters, at the top of the tree of parameters.
@@ -54,10 +54,10 @@ def _backward(scale: Array | float, gradient: Array) -> tuple[Array, None]:
 reverse_gradient.defvjp(_forward, _backward)
 
 
-def straight_through(scores: Array) -> Array:
+def straight_through(scores_BHQK: Array) -> Array:
     """Return exactly 1 where a score is above 0, else 0, with the gradient of sigmoid(score)."""
-    soft = jax.nn.sigmoid(scores)
-    return (scores > 0).astype(soft.dtype) + (soft - jax.lax.stop_gradient(soft))
+    soft = jax.nn.sigmoid(scores_BHQK)
+    return (scores_BHQK > 0).astype(soft.dtype) + (soft - jax.lax.stop_gradient(soft))
 
 
 @flax.struct.dataclass
@@ -66,21 +66,16 @@ class Adversary:
 
     query: kernel and bias of the projection to W_q h + b_q.
     key: kernel and bias of the projection to W_k h + b_k.
-    special_NBL: whether a token is protected; None if none is.
     policy: what is done with the masks.
     heads: the number of masks of a layer.
     offset: constant that is added to the scores s.
-    temperature: 0 for a threshold; otherwise units are kept with probability sigmoid(s), of which m is a sample, and
-        the gradient is that of sigmoid((s + noise) / temperature) (Jang et al. 2017; Maddison et al. 2017).
     """
 
     query: dict[str, Array]
     key: dict[str, Array]
-    special_NBL: Array | None
     policy: MaskPolicy = flax.struct.field(pytree_node=False)
     heads: int = flax.struct.field(pytree_node=False, default=1)
     offset: float = flax.struct.field(pytree_node=False, default=0.0)
-    temperature: float = flax.struct.field(pytree_node=False, default=0.0)
 
     def scores(self, hidden_BLD: Array) -> Array:
         """Return the adversary's scores s for keeping each query-key pair, `BHQK` in float32, with `offset` added.
@@ -121,30 +116,22 @@ class Adversary:
     ) -> AttentionMask:
         """Return the attention mask of a layer with the input `hidden_BLD`; gradients of the adversary are reversed.
 
-        probabilities: not used; other attacks read them.
+        probabilities, key: not used; other attacks read them.
         """
-        scores_BHQK = self.scores(hidden_BLD)
-        if self.temperature and key is not None:
-            uniform = dropout.uniform(key, scores_BHQK.shape)
-            scores_BHQK = (scores_BHQK + jnp.log(uniform) - jnp.log1p(-uniform)) / self.temperature
-        keep_BHQK = reverse_gradient(straight_through(scores_BHQK), 1.0)
-        return self.policy.mask(keep_BHQK, visible_BQK, self.special_NBL)
+        del probabilities, key
+        keep_BHQK = reverse_gradient(straight_through(self.scores(hidden_BLD)), 1.0)
+        return self.policy.mask(keep_BHQK, visible_BQK)
 
 
-def initial_offset(share: float | None, width: int, deviation: float, *, drawn: bool = False) -> float:
+def initial_offset(share: float | None, width: int, deviation: float) -> float:
     """Return the constant to add to an untrained adversary's scores so that about `share` of query-key pairs are kept.
 
     deviation: standard deviation of the adversary's initial kernels.
-    drawn: whether pairs are kept at random, instead of where scores exceed a threshold.
 
     It is 0 if `share` is None. For inputs that LayerNorm has normalised and kernels drawn with the standard deviation
     `deviation`, the scores s are normal with the standard deviation d = deviation^2 * width, whatever the number of
-    heads. A threshold keeps the pairs with s above -offset. With `drawn`, pairs are kept with probability
-    sigmoid(s + offset), of which the mean is about sigmoid(offset / sqrt(1 + pi d^2 / 8)) (MacKay 1992).
+    heads. The pairs with s above -offset are kept.
     """
     if share is None:
         return 0.0
-    spread = deviation**2 * width
-    if drawn:
-        return math.log(share / (1 - share)) * math.sqrt(1 + math.pi * spread**2 / 8)
-    return spread * statistics.NormalDist().inv_cdf(share)
+    return deviation**2 * width * statistics.NormalDist().inv_cdf(share)

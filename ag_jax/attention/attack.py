@@ -10,13 +10,11 @@ Shape letters: B batch, L length, Q query position, K key position, H head (1 wh
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import flax.struct
 import jax.numpy as jnp
 from jax import Array
-
-EmptyRows = Literal["uniform", "keep_diagonal"]
 
 
 @flax.struct.dataclass
@@ -63,37 +61,23 @@ class Attack(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MaskPolicy:
-    """How an attack's masks are applied: the number subtracted from scores, and which query-key pairs stay unmasked.
+    """How an attack's masks are applied: by subtracting a number from the scores of masked query-key pairs.
 
     strength: C, the number that is subtracted from the score of a masked unit.
-    empty_rows: a query whose keys are all masked attends to all keys that it sees evenly (`uniform`), or to itself
-        (`keep_diagonal`).
-    protect_diagonal: never mask the attention of a token to itself.
     """
 
     strength: float = 1e4
-    empty_rows: str = "uniform"
-    protect_diagonal: bool = False
 
-    def mask(self, keep_BHQK: Array, visible_BQK: Array, special_BL: Array | None = None) -> AttentionMask:
+    def mask(self, keep_BHQK: Array, visible_BQK: Array) -> AttentionMask:
         """Return the additive mask -(1 - m) C, where m = `keep_BHQK` is 1 (keep) or 0 (mask), and C = `strength`.
 
-        Only visible pairs are counted, because masking the others changes nothing.
+        A query whose keys are all masked attends to all keys that it sees evenly. Only visible pairs are counted,
+        because masking the others changes nothing.
 
         visible_BQK: as in `Attack`.
-        special_BL: tokens whose rows and columns are never masked; None for no such tokens.
         """
         visible_BHQK = visible_BQK[:, None]
-        diagonal_BHQK = jnp.eye(visible_BQK.shape[-1], dtype=bool)[None, None]
-        if special_BL is not None:
-            of_special_BQK = special_BL[:, :, None] | special_BL[:, None, :]
-            keep_BHQK = jnp.where(of_special_BQK[:, None], 1.0, keep_BHQK)
-        if self.protect_diagonal:
-            keep_BHQK = jnp.where(diagonal_BHQK, 1.0, keep_BHQK)
         empty_BHQ = ~((keep_BHQK > 0) & visible_BHQK).any(-1) & visible_BHQK.any(-1)
-        zeroed_BHQ: Array | None = empty_BHQ
-        if self.empty_rows == "keep_diagonal":
-            keep_BHQK, zeroed_BHQ = jnp.where(empty_BHQ[..., None] & diagonal_BHQK, 1.0, keep_BHQK), None
         kept_B = jnp.where(visible_BHQK, keep_BHQK, 0.0).sum((2, 3)).mean(1)
         counts = MaskCounts(kept_B, visible_BHQK.sum((1, 2, 3)).astype(jnp.float32))
-        return AttentionMask((1.0 - keep_BHQK) * -self.strength, counts, zeroed_BHQ)
+        return AttentionMask((1.0 - keep_BHQK) * -self.strength, counts, empty_BHQ)

@@ -87,9 +87,9 @@ def masks(layer, heads=1, offset=0.0):
     return (q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + offset > 0).astype(float)
 
 
-def attack(layer, policy=MaskPolicy(), special=None, key=None, **settings):
+def attack(layer, policy=MaskPolicy(), **settings):
     hidden, segment_ids, query, keys = layer
-    return Adversary(query, keys, special, policy, **settings)(hidden, visible(segment_ids), None, key)
+    return Adversary(query, keys, policy, **settings)(hidden, visible(segment_ids), None, None)
 
 
 def visible(segment_ids):
@@ -120,7 +120,7 @@ def test_one_row_and_many_score_alike(layer):
     slopes = jnp.asarray(np.random.default_rng(3).standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
 
     def scored(params, rows):
-        s = Adversary(*params, None, MaskPolicy()).scores(hidden[rows])
+        s = Adversary(*params, MaskPolicy()).scores(hidden[rows])
         return (s * slopes[rows]).sum(), s
 
     (_, together), gradient = jax.value_and_grad(scored, has_aux=True)(tuple(learnt), slice(0, 4))
@@ -133,19 +133,6 @@ def test_one_row_and_many_score_alike(layer):
 def test_strength(layer):
     weak, strong = (attack(layer, MaskPolicy(strength=strength)).bias_BHQK for strength in (5.0, 1e4))
     np.testing.assert_allclose(weak * 2000, strong)
-
-
-def test_protection(layer):
-    segment_ids = layer[1]
-    special = jnp.zeros((4, LENGTH), bool).at[:, 0].set(True)
-    found = attack(layer, MaskPolicy(protect_diagonal=True), special)
-    m = masks(layer)
-    m[:, :, 0] = m[:, :, :, 0] = 1
-    m[:, :, np.arange(LENGTH), np.arange(LENGTH)] = 1
-    real = inside(segment_ids)
-    np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-1e4 * (1 - m))[real])
-    np.testing.assert_allclose(found.counts.kept_B, (m * real).sum((1, 2, 3)))
-    assert not found.zeroed_BHQ.any()
 
 
 def attention(relative=False):
@@ -161,10 +148,9 @@ class Fixed:
     """An attack that has its mask already, and its slope at hand."""
 
     keep_BHQK: jax.Array
-    policy: MaskPolicy = MaskPolicy()
 
     def __call__(self, hidden_BLD, visible_BQK, scores, key):
-        return self.policy.mask(self.keep_BHQK, visible_BQK)
+        return MaskPolicy().mask(self.keep_BHQK, visible_BQK)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "disentangled"])
@@ -203,14 +189,6 @@ def test_masked_units_get_nothing_and_empty_rows_spread_over_their_text(layer, a
         np.testing.assert_allclose(np.asarray(weights[:3]).sum(-1), 1, rtol=1e-5)
         assert not np.asarray(weights)[:3][~real[:3] & (np.asarray(layer[1]) > 0)[:3, None, :, None]].any()
         assert nothing is None and sown["counts"][0].kept_B[0] == 49 - 7 - 1
-
-
-def test_keep_diagonal(layer, attended):
-    keep = np.ones((4, 1, LENGTH, LENGTH), np.float32)
-    keep[:, :, 1] = 0
-    _, weights, sown = attended(Fixed(jnp.asarray(keep), MaskPolicy(empty_rows="keep_diagonal")))
-    np.testing.assert_array_equal(weights[:3, :, 1, 1], 1)
-    assert sown["counts"][0].kept_B.tolist() == [43, 9 + 16 - 2, 3, 0]
 
 
 def slope(layer, attended, keep):
@@ -265,7 +243,7 @@ def adversary_loss(layer, learnt, sign, **settings):
     slopes = jnp.asarray(rng.standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
 
     def loss(params, hidden):
-        found = Adversary(params[0], params[1], None, **{"policy": MaskPolicy(), **settings})(
+        found = Adversary(params[0], params[1], **{"policy": MaskPolicy(), **settings})(
             hidden, visible(segment_ids), None, None
         )
         return sign * (found.bias_BHQK * slopes).sum() / 1e4 + found.counts.kept_B.sum()
@@ -290,21 +268,6 @@ def test_the_adversary_ascends_and_its_input_learns_nothing(layer):
         np.testing.assert_allclose(one, -other, rtol=1e-3, atol=1e-5 * float(jnp.abs(other).max()))
 
 
-def test_gumbel_keeps_with_the_probability_of_the_sigmoid(layer):
-    hidden, segment_ids, query, key = layer
-    repeated = (jnp.tile(hidden[:1], (500, 1, 1)), jnp.tile(segment_ids[:1], (500, 1)), query, key)
-    found = attack(repeated, temperature=0.5, key=jax.random.key(1))
-    kept = np.asarray(found.bias_BHQK == 0)[:, 0, :7, :7].mean(0)
-    scores = Adversary(query, key, None, MaskPolicy()).scores(hidden[:1])[0, 0, :7, :7]
-    np.testing.assert_allclose(kept, functions.expit(np.asarray(scores)), atol=0.1)
-    assert np.abs(kept - functions.expit(np.asarray(scores))).mean() < 0.02
-    other = attack(repeated, temperature=0.5, key=jax.random.key(2))
-    assert (other.bias_BHQK != found.bias_BHQK).any()
-    np.testing.assert_array_equal(  # without a key, as in an evaluation, it is the threshold
-        attack(layer, temperature=0.5).bias_BHQK, attack(layer).bias_BHQK
-    )
-
-
 def test_about_half_is_kept_at_first():
     """Wide layers, as they are born: scores are normal with a deviation of 0.02^2 times the width."""
     from ag_jax.attention.adversary import initial_offset
@@ -316,12 +279,7 @@ def test_about_half_is_kept_at_first():
     segment_ids = jnp.ones((2, length), jnp.int32)
     for share, heads in ((None, 1), (0.9, 1), (0.7, 12)):
         offset = initial_offset(share, width, 0.02)
-        found = Adversary(*linear, None, MaskPolicy(), heads, offset)(hidden, visible(segment_ids), None, None)
+        found = Adversary(*linear, MaskPolicy(), heads, offset)(hidden, visible(segment_ids), None, None)
         np.testing.assert_allclose(found.counts.kept_B / found.counts.all_B, share or 0.5, atol=0.03)
-        drawn = Adversary(
-            *linear, None, MaskPolicy(), heads, initial_offset(share, width, 0.02, drawn=True), temperature=0.7
-        )
-        found = drawn(hidden, visible(segment_ids), None, jax.random.key(1))
-        np.testing.assert_allclose(found.counts.kept_B / found.counts.all_B, share or 0.5, atol=0.03)
-    scores = Adversary(*linear, None, MaskPolicy()).scores(hidden)
+    scores = Adversary(*linear, MaskPolicy()).scores(hidden)
     np.testing.assert_allclose(np.std(scores), 0.31, atol=0.02)

@@ -44,7 +44,6 @@ class LearntMasks:
         config, shape = self.config, self.encoder
         return Adversary(
             **params[ADVERSARY],
-            special_NBL=None,
             policy=MaskPolicy(config.strength),
             heads=shape.heads if config.heads == "own" else 1,
             offset=initial_offset(config.keep_init, shape.width, shape.initializer_range),
