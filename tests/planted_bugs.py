@@ -613,7 +613,7 @@ BUGS = (
     Bug(
         "all layers count as guided, whatever guidance.layers says",
         "ag_jax/attention/guidance.py",
-        'layers = None if config.layers == "all" else tuple(_chosen_layers(config, is_local))',
+        'layers = None if config.layers == "all" else tuple(_layer_numbers(config, is_local))',
         "layers = None",
         "tests/attention/test_guidance.py",
     ),

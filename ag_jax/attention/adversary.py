@@ -31,7 +31,7 @@ ADVERSARY = "adversary"
 
 
 def split_params(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split parameters, or their gradient, into the model's and the adversary's part (empty without an adversary)."""
+    """Return the model's and the adversary's part of parameters or of their gradient; {} without an adversary."""
     model = {name: tree for name, tree in params.items() if name != ADVERSARY}
     return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
 
@@ -87,8 +87,8 @@ class Adversary:
         rows, length, width = hidden_BLD.shape
         # Merged, a step has tokens * width * (2 width + length) multiplications less, and 3 width^3 more.
         merging_pays = rows * length * (2 * width + length) > 3 * width**2
-        make = self._merged_scores if self.heads == 1 and merging_pays else self._projected_scores
-        return make(hidden_BLD, query, key) + self.offset
+        compute = self._merged_scores if self.heads == 1 and merging_pays else self._projected_scores
+        return compute(hidden_BLD, query, key) + self.offset
 
     def _projected_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
         """Return the scores (h W_q + b_q) (h W_k + b_k)^T / sqrt(width) for each head, `BHQK`."""

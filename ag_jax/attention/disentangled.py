@@ -108,8 +108,9 @@ def rows(config: DisentangledConfig, distances: np.ndarray) -> np.ndarray:
 
 
 def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, np.ndarray]:
-    """Return the slice of rows of the distance embeddings' table that texts of `length` use, and, for each distance
-    between positions, the index of its row in this slice.
+    """Return the rows of the table of distance embeddings that texts of a length use, and where each distance is there.
+
+    They are a slice of the table's rows, and for each distance between positions the index of its row in this slice.
 
     term: `c2p` or `p2c`, which read the rows in opposite orders unless `config.index` is `paper`.
 
@@ -117,14 +118,14 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
     order of the last axis of the products that `skew` takes.
     """
     distances_S = np.minimum(np.arange(2 * length), 2 * length - 2) - (length - 1)  # the last one is never read
-    # `skew` takes the place s = other - own + L - 1; own is the query in c2p, and the key in p2c.
-    of_term_S = rows(config, -distances_S if term == "c2p" or config.index == "paper" else distances_S)
-    first, last = of_term_S.min(), of_term_S.max()
-    return slice(int(first), int(last) + 1), of_term_S - first
+    # `skew` reads the entry s = other - self + L - 1 of a row, where self is the query in c2p, and the key in p2c.
+    rows_S = rows(config, -distances_S if term == "c2p" or config.index == "paper" else distances_S)
+    first, last = rows_S.min(), rows_S.max()
+    return slice(int(first), int(last) + 1), rows_S - first
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Return scores `BHQK`: for each query and key, the entry of `products` for the query and its distance to the key.
+    """Return for each query and key, `BHQK`, the entry of `products` for the query and its distance to the key.
 
     Each query's row of products is shifted by the query's position:
     out[..., q, j] = products[..., q, j - p_q + L - 1], with L the length of the text and p_q the position of query q.

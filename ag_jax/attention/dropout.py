@@ -60,8 +60,8 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
     return _scaled(x, keep_mask(key, rate, x.shape), rate)
 
 
-def _scaled(x: Array, kept: Array, rate: float) -> Array:
-    return jnp.where(kept, x / (1.0 - rate), jnp.zeros((), x.dtype))
+def _scaled(x: Array, mask: Array, rate: float) -> Array:
+    return jnp.where(mask, x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 
 def hashes_of_rows(seeds: tuple[Array, Array] | Array, row: Array) -> Array:

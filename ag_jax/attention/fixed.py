@@ -98,11 +98,11 @@ def mix(config: FixedConfig, value_BKHW: Array, segments_BK: Array, causal: bool
     for number, distance in enumerate(distance_S.tolist()):
         # The key at q + distance, for every query q; segment 0 stands for keys outside of the row.
         sides = (max(-distance, 0), max(distance, 0))
-        kept = slice(max(distance, 0), length + min(distance, 0))
-        segments_BQ = jnp.pad(segments_BK[:, kept], [(0, 0), sides])
-        seen_BQ = (segments_BQ == segments_BK) & (segments_BK > 0)
-        shifted_BQHW = jnp.pad(value_BKHW[:, kept], [(0, 0), sides, (0, 0), (0, 0)])
-        weight_BHQ = weights_HS[None, :, number, None] * seen_BQ[:, None, :]
+        keys = slice(max(distance, 0), length + min(distance, 0))
+        segments_BQ = jnp.pad(segments_BK[:, keys], [(0, 0), sides])
+        visible_BQ = (segments_BQ == segments_BK) & (segments_BK > 0)
+        shifted_BQHW = jnp.pad(value_BKHW[:, keys], [(0, 0), sides, (0, 0), (0, 0)])
+        weight_BHQ = weights_HS[None, :, number, None] * visible_BQ[:, None, :]
         narrow_BQH1 = weight_BHQ.swapaxes(1, 2)[..., None].astype(value_BKHW.dtype)
         total_BQHW += (narrow_BQH1 * shifted_BQHW).astype(jnp.float32)
         sum_BHQ += weight_BHQ

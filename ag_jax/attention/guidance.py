@@ -85,8 +85,9 @@ class GuidanceConfig:
 
     @property
     def in_effect(self) -> "GuidanceConfig":
-        """These settings, with those at their defaults that have no effect: all if `mode` is `none`, and `alpha` if it
-        is chosen by the rule `auto`.
+        """These settings, with those at their defaults that have no effect.
+
+        They are all settings if `mode` is `none`, and `alpha` if the rule `auto` chooses it.
         """
         if self.mode == "none":
             return GuidanceConfig()
@@ -140,7 +141,7 @@ class Assignment:
 
     @property
     def where(self) -> str:
-        """The guided layers for people, who count from 1, such as `layers 1-6, 9`; empty for all layers."""
+        """The guided layers in words, counted from 1, such as `layers 1-6, 9`; empty for all layers."""
         if self.layers is None:
             return ""
         runs = self.runs(max(self.layers) + 1)
@@ -148,14 +149,14 @@ class Assignment:
         return f"layer{'s' * (len(self.layers) > 1)} {', '.join(numbers)}"
 
     def runs(self, layers: int) -> list[range]:
-        """Return the guided layers of a model with so many layers, as ranges of consecutive layers."""
-        found: list[range] = []
+        """Return the guided layers of a model with `layers` layers, as ranges of consecutive layers."""
+        runs: list[range] = []
         for layer in range(layers) if self.layers is None else self.layers:
-            if found and found[-1].stop == layer:
-                found[-1] = range(found[-1].start, layer + 1)
+            if runs and runs[-1].stop == layer:
+                runs[-1] = range(runs[-1].start, layer + 1)
             else:
-                found.append(range(layer, layer + 1))
-        return found
+                runs.append(range(layer, layer + 1))
+        return runs
 
     def of_layer(self, heads: int) -> tuple[str | None, ...]:
         """Return the pattern that guides each head of a guided layer, None for free heads.
@@ -174,10 +175,10 @@ class Assignment:
         """
         if self.layers is not None and not set(self.layers) <= set(range(layers)):
             raise ValueError(f"the assignment guides {self.where}, but the model has only {layers} layers")
-        found = np.full((layers, heads), None, object)
+        names_NH = np.full((layers, heads), None, object)
         for run in self.runs(layers):
-            found[run.start : run.stop] = self.of_layer(heads)
-        return found
+            names_NH[run.start : run.stop] = self.of_layer(heads)
+        return names_NH
 
     def is_guided(self, layers: int, heads: int) -> np.ndarray:
         """Return whether guidance pulls each head of every layer towards a pattern, `NH`."""
@@ -193,7 +194,7 @@ def assign_encoder_heads(config: GuidanceConfig, heads: int, is_local: Sequence[
     """
     if config.mode == "none":
         return Assignment()
-    layers = None if config.layers == "all" else tuple(_chosen_layers(config, is_local))
+    layers = None if config.layers == "all" else tuple(_layer_numbers(config, is_local))
     return Assignment(assign_heads(config, heads), layers)
 
 
@@ -212,50 +213,50 @@ class LayerGroup:
 
 
 def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int | None) -> tuple[LayerGroup, ...]:
-    """Return the guided layers of an encoder: those without a window, and those with one, as far as there are any.
+    """Return the guided layers of an encoder in at most two groups: those without a window, and those with one.
 
     is_local: for each layer of the encoder, whether its attention is limited to a window.
     window: number of tokens of the window.
     Raises ValueError if `config.layers` is malformed, or names no layer of the encoder.
     """
-    chosen = _chosen_layers(config, is_local)
-    kinds = sorted({is_local[layer] for layer in chosen})
+    numbers = _layer_numbers(config, is_local)
+    kinds = sorted({is_local[layer] for layer in numbers})
     returned = [layer for layer, kind in enumerate(is_local) if kind in kinds]
     groups = []
     for kind in kinds:
-        layers = tuple(layer for layer in chosen if is_local[layer] == kind)
+        layers = tuple(layer for layer in numbers if is_local[layer] == kind)
         band = band_of(causal=False, window=window) if kind else EVERYTHING
         groups.append(LayerGroup(layers, tuple(map(returned.index, layers)), band))
     return tuple(groups)
 
 
-def _chosen_layers(config: GuidanceConfig, is_local: Sequence[bool]) -> list[int]:
+def _layer_numbers(config: GuidanceConfig, is_local: Sequence[bool]) -> list[int]:
     """Return the numbers of the layers that `config.layers` names, in ascending order."""
-    named = {"all": (False, True), "global": (False,), "local": (True,)}
-    if config.layers not in named:
+    kinds = {"all": (False, True), "global": (False,), "local": (True,)}
+    if config.layers not in kinds:
         return _read_layers(config.layers, len(is_local))
-    chosen = [layer for layer, kind in enumerate(is_local) if kind in named[config.layers]]
-    if not chosen:
+    numbers = [layer for layer, kind in enumerate(is_local) if kind in kinds[config.layers]]
+    if not numbers:
         raise ValueError(
             f"guidance.layers={config.layers}: no layer of the model is {config.layers}, see model.window and "
             "model.global_every"
         )
-    return chosen
+    return numbers
 
 
 def _read_layers(text: str, layers: int) -> list[int]:
-    """Parse a list of layers and ranges of layers, such as 0-5,8, for an encoder with so many layers."""
-    chosen: set[int] = set()
+    """Return the layers in a list of layers and ranges such as 0-5,8, of an encoder with `layers` layers."""
+    numbers: set[int] = set()
     for item in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", item)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", item)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if not first <= last < layers:
             raise ValueError(
                 f"guidance.layers must be all, global, local, or layers from 0 to {layers - 1} with commas, such as "
                 f"0-{layers - 1}; got {item!r} in {text!r}"
             )
-        chosen.update(range(first, last + 1))
-    return sorted(chosen)
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
 
 
 def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
@@ -275,8 +276,7 @@ def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str,
 
 
 def assign_cross_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of guided heads) for each pattern in a decoder's attention to the source, as
-    `assign_heads` does.
+    """Return (pattern, number of guided heads) for each pattern in a decoder's attention to the source.
 
     Raises ValueError for patterns of neighbours, such as `next`, and for malformed counts.
     """
@@ -310,7 +310,7 @@ def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()
 
 
 def not_allowed(config: GuidanceConfig) -> list[str]:
-    """Return the names of the patterns of `config` that are the user's own code and that `--trust_code` does not allow.
+    """Return the names of custom patterns in `config` whose code must not be imported without `--trust_code`.
 
     Nothing is imported here.
     """
@@ -320,7 +320,7 @@ def not_allowed(config: GuidanceConfig) -> list[str]:
 
 
 def read_heads(setting: str, text: str) -> tuple[tuple[str, int], ...]:
-    """Parse a list of pattern:count, such as `next:1,prev:1`, without asking whether there are such patterns.
+    """Parse a list of pattern:count, such as `next:1,prev:1`, without a check that there are such patterns.
 
     A model that was trained with a custom pattern can thus be used where the pattern's module is not installed.
 
@@ -357,7 +357,7 @@ def coefficient_schedule(config: GuidanceConfig, total_steps: int) -> Schedule:
 
 @flax.struct.dataclass
 class Guides:
-    """Targets of the patterns that the guided heads of a layer follow; the guided heads are the first heads.
+    """Targets of the guided heads of a layer, which are its first heads.
 
     Heads 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
 
@@ -410,8 +410,7 @@ def overlap(
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Return <H, P>, with attention probabilities H and target P, for each query, from what a row of H has at the
-    columns of P.
+    """Return <H, P> of attention probabilities H and a target P for each query, from the entries of H at P's columns.
 
     Rows without a column of P, such as the last row of `Shift(1)`, have a target that is uniform over the n keys that
     the query sees, so that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.
@@ -464,15 +463,15 @@ def statistics(
         head += count
         total_BHQ = rows_BHQK.sum(-1) if guides.after_dropout else 1.0
         if isinstance(target, Shift):
-            found_BHQ = off_diagonal(rows_BHQK, target.offset)
+            overlap_BHQ = off_diagonal(rows_BHQK, target.offset)
         elif isinstance(target, Columns):
             is_column_BK = (target.weights_BK > 0).astype(jnp.float32)
             weights_BK = target.weights_BK if band.is_everything else is_column_BK
-            found_BHQ = jnp.einsum("bhqk,bk->bhq", rows_BHQK, weights_BK)
+            overlap_BHQ = jnp.einsum("bhqk,bk->bhq", rows_BHQK, weights_BK)
         else:
             column_BQ = jnp.maximum(target.column_BQ, 0)
-            found_BHQ = jnp.take_along_axis(rows_BHQK, column_BQ[:, None, :, None], axis=-1)[..., 0]
-        overlaps.append(overlap(target, found_BHQ, query_segments_BQ, key_segments_BK, band, total_BHQ))
+            overlap_BHQ = jnp.take_along_axis(rows_BHQK, column_BQ[:, None, :, None], axis=-1)[..., 0]
+        overlaps.append(overlap(target, overlap_BHQ, query_segments_BQ, key_segments_BK, band, total_BHQ))
     return AttentionStatistics(sum_of_squares(probabilities_BHQK), jnp.concatenate(overlaps, axis=1))
 
 
@@ -516,8 +515,9 @@ def guidance_loss(
     key_segments_BK: Array | None = None,
     band: Band = EVERYTHING,
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Return the guidance loss L_AG, summed over texts, and for each pattern the sum of attention masses and their
-    number, from which a mean is taken.
+    """Return the guidance loss L_AG, summed over texts, and the attention mass on each pattern's target.
+
+    The mass of a pattern is a pair of a sum and a number, whose quotient is the mean.
 
     key_segments_BK: segment ids of the keys, for attention to another text; None for self-attention.
     band: in which keys are seen, such as `band_of(causal=True, window=None)` in a decoder.

@@ -37,20 +37,20 @@ class Linear(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Return the product of `x` and the kernel plus the bias: the axes of `x` that stay, then `features`."""
         contracted = len(self.names) - len(self.features)
-        kept, old = x.shape[: x.ndim - contracted], x.shape[x.ndim - contracted :]
-        rows, columns = math.prod(old), math.prod(self.features)
+        other_sizes, contracted_sizes = x.shape[: x.ndim - contracted], x.shape[x.ndim - contracted :]
+        rows, columns = math.prod(contracted_sizes), math.prod(self.features)
 
         def init_kernel(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
             return self.kernel_init(key, (rows, columns), dtype).reshape(shape)
 
         kernel_init: Any = nn.with_logical_partitioning(init_kernel, self.names)
-        kernel = self.param("kernel", kernel_init, (*old, *self.features)).astype(self.dtype)
+        kernel = self.param("kernel", kernel_init, (*contracted_sizes, *self.features)).astype(self.dtype)
         flat = x.astype(self.dtype).reshape(-1, rows)
         product = self.dot_general(flat, kernel.reshape(rows, columns), (((1,), (0,)), ((), ())))
         if self.use_bias:
             bias_init: Any = nn.with_logical_partitioning(nn.initializers.zeros, self.names[contracted:])
             product = _add_bias(product, self.param("bias", bias_init, self.features).reshape(columns))
-        return product.reshape(*kept, *self.features)
+        return product.reshape(*other_sizes, *self.features)
 
 
 @jax.custom_vjp

@@ -80,11 +80,11 @@ class Projected(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention: softmax(Q K^T / sqrt(W) + bias) V for each head, where W is the width of a head; then a
-    projection of all heads back to the width of the model.
+    """Multi-head attention: softmax(Q K^T / sqrt(W) + bias) V for each head of the width W, then a projection.
 
-    With `relative.terms`, scores are those of `attention.disentangled`. With `fixed.offsets`, the weights are those of
-    `attention.fixed`, and there are no queries and keys.
+    The projection is of all heads, back to the width of the model. With `relative.terms`, scores are those of
+    `attention.disentangled`. With `fixed.offsets`, the weights are those of `attention.fixed`, and there are no queries
+    and keys.
 
     Sows, if the caller names the collection in `mutable=`:
       `intermediates/attention_weights`: probabilities `BHQK`, float32, before dropout: exact in whatever precision and
@@ -163,35 +163,35 @@ class MultiHeadAttention(nn.Module):
         head_mask_H: factor of each head's output: 1 keeps the output, 0 zeroes it. What is sown does not depend on it.
         """
         if self.fixed.offsets:
-            return self.output(_kept(self._mix_fixed(source_BKD, key_segments_BK, causal), head_mask_H))
+            return self.output(_masked_heads(self._mix_fixed(source_BKD, key_segments_BK, causal), head_mask_H))
         projected = self._project(query_BQD, source_BKD, relative_RD, rotation)
         query_BQHW, bias_BHQK = self._query_and_bias(projected, projected.query_BQHW, bias, positions_BQ)
         if attack is not None:
 
             def weights_BLL() -> Array:
-                own_BLHW, own_bias_BHLL = query_BQHW, bias_BHQK
+                query_BLHW, bias_BHLL = query_BQHW, bias_BHQK
                 if positions_BQ is not None:  # the attack is on the attention of all positions
-                    own_query_BLHW = self._query(source_BKD, rotation)
-                    own_BLHW, own_bias_BHLL = self._query_and_bias(projected, own_query_BLHW, source_bias, None)
+                    query_BLHW = self._query(source_BKD, rotation)
+                    query_BLHW, bias_BHLL = self._query_and_bias(projected, query_BLHW, source_bias, None)
                 segments_BL = key_segments_BK
                 return reference.probabilities(
-                    own_BLHW, projected.key_BKHW, segments_BL, segments_BL, own_bias_BHLL, band
+                    query_BLHW, projected.key_BKHW, segments_BL, segments_BL, bias_BHLL, band
                 ).mean(1)
 
             band = band_of(causal, window)
             visible_BLL = visible_in_text(key_segments_BK, key_segments_BK, band)
             layer_key = None if deterministic else self.attack_key()
-            attacked = attack(source_BKD, visible_BLL, weights_BLL, layer_key)
-            self.sow("attack", "counts", attacked.counts)
-            masked_BHLL = (attacked.bias_BHQK < 0) & visible_BLL[:, None]
+            mask = attack(source_BKD, visible_BLL, weights_BLL, layer_key)
+            self.sow("attack", "counts", mask.counts)
+            masked_BHLL = (mask.bias_BHQK < 0) & visible_BLL[:, None]
             self.sow("intermediates", "masked", rows_at(masked_BHLL, positions_BQ))
-            query_BQHW, bias_BHQK = _attacked(attacked, query_BQHW, bias_BHQK, positions_BQ)
+            query_BQHW, bias_BHQK = _add_mask(mask, query_BQHW, bias_BHQK, positions_BQ)
         mixed_BQHW = self._mix(
             (query_BQHW, projected.key_BKHW, projected.value_BKHW, query_segments_BQ, key_segments_BK),
             {"causal": causal, "window": window, "bias": bias_BHQK, "guides": guides},
             deterministic,
         )
-        return self.output(_kept(mixed_BQHW, head_mask_H))
+        return self.output(_masked_heads(mixed_BQHW, head_mask_H))
 
     def keys_and_values(self, source_BKD: Array) -> KeysAndValues:
         """Return the projected keys and values of a source, for decoding, which reads them again for each new token."""
@@ -199,29 +199,29 @@ class MultiHeadAttention(nn.Module):
         return KeysAndValues(key_BHWK, self.value(source_BKD).swapaxes(1, 2))
 
     def at_step(
-        self, tokens_BJD: Array, earlier: KeysAndValues, visible_BJK: Array, index: Array
+        self, tokens_BJD: Array, cache: KeysAndValues, visible_BJK: Array, index: Array
     ) -> tuple[Array, KeysAndValues]:
-        """Compute causal self-attention for one more token of each of J beams; for decoding, without dropout.
+        """Return causal self-attention for one more token of each of J beams; for decoding, without dropout.
 
         tokens_BJD: the tokens' vectors.
-        earlier: keys and values of the tokens before, of all beams, in K places: that of beam j at the position t is in
+        cache: keys and values of the tokens before, of all beams, in K places: that of beam j at the position t is in
             place t * J + j, until beams are replaced by others. There is room for all tokens that will be decoded.
         visible_BJK: whether the place holds a token of the beam's text, the new one included.
         index: position of the new tokens, the same for all beams.
 
-        Returns the output of attention, `BJD`, and `earlier` with the keys and values of the new tokens added.
+        Returns the output of attention, `BJD`, and `cache` with the keys and values of the new tokens added.
         """
         beams = tokens_BJD.shape[1]
-        own = self.keys_and_values(tokens_BJD)
+        new = self.keys_and_values(tokens_BJD)
         add = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=index * beams)
-        key_BHWK = None if self.fixed.offsets else add(earlier.key_BHWK, own.key_BHWK, axis=3)
-        known = KeysAndValues(key_BHWK, add(earlier.value_BHKW, own.value_BHKW, axis=2))
+        key_BHWK = None if self.fixed.offsets else add(cache.key_BHWK, new.key_BHWK, axis=3)
+        cache = KeysAndValues(key_BHWK, add(cache.value_BHKW, new.value_BHKW, axis=2))
         if not self.fixed.offsets:
-            return self.read(tokens_BJD, known, visible_BJK), known
+            return self.read(tokens_BJD, cache, visible_BJK), cache
         weights_HT = fixed.row(self.fixed, self.heads, index, visible_BJK.shape[-1] // beams)
         weights_HK = jnp.repeat(weights_HT, beams, axis=-1)
         weights_BHJK = jnp.where(visible_BJK[:, None], weights_HK[None, :, None], 0.0)
-        return self._mixed(weights_BHJK, known), known
+        return self._mixed(weights_BHJK, cache), cache
 
     def read(self, query_BQD: Array, source: KeysAndValues, visible_BQK: Array) -> Array:
         """Return for each query a mixture of a source whose keys and values are known, `BQD`; without dropout.
@@ -241,10 +241,7 @@ class MultiHeadAttention(nn.Module):
         return self.output(mixed_BHQW.swapaxes(1, 2))
 
     def _mix_fixed(self, source_BKD: Array, segments_BK: Array, causal: bool) -> Array:
-        """Return the values mixed with fixed weights, `BKHW`.
-
-        Sows the weights if the caller asked for `intermediates`.
-        """
+        """Return the values mixed with fixed weights, `BKHW`; sow the weights if `intermediates` are asked for."""
         if self.is_mutable_collection("intermediates"):
             weights_BHQK = fixed.dense(self.fixed, self.heads, segments_BK, causal)
             self.sow("intermediates", "attention_weights", weights_BHQK)
@@ -271,19 +268,20 @@ class MultiHeadAttention(nn.Module):
         relative_RD: Array | None,
         rotation: rotary.Rotation | None,
     ) -> Projected:
-        """Return projections for all heads: queries from `query_BQD`, keys and values from `source_BKD`, and, with
-        relative positions, projected embeddings of distances from `relative_RD`, a table with R rows.
+        """Return the projections for all heads: queries from `query_BQD`, keys and values from `source_BKD`.
+
+        With relative positions, also projected embeddings of distances from `relative_RD`, a table with R rows.
         """
         # Saved with their biases, so that the backward pass does not add them again.
         tokens = self._query(query_BQD, rotation), self._key(source_BKD, rotation), _saved(self.value(source_BKD))
-        of_terms = {"c2p": self.key, "p2c": self.query}
+        projections = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
-            of_terms = {"c2p": self.relative_key, "p2c": self.relative_query}
+            projections = {"c2p": self.relative_key, "p2c": self.relative_query}
         distances = {}
         for term in self.relative.names:
             # Only rows that texts of this length meet, once a layer and not once an example.
-            needed, layout_S = disentangled.layout(self.relative, term, source_BKD.shape[1])
-            distances[term] = of_terms[term](relative_RD[needed]).astype(self.dtype), layout_S
+            rows, layout_S = disentangled.layout(self.relative, term, source_BKD.shape[1])
+            distances[term] = projections[term](relative_RD[rows]).astype(self.dtype), layout_S
         return Projected(*tokens, distances)
 
     def _projection(self, **settings) -> Linear:
@@ -333,34 +331,34 @@ class MultiHeadAttention(nn.Module):
         return mixed_BQHW
 
 
-def _saved(of_heads_BQHW: Array) -> Array:
+def _saved(array_BQHW: Array) -> Array:
     """Return an array that the remat policy `dots` saves for the backward pass, with the heads on one axis.
 
     On a TPU, the array would be copied to another layout if it was saved with the two axes (head, width of a head),
     which takes time with the reference, too.
     """
-    flat_BQA = of_heads_BQHW.reshape(*of_heads_BQHW.shape[:2], -1)
-    return checkpoint_name(flat_BQA, RESIDUALS).reshape(of_heads_BQHW.shape)
+    flat_BQA = array_BQHW.reshape(*array_BQHW.shape[:2], -1)
+    return checkpoint_name(flat_BQA, RESIDUALS).reshape(array_BQHW.shape)
 
 
-def _kept(mixed_BQHW: Array, head_mask_H: Array | None) -> Array:
+def _masked_heads(mixed_BQHW: Array, head_mask_H: Array | None) -> Array:
     """Return the outputs of all heads, each multiplied by its factor in `head_mask_H`; None changes nothing."""
     if head_mask_H is None:
         return mixed_BQHW
     return mixed_BQHW * head_mask_H.astype(mixed_BQHW.dtype)[None, None, :, None]
 
 
-def _attacked(
-    attacked: AttentionMask, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
+def _add_mask(
+    mask: AttentionMask, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
 ) -> tuple[Array, Array]:
-    """Return the query vectors and the bias for attacked attention: the attack's mask is added to the bias.
+    """Return the query vectors and the bias of attacked attention: the attack's mask is added to the bias.
 
     If the attack masks all keys of a query, the query vector and its bias are set to 0 before, so that the query
     attends to all keys evenly.
     """
-    masked_BHQK = rows_at(attacked.bias_BHQK, positions_BQ)
-    if attacked.zeroed_BHQ is not None:
-        zeroed_BHQ1 = rows_at(attacked.zeroed_BHQ[..., None], positions_BQ)
+    mask_BHQK = rows_at(mask.bias_BHQK, positions_BQ)
+    if mask.zeroed_BHQ is not None:
+        zeroed_BHQ1 = rows_at(mask.zeroed_BHQ[..., None], positions_BQ)
         query_BQHW = jnp.where(zeroed_BHQ1.swapaxes(1, 2), 0, query_BQHW)
         bias_BHQK = None if bias_BHQK is None else jnp.where(zeroed_BHQ1, 0.0, bias_BHQK)
-    return query_BQHW, masked_BHQK if bias_BHQK is None else masked_BHQK + bias_BHQK
+    return query_BQHW, mask_BHQK if bias_BHQK is None else mask_BHQK + bias_BHQK

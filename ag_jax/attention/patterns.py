@@ -165,10 +165,10 @@ def is_usable(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError if there is no pattern called `name`; a custom one must be importable only if it may be imported
-    (`imported.is_allowed`).
+    """Raise ValueError if there is no pattern called `name`.
 
-    A model that was trained with a custom pattern can thus be used without the pattern's module.
+    Of a custom pattern that may not be imported (`imported.is_allowed`), only the form of its name is checked. A model
+    that was trained with a custom pattern can thus be used without the pattern's module.
     """
     if name in PATTERNS or (_is_import_path(name) and not imported.is_allowed(name)):
         return
@@ -194,8 +194,8 @@ def find_pattern(name: str) -> Pattern:
 def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift | Columns:
     """Return the target of the pattern called `name` for a batch.
 
-    Raises ValueError, with what was returned and expected, if a custom pattern fails or returns another thing than its
-    contract says. Values are unknown within a compiled function, so they are checked for an example.
+    Raises ValueError if a custom pattern fails or does not return what its contract says. Values are unknown within a
+    compiled function, so they are checked for an example.
     """
     pattern = find_pattern(name)
     if name in PATTERNS:
@@ -207,18 +207,19 @@ def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: Patter
 
 @functools.cache
 def _check_on_example(name: str, pattern: Pattern, special: PatternTokens) -> None:
-    """Call a custom pattern with texts of 5, 1 and 4 tokens and padding, and with a text of 2, that lack delimiters and
-    full stops; then with the same texts of these alone.
+    """Check what a custom pattern returns for a batch of a few texts.
+
+    The texts have 5, 1, 4 and 2 tokens, first without delimiters and full stops, then of these alone.
     """
     segments_BL = jnp.array([[1] * 5 + [2] + [3] * 4 + [0], [1] * 2 + [0] * 9], jnp.int32)
-    looked_for = {*special.delimiters, *special.periods}
-    other = next(id for id in range(len(looked_for) + 1) if id not in looked_for)
-    for token in (other, *looked_for):
+    ids = {*special.delimiters, *special.periods}
+    other = next(id for id in range(len(ids) + 1) if id not in ids)
+    for token in (other, *ids):
         _call(name, pattern, jnp.full_like(segments_BL, token), segments_BL, special)
 
 
 def _call(name: str, pattern: Pattern, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift | Columns:
-    """Call a custom pattern, and check what it returns as far as it is known."""
+    """Return the target of a custom pattern, checked as far as its values are known."""
     try:
         target = pattern(tokens_BL, segments_BL, special)
     except (Exception, SystemExit) as error:  # it may raise anything
@@ -227,8 +228,8 @@ def _call(name: str, pattern: Pattern, tokens_BL: Array, segments_BL: Array, spe
             f"the attention pattern {name!r} raised {type(error).__name__}: {reason}; expected {_TYPE}, which JAX can "
             "compile, so that Python code must not depend on the values of the arrays"
         ) from error
-    if wrong := _fault_of_target(target, segments_BL):
-        raise ValueError(f"the attention pattern {name!r} returned {wrong}; expected {_TYPE}, see `patterns.columns`")
+    if fault := _fault_of_target(target, segments_BL):
+        raise ValueError(f"the attention pattern {name!r} returned {fault}; expected {_TYPE}, see `patterns.columns`")
     return target
 
 
@@ -243,25 +244,30 @@ def _fault_of_target(target: Any, segments_BL: Array) -> str:
         return "" if is_offset else f"a Shift of {target.offset!r}, which is no whole number of tokens"
     if not isinstance(target, Columns):
         return f"an object of type {type(target).__name__}"
+    # Other types and shapes would broadcast, or be rounded, without an error.
     shape = segments_BL.shape
-    for field, kind, named in (("weights_BK", jnp.floating, "numbers with a point"), ("present_BK", jnp.bool_, "bool")):
+    for field, kind, kind_name in (
+        ("weights_BK", jnp.floating, "numbers with a point"),
+        ("present_BK", jnp.bool_, "bool"),
+    ):
         array = getattr(target, field)
         if not isinstance(array, Array | np.ndarray):
             return f"Columns with {field} of type {type(array).__name__}, which is no array"
         if array.shape != shape or not jnp.issubdtype(array.dtype, kind):
-            return f"Columns with {field} of shape {array.shape} and type {array.dtype}, not {shape} of {named}"
+            return f"Columns with {field} of shape {array.shape} and type {array.dtype}, not {shape} of {kind_name}"
     leaves = (target.weights_BK, target.present_BK, segments_BL)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return ""
+    # Masses and losses of guidance assume weights that are a distribution over the text of a query.
     weights_BK, present_BK, segments_BK = map(np.asarray, leaves)
     weights_BK = weights_BK.astype(np.float64)
     if not np.isfinite(weights_BK).all() or (weights_BK < 0).any():
         return f"Columns with the weight {weights_BK[~(weights_BK >= 0) | np.isinf(weights_BK)][0]}"
     if weights_BK[segments_BK == 0].any():
         return "Columns with weights on padding, where segments_BL is 0"
-    for row, of_row in enumerate(segments_BK):
-        for text in sorted({*of_row[of_row > 0].tolist()}):
-            members = of_row == text
+    for row, segments_K in enumerate(segments_BK):
+        for text in sorted({*segments_K[segments_K > 0].tolist()}):
+            members = segments_K == text
             if not 0.99 < (total := weights_BK[row, members].sum()) < 1.01:
                 return f"Columns whose weights sum to {total:g} in a text of {members.sum()} tokens, not to 1"
             if len({*present_BK[row, members].tolist()}) > 1:
@@ -272,10 +278,10 @@ def _fault_of_target(target: Any, segments_BL: Array) -> str:
 
 
 def diagonal(segments_BQ: Array, key_segments_BK: Array) -> Entries:
-    """Return the target of the pattern [Diagonal] in attention from a target text to its source: the token at about the
-    same relative position, P[p, round(p n_s / n_t)] = 1.
+    """Return the target of the pattern [Diagonal] in attention from a target text to its source.
 
-    p is the position in a target text of n_t tokens, and n_s the number of tokens of its source.
+    It is the token at about the same relative position, P[p, round(p n_s / n_t)] = 1, where p is the position in a
+    target text of n_t tokens, and n_s the number of tokens of its source.
     """
     tokens_BQ = jnp.maximum(segments.sizes(segments_BQ), 1)
     together_BQK = (segments_BQ[:, :, None] == key_segments_BK[:, None, :]) & (segments_BQ > 0)[:, :, None]
@@ -326,8 +332,8 @@ def has_target(
         if is_same and band.is_everything:
             return jnp.logical_and(target.present_BK, segments_BQ > 0)
         # In a text without the token, all columns have weights: `present_BK` tells them from columns with the token.
-        wanted_BK = jnp.where(target.present_BK, target.weights_BK, 0.0)
-        return (visible_targets(wanted_BK, segments_BQ, key_segments_BK, band) > 0) & (segments_BQ > 0)
+        weights_BK = jnp.where(target.present_BK, target.weights_BK, 0.0)
+        return (visible_targets(weights_BK, segments_BQ, key_segments_BK, band) > 0) & (segments_BQ > 0)
     length = segments_BQ.shape[1]
     columns_Q = jnp.arange(length) + target.offset
     inside_Q = jnp.logical_and(columns_Q >= 0, columns_Q < length)
@@ -353,10 +359,10 @@ def dense(
     """
     is_same = key_segments_BK is None
     key_segments_BK = segments_BQ if key_segments_BK is None else key_segments_BK
-    seen_BQK = visible_in_text(segments_BQ, key_segments_BK, band)
-    uniform_BQK = seen_BQK / jnp.maximum(seen_BQK.sum(-1, keepdims=True), 1)
+    visible_BQK = visible_in_text(segments_BQ, key_segments_BK, band)
+    uniform_BQK = visible_BQK / jnp.maximum(visible_BQK.sum(-1, keepdims=True), 1)
     if isinstance(target, Columns):
-        weights_BQK = jnp.where(seen_BQK, target.weights_BK[:, None, :], 0.0)
+        weights_BQK = jnp.where(visible_BQK, target.weights_BK[:, None, :], 0.0)
         if is_same and band.is_everything:
             return weights_BQK
         if not band.is_everything:  # of the columns, a row sees only some
@@ -364,9 +370,9 @@ def dense(
             weights_BQK /= jnp.maximum(weights_BQK.sum(-1, keepdims=True), 1)
         return jnp.where((weights_BQK > 0).any(-1, keepdims=True), weights_BQK, uniform_BQK)
     if isinstance(target, Entries):
-        rows_BQK = jax.nn.one_hot(target.column_BQ, key_segments_BK.shape[1]) * seen_BQK
+        rows_BQK = jax.nn.one_hot(target.column_BQ, key_segments_BK.shape[1]) * visible_BQK
     else:
-        rows_BQK = jnp.eye(segments_BQ.shape[1], k=target.offset)[None] * seen_BQK
+        rows_BQK = jnp.eye(segments_BQ.shape[1], k=target.offset)[None] * visible_BQK
     if boundary == "zero":
         return rows_BQK
     return jnp.where(has_target(target, segments_BQ, key_segments_BK, band)[:, :, None], rows_BQK, uniform_BQK)

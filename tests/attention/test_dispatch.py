@@ -74,7 +74,7 @@ def test_auto_takes_the_kernel_of_the_devices_or_says_why_not(found, name, reaso
 )
 def test_a_kernel_that_was_asked_for_and_cannot_is_an_error(wanted, found, reason):
     with pytest.raises(
-        ValueError, match=f"model.attention={wanted} cannot be used: .*{reason}.*Choose auto or reference"
+        ValueError, match=f"model.attention={wanted} cannot be used: .*{reason}.*choose auto or reference"
     ):
         choose(wanted, **found)
 

@@ -44,6 +44,7 @@ def draw_scores(
             scores_NH = of_model[kind]
             image = axes.imshow(scores_NH, cmap=WEIGHTS, vmin=0, vmax=limit, aspect="auto")
             text = f"{scores_NH.max():.2f}".lstrip("0")
+            # White ink on dark cells: the colour of this cell depends on the largest score of the column.
             _mark(axes, scores_NH, text, "white" if scores_NH.max() > 0.5 * largest else "black")
             _frame(axes, assignments[model], scores_NH, colours)
             if row == 0:

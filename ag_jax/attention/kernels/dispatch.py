@@ -55,8 +55,8 @@ class Fused(Attend):
         shifts_H, weights_BHK = (None, None) if guides is None else sparse_targets(inputs)
         seeds = dropout.seeds(inputs.key) if rate else jnp.zeros((2,), jnp.uint32)
 
-        def on_device(given: KernelInputs) -> tuple[Array, Array | None, Array | None]:
-            rows, _, all_widths = given.query_BQA.shape
+        def on_device(local: KernelInputs) -> tuple[Array, Array | None, Array | None]:
+            rows, _, all_widths = local.query_BQA.shape
             local_heads = all_widths // width
             guided_heads = 0 if guides is None else sum(guides.counts)
             if guides is not None and local_heads < heads:
@@ -64,16 +64,16 @@ class Fused(Attend):
                 guided_heads = local_heads
             config = KernelConfig(local_heads, heads, width, *lengths, rate, guided_heads, inputs.band)
             first = (self._position(self.rows) * rows, self._position((self.heads,)) * local_heads)
-            scalars = jnp.concatenate([jax.lax.bitcast_convert_type(given.scalars, jnp.int32), jnp.stack(first)])
-            return self.kernel(config, given._replace(scalars=scalars))
+            scalars = jnp.concatenate([jax.lax.bitcast_convert_type(local.scalars, jnp.int32), jnp.stack(first)])
+            return self.kernel(config, local._replace(scalars=scalars))
 
         # Heads are flattened before the arrays are split: on a TPU, arrays with the axes (head, width of a head) last
         # have another layout, and would be copied.
         query, key, value = (array.reshape(*array.shape[:2], heads * width) for array in inputs[:3])
-        given = KernelInputs(query, key, value, *inputs[3:5], bias, shifts_H, weights_BHK, seeds)
+        arrays = KernelInputs(query, key, value, *inputs[3:5], bias, shifts_H, weights_BHK, seeds)
         if self.mesh is not None and self.mesh.size > 1:
-            on_device = jax.shard_map(on_device, mesh=self.mesh, **self._specs(given), check_vma=False)
-        mixed_BQA, squares_BHQ, overlap_BHQ = on_device(given)
+            on_device = jax.shard_map(on_device, mesh=self.mesh, **self._specs(arrays), check_vma=False)
+        mixed_BQA, squares_BHQ, overlap_BHQ = on_device(arrays)
         mixed_BQHW = mixed_BQA.reshape(inputs.query_BQHW.shape)
         return mixed_BQHW, None if guides is None else guided_statistics(squares_BHQ, overlap_BHQ, inputs)
 
@@ -85,11 +85,11 @@ class Fused(Attend):
                 position = position * self.mesh.shape[axis] + jax.lax.axis_index(axis)
         return position
 
-    def _specs(self, given: KernelInputs) -> dict:
+    def _specs(self, arrays: KernelInputs) -> dict:
         """Return the arguments of `jax.shard_map` for splitting a kernel's inputs and results over the mesh."""
-        rows, heads, bias = self.rows or None, self.heads, given.bias
+        rows, heads, bias = self.rows or None, self.heads, arrays.bias
         side, ids, by_head = PartitionSpec(rows, None, heads), PartitionSpec(rows), PartitionSpec(rows, heads)
-        is_guided = given.shifts_H is not None
+        is_guided = arrays.shifts_H is not None
         of_bias = None
         if bias is not None:  # an axis of size 1 is shared by all devices
             of_bias = PartitionSpec(rows if bias.shape[0] > 1 else None, heads if bias.shape[1] > 1 else None)
@@ -170,8 +170,8 @@ def _tested(name: str, device: jax.Device, sizes: Sizes) -> tuple[Kernel | None,
     return kernel, defect, defect is not None
 
 
-def choose(wanted: str, mesh: Mesh, sizes: Sizes, *, after_dropout: bool, rows: tuple[str, ...], heads: str) -> Choice:
-    """Choose the implementation of attention for the devices of `mesh`; `wanted` is the config's `model.attention`.
+def choose(setting: str, mesh: Mesh, sizes: Sizes, *, after_dropout: bool, rows: tuple[str, ...], heads: str) -> Choice:
+    """Choose the implementation of attention for the devices of `mesh`; `setting` is the config's `model.attention`.
 
     `auto` takes the kernel of the platform if the kernel supports the settings and passes `self_check`, which runs once
     in a process, on its first device. Otherwise GPUs take cuDNN if that passes the same test without guidance and
@@ -181,12 +181,12 @@ def choose(wanted: str, mesh: Mesh, sizes: Sizes, *, after_dropout: bool, rows: 
     after_dropout: whether guidance is of the probabilities after dropout.
     rows, heads: the axes of the mesh that the batch and the heads are split over.
 
-    Raises ValueError if `wanted` names a kernel that does not support the settings, or that fails the test.
+    Raises ValueError if `setting` names a kernel that does not support the settings, or that fails the test.
     """
-    if wanted == "reference":
+    if setting == "reference":
         return Choice(reference.attend, "reference", "model.attention=reference")
     device = mesh.devices.flat[0]  # all devices of a mesh are of one kind
-    name = device.platform if wanted == "auto" else wanted
+    name = device.platform if setting == "auto" else setting
     if name not in ("tpu", "gpu"):
         return Choice(reference.attend, "reference", f"there is no kernel for the platform {name}")
     kernel, unsupported, is_defect = None, f"the devices are of the platform {device.platform}", False
@@ -199,14 +199,14 @@ def choose(wanted: str, mesh: Mesh, sizes: Sizes, *, after_dropout: bool, rows: 
         unsupported = "its kernel does not compute guidance.probabilities=after_dropout"
     if not unsupported:
         return Choice(Fused(kernel, mesh, rows, heads), name, f"the devices are {device.device_kind}")
-    if wanted == "auto":
-        choice, instead = Choice(reference.attend, "reference", unsupported), "the slower reference"
+    if setting == "auto":
+        choice, substitute = Choice(reference.attend, "reference", unsupported), "the slower reference"
         if name == "gpu" and device in jax.devices():
             attend = cudnn.CuDnn()
             if self_check.problem(attend, sizes.head_width, sizes.length, sizes.dtype, only_plain=True) is None:
                 choice = Choice(attend, "cudnn", unsupported)
-                instead = "cuDNN without guidance and attention dropout, and else the slower reference"
+                substitute = "cuDNN without guidance and attention dropout, and else the slower reference"
         if is_defect:
-            self_check.warn(name, instead, unsupported)
+            self_check.warn(name, substitute, unsupported)
         return choice
-    raise ValueError(f"model.attention={wanted} cannot be used: {unsupported}. Choose auto or reference")
+    raise ValueError(f"model.attention={setting} cannot be used: {unsupported}; choose auto or reference")

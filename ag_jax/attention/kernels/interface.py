@@ -42,7 +42,7 @@ NO_SHIFT = 1 << 30
 
 
 class AttentionInputs(NamedTuple):
-    """Checked arguments of one call of attention, as in `Attend.__call__`; `band` stands for `causal` and `window`."""
+    """The checked arguments of a call of attention, see `Attend.__call__`; `band` stands for `causal` and `window`."""
 
     query_BQHW: Array
     key_BKHW: Array
@@ -106,13 +106,13 @@ class Attend(abc.ABC):
 
 def _check_shapes(query: Array, key: Array, value: Array, query_segments: Array, key_segments: Array) -> None:
     batch, queries, *heads = query.shape
-    wanted = {
+    shapes = {
         "key": (key, (batch, key.shape[1], *heads)),
         "value": (value, (batch, key.shape[1], *heads)),
         "query segments": (query_segments, (batch, queries)),
         "key segments": (key_segments, (batch, key.shape[1])),
     }
-    for name, (array, shape) in wanted.items():
+    for name, (array, shape) in shapes.items():
         if array.shape != shape:
             raise ValueError(f"attention of queries {query.shape}: {name} must have shape {shape}, got {array.shape}")
 
@@ -217,8 +217,7 @@ def target(shift: Array | int, weights: Array, query: Array, key: Array) -> Arra
 
 
 def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
-    """Return each head's target P in the form that the function `target` takes: a shift for each head, `H` (int32), and
-    weights of keys, `BHK` (float32).
+    """Return each head's target P as arguments of the function `target`: shifts `H`, int32, and weights `BHK`, float32.
 
     A head with a `Shift` has weights 0, a head with `Columns` the shift `NO_SHIFT`, and a head without guidance both,
     so that P = 0. Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel
@@ -226,16 +225,16 @@ def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
     """
     guides, (batch, keys, heads, _) = inputs.guides, inputs.key_BKHW.shape
     shifts, weights = [], []
-    for of_heads, count in zip(guides.targets, guides.counts, strict=True):
-        if isinstance(of_heads, Entries):
+    for matrix, count in zip(guides.targets, guides.counts, strict=True):
+        if isinstance(matrix, Entries):
             raise ValueError("kernels know no target with a column for each row (Entries): use the reference attention")
-        if isinstance(of_heads, Columns):
-            weights_BK = of_heads.weights_BK
+        if isinstance(matrix, Columns):
+            weights_BK = matrix.weights_BK
             shift = NO_SHIFT
             if not inputs.band.is_everything:
                 weights_BK = (weights_BK > 0).astype(jnp.float32)
         else:
-            shift, weights_BK = of_heads.offset, jnp.zeros((batch, keys), jnp.float32)
+            shift, weights_BK = matrix.offset, jnp.zeros((batch, keys), jnp.float32)
         shifts += [shift] * count
         weights += [weights_BK] * count
     free = heads - sum(guides.counts)
@@ -251,10 +250,10 @@ def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, inputs: Att
     """
     overlaps, head = [], 0
     segments = (inputs.query_segments_BQ, inputs.key_segments_BK)
-    for of_heads, count in zip(inputs.guides.targets, inputs.guides.counts, strict=True):
+    for matrix, count in zip(inputs.guides.targets, inputs.guides.counts, strict=True):
         overlap_BhQ = overlap_BHQ[:, head : head + count]
         # H sums to 1 in rows that see anything.
-        overlap_BhQ = guidance.overlap(of_heads, overlap_BhQ, *segments, inputs.band)
+        overlap_BhQ = guidance.overlap(matrix, overlap_BhQ, *segments, inputs.band)
         overlaps.append(overlap_BhQ)
         head += count
     return AttentionStatistics(sum_of_squares_BHQ[:, :head], jnp.concatenate(overlaps, axis=1))

@@ -42,42 +42,42 @@ def problem(attend: Attend, head_width: int, length: int, dtype: str, *, only_pl
     """
     for rows, is_plain in itertools.product(sorted({min(length, row) for row in LENGTHS}), (True, False)):
         if is_plain or not only_plain:
-            found = _difference(attend, is_plain, _row(rows, head_width, dtype))
-            if found is not None:
-                return found
+            difference = _difference(attend, is_plain, _row(rows, head_width, dtype))
+            if difference is not None:
+                return difference
     return None
 
 
-def _difference(attend: Attend, is_plain: bool, given: tuple[Array, ...]) -> str | None:
-    """Return how the results for one row fail or differ from the reference's, or None."""
+def _difference(attend: Attend, is_plain: bool, arrays: tuple[Array, ...]) -> str | None:
+    """Return in words how the results for one row fail or differ from the reference's; None if they do not."""
     try:
-        found = _results(attend, is_plain, *given)
+        results = _results(attend, is_plain, *arrays)
     except Exception as error:  # of the import, the compiler or the device, each with types of its own
-        said = str(error).strip().splitlines() or [""]
-        return f"its test failed with {type(error).__name__}: {said[0][:300]}"
-    expected = _results(reference.attend, is_plain, *given)
+        lines = str(error).strip().splitlines() or [""]
+        return f"its test failed with {type(error).__name__}: {lines[0][:300]}"
+    expected = _results(reference.attend, is_plain, *arrays)
     differences = [
-        np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(found, expected, strict=True)
+        np.linalg.norm(one - other) / np.linalg.norm(other) for one, other in zip(results, expected, strict=True)
     ]
     worst = np.max(differences)  # NaN if any is NaN, unlike `max`
     return None if worst <= TOLERANCE else f"its results in a test differ from the reference's by {worst:.1%}"
 
 
-def warn(name: str, instead: str, what: str) -> None:
-    """Print, once in a process, that a kernel is not used although there is one for the devices, and what instead."""
-    _warned(f"warning: the attention kernel for the platform {name} is not used, but {instead}: {what}")
+def warn(name: str, substitute: str, reason: str) -> None:
+    """Print, once in a process, that the kernel for the devices is not used, what is used instead, and why."""
+    _print_once(f"warning: the attention kernel for the platform {name} is not used, but {substitute}: {reason}")
 
 
 @functools.cache
-def _warned(message: str) -> None:
+def _print_once(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
 def _row(length: int, head_width: int, dtype: str) -> tuple[Array, ...]:
-    """Return queries, keys, values, a factor of each element of the output (all `BQHW`), and segment ids, for B=1."""
-    drawn = np.random.default_rng(0).standard_normal((4, 1, length, HEADS, head_width))
+    """Return queries, keys, values, a factor of each element of the output, all `BQHW` with B = 1, and segment ids."""
+    samples = np.random.default_rng(0).standard_normal((4, 1, length, HEADS, head_width))
     segments_BQ = 1 + (np.arange(length)[None] >= 2 * length // 3)
-    return *jnp.asarray(drawn, dtype), jnp.asarray(segments_BQ, jnp.int32)
+    return *jnp.asarray(samples, dtype), jnp.asarray(segments_BQ, jnp.int32)
 
 
 def _results(

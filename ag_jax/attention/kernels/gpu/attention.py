@@ -34,10 +34,9 @@ from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, KernelCo
 
 
 def _program_place(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
-    """Return a Triton program's head, its first query (or key) position, and the range of blocks to loop over.
+    """Return a Triton program's head, its first query (or key) position, and the range of blocks that it streams.
 
-    The program's block of queries (or keys) stays in fast memory, while blocks of keys (or queries) pass through: from
-    the first block of the range to the one before its end.
+    The range is the first block and the one after the last.
     """
     block, head, example = (pl.program_id(axis) for axis in range(3))
     streamed = refs["visits"][example, block, 0], refs["visits"][example, block, 1]
@@ -82,7 +81,7 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
 
 
 def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Compute dQ, the gradient of a block of queries."""
+    """Write dQ, the gradient of a block of queries, to `results`."""
     head, held, first, last = _program_place(call, refs, blocks)
     queries = head.queries(held, blocks.held)
 
@@ -97,7 +96,7 @@ def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dic
 
 
 def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Compute dK and dV, the gradients of a block of keys and of their values."""
+    """Write dK and dV, the gradients of a block of keys and of their values, to `results`."""
     head, held, first, last = _program_place(call, refs, blocks)
     keys = head.keys(held, blocks.held)
 
@@ -115,7 +114,7 @@ def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[
 
 
 def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Compute dbias for a block of queries and a block of keys, summed over examples and heads that share the bias."""
+    """Write dbias of a block of queries and keys to `results`, summed over the examples and heads that share it."""
     keys_block, queries_block, place = (pl.program_id(axis) for axis in range(3))
     first_query, first_key = queries_block * blocks.held, keys_block * blocks.streamed
     examples, heads = results["g_bias"].shape[:2]
@@ -140,14 +139,13 @@ def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict
     head_of(jnp.int32(0)).store_matrix(results["g_bias"], first_query, first_key, sum_QK * call.config.dropout_scale)
 
 
-def _given(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
-    """Return the operands that are not None; an axis A = H x W, of all heads' widths, is split into H and W."""
+def _split_heads(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
+    """Return the operands that are not None, with an axis A = H x W, of all heads' widths, split into H and W."""
     by_head = (call.config.heads, call.config.width)
-    given = {name: array for name, array in operands.items() if array is not None}
-    has_heads = ("BQHW", "BKHW")
     return {
-        name: array.reshape(*array.shape[:2], *by_head) if LETTERS[name] in has_heads else array
-        for name, array in given.items()
+        name: array.reshape(*array.shape[:2], *by_head) if LETTERS[name] in ("BQHW", "BKHW") else array
+        for name, array in operands.items()
+        if array is not None
     }
 
 
@@ -186,7 +184,7 @@ def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
     """
     names = ("query", "key", "value", "query_segments", "key_segments", "bias", "shifts", "weights", "scalars")
     operands = dict(zip(names, inputs, strict=True))
-    return _given(call, operands if call.config.rate else operands | {"scalars": None})
+    return _split_heads(call, operands if call.config.rate else operands | {"scalars": None})
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -220,9 +218,9 @@ def _attention_backward(call: Call, residuals: tuple, cotangents: tuple):
         delta += factor * statistic * g_statistic
     # Dropout's factor: instead of storing g_output / (1 - rate), these rows are multiplied by the inverse.
     vectors = [(1.0 - config.rate) * vector for vector in (delta, *g_statistics)]
-    known = {"g_output": g_output.astype(dtype), "log_sums": log_sums}
-    known |= dict(zip(("delta", "g_squares", "g_overlap"), vectors, strict=False))
-    operands = _operands(call, inputs) | _given(call, known)
+    of_queries = {"g_output": g_output.astype(dtype), "log_sums": log_sums}
+    of_queries |= dict(zip(("delta", "g_squares", "g_overlap"), vectors, strict=False))
+    operands = _operands(call, inputs) | _split_heads(call, of_queries)
     like_query, like_key = call.rows(config.queries, dtype), call.rows(config.keys, dtype)
     g_query = {"g_query": like_query}
     blocks = call.kernel_blocks

@@ -53,8 +53,7 @@ class Blocks:
     stages: int
 
     def fit(self, held_length: int, streamed_length: int) -> "Blocks":
-        """Return these settings with `held` and `streamed` reduced to at most `held_length` and `streamed_length`, each
-        rounded up to a power of two.
+        """Return these settings with blocks no larger than the two lengths, rounded up to powers of two.
 
         held_length, streamed_length: numbers of queries and keys, or of keys and queries, in the order of the fields.
 
@@ -82,7 +81,7 @@ class KernelBlocks:
 
 
 def choose_blocks(config: KernelConfig, itemsize: int) -> KernelBlocks:
-    """Return block sizes: two Triton programs fit on a multiprocessor, or one if a head's vector exceeds 256 bytes.
+    """Return block sizes with which two programs fit on a multiprocessor, or one if a head's vector exceeds 256 bytes.
 
     itemsize: bytes of an element of `query`, of which a head has `config.width` for each position.
     """
@@ -133,7 +132,7 @@ class Call:
         operands: dict[str, Array],
         results: dict[str, jax.ShapeDtypeStruct],
     ) -> list[Array]:
-        """Run `kernel` at every step of the grid; return the output arrays.
+        """Run `kernel` at every step of the grid, and return the output arrays.
 
         kernel: called with references to all operands and results, each to the whole array.
         """
@@ -174,7 +173,7 @@ class Call:
 
 
 def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band: Band) -> Array:
-    """Return for each block that is held in fast memory which blocks to stream: the first, and the last + 1.
+    """Return which blocks to stream for each block that is held: the first one, and the one after the last.
 
     An int32 array of shape (batch, held blocks, 2). The range has all blocks that may be seen from the held block, or
     may see it.
@@ -191,8 +190,9 @@ def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band:
         return in_blocks.min(-1), in_blocks.max(-1)
 
     # Two blocks may meet if their ranges of segment ids overlap: exact comparisons would need an array of Q x K.
-    (held_from, held_to), (from_, to) = ends(held_segments, blocks.held), ends(streamed_segments, blocks.streamed)
-    meet_BTS = (held_from[:, :, None] <= to[:, None, :]) & (from_[:, None, :] <= held_to[:, :, None])
+    held_low, held_high = ends(held_segments, blocks.held)
+    low, high = ends(streamed_segments, blocks.streamed)
+    meet_BTS = (held_low[:, :, None] <= high[:, None, :]) & (low[:, None, :] <= held_high[:, :, None])
     if not band.is_everything:
         held_T1, streamed_1S = jnp.arange(meet_BTS.shape[1])[:, None], jnp.arange(meet_BTS.shape[2])[None, :]
         corners = (held_T1 * blocks.held, blocks.held, streamed_1S * blocks.streamed, blocks.streamed)

@@ -194,15 +194,14 @@ class HeadRefs:
         return _load(place, _inside(first, size, length), -1)
 
     def _matrix(self, ref: Ref, queries: tuple[Array, int], keys: tuple[Array, int]) -> tuple[Ref, Array | None]:
-        """Return a reference to this head's block of a `BHQK` array, and a mask, false beyond the array's last query
-        or last key.
+        """Return a reference to this head's block of a `BHQK` array, and a mask of the positions inside the array.
 
         The mask is None if blocks of this size do not reach beyond the array.
         """
         mask = _crossed(_inside(*queries, self.config.queries), _inside(*keys, self.config.keys))
         # An axis that all examples or all heads share has the size 1.
         example, head = (
-            jnp.minimum(at, size - 1) for at, size in zip((self.example, self.head), ref.shape, strict=False)
+            jnp.minimum(index, size - 1) for index, size in zip((self.example, self.head), ref.shape, strict=False)
         )
         return ref.at[example, head, pl.ds(*queries), pl.ds(*keys)], mask
 
@@ -250,10 +249,9 @@ class ScoreTile:
         return head.config.keep(head.scalars, head.example, head.head, *self.positions)
 
     def gradient(self) -> tuple[Array, Array]:
-        """Return (1 - rate) dS, where dS is the gradient of the scores and `rate` that of dropout, and the
-        probabilities H with the dropped elements set to 0.
+        """Return (1 - rate) dS, with dS the gradient of the scores, and H with the dropped elements set to 0.
 
-        The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
+        `rate` is that of dropout. The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
         """
         H = dropped = exponential(self.head.config, self.scores(), self.of_queries(self.queries.log_sums))
         dH = self._products(self.queries.g_output, self.keys.value)

@@ -27,9 +27,7 @@ from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product
 
 
 def _forward_whole(tile: Tile, results: tuple, _) -> None:
-    """Write the output and the guidance statistics, ||H||^2 and <H, P>, of each head to `results`; a head's queries and
-    keys all lie in a single tile.
-    """
+    """Write the output, ||H||^2 and <H, P> of heads whose scores are one tile each to `results`."""
     output, *rows = results
     for head in range(output.shape[2] // tile.width):
         H_KQ = tile.probabilities(head)
@@ -43,7 +41,7 @@ def _forward_whole(tile: Tile, results: tuple, _) -> None:
 
 
 def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> None:
-    """Compute output, ||H||^2 and <H, P> of a block of queries, which stays in VMEM while blocks of keys pass through.
+    """Write output, ||H||^2 and <H, P> of a block of queries, which stays in VMEM while blocks of keys pass through.
 
     The sums so far are kept in `scratch`, relative to the largest score so far.
     """
@@ -54,8 +52,8 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
     @pl.when(step == 0)
     def _clear():
         largest[...] = jnp.full(largest.shape, -jnp.inf, jnp.float32)
-        for kept in (mixed, total, *sums):
-            kept[...] = jnp.zeros(kept.shape, jnp.float32)
+        for ref in (mixed, total, *sums):
+            ref[...] = jnp.zeros(ref.shape, jnp.float32)
 
     @_if_visible(tile)
     def _add():
@@ -99,7 +97,7 @@ def _if_visible(tile: Tile):
 
 
 def _backward_whole(tile: Tile, results: tuple, _) -> None:
-    """Compute dQ, dK and dV of heads whose scores are one tile each."""
+    """Write dQ, dK and dV of heads whose scores are one tile each to `results`."""
     for head in range(results[0].shape[2] // tile.width):
         for result, gradient in zip(results, _products(tile, head), strict=True):
             result[0, :, tile.lanes(head)] = gradient.astype(result.dtype)
@@ -117,7 +115,7 @@ def _products(tile: Tile, head: int) -> tuple[Array, Array, Array]:
 
 
 def _backward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> None:
-    """Compute dQ, dK and dV: for each block of keys, loop over the blocks of queries that see it."""
+    """Write dQ, dK and dV to `results`: for each block of keys, a loop over the blocks of queries that see it."""
     key_block, step = pl.program_id(2), pl.program_id(3)
     g_query, g_key, g_value = results
     all_queries, this_key, this_value = scratch
@@ -156,7 +154,7 @@ def _backward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> 
 
 
 def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
-    """Compute dbias, summed over the examples and heads that share a bias.
+    """Write dbias, summed over the examples and heads that share a bias, to `results`.
 
     The innermost `shared` axes of the grid are the axes of the sum, so that the steps of a sum follow one another.
     """
@@ -191,15 +189,17 @@ def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
 
 
 def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
-    """Return the scalar-prefetch arguments: for each head the shift of its target P, key position minus query position
-    (`interface.target`), or None without guidance, and the scalars of dropout.
+    """Return the scalar-prefetch arguments: the shifts of the heads' targets P, and the scalars of dropout.
+
+    A shift is a key position minus a query position (`interface.target`); there are none without guidance.
     """
     return inputs.shifts_H, inputs.scalars
 
 
 def _of_part(part: Grid, operands: dict, prefetched: tuple) -> tuple[dict, tuple]:
-    """Return the operands and the scalar-prefetch arguments of one of `Grid.parts`: those of guidance only for the
-    heads whose statistics the part computes.
+    """Return the operands and the scalar-prefetch arguments of one of `Grid.parts`.
+
+    Those of guidance are only of the heads whose statistics the part computes.
     """
     if part.config.guided:  # it covers the first heads
         return operands | {"weights": operands["weights"][:, : part.groups * part.group]}, prefetched
@@ -214,7 +214,7 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
     have the shape `(B, H, 1, Q)`; the statistics are of the groups of heads that have a guided head.
     """
     by_head = (grid.examples, grid.config.heads, 1, grid.queries.padded)
-    written: list[Array] = []
+    outputs: list[Array] = []
     statistics: list[Array] = []
     for part in grid.parts:
         specs, row_spec = part.specs(part.by_query), part.specs(part.by_query)["delta"]
@@ -226,11 +226,11 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
             scratch = [pltpu.VMEM((grid.group, grid.width, grid.queries.block), jnp.float32)]
             scratch += [row_scratch] * (4 if part.config.guided else 2)
             kernel = functools.partial(_forward_blocks, part)
-        kept = len(results)
+        count = len(results)
         if part.config.guided:
             of_part = (grid.examples, part.groups * grid.group, 1, grid.queries.padded)
             results += [(jax.ShapeDtypeStruct(of_part, jnp.float32), row_spec)] * 2
-        found = part.run(
+        arrays = part.run(
             "attention",
             kernel,
             part.by_query,
@@ -240,10 +240,10 @@ def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, lis
             scratch,
             products=2,
             streamed=("keys",),
-            into=written,
+            into=outputs,
         )
-        written, statistics = found[:kept], [*statistics, *found[kept:]]
-    mixed, *log_sums = written
+        outputs, statistics = arrays[:count], [*statistics, *arrays[count:]]
+    mixed, *log_sums = outputs
     return mixed, log_sums[0] if log_sums else None, statistics
 
 
@@ -294,17 +294,17 @@ def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
     sizes = (grid.examples, grid.groups, grid.queries.blocks, grid.keys.blocks)
     band, queries, keys = grid.config.band, grid.queries, grid.keys
 
-    def at(*step) -> GridStep:
+    def step_at(*step) -> GridStep:
         example, group, query, key = (step[order.index(axis)] for axis in range(4))
         # Blocks outside the band are not skipped by the grid: their gradient, 0, must be written.
         meet = band.meets(query * queries.block, queries.block, key * keys.block, keys.block)
         return GridStep(example, group, query, key, meet)
 
-    result = (jax.ShapeDtypeStruct(bias.shape, jnp.float32), grid.specs(at, bias)["bias"])
+    result = (jax.ShapeDtypeStruct(bias.shape, jnp.float32), grid.specs(step_at, bias)["bias"])
     kernel = functools.partial(_bias_gradient, sum(is_shared.values()))
     steps = tuple(sizes[axis] for axis in order)
     (gradient,) = grid.run(
-        "attention_bias_gradient", kernel, at, steps, operands, prefetched, [result], [], 2, ("queries", "keys")
+        "attention_bias_gradient", kernel, step_at, steps, operands, prefetched, [result], [], 2, ("queries", "keys")
     )
     return gradient.astype(bias.dtype)
 

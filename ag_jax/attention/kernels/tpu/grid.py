@@ -115,10 +115,10 @@ class Side:
 
 
 def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
-    """Return the index of the block of keys (or queries) that a grid step loads, and whether `band`, the limits of
-    causal and windowed attention, allows any query-key pair of the step.
+    """Return the index of the block of keys (or queries) that a grid step loads, and whether the step has any pair.
 
-    The pairs are those of the held and the loaded block. False also for steps beyond the last block.
+    It has one if `band`, the limits of causal and windowed attention, allows any query-key pair of the held and the
+    loaded block. It has none beyond the last block.
 
     held_block: index of the block of queries (or keys) that stays on the chip while `step` counts up.
     held, streamed: the side of which a block stays, and the side of which blocks pass through.
@@ -166,8 +166,9 @@ class Grid:
 
     @property
     def parts(self) -> tuple["Grid", ...]:
-        """Two grids, one of the groups of heads with a guided head, one of the others, without guidance; or this grid
-        alone if all groups or none have a guided head.
+        """Two grids, one of the groups of heads with a guided head and one of the others, without guidance.
+
+        If all groups or none have a guided head, this grid alone.
 
         By the compiler's estimate for a TPU v5e, statistics of guidance add 17 % to the time of the forward kernel with
         dropout and 23 % without, and 11 % and 15 % to that of the backward kernel.
@@ -232,42 +233,44 @@ class Grid:
         query_block, is_visible = _streamed(self.config.band.reversed, key_block, self.keys, self.queries, step)
         return GridStep(example, group + self.covered.start, query_block, key_block, is_visible)
 
-    def spec(self, shape: tuple[int, ...], axes: tuple[int | None, ...], at: Callable[..., GridStep]) -> pl.BlockSpec:
+    def spec(
+        self, shape: tuple[int, ...], axes: tuple[int | None, ...], step_at: Callable[..., GridStep]
+    ) -> pl.BlockSpec:
         """Return the `BlockSpec` of an array of which each grid step reads or writes one block, of the size `shape`.
 
         axes: for each axis of the array, which entry of `GridStep` is its block index; None for block 0.
-        at: maps the indices of a grid step to its `GridStep`.
+        step_at: maps the indices of a grid step to its `GridStep`.
         """
 
         def index(*grid) -> tuple:
-            place = at(*grid[:4])
+            place = step_at(*grid[:4])
             return tuple(0 if axis is None else place[axis] for axis in axes)
 
         return pl.BlockSpec(shape, index)
 
-    def specs(self, at: Callable[..., GridStep], bias: Array | None = None) -> dict[str, pl.BlockSpec]:
+    def specs(self, step_at: Callable[..., GridStep], bias: Array | None = None) -> dict[str, pl.BlockSpec]:
         """Return {operand: `BlockSpec`}: for each array that the kernels take, the block that a grid step reads.
 
-        at: maps the indices of a grid step to its `GridStep`.
+        step_at: maps the indices of a grid step to its `GridStep`.
         bias: the bias of the scores; without one, there is no operand `bias`.
         """
-        queries = self.spec((1, self.queries.block, self.group * self.width), (0, 2, 1), at)
-        keys = self.spec((1, self.keys.block, self.group * self.width), (0, 3, 1), at)
-        query_row = self.spec((1, self.group, 1, self.queries.block), (0, 1, None, 2), at)
+        queries = self.spec((1, self.queries.block, self.group * self.width), (0, 2, 1), step_at)
+        keys = self.spec((1, self.keys.block, self.group * self.width), (0, 3, 1), step_at)
+        query_row = self.spec((1, self.group, 1, self.queries.block), (0, 1, None, 2), step_at)
         specs = {
             "query": queries,
             "key": keys,
             "value": keys,
-            "query_segments": self.spec((1, 1, self.queries.block), (0, None, 2), at),
-            "key_segments": self.spec((1, 1, self.keys.block), (0, None, 3), at),
-            "weights": self.spec((1, self.group, 1, self.keys.block), (0, 1, None, 3), at),
+            "query_segments": self.spec((1, 1, self.queries.block), (0, None, 2), step_at),
+            "key_segments": self.spec((1, 1, self.keys.block), (0, None, 3), step_at),
+            "weights": self.spec((1, self.group, 1, self.keys.block), (0, 1, None, 3), step_at),
             "g_output": queries,
             **dict.fromkeys(("g_squares", "g_overlap", "log_sums", "delta"), query_row),
         }
         if bias is not None:
             example, head = (None if size == 1 else axis for axis, size in enumerate(bias.shape[:2]))
             group = 1 if head is None else self.group
-            specs["bias"] = self.spec((1, group, self.keys.block, self.queries.block), (example, head, 3, 2), at)
+            specs["bias"] = self.spec((1, group, self.keys.block, self.queries.block), (example, head, 3, 2), step_at)
         return specs
 
     def moved_bytes(
@@ -296,7 +299,7 @@ class Grid:
         self,
         name: str,
         kernel: Callable[[Tile, tuple, tuple], None],
-        at: Callable[..., GridStep],
+        step_at: Callable[..., GridStep],
         steps: tuple[int, ...],
         operands: dict[str, Array | None],
         prefetched: tuple[Array, Array],
@@ -308,21 +311,21 @@ class Grid:
     ) -> list[Array]:
         """Run `kernel(tile, results, scratch)` on the tile of every grid step, and return the output arrays.
 
-        at: maps the indices of a grid step to its `GridStep`.
+        step_at: maps the indices of a grid step to its `GridStep`.
         prefetched: the shifts of the heads, and the scalars of `KernelConfig.keep`.
         products: matrix products of Q x K x A, for the estimated cost.
         streamed: sides whose blocks are read several times, see `moved_bytes`.
         into: for the first results, the array to which this grid's blocks are written, from a grid that covers other
             heads; None for a new array, whose other blocks are undefined.
         """
-        given = {key: operand for key, operand in operands.items() if operand is not None}
-        specs, shapes = self.specs(at, operands.get("bias")), [shape for shape, _ in results]
-        begun = {place: array for place, array in enumerate(into) if array is not None}
-        first = len(jax.tree.leaves(prefetched)) + len(given)  # index of the first of them among the inputs
+        arrays = {key: operand for key, operand in operands.items() if operand is not None}
+        specs, shapes = self.specs(step_at, operands.get("bias")), [shape for shape, _ in results]
+        targets = {place: array for place, array in enumerate(into) if array is not None}
+        first = len(jax.tree.leaves(prefetched)) + len(arrays)  # index of the first target among the inputs
 
         def body(shifts, scalars, *refs):
-            blocks, refs = Operands(**dict(zip(given, refs, strict=False))), refs[len(given) + len(begun) :]
-            example, group, query, key, is_visible = at(*(pl.program_id(axis) for axis in range(4)))
+            blocks, refs = Operands(**dict(zip(arrays, refs, strict=False))), refs[len(arrays) + len(targets) :]
+            example, group, query, key, is_visible = step_at(*(pl.program_id(axis) for axis in range(4)))
             corner = (example, group * self.group, query * self.queries.block, key * self.keys.block)
             tile = Tile(self.config, corner, query, self.width, shifts, scalars, blocks, is_visible)
             kernel(tile, refs[: len(results)], refs[len(results) :])
@@ -332,12 +335,12 @@ class Grid:
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
                 grid=steps,
-                in_specs=[*(specs[key] for key in given), *(pl.BlockSpec(memory_space=pl.ANY) for _ in begun)],
+                in_specs=[*(specs[key] for key in arrays), *(pl.BlockSpec(memory_space=pl.ANY) for _ in targets)],
                 out_specs=[spec for _, spec in results],
                 scratch_shapes=scratch,
             ),
             out_shape=shapes,
-            input_output_aliases={first + index: place for index, place in enumerate(begun)},
+            input_output_aliases={first + index: place for index, place in enumerate(targets)},
             # Steps along the last two axes share results or scratch memory, so they must run in order.
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=_VMEM
@@ -346,8 +349,8 @@ class Grid:
                 self.examples * self.groups * self.group * self.pairs,
                 self.width,
                 products,
-                self.moved_bytes(given, shapes, streamed),
+                self.moved_bytes(arrays, shapes, streamed),
             ),
             interpret=self.config.interpret,
             name=name,
-        )(*prefetched, *given.values(), *begun.values())
+        )(*prefetched, *arrays.values(), *targets.values())

@@ -57,7 +57,7 @@ class Operands:
 
 
 def has_keys(largest: Array) -> Array:
-    """Whether a query sees any key: then its largest score is above `MASKED_SCORE`, the score of every masked key."""
+    """Return whether a query sees any key: its largest score is then above `MASKED_SCORE`, that of masked keys."""
     return largest > MASKED_SCORE
 
 
