@@ -26,7 +26,7 @@ from ag_jax.finetuning import best
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
 from ag_jax.inspection import looking, pages
-from ag_jax.inspection.heads import Chosen, choose
+from ag_jax.inspection.heads import Chosen, restrict
 from ag_jax.interop import exporting, finetuned, importing, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import DecoderConfig
@@ -443,12 +443,12 @@ def test_layers_and_heads_that_do_not_exist(places, monkeypatch, capsys, chosen,
 
 
 def test_of_every_kind_the_chosen_heads_that_it_has():
-    assert choose(Chosen(heads=("5.2", "1.3")), [(6, 4), (2, 4), (2, 2)]) == [
+    assert restrict(Chosen(heads=("5.2", "1.3")), [(6, 4), (2, 4), (2, 2)]) == [
         (None, ((0, 2), (4, 1))),
         (None, ((0, 2),)),
         (None, ()),
     ]
-    assert choose(Chosen(layers=("5", "1")), [(6, 4), (2, 4)]) == [((0, 4), ()), ((0,), ())]
+    assert restrict(Chosen(layers=("5", "1")), [(6, 4), (2, 4)]) == [((0, 4), ()), ((0,), ())]
 
 
 def test_names_of_figures_are_short_and_distinct():
@@ -697,8 +697,8 @@ def test_heads_of_a_page_that_another_model_lacks():
     with pytest.raises(ValueError, match=r"--without=2.1: there is no such head in --against=shallow, which has 1 lay"):
         pages.make_views(page, seen, TEXT, ((0, 1), (1, 0)))
     view = views.view()  # 2 layers of 3 heads
-    assert pages._own_heads(view, ((0, 0), (1, 3), (1, 2), (4, 1))) == ((0, 0), (1, 2))
-    assert pages._own_heads(view, None) is None
+    assert pages._heads_of(view, ((0, 0), (1, 3), (1, 2), (4, 1))) == ((0, 0), (1, 2))
+    assert pages._heads_of(view, None) is None
 
 
 def test_a_page_of_a_translation(places, tmp_path, capsys):

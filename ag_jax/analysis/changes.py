@@ -55,8 +55,8 @@ class AttackedModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextAttack:
-    """An attack on the attention to a single text.
+class AttackSetup:
+    """What is needed to attack a model's attention to one text.
 
     attacked: the model and its objective.
     method: name of the attack, as in `adversarial.method`.
@@ -109,16 +109,17 @@ def unsupported_reason(config: AdversarialConfig) -> str | None:
 
 
 def jensen_shannon(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the Jensen-Shannon divergence of distributions along the last axis, with base 2: 0 if they are equal, 1
-    if they have no common support.
+    """Return the Jensen-Shannon divergence, with base 2, of distributions along the last axis.
+
+    It is 0 if they are equal, and 1 if they have no common support.
     """
-    first, second = (np.asarray(one, np.float64) for one in (first, second))
+    first, second = (np.asarray(rows, np.float64) for rows in (first, second))
     middle = (first + second) / 2
     total = np.zeros(first.shape[:-1])
-    for one in (first, second):
+    for rows in (first, second):
         # 0 log 0 is 0. The middle is 0 only where both are, or where halving the smallest number gives 0.
-        ratio = np.divide(one, middle, out=np.ones_like(one), where=(one > 0) & (middle > 0))
-        total += (one * np.log2(ratio)).sum(-1) / 2
+        ratio = np.divide(rows, middle, out=np.ones_like(rows), where=(rows > 0) & (middle > 0))
+        total += (rows * np.log2(ratio)).sum(-1) / 2
     return np.clip(total, 0.0, 1.0)  # rounding may leave the interval
 
 
@@ -138,56 +139,57 @@ def mean_change(attacked: AttackedModel, batches: Iterable[dict[str, Any]]) -> n
     """
     changes = []
     for number, batch in enumerate(batches):
-        plain_NBHQK, attacked_NBHQK, _, read = _both(attacked, batch, number)
-        changes.append(change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"])))
+        plain_NBHQK, attacked_NBHQK, _, rows = _both(attacked, batch, number)
+        changes.append(change(plain_NBHQK, attacked_NBHQK, np.asarray(rows["segment_ids"])))
     return np.mean(changes, axis=0)
 
 
-def attacked_text(attack: TextAttack, tokenizer: Tokenizer, text: AttentionMaps) -> AttackedText:
+def attacked_text(attack: AttackSetup, tokenizer: Tokenizer, text: AttentionMaps) -> AttackedText:
     """Return the attention maps of a text without and with an attack, and the change of each layer.
 
     text: maps of the text.
     """
-    plain_NBHQK, attacked_NBHQK, masked_NBHQK, read = _both(attack.attacked, attack.make_batch(text.ids_L), 0)
-    (read_L,) = np.asarray(read["tokens"])
-    tokens = tuple(tokenizer.tokens(read_L.tolist()))
+    plain_NBHQK, attacked_NBHQK, masked_NBHQK, rows = _both(attack.attacked, attack.make_batch(text.ids_L), 0)
+    (ids_L,) = np.asarray(rows["tokens"])
+    tokens = tuple(tokenizer.tokens(ids_L.tolist()))
     windows = attack.attacked.model.config.windows
     plain, attacked = (
-        AttentionMaps(tokens, read_L, weights_NBHQK[:, 0], text.left_out, model=text.model, windows=windows)
+        AttentionMaps(tokens, ids_L, weights_NBHQK[:, 0], text.left_out, model=text.model, windows=windows)
         for weights_NBHQK in (plain_NBHQK, attacked_NBHQK)
     )
     masked_NHQK = None if masked_NBHQK is None else masked_NBHQK[:, 0]
-    changed_N = change(plain_NBHQK, attacked_NBHQK, np.asarray(read["segment_ids"]))
-    return AttackedText(plain, attacked, changed_N, masked_NHQK)
+    change_N = change(plain_NBHQK, attacked_NBHQK, np.asarray(rows["segment_ids"]))
+    return AttackedText(plain, attacked, change_N, masked_NHQK)
 
 
 def _both(
     attacked: AttackedModel, batch: dict[str, Any], number: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Batch]:
-    """Return the attention probabilities without and with the attack, which cells it masked (`Attention`), all
-    `NBHQK`, and the batch that the encoder read.
+    """Return the attention probabilities without and with the attack, the masked cells, and the encoder's batch.
+
+    The first three are arrays `NBHQK`; for masked cells see `maps.Attention`.
 
     number: of the batch; random initial perturbations are a function of it.
     """
     key = jax.random.fold_in(jax.random.key(0), number)
     step = jnp.int32(attacked.step)
-    plain_NBHQK, (attacked_NBHQK, masked_NBHQK), read = _passes(
+    plain_NBHQK, (attacked_NBHQK, masked_NBHQK), rows = _passes(
         attacked.objective, attacked.model, attacked.params, batch, key, step
     )
     masked = None if masked_NBHQK is None else np.asarray(masked_NBHQK)
-    return np.asarray(plain_NBHQK), np.asarray(attacked_NBHQK), masked, read
+    return np.asarray(plain_NBHQK), np.asarray(attacked_NBHQK), masked, rows
 
 
 @functools.partial(jax.jit, static_argnames=("objective", "model"))
 def _passes(
     objective: Objective, model: EncoderModel, params: Any, batch: Batch, key: jax.Array, step: jax.Array
 ) -> tuple[jax.Array, maps.Attention, Batch]:
-    found = objective.attacked_pass(params, batch, {"dropout": key}, step)
-    if found is None:
+    attacked = objective.attacked_pass(params, batch, {"dropout": key}, step)
+    if attacked is None:
         raise ValueError(f"{type(objective).__name__} has no attack: expected the objective of an attacked model")
-    read = encoder.rows(found.encoder_batch)
-    plain_NBHQK = maps.attention_weights(model, params, read, found.clean)
-    return plain_NBHQK, maps.attention(model, params, read, found.attacked), read
+    rows = encoder.rows(attacked.encoder_batch)
+    plain_NBHQK = maps.attention_weights(model, params, rows, attacked.clean)
+    return plain_NBHQK, maps.attention(model, params, rows, attacked.attacked), rows
 
 
 def change_table(change_N: np.ndarray, method: str) -> str:
@@ -196,8 +198,8 @@ def change_table(change_N: np.ndarray, method: str) -> str:
     table.add_column("layer", justify="right", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
     for layer, value in enumerate(change_N):
-        table.add_row(str(layer + 1), _shown(value), end_section=layer == len(change_N) - 1)
-    table.add_row("mean", _shown(change_N.mean()))
+        table.add_row(str(layer + 1), _two_digits(value), end_section=layer == len(change_N) - 1)
+    table.add_row("mean", _two_digits(change_N.mean()))
     return "\n".join([f"Attack {method}: {EXPLAINED}", *tables.printed(table)])
 
 
@@ -211,13 +213,13 @@ def change_section(header: Sequence[str], rows: Sequence[tuple[Sequence[str], np
         return []
     layers = max(len(change_N) for _, change_N in rows)
     columns = [*header, "All layers", *(f"Layer {number}" for number in range(1, layers + 1))]
-    of_layers = []
+    cells_of_rows = []
     for cells, change_N in rows:
-        values = [_shown(value) for value in (change_N.mean(), *change_N)]
-        of_layers.append([*cells, *values, *["–"] * (layers - len(change_N))])
-    return ["## How far attacks change attention", "", *markdown.table(columns, of_layers)]
+        values = [_two_digits(value) for value in (change_N.mean(), *change_N)]
+        cells_of_rows.append([*cells, *values, *["–"] * (layers - len(change_N))])
+    return ["## How far attacks change attention", "", *markdown.table(columns, cells_of_rows)]
 
 
-def _shown(value: float) -> str:
+def _two_digits(value: float) -> str:
     """Return a divergence with two significant digits, because some attacks change attention by less than 0.001."""
     return f"{value:.2g}"

@@ -6,7 +6,7 @@ averaged over the rows that have such columns. It is in [0, 1], and 1 if the hea
 The maps may be of an encoder, of a decoder, or of a decoder's attention to the source (`KINDS`); `analysis.pairs`
 computes the maps of a text and its translation.
 
-Shape letters: N layers, B batch, H heads, L length, Q query position, K key position.
+Shape letters: N layers, B batch, H heads, L length, Q query position, K key position, P patterns.
 """
 
 import dataclasses
@@ -135,20 +135,20 @@ class AttentionMaps:
 
     @property
     def sentence(self) -> str:
-        """The text, for people, behind what part of it the maps show if it was cut; without one, the rows' tokens."""
+        """The text, after the number of tokens that the maps show of it if it was cut; or the rows' tokens."""
         return f"({self.part}) {self.text}" if self.text and self.part else self.text or " ".join(self.row_tokens)
 
     @property
     def part(self) -> str:
         """How many of the tokens the maps show, such as `64 of 92 tokens`; empty if they show all."""
-        shown = len(self.tokens) + len(self.query_tokens or ())
-        return f"{shown} of {shown + self.left_out} tokens" if self.left_out else ""
+        count = len(self.tokens) + len(self.query_tokens or ())
+        return f"{count} of {count + self.left_out} tokens" if self.left_out else ""
 
     @property
     def caption(self) -> tuple[str, ...]:
         """Lines for a figure of these maps: their kind and model, the text, and what a row and a column are."""
-        of = f": {self.model}" if self.model else ""
-        return f"{self.title}{of}", self.sentence, KINDS[self.kind].caption
+        model = f": {self.model}" if self.model else ""
+        return f"{self.title}{model}", self.sentence, KINDS[self.kind].caption
 
     @property
     def row_tokens(self) -> tuple[str, ...]:
@@ -247,10 +247,10 @@ def attention_maps(
     ids = [*begin, *cut(words, room, "text"), tokenizer.specials.end]
     ids_L = np.asarray(ids, np.int32)
     batch = _one_text(ids_L)
-    given: dict[str, Any] = {"head_mask_NH": head_mask(model.config, without)}
+    ports: dict[str, Any] = {"head_mask_NH": head_mask(model.config, without)}
     if attacker is not None:
-        given["attack"] = attacker(params, batch, jnp.int32(0))
-    weights_NHQK = np.asarray(attention_weights(model, params, batch, Ports(**given)))[:, 0]
+        ports["attack"] = attacker(params, batch, jnp.int32(0))
+    weights_NHQK = np.asarray(attention_weights(model, params, batch, Ports(**ports)))[:, 0]
     left_out, is_fixed = max(0, len(words) - room), bool(model.config.fixed_attention.offsets)
     return AttentionMaps(
         tuple(tokenizer.tokens(ids)),
@@ -356,12 +356,13 @@ def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.
     if maps.kind == "cross":
         segments_BQ = jnp.ones((1, len(maps.row_tokens)), jnp.int32)
         target = patterns.find_source_target(name, tokens_BK, segments_BK, segments_BQ, special)
-        found = patterns.dense(target, segments_BQ, segments_BK), patterns.has_target(target, segments_BQ, segments_BK)
+        target_BQK = patterns.dense(target, segments_BQ, segments_BK)
+        has_target_BQ = patterns.has_target(target, segments_BQ, segments_BK)
     else:
         band = band_of(maps.kind == "decoder", None)
         target = patterns.find_target(name, tokens_BK, segments_BK, special)
-        found = patterns.dense(target, segments_BK, band=band), patterns.has_target(target, segments_BK, band=band)
-    target_BQK, has_target_BQ = found
+        target_BQK = patterns.dense(target, segments_BK, band=band)
+        has_target_BQ = patterns.has_target(target, segments_BK, band=band)
     return np.asarray(target_BQK)[0], np.asarray(has_target_BQ)[0]
 
 
@@ -389,12 +390,12 @@ class Measured(NamedTuple):
 
 
 def measured(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, Measured]:
-    """Return {pattern: its targets and masses} for the patterns of `KINDS` and of `assignment`."""
+    """Return {pattern: its targets and masses} for the patterns of the kind of attention and of `assignment`."""
     uniform = {}  # by window, of which there are at most two
     for window in {*maps.window_of_layer}:
         visible_QK = maps.visible_QK(window)
         uniform[window] = visible_QK / visible_QK.sum(-1, keepdims=True, dtype=np.float32)
-    found = {}
+    by_name = {}
     for name in pattern_names(maps, assignment):
         target_QK, has_target_Q = _target(maps, special, name)
         rows, columns = np.nonzero((target_QK > 0) & has_target_Q[:, None])
@@ -402,8 +403,8 @@ def measured(maps: AttentionMaps, special: PatternTokens, assignment: Assignment
         mass_NH = maps.weights_NHQK[:, :, rows, columns].sum(-1, dtype=np.float64) / count
         chance = {window: of[rows, columns].sum(dtype=np.float64) / count for window, of in uniform.items()}
         chance_N = np.array([chance[window] for window in maps.window_of_layer])
-        found[name] = Measured(target_QK, has_target_Q, mass_NH, chance_N)
-    return found
+        by_name[name] = Measured(target_QK, has_target_Q, mass_NH, chance_N)
+    return by_name
 
 
 def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
@@ -435,15 +436,14 @@ def viewer_view(
     """
     names = pattern_names(maps, assignment)
     if special is None:
-        names = [one for one in names if one not in ("delim", "period")]
+        names = [pattern for pattern in names if pattern not in ("delim", "period")]
         special = PatternTokens((), ())
-    every, found = list(dict.fromkeys([*PATTERNS, *names])), measured(maps, special, assignment)
-    targets = {}
-    for one in names:
-        colour, pattern = colours.CATEGORIES[every.index(one) % len(colours.CATEGORIES)], found[one]
-        targets[one] = Target(
-            pattern.target_QK, pattern.has_target_Q, title(one), colour, pattern.mass_NH, pattern.chance_N
-        )
+    order, patterns_of_maps = list(dict.fromkeys([*PATTERNS, *names])), measured(maps, special, assignment)
+    view_targets = {}
+    for pattern in names:
+        colour = colours.CATEGORIES[order.index(pattern) % len(colours.CATEGORIES)]
+        target_QK, has_target_Q, mass_NH, chance_N = patterns_of_maps[pattern]
+        view_targets[pattern] = Target(target_QK, has_target_Q, title(pattern), colour, mass_NH, chance_N)
     cut_off = f"The maps show {maps.part}: the last {maps.left_out} were cut off." if maps.part else ""
     return View(
         name=name,
@@ -454,8 +454,8 @@ def viewer_view(
         weights_NHQK=np.minimum(maps.weights_NHQK, 1) if maps.is_fixed else maps.weights_NHQK,
         kind=maps.title,
         guided=assignment.patterns(*maps.weights_NHQK.shape[:2]).tolist(),
-        targets=targets,
-        special=[at for at, token in enumerate(maps.ids_L.tolist()) if token in special.delimiters],
+        targets=view_targets,
+        special=[place for place, token in enumerate(maps.ids_L.tolist()) if token in special.delimiters],
         is_causal=maps.kind == "decoder",
         windows=maps.windows,
         note=f"{cut_off} {note}".strip(),
@@ -472,20 +472,18 @@ def strongest_pattern(
     attends only to the first token is better explained by the smaller target. Rows without a target count as rows that
     do not exceed uniform attention; in a decoder, a full stop is a target only of the tokens after it.
     """
-    every = measured(maps, special, assignment)
-    found = {name: pattern for name, pattern in every.items() if pattern.has_target_Q.any()}
-    mass_PNH = np.stack([pattern.mass_NH for pattern in found.values()])
+    by_name = measured(maps, special, assignment)
+    by_name = {name: pattern for name, pattern in by_name.items() if pattern.has_target_Q.any()}
+    mass_PNH = np.stack([pattern.mass_NH for pattern in by_name.values()])
     excess_PNH = [
-        (pattern.mass_NH - pattern.chance_N[:, None]) * pattern.has_target_Q.mean() for pattern in found.values()
+        (pattern.mass_NH - pattern.chance_N[:, None]) * pattern.has_target_Q.mean() for pattern in by_name.values()
     ]
     best_NH = np.argmax(excess_PNH, axis=0)
-    return np.array(list(found), object)[best_NH], np.take_along_axis(mass_PNH, best_NH[None], axis=0)[0]
+    return np.array(list(by_name), object)[best_NH], np.take_along_axis(mass_PNH, best_NH[None], axis=0)[0]
 
 
 def pattern_names(maps: AttentionMaps, assignment: Assignment) -> list[str]:
-    """Return the names of the patterns on which mass is measured: those of the kind of attention, then others that are
-    assigned to heads.
-    """
+    """Return the patterns on which mass is measured: those of the kind of attention, then others that guide heads."""
     return list(dict.fromkeys([*KINDS[maps.kind].patterns, *assignment.names]))
 
 
@@ -497,18 +495,19 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
     of uniform attention (`Measured.chance_N`); there are two such rows if some layers see only a window, with its width
     in the name of one. The first line says which kind of attention it is, and which heads' outputs were zeroed.
     """
-    found = measured(maps, special, assignment)
-    masses = {name: pattern.mass_NH for name, pattern in found.items()}
+    by_name = measured(maps, special, assignment)
+    masses = {name: pattern.mass_NH for name, pattern in by_name.items()}
     layers, heads = maps.weights_NHQK.shape[:2]
     owners_NH, is_guided_NH = assignment.patterns(layers, heads), assignment.is_guided(layers, heads)
     columns = [(name, owners_NH == name, "guided") for name in assignment.names]
     columns += [(name, ~is_guided_NH, maps.unguided) for name in masses if not is_guided_NH.all()]
-    shown = sorted(range(layers), key=lambda layer: not is_guided_NH[layer].any())  # a header names heads of the first
+    # A column's header names its heads in the first layer that has any; guided layers come first.
+    order = sorted(range(layers), key=lambda layer: not is_guided_NH[layer].any())
 
     table = tables.new_table()
     table.add_column("\n\nlayer", justify="right", no_wrap=True)
     for name, members_NH, kind in columns:
-        members = next(np.flatnonzero(members_NH[layer]) for layer in shown if members_NH[layer].any())
+        members = next(np.flatnonzero(members_NH[layer]) for layer in order if members_NH[layer].any())
         table.add_column(Text(f"{kind}\n{title(name)}\n{_span(members)}"), justify="right", no_wrap=True)
     for layer in range(layers):
         cells = [
@@ -518,14 +517,14 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
     windows = maps.window_of_layer
     for window, label in chance_labels(windows).items():
-        table.add_row(label, *(_number(found[name].chance_N[windows.index(window)]) for name, _, _ in columns))
-    read = {
+        table.add_row(label, *(_number(by_name[name].chance_N[windows.index(window)]) for name, _, _ in columns))
+    size = {
         "encoder": f"{len(maps.tokens)} tokens",
         "decoder": f"{len(maps.tokens)} tokens that it reads",
         "cross": f"{len(maps.row_tokens)} tokens that the decoder reads and {len(maps.tokens)} of the source",
     }[maps.kind]
     more = f" ({maps.left_out} more were cut off)" if maps.left_out else ""
-    lines = [f"{maps.title}: attention mass on the patterns' targets, for {read}{more}"]
+    lines = [f"{maps.title}: attention mass on the patterns' targets, for {size}{more}"]
     lines += tables.printed(table)
     if assignment.where:
         lines += ["", f"guided: {assignment.where}; all heads of other layers are {maps.unguided}"]
@@ -535,7 +534,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
         side = max(window or 0 for window in windows) // 2
         tokens = "token" if side == 1 else "tokens"
         lines += ["", f"{word} {', '.join(local)}: a token sees itself and {side} {tokens} on each side"]
-    if not all(pattern.has_target_Q.any() for pattern in found.values()):
+    if not all(pattern.has_target_Q.any() for pattern in by_name.values()):
         lines += ["", "– : the pattern points at nothing in this text"]
     return "\n".join(lines)
 
@@ -545,10 +544,9 @@ def chance_labels(windows: Sequence[int | None]) -> dict[int | None, str]:
 
     windows: the window of each layer, None for a layer that sees all tokens.
     """
-    found = dict.fromkeys(windows)
-    if len(found) == 1:
-        return dict.fromkeys(found, "by chance")
-    return {window: "by chance (all)" if window is None else f"by chance ({window})" for window in found}
+    if len({*windows}) == 1:
+        return dict.fromkeys(windows, "by chance")
+    return {window: "by chance (all)" if window is None else f"by chance ({window})" for window in windows}
 
 
 def _span(heads: Sequence[int] | np.ndarray) -> str:

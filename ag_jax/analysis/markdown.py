@@ -11,10 +11,10 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
         cell, even inside code.
     """
     names = list(header)
-    first, *others = (f"| {' | '.join(map(_escaped, cells))} |" for cells in (names, *rows))
+    first, *others = (f"| {' | '.join(map(_escape, cells))} |" for cells in (names, *rows))
     return [first, "|---" * len(names) + "|", *others, ""]
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a text for a cell of a table, with its bars escaped unless they are so already."""
     return re.sub(r"(?<!\\)\|", r"\|", text)

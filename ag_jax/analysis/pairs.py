@@ -117,8 +117,8 @@ def _attention_weights(
         "target_tokens": target_BT,
         "target_segment_ids": jnp.ones_like(target_BT),
     }
-    given: dict[str, Any] = {"head_mask_NH": head_mask_NH}
-    ports = Ports(**given)
+    fields: dict[str, Any] = {"head_mask_NH": head_mask_NH}
+    ports = Ports(**fields)
     _, collections = model.apply({"params": params}, batch, ports=ports, deterministic=True, mutable=["intermediates"])
     sown = collections["intermediates"]
     attentions = (

@@ -50,7 +50,7 @@ class Shares(NamedTuple):
 class Measured:
     """Shares of attention as means over several texts.
 
-    found: of a model.
+    found: the shares of a model.
     uniform: of attention to the same texts that is uniform over what a layer sees.
     texts: number of texts.
     """
@@ -84,13 +84,11 @@ def uniform_shares(tokens: int, windows: Sequence[int | None] = (None,)) -> Shar
     windows: for each layer, the window to which its attention is limited, None for a layer that sees all tokens.
     """
     query_Q1, key_1K = np.arange(tokens)[:, None], np.arange(tokens)[None, :]
-    found = {}
+    by_window = {}
     for window in {*windows}:
-        seen_QK = np.broadcast_to(band_of(False, window).contains(query_Q1, key_1K), (tokens, tokens))
-        found[window] = shares((seen_QK / seen_QK.sum(-1, keepdims=True))[None])
-    return Shares(
-        *(np.concatenate(of_layers) for of_layers in zip(*(found[window] for window in windows), strict=True))
-    )
+        visible_QK = np.broadcast_to(band_of(False, window).contains(query_Q1, key_1K), (tokens, tokens))
+        by_window[window] = shares((visible_QK / visible_QK.sum(-1, keepdims=True))[None])
+    return Shares(*map(np.concatenate, zip(*(by_window[window] for window in windows), strict=True)))
 
 
 def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> Measured:
@@ -100,11 +98,11 @@ def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> 
 
     batch: token ids without corruption in `tokens`, and the other fields that an encoder reads (`encoder.rows`).
     """
-    found, uniform = [], []
+    shares_of_model, uniform = [], []
     for maps_NQK in _mean_maps(model, params, batch):
-        found.append(shares(maps_NQK))
+        shares_of_model.append(shares(maps_NQK))
         uniform.append(uniform_shares(maps_NQK.shape[-1], model.config.windows))
-    return Measured(_mean(found), _mean(uniform), len(found))
+    return Measured(_mean(shares_of_model), _mean(uniform), len(shares_of_model))
 
 
 def _mean_maps(model: EncoderModel, params: Any, batch: dict[str, Any]) -> Iterator[np.ndarray]:
@@ -125,35 +123,35 @@ def _mean(of_texts: Sequence[Shares]) -> Shares:
     return Shares(*(np.mean(values, axis=0) for values in zip(*of_texts, strict=True)))
 
 
-def shares_of_maps(maps: AttentionMaps) -> Shares:
+def shares_of_maps(attention: AttentionMaps) -> Shares:
     """Return the shares of attention of a text by layer, for its encoder's maps averaged over heads.
 
     Raises ValueError for maps of a decoder, whose tokens do not see later columns.
     """
-    if maps.kind != "encoder":
-        raise ValueError(f"the diagonal and stripes are of an encoder's maps, got maps of the kind {maps.kind!r}")
-    return shares(maps.weights_NHQK.mean(1, dtype=np.float64))
+    if attention.kind != "encoder":
+        raise ValueError(f"the diagonal and stripes are of an encoder's maps, got maps of the kind {attention.kind!r}")
+    return shares(attention.weights_NHQK.mean(1, dtype=np.float64))
 
 
-def shares_table(maps: AttentionMaps) -> str:
+def shares_table(attention: AttentionMaps) -> str:
     """Return a printable table of the shares of attention on the diagonal and on stripes, with a row for each layer.
 
     The last row has the shares of uniform attention. If some layers see only a window, there is such a row for each
     width of the window, with the width in its name.
     """
-    found, tokens = shares_of_maps(maps), len(maps.tokens)
-    labels, count = chance_labels(maps.window_of_layer), stripe_count(tokens)
+    by_layer, tokens = shares_of_maps(attention), len(attention.tokens)
+    labels, count = chance_labels(attention.window_of_layer), stripe_count(tokens)
     chance = uniform_shares(tokens, tuple(labels))
     table = tables.new_table()
     table.add_column("layer", justify="right", no_wrap=True)
     for label in LABELS.values():
         table.add_column(Text(label), justify="right", no_wrap=True)
-    layers = len(found.diagonal)
+    layers = len(by_layer.diagonal)
     for layer in range(layers):
-        cells = [f"{values[layer]:.2f}" for values in found]
+        cells = [f"{values[layer]:.2f}" for values in by_layer]
         table.add_row(str(layer + 1), *cells, end_section=layer == layers - 1)
-    for at, label in enumerate(labels.values()):
-        table.add_row(label, *(f"{values[at]:.2f}" for values in chance))
+    for row, label in enumerate(labels.values()):
+        table.add_row(label, *(f"{values[row]:.2f}" for values in chance))
     columns = "column" if count == 1 else f"{count} columns"
     lines = [
         f"Encoder: attention on the diagonal, on stripes (the heaviest {columns}) and on the first token, mean over "

@@ -12,7 +12,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.analysis import changes
-from ag_jax.analysis.changes import AttackedModel, TextAttack
+from ag_jax.analysis.changes import AttackedModel, AttackSetup
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.json_files import reading
 from ag_jax.data.tasks import buckets
@@ -71,7 +71,7 @@ def change_on_examples(
     return changes.mean_change(attacked_model(tuned, config, guidance), inputs)
 
 
-def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> TextAttack:
+def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> AttackSetup:
     """Return the attack of a fine-tuned model for single texts, which `unsupported_reason` must allow.
 
     FreeLB raises the loss of a label. A text has none, so the model's own prediction takes its place.
@@ -89,7 +89,7 @@ def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceC
         label = outputs.argmax(-1).astype(np.int32) if is_class else outputs.astype(np.float32)
         return batch | {"labels": label, "weights": np.ones(1, np.float32)}
 
-    return TextAttack(attacked, config.method, OWN_LABEL if config.method == "freelb" else "", make_batch)
+    return AttackSetup(attacked, config.method, OWN_LABEL if config.method == "freelb" else "", make_batch)
 
 
 def settings_of_trial(directory: epath.Path) -> tuple[AdversarialConfig, GuidanceConfig] | None:

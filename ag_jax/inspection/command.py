@@ -8,7 +8,7 @@ from ag_jax.analysis import changes, maps, stripes
 from ag_jax.analysis.figures import plots
 from ag_jax.distributed import storage
 from ag_jax.inspection import pages
-from ag_jax.inspection.heads import Chosen, Drawn, choose, read_heads
+from ag_jax.inspection.heads import Chosen, Selection, read_heads, restrict
 from ag_jax.inspection.looking import Seen, look
 from ag_jax.inspection.pages import Page
 from ag_jax.interop.opening import Inspected
@@ -44,12 +44,12 @@ def inspect(
     text = opened.text if text is None else text
     zeroed = read_heads(without, opened.model.config.layers, opened.model.config.heads)
     seen = look(opened, text, target, zeroed)
-    drawn = choose(chosen, [attention.weights_NHQK.shape[:2] for attention, _ in seen.shown])
+    selections = restrict(chosen, [attention.weights_NHQK.shape[:2] for attention, _ in seen.shown])
     print("\n".join([opened.description, *seen.lines]))
     print("\n\n\n".join(_tables(seen)), flush=True)
     if page is None:
         paths = storage.write_where_possible(
-            lambda place: _draw(seen, place, drawn), opened.directory, may_write=opened.is_ours
+            lambda place: _draw(seen, place, selections), opened.directory, may_write=opened.is_ours
         )
     else:
         views = pages.make_views(page, seen, text, zeroed)
@@ -75,15 +75,14 @@ def _tables(seen: Seen) -> list[str]:
     return tables
 
 
-def _draw(seen: Seen, place: epath.Path, drawn: Sequence[Drawn]) -> list[epath.Path]:
+def _draw(seen: Seen, place: epath.Path, selections: Sequence[Selection]) -> list[epath.Path]:
     """Write the figures to `figures/` in a directory and return their paths."""
     opened, folder = seen.opened, place / "figures"
     folder.mkdir(exist_ok=True)  # first, because it fails before minutes of drawing if nothing can be written
     figures = []
-    for (attention, assignment), shown in zip(seen.shown, drawn, strict=True):
-        figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step, *shown)
+    for (attention, assignment), selection in zip(seen.shown, selections, strict=True):
+        figures += plots.save_inspection(attention, assignment, opened.special, folder, opened.step, *selection)
     if seen.attacked is not None:
-        at = "" if opened.step is None else f"_step{opened.step}"
-        path = folder / f"attention_attacked{at}.png"
+        path = folder / f"attention_attacked{plots.file_suffix(opened.step, ())}.png"
         figures.append(plots.attack_figure(seen.attacked.plain, seen.attacked.attacked, opened.assignment, path))
     return figures

@@ -47,7 +47,7 @@ def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "witho
 
     Raises ValueError for a name of another form, or of a head that does not exist.
     """
-    found = set()
+    places = set()
     for name in names:
         if not re.fullmatch(r"[0-9]+\.[0-9]+", name.strip()):
             raise ValueError(
@@ -60,12 +60,12 @@ def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "witho
                 f"--{flag}={','.join(names)}: there is no head {name.strip()}, because the encoder has {layers} "
                 f"layers of {heads} heads: give heads between 1.1 and {layers}.{heads}"
             )
-        found.add((layer - 1, head - 1))
-    return tuple(sorted(found))
+        places.add((layer - 1, head - 1))
+    return tuple(sorted(places))
 
 
-class Drawn(NamedTuple):
-    """What the figure of heads of one kind of attention shows.
+class Selection(NamedTuple):
+    """The layers or heads that the figure of heads of one kind of attention shows.
 
     layers: layers, counted from 0; None for the figure's own choice.
     heads: heads, as (layer, head) counted from 0; none for the figure's own choice.
@@ -75,19 +75,20 @@ class Drawn(NamedTuple):
     heads: Heads
 
 
-def choose(chosen: Chosen, shapes: Sequence[tuple[int, int]]) -> list[Drawn]:
-    """Return what the figure of each kind of attention shows: of the chosen layers and heads those that this kind has,
-    and its own choice where it has none of them.
+def restrict(chosen: Chosen, shapes: Sequence[tuple[int, int]]) -> list[Selection]:
+    """Return, for each kind of attention, the chosen layers and heads that exist there.
+
+    Where none of them exists, the figure's own choice is left to it.
 
     shapes: numbers of layers and of heads in each layer, of each kind.
 
     Raises ValueError for a layer or a head that no kind has.
     """
     layers, heads = map(max, zip(*shapes, strict=True))
-    wanted = read_layers(chosen.layers, layers), read_heads(chosen.heads, layers, heads, "heads")
-    drawn = []
-    for of_layers, of_heads in shapes:
-        own_layers = tuple(layer for layer in wanted[0] if layer < of_layers)
-        own_heads = tuple((layer, head) for layer, head in wanted[1] if layer < of_layers and head < of_heads)
-        drawn.append(Drawn(own_layers or None, own_heads))
-    return drawn
+    numbers, places = read_layers(chosen.layers, layers), read_heads(chosen.heads, layers, heads, "heads")
+    selections = []
+    for layers, heads in shapes:
+        layers_there = tuple(layer for layer in numbers if layer < layers)
+        heads_there = tuple((layer, head) for layer, head in places if layer < layers and head < heads)
+        selections.append(Selection(layers_there or None, heads_there))
+    return selections

@@ -55,16 +55,16 @@ def _look_at_pair(opened: Inspected, translator: Translator, text: str, target: 
         origin = "by this model with all of its heads" if without else "by this model"
         target = translator.beginning(text, opened.length - 1).text  # of as much as is shown, beside the end token
     pair = pairs.pair_maps(translator.model, translator.params, opened.tokenizer, text, target, opened.length, without)
-    found = [dataclasses.replace(one, model=opened.name) for one in pair]
-    for one in found:
-        one.check_finite()
+    named = [dataclasses.replace(attention, model=opened.name) for attention in pair]
+    for attention in named:
+        attention.check_finite()
     assignments = opened.assignment, opened.decoder_assignment, opened.cross_assignment
     lines = (f"text: {text}", f"translation, {origin}: {target}", "")
-    return _with_attack(Seen(opened, tuple(zip(found, assignments, strict=True)), lines=lines, target=target), without)
+    return _with_attack(Seen(opened, tuple(zip(named, assignments, strict=True)), lines=lines, target=target), without)
 
 
 def _with_attack(seen: Seen, without: Heads) -> Seen:
-    """Return what is seen of a model together with its attack."""
+    """Return a model's attention together with that under the model's attack, or with why this is not shown."""
     attack = seen.opened.attack
     if without:
         return seen

@@ -48,8 +48,8 @@ def check_place(path: str) -> None:
 
 def _file(path: str) -> epath.Path:
     """Return the absolute path of a page. Raises ValueError or OSError if its directory cannot be used."""
-    given = epath.Path(path)
-    return storage.directory(given.parent) / given.name
+    file = epath.Path(path)
+    return storage.directory(file.parent) / file.name
 
 
 def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
@@ -61,24 +61,25 @@ def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
 
 
 def make_views(page: Page, seen: Seen, text: str, without: Heads) -> list[View]:
-    """Return the views of a page: those of a model, of its other steps, and of further models, all of the same text and
-    translation.
+    """Return the views of a page: those of a model, of its other steps, and of further models.
 
-    seen: what was seen of the first model.
+    All are of the same text and translation.
+
+    seen: the attention of the first model.
 
     Raises ValueError for a step that the run does not have, for steps of a model without any, and if a further model
     lacks one of the heads `without`.
     """
     config = seen.opened.model.config
-    chosen = read_heads(page.heads, config.layers, config.heads, "heads")
+    heads = read_heads(page.heads, config.layers, config.heads, "heads")
     others = [page.open_model(storage.directory(directory), None) for directory in page.against]
     for other in others:
         _check_heads(other, without)
-    own, *names = _short_names([seen.opened.directory, *(other.directory for other in others)])
-    found = _of_steps(page, seen, own, text, without, chosen) if page.steps else views_of(seen, own)
+    first, *names = _short_names([seen.opened.directory, *(other.directory for other in others)])
+    views = _of_steps(page, seen, first, text, without, heads) if page.steps else views_of(seen, first)
     for other, name in zip(others, names, strict=True):
-        found += views_of(look(other, text, seen.target if other.translator else None, without), name)
-    return found
+        views += views_of(look(other, text, seen.target if other.translator else None, without), name)
+    return views
 
 
 def _check_heads(other: Inspected, without: Heads) -> None:
@@ -101,36 +102,36 @@ def _short_names(directories: Sequence[epath.Path]) -> list[str]:
     return [str(directory) for directory in directories]
 
 
-def _of_steps(page: Page, seen: Seen, model: str, text: str, without: Heads, chosen: Heads) -> list[View]:
+def _of_steps(page: Page, seen: Seen, model: str, text: str, without: Heads, heads: Heads) -> list[View]:
     """Return the views of several steps of a run, the newest first, because the page shows the first."""
     opened = seen.opened
     steps = _steps(page, opened)
-    found = []
+    all_views = []
     for step in sorted(steps, reverse=True):
         at_step = page.open_model(opened.directory, step)
         is_small = viewer.encode.block(*seen.shown[0][0].weights_NHQK.shape[-2:]) == 1  # the overview saves little
-        whole = None if is_small or step in (min(steps), max(steps)) else chosen
+        whole = None if is_small or step in (min(steps), max(steps)) else heads
         views = views_of(look(at_step, text, seen.target, without), model)
-        found += [dataclasses.replace(view, whole=_own_heads(view, whole)) for view in views]
-    return found
+        all_views += [dataclasses.replace(view, whole=_heads_of(view, whole)) for view in views]
+    return all_views
 
 
-def _own_heads(view: View, heads: Heads | None) -> Heads | None:
+def _heads_of(view: View, heads: Heads | None) -> Heads | None:
     """Return those of some heads that a view has: the decoder may have fewer layers than the encoder."""
     layers, of_layer = view.weights_NHQK.shape[:2]
     return heads and tuple((layer, head) for layer, head in heads if layer < layers and head < of_layer)
 
 
 def _steps(page: Page, opened: Inspected) -> list[int]:
-    given = ",".join(page.steps)
+    names = ",".join(page.steps)
     if opened.step is None:
-        raise ValueError(f"--steps={given} selects checkpoints of a run, but {opened.directory} has none: leave it out")
-    if given == "all":
+        raise ValueError(f"--steps={names} selects checkpoints of a run, but {opened.directory} has none: leave it out")
+    if names == "all":
         return list(opened.steps)
-    wrong = [step for step in page.steps if not step.isdecimal() or int(step) not in opened.steps]
-    if wrong:
-        there = ", ".join(map(str, opened.steps))
-        raise ValueError(f"--steps={given}: there is no checkpoint of step {wrong[0]}; the run has {there}")
+    absent = [step for step in page.steps if not step.isdecimal() or int(step) not in opened.steps]
+    if absent:
+        steps = ", ".join(map(str, opened.steps))
+        raise ValueError(f"--steps={names}: there is no checkpoint of step {absent[0]}; the run has {steps}")
     return [int(step) for step in page.steps]
 
 
@@ -140,12 +141,12 @@ def views_of(seen: Seen, model: str) -> list[View]:
     model: its name, for people.
     """
     opened = seen.opened
-    at = "" if opened.step is None else f", step {opened.step:,}"
-    found = []
+    step = "" if opened.step is None else f", step {opened.step:,}"
+    views = []
     for attention, assignment in seen.shown:
         kind = "" if len(seen.shown) == 1 and not attention.without else f", {attention.title}"
-        found.append(
-            maps.viewer_view(attention, f"{model}{at}{kind}", model, opened.special, assignment, step=opened.step)
+        views.append(
+            maps.viewer_view(attention, f"{model}{step}{kind}", model, opened.special, assignment, step=opened.step)
         )
     attacked = seen.attacked
     if attacked is not None and opened.attack is not None:
@@ -155,7 +156,7 @@ def views_of(seen: Seen, model: str) -> list[View]:
         for name, attention, masked in pair:
             view = maps.viewer_view(
                 attention,
-                f"{model}{at}, {name}",
+                f"{model}{step}, {name}",
                 f"{model}, {name}",
                 opened.special,
                 opened.assignment,
@@ -164,5 +165,5 @@ def views_of(seen: Seen, model: str) -> list[View]:
                 before_NHQK=None if masked is None else attacked.plain.weights_NHQK,
                 note=opened.attack.note,
             )
-            found.append(view)
-    return found
+            views.append(view)
+    return views

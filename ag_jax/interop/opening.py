@@ -160,7 +160,7 @@ class Inspected:
     decoder_assignment: Assignment = Assignment()
     cross_assignment: Assignment = Assignment()
     translator: Translator | None = None
-    attack: text_attack.TextAttack | None = None
+    attack: text_attack.AttackSetup | None = None
     no_attack: str = ""
     is_ours: bool = True
 

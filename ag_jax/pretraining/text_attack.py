@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.analysis import changes
-from ag_jax.analysis.changes import AttackedModel, TextAttack
+from ag_jax.analysis.changes import AttackedModel, AttackSetup
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.text import corruption
 from ag_jax.data.tokenizers import Tokenizer
@@ -28,7 +28,7 @@ def unsupported_reason(config: ExperimentConfig) -> str | None:
     return changes.unsupported_reason(config.adversarial)
 
 
-def of_run(opened: OpenRun) -> TextAttack:
+def of_run(opened: OpenRun) -> AttackSetup:
     """Return the attack of a run, which `unsupported_reason` must allow.
 
     Masked tokens are drawn as in training, and predicted by the objective. A run whose tokens are replaced by draws
@@ -48,7 +48,7 @@ def of_run(opened: OpenRun) -> TextAttack:
         return _source(ids_L, opened.tokenizer) if config.translates else masked(ids_L, config.data, opened.tokenizer)
 
     reads_text = config.translates or config.data.masking.replacement == "unigram"
-    return TextAttack(attacked, config.adversarial.method, "" if reads_text else MASKED, make_batch)
+    return AttackSetup(attacked, config.adversarial.method, "" if reads_text else MASKED, make_batch)
 
 
 def _source(ids_L: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -59,8 +59,9 @@ def encode_map(weights_QK: np.ndarray, precision: Precision) -> bytes:
     level = levels(weights_QK.T.ravel(), precision)
     if precision.refined_from is None:
         return level.tobytes()
-    chosen = level >= precision.refined_from
-    above = np.sqrt(weights_QK.T.ravel()[chosen]) * (precision.levels - 1) - (level[chosen] - 0.5)  # from 0 to 1
+    is_refined = level >= precision.refined_from
+    # How far a weight is above the lower border of its level, from 0 to 1.
+    above = np.sqrt(weights_QK.T.ravel()[is_refined]) * (precision.levels - 1) - (level[is_refined] - 0.5)
     nibbles = np.clip(np.floor(above * NIBBLE), 0, NIBBLE - 1).astype(np.uint8)
     if len(nibbles) % 2:
         nibbles = np.append(nibbles, np.uint8(0))
@@ -82,7 +83,7 @@ def decode_map(data: bytes, queries: int, keys: int, precision: Precision, *, su
     packed = np.frombuffer(data[cells:], np.uint8)
     nibbles = np.stack([packed & 15, packed >> 4], axis=1).ravel()[: refined.sum()]
     root[refined] = np.minimum((level[refined] - 0.5 + (nibbles + 0.5) / NIBBLE) / top, 1.0)
-    weights_QK, refined_QK, level_QK = (one.reshape(keys, queries).T for one in (root**2, refined, level))
+    weights_QK, refined_QK, level_QK = (array.reshape(keys, queries).T for array in (root**2, refined, level))
     if not sums_to_one:
         return weights_QK.copy()
     rest_Q = np.where(refined_QK, 0.0, weights_QK).sum(1)
@@ -93,16 +94,16 @@ def decode_map(data: bytes, queries: int, keys: int, precision: Precision, *, su
     return np.where(refined_QK, weights_QK, np.clip(weights_QK * factor_Q[:, None], low_QK, high_QK))
 
 
-def compressed(data: bytes) -> str:
-    """Return bytes as the base64 text of a raw deflate stream."""
+def compress(data: bytes) -> str:
+    """Return the base64 text of bytes that are compressed as a raw deflate stream."""
     packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     return base64.b64encode(packer.compress(data) + packer.flush()).decode("ascii")
 
 
-def all_compressed(pieces: Iterable[bytes]) -> list[str]:
-    """Return what `compressed` returns for each piece, computed by several threads."""
+def compress_all(pieces: Iterable[bytes]) -> list[str]:
+    """Return the result of `compress` for each piece, computed by several threads."""
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(compressed, pieces))
+        return list(pool.map(compress, pieces))
 
 
 def block(queries: int, keys: int) -> int:

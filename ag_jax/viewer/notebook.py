@@ -74,12 +74,12 @@ def _with_fewer_heads(view: View, share: float) -> View:
     layers, heads = view.weights_NHQK.shape[:2]
     stored = {*view.stored}
     most = max(1, int(share * len(stored)))
-    chosen = [head for head in pages.strongest_heads(view, layers * heads) if head in stored][:most]
+    whole = [head for head in pages.strongest_heads(view, layers * heads) if head in stored][:most]
     has_patterns = any(target.has_target_Q.any() for target in view.targets.values())
-    which = "those that follow a pattern most" if has_patterns else "the first ones"
+    order = "those that follow a pattern most" if has_patterns else "the first ones"
     saved = "all" if len(stored) == layers * heads else f"those of {len(stored)}"
     note = (
-        f"{view.note} This output holds the maps of {most} of {layers * heads} heads, {which}, and of the others only "
+        f"{view.note} This output holds the maps of {most} of {layers * heads} heads, {order}, and of the others only "
+        f"their overview: .save(FILE) writes a page with {saved}."
     )
-    note += f"their overview: .save(FILE) writes a page with {saved}."
-    return dataclasses.replace(view, whole=chosen, note=note.strip())
+    return dataclasses.replace(view, whole=whole, note=note.strip())

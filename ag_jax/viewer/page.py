@@ -5,7 +5,7 @@
 
 The file holds a script `viewer.js` and these elements, which the script reads:
 
-* `meta`: JSON with the tokens, and for each view its names, masses, entropies and targets (`_described`);
+* `meta`: JSON with the tokens, and for each view its names, masses, entropies and targets (`_describe`);
 * `overview-V`: the overview of all heads of view V, base64 of raw deflate (`encode.overview`);
 * `map-V-N-H`: the map of head H of layer N, all counted from 0 (`encode.encode_map`);
 * `hidden-V-N-H`: which cells an attack masked (`encode.bits`).
@@ -119,7 +119,7 @@ class View:
 
 
 def expected_bytes(views: Iterable[View], detail: str) -> float:
-    """Return a forecast of the size of the stored maps of these views and of their overviews, without masked cells."""
+    """Return the expected size in bytes of the stored maps and the overviews of views, without masked cells."""
     size = 0.0
     for view in views:
         layers, heads, *lengths = view.weights_NHQK.shape
@@ -148,7 +148,7 @@ def strongest_heads(view: View, most: int) -> Heads:
     ]
     best_NH = np.max(excess, axis=0) if excess else np.zeros((layers, heads))
     order = np.argsort(-best_NH, axis=None, kind="stable")[:most]
-    return [(int(at) // heads, int(at) % heads) for at in order]
+    return [(int(place) // heads, int(place) % heads) for place in order]
 
 
 def heading(text: str) -> str:
@@ -176,7 +176,7 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
         "coarse": encode.COARSE.levels,
         "palettes": colours.WEIGHTS,
         "differences": colours.DIFFERENCES,
-        "views": [_described(view) for view in views],
+        "views": [_describe(view) for view in views],
     }
     names, pieces = ["meta"], []
     for number, view in enumerate(views):
@@ -184,8 +184,8 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
             names.append(name.format(number))
             pieces.append(data)
     # A "<" in text could end the element that holds it.
-    described = json.dumps(meta, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    texts = [described, *encode.all_compressed(pieces)]
+    json_text = json.dumps(meta, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    texts = [json_text, *encode.compress_all(pieces)]
     elements = [
         f'<script type="{"application/json" if name == "meta" else "text/plain"}" id="{name}">{text}</script>'
         for name, text in zip(names, texts, strict=True)
@@ -216,7 +216,7 @@ def _maps(view: View, precision: Precision) -> Iterable[tuple[str, bytes]]:
             yield f"hidden-{{}}-{layer}-{head}", encode.bits(view.hidden_NHQK[layer, head])
 
 
-def _described(view: View) -> dict[str, Any]:
+def _describe(view: View) -> dict[str, Any]:
     """Return what the script needs to know about a view besides its maps."""
     layers, heads, queries, keys = view.weights_NHQK.shape
     described: dict[str, Any] = {

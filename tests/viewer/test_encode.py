@@ -87,8 +87,8 @@ def test_weights_that_are_no_shares_are_refused(wrong):
 
 def test_compression_is_raw_deflate_in_base64():
     data = bytes(range(256)) * 9
-    text = encode.compressed(data)
-    assert zlib.decompress(base64.b64decode(text), -15) == data and text == encode.all_compressed([b"", data])[1]
+    text = encode.compress(data)
+    assert zlib.decompress(base64.b64decode(text), -15) == data and text == encode.compress_all([b"", data])[1]
 
 
 @pytest.mark.parametrize(("queries", "keys", "size"), [(1, 1, 1), (64, 64, 1), (65, 64, 2), (20, 200, 4)])

@@ -31,22 +31,21 @@ def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]], run: str = "") 
     """
     figure = Figure((9.6, 2.6 * len(groups) + 0.6), layout="constrained")
     axes = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(3, 2))
-    chosen = colours(name for shares in groups.values() for name in shares)
+    colour_of = colours(name for shares in groups.values() for name in shares)
     for (left, right), (group, shares) in zip(axes, groups.items(), strict=True):
-        same = len({share.steps_S[-1] for share in shares.values()}) == 1
+        over_steps = len({share.steps_S[-1] for share in shares.values()}) == 1
         for name, share in shares.items():
-            x_S = share.steps_S if same else share.steps_S / share.steps_S[-1]
+            x_S = share.steps_S if over_steps else share.steps_S / share.steps_S[-1]
             share_N = share.at_end[1]
-            shown = label(name, 24)
-            style = {"color": chosen[name], "markersize": 3.5, "label": shown}
+            style = {"color": colour_of[name], "markersize": 3.5, "label": label(name, 24)}
             # A line through a single logged row would be invisible.
             left.plot(x_S, share.share_S, "-" if len(x_S) > 1 else "o", linewidth=1.6, **style)
             right.plot(np.arange(1, len(share_N) + 1), share_N, "o-", linewidth=1.2, **style)
-        left.set_xlabel("step" if same else "part of training", fontsize=MEDIUM)
+        left.set_xlabel("step" if over_steps else "part of training", fontsize=MEDIUM)
         left.set_xlim(left=0)
-        left.xaxis.set_major_locator(MaxNLocator("auto", integer=same))
+        left.xaxis.set_major_locator(MaxNLocator("auto", integer=over_steps))
         left.xaxis.set_major_formatter(
-            (lambda value, _: f"{value:,.0f}") if same else PercentFormatter(1.0, decimals=0)
+            (lambda value, _: f"{value:,.0f}") if over_steps else PercentFormatter(1.0, decimals=0)
         )
         left.set_title(label(group, 40), fontsize=LARGE, loc="left", parse_math=False)
         left.set_ylabel("masked share", fontsize=MEDIUM)
@@ -79,13 +78,13 @@ def draw_temperatures(by_task: Mapping[str, Temperatures], run: str = "") -> Fig
     run: name of the comparison, for the caption.
     """
     figure = Figure((max(4.4, 3.4 * len(by_task)), 3.2), layout="constrained")
-    chosen = colours(by_task)
+    colour_of = colours(by_task)
     for panel, (task, scores) in zip(figure.subplots(1, len(by_task), squeeze=False)[0], by_task.items(), strict=True):
         means = 100 * np.array(scores.means)
         deviations = [deviation for deviation in scores.deviations if deviation is not None]
         spread = 100 * np.array(deviations) if deviations else None  # one seed has none
         panel.errorbar(
-            scores.taus, means, yerr=spread, fmt="o-", color=chosen[task], markersize=4, capsize=3, label="attacked"
+            scores.taus, means, yerr=spread, fmt="o-", color=colour_of[task], markersize=4, capsize=3, label="attacked"
         )
         if scores.plain is not None:
             panel.axhline(100 * scores.plain, color="0.4", linestyle="--", linewidth=1.2, label="without an attack")
@@ -100,8 +99,7 @@ def draw_temperatures(by_task: Mapping[str, Temperatures], run: str = "") -> Fig
 
 
 def step_time_figure(ratios: Mapping[str, Mapping[int, float]], path: str | os.PathLike) -> epath.Path:
-    """Write the figure of training methods' step times, relative to the first method's (`draw_step_times`), as a PNG;
-    return the path.
+    """Write the figure of training methods' step times (`draw_step_times`) as a PNG; return the path.
 
     ratios: as for `draw_step_times`.
     """
@@ -116,11 +114,11 @@ def draw_step_times(ratios: Mapping[str, Mapping[int, float]]) -> Figure:
     """
     figure = Figure((5.2, 3.4), layout="constrained")
     panel = figure.subplots()
-    chosen = colours(ratios)
+    colour_of = colours(ratios)
     for method, ratio_by_length in ratios.items():
         lengths = sorted(ratio_by_length)
         times = [ratio_by_length[length] for length in lengths]
-        panel.plot(lengths, times, "o-", color=chosen[method], markersize=4, linewidth=1.6, label=label(method, 24))
+        panel.plot(lengths, times, "o-", color=colour_of[method], markersize=4, linewidth=1.6, label=label(method, 24))
     lengths = sorted({length for ratio_by_length in ratios.values() for length in ratio_by_length})
     panel.set_xscale("log", base=2)
     panel.set_xticks(lengths, [f"{length}" for length in lengths])

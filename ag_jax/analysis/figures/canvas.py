@@ -41,7 +41,7 @@ WEIGHTS = "BuPu"  # colour map of weights and masses: white is 0, dark is 1
 def colours(names: Iterable[str]) -> dict[str, str]:
     """Return {name: colour}, in the order of the names; colours repeat if there are more names than colours."""
     unique = list(dict.fromkeys(names))
-    return {name: PALETTE[at % len(PALETTE)] for at, name in enumerate(unique)}
+    return {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(unique)}
 
 
 @functools.lru_cache(maxsize=4)
@@ -60,11 +60,11 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
     """
     text = text.replace("▁", "·")
     glyphs = _glyphs(tuple(rcParams["font.family"]))
-    shown = "".join(
+    text = "".join(
         char if (ord(char) in glyphs and unicodedata.category(char)[0] not in "CZ") or char == " " else NO_GLYPH
         for char in text
     )
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def wrapped(text: str | Sequence[str], inches: float, points: float, most: int = 2) -> str:
@@ -92,10 +92,10 @@ def wrapped(text: str | Sequence[str], inches: float, points: float, most: int =
             break
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1]}…"]
-    return "\n".join(line if fits(line) else _shortened(line, fits) for line in lines)
+    return "\n".join(line if fits(line) else _shorten(line, fits) for line in lines)
 
 
-def _shortened(line: str, fits: Callable[[str], bool]) -> str:
+def _shorten(line: str, fits: Callable[[str], bool]) -> str:
     """Return as many of the first characters of a line as fit, at least one, with "…" behind them."""
     line = line.rstrip("…")
 
@@ -139,17 +139,20 @@ def token_ticks(axes: Axes, size: Size, *, rows: Sequence[str] = (), columns: Se
     If some tokens of a side are left out, each label also has the token's position in the sentence, counted from 1.
     """
 
-    def chosen(tokens: Sequence[str], inches: float) -> tuple[range, list[str], int]:
+    def ticks(tokens: Sequence[str], inches: float) -> tuple[range, list[str], int]:
         share = room_for_labels(len(tokens)) / inches  # what labels of all tokens take of the side
         step = 1 if share < 1 + 1e-9 else math.ceil(1.5 * LABELLED * share)
         places = range(0, len(tokens), step)
-        return places, [label(tokens[at]) if step == 1 else f"{label(tokens[at])}  {at + 1}" for at in places], step
+        names = [label(tokens[place]) for place in places]
+        if step > 1:
+            names = [f"{name}  {place + 1}" for name, place in zip(names, places, strict=True)]
+        return places, names, step
 
     # Tokens are text: a dollar sign in one does not begin a formula.
-    places, names, step = chosen(columns, size.width)
+    places, names, step = ticks(columns, size.width)
     axes.set_xticks(places, names, rotation=90, fontsize=SMALL, parse_math=False)
     axes.tick_params("x", length=2 if step > 1 else 0, pad=2)
-    places, names, step = chosen(rows, size.height)
+    places, names, step = ticks(rows, size.height)
     axes.set_yticks(places, names, fontsize=SMALL, parse_math=False)
     axes.tick_params("y", length=2 if step > 1 else 0, pad=2)
 
@@ -219,13 +222,14 @@ def weight_bar(
     blocks: Blocks,
     inside: Axes | None = None,
 ) -> None:
-    """Add the colour bar of attention weights, which says that the scale is not linear and, if a cell stands for
-    several tokens, what it shows of them.
+    """Add the colour bar of attention weights.
+
+    Its label says that the scale is not linear, and what a cell shows that stands for several tokens.
 
     inside: a panel without a map, in which the bar is drawn; None draws it beside the panels `axes`.
     """
     ticks = [0, 0.05, 0.2, 0.5, 1]
-    what = "weight" if blocks == (1, 1) else f"largest weight of {blocks.rows} × {blocks.columns} tokens"
+    weight = "weight" if blocks == (1, 1) else f"largest weight of {blocks.rows} × {blocks.columns} tokens"
     if inside is None:
         bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, ticks=ticks)
     else:
@@ -236,13 +240,11 @@ def weight_bar(
     bar.ax.tick_params(labelsize=SMALL)
     # A free panel may be narrow, and the label is not to push its neighbours away.
     scale = SCALE if inside is None else SCALE.replace(": ", ":\n")
-    bar.set_label(f"{what}\n{scale}", fontsize=MEDIUM if inside is None else SMALL)
+    bar.set_label(f"{weight}\n{scale}", fontsize=MEDIUM if inside is None else SMALL)
 
 
 def grid(panels: int, most: int) -> tuple[int, int]:
-    """Return the columns and rows of a grid of panels with at most `most` columns, and as few empty cells as its number
-    of rows allows.
-    """
+    """Return the numbers of columns and rows of a grid of panels, with at most `most` columns and few empty cells."""
     rows = math.ceil(panels / min(most, panels))
     return math.ceil(panels / rows), rows
 

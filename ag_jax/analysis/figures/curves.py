@@ -41,11 +41,11 @@ class Plateau:
     """The plateau of the loss, and where arms leave it.
 
     loss: the loss of the best guess without context.
-    left: for each arm, the step at which each of its seeds left the plateau, None for a seed that did not.
+    leaving_steps: for each arm, the step at which each of its seeds left the plateau, None for a seed that never did.
     """
 
     loss: float
-    left: Mapping[str, Sequence[int | None]]
+    leaving_steps: Mapping[str, Sequence[int | None]]
 
 
 def loss_curves(
@@ -66,14 +66,14 @@ def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike, 
 
 
 def same_tokens(series: Mapping[str, Sequence[MetricRows]]) -> bool:
-    """Return whether at every step that two arms logged with the same seed, both had read equally many tokens.
+    """Return whether all arms had read equally many tokens at every step that they logged with the same seed.
 
     Their losses over steps and over tokens are then the same curves.
     """
     for of_seed in itertools.zip_longest(*series.values(), fillvalue=()):
-        read: dict[int, int] = {}
+        tokens: dict[int, int] = {}
         for row in itertools.chain.from_iterable(of_seed):
-            if read.setdefault(row["step"], row["tokens_seen"]) != row["tokens_seen"]:
+            if tokens.setdefault(row["step"], row["tokens_seen"]) != row["tokens_seen"]:
                 return False
     return True
 
@@ -103,17 +103,17 @@ def draw_losses(
     panels = figure.subplots(1 + has_guidance, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + has_guidance])[
         :, 0
     ]
-    chosen = colours(series)
+    colour_of = colours(series)
     for arm, seeds in series.items():
         # Without guidance there is one panel, and `zip` leaves out its loss.
         for panel, key in zip(panels, (loss, "ag_loss"), strict=False):
-            _draw_seeds(panel, [_points(rows, "train", x, key) for rows in seeds], chosen[arm])
-        for at, value in _mean([_points(rows, "validation", x, loss) for rows in seeds]):
+            _draw_seeds(panel, [_points(rows, "train", x, key) for rows in seeds], colour_of[arm])
+        for place, value in _mean([_points(rows, "validation", x, loss) for rows in seeds]):
             panels[0].plot(
-                at, value, "o", markersize=4, color=chosen[arm], markeredgecolor="white", markeredgewidth=0.6
+                place, value, "o", markersize=4, color=colour_of[arm], markeredgecolor="white", markeredgewidth=0.6
             )
     if plateau is not None:
-        _draw_plateau(panels[0], series, x, loss, plateau, chosen)
+        _draw_plateau(panels[0], series, x, loss, plateau, colour_of)
     for panel, name in zip(panels, (f"{headline.label} ({headline.unit})", "guidance loss"), strict=False):
         panel.set_ylabel(name, fontsize=MEDIUM)
         tidy(panel)
@@ -124,15 +124,15 @@ def draw_losses(
         EngFormatter(sep="") if x == "tokens_seen" else lambda value, _: f"{value:,.0f}"
     )
     validated = any(_points(rows, "validation", x, loss) for seeds in series.values() for rows in seeds)
-    _legend(panels[0], series, chosen, validated, plateau)
+    _legend(panels[0], series, colour_of, validated, plateau)
     caption(figure, run)
     return figure
 
 
 def _points(rows: MetricRows, split: str, x: str, key: str) -> dict[int, tuple[float, float]]:
     """Return {step: (value of `x`, value of `key`)} for the logged metrics of a split, where `key` was logged."""
-    own = (row for row in rows if row["split"] == split)
-    return {row["step"]: (row[x], row[key]) for row in own if row.get(key) is not None}
+    logged = (row for row in rows if row["split"] == split and row.get(key) is not None)
+    return {row["step"]: (row[x], row[key]) for row in logged}
 
 
 def _mean(seeds: Sequence[dict[int, tuple[float, float]]]) -> list[tuple[float, float]]:
@@ -148,7 +148,7 @@ def _draw_seeds(axes: Axes, seeds: Sequence[dict[int, tuple[float, float]]], col
 
 
 def _lines(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [at for at, _ in points], [value for _, value in points]
+    return [place for place, _ in points], [value for _, value in points]
 
 
 def _draw_plateau(
@@ -157,25 +157,25 @@ def _draw_plateau(
     x: str,
     loss: str,
     plateau: Plateau,
-    chosen: Mapping[str, str],
+    colour_of: Mapping[str, str],
 ) -> None:
     """Draw the plateau as a line, and a triangle above each curve where it left the plateau."""
     axes.axhline(plateau.loss, color=PLATEAU, linestyle="--", linewidth=1.2, zorder=1.5)
     for arm, seeds in series.items():
-        for rows, step in zip(seeds, plateau.left.get(arm, ()), strict=False):
+        for rows, step in zip(seeds, plateau.leaving_steps.get(arm, ()), strict=False):
             points = _points(rows, "train", x, loss)
             if step in points:
-                axes.plot(*points[step], "v", markersize=7, color=chosen[arm], markeredgecolor="black", zorder=3)
+                axes.plot(*points[step], "v", markersize=7, color=colour_of[arm], markeredgecolor="black", zorder=3)
 
 
 def _legend(
     axes: Axes,
     series: Mapping[str, Sequence[MetricRows]],
-    chosen: Mapping[str, str],
+    colour_of: Mapping[str, str],
     validated: bool,
     plateau: Plateau | None,
 ) -> None:
-    handles = [Line2D([], [], color=chosen[arm], linewidth=1.8) for arm in series]
+    handles = [Line2D([], [], color=colour_of[arm], linewidth=1.8) for arm in series]
     names = [
         label(arm, 40) + (f" (mean of {len(seeds)} seeds)" if len(seeds) > 1 else "") for arm, seeds in series.items()
     ]
@@ -186,13 +186,14 @@ def _legend(
         handles.append(Line2D([], [], color=PLATEAU, linestyle="--", linewidth=1.2))
         names.append(f"plateau: guessing by frequency ({plateau.loss:.3f})")
         for arm in series:
-            steps = [step for step in plateau.left.get(arm, ()) if step is not None]
+            steps = [step for step in plateau.leaving_steps.get(arm, ()) if step is not None]
             if steps:
                 handles.append(
-                    Line2D([], [], marker="v", linestyle="", markersize=7, color=chosen[arm], markeredgecolor="black")
+                    Line2D(
+                        [], [], marker="v", linestyle="", markersize=7, color=colour_of[arm], markeredgecolor="black"
+                    )
                 )
-                shown = ", ".join(f"{step:,}" for step in steps)
-                names.append(f"{label(arm, 40)} leaves the plateau at step {shown}")
+                names.append(f"{label(arm, 40)} leaves the plateau at step {', '.join(f'{step:,}' for step in steps)}")
     for text in axes.legend(handles, names, fontsize=MEDIUM, frameon=False).get_texts():
         text.set_parse_math(False)
 
@@ -243,15 +244,14 @@ def _guided_patterns(rows: MetricRows) -> list[str]:
 
 
 def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges of a heat map's S columns, S + 1 training steps, and the map's cells: a pattern's attention mass
-    in each layer (N) and column (S), `NS`.
+    """Return the edges of a heat map's S columns and its cells, the attention mass on a pattern by layer, `NS`.
 
-    Each of S logged rows of metrics has a column. The mass is NaN where the pattern had no
-    target.
+    Each of S logged rows of metrics has a column; its edges are two of S + 1 training steps. The mass is NaN where the
+    pattern had no target.
     """
-    kept = [row for row in rows if row["split"] == "train" and row.get(f"mass/{name}") is not None]
-    steps_S = np.array([row["step"] for row in kept], float)
-    mass_NS = np.array([row[f"mass/{name}"] for row in kept], float).T
+    logged = [row for row in rows if row["split"] == "train" and row.get(f"mass/{name}") is not None]
+    steps_S = np.array([row["step"] for row in logged], float)
+    mass_NS = np.array([row[f"mass/{name}"] for row in logged], float).T
     # The first cell begins at step 0, which a logarithmic axis cannot show, so it is drawn from half its last step.
     return np.concatenate([steps_S[:1] / 2, steps_S]), mass_NS
 

@@ -95,11 +95,11 @@ def _mark(axes: Axes, values_NH: np.ndarray, text: str, ink: str) -> None:
 def _frame(axes: Axes, assignment: Assignment, values_NH: np.ndarray, colours: Mapping[str, str]) -> None:
     """Frame the guided heads in the colours of their patterns, each together with those above and below it."""
     layers, heads = values_NH.shape
-    for at, owner in enumerate(assignment.of_layer(heads)):
+    for head, owner in enumerate(assignment.of_layer(heads)):
         if owner is None:
             continue
         for run in assignment.runs(layers):
-            corner = at - 0.5, run.start - 0.5
+            corner = head - 0.5, run.start - 0.5
             box = Rectangle(corner, 1, len(run), fill=False, edgecolor=colours[owner], linewidth=1.5)
             axes.add_patch(box).set_clip_on(False)  # or the edge of the axes would hide half of the line
 
@@ -113,6 +113,6 @@ def _label_axes(axes: Axes, layers: int, heads: int) -> None:
     def places(count: int) -> Sequence[int]:
         return range(0, count, math.ceil(count / 6))
 
-    axes.set_xticks(places(heads), [str(at + 1) for at in places(heads)], fontsize=SMALL)
-    axes.set_yticks(places(layers), [str(at + 1) for at in places(layers)], fontsize=SMALL)
+    axes.set_xticks(places(heads), [str(head + 1) for head in places(heads)], fontsize=SMALL)
+    axes.set_yticks(places(layers), [str(layer + 1) for layer in places(layers)], fontsize=SMALL)
     axes.tick_params(length=0)

@@ -95,10 +95,10 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     The title of a panel has the mass of a head that attends uniformly. A last panel shows for every head the pattern
     that explains it best (`strongest_pattern`), white if the mass is not above that of uniform attention.
     """
-    found, colours = measured(maps, special, assignment), pattern_colours(maps, assignment)
+    by_name, colours = measured(maps, special, assignment), pattern_colours(maps, assignment)
     layers, heads = maps.weights_NHQK.shape[:2]
     owners = assignment.of_layer(heads)
-    cells = len(found) + 2  # with the strongest pattern and a legend
+    cells = len(by_name) + 2  # with the strongest pattern and a legend
     columns = min((4, 3, 5), key=lambda columns: -cells % columns)  # as few empty cells as possible
     rows = math.ceil(cells / columns)
     height = max(1.6, min(3.4, 2.3 * layers / heads))
@@ -106,18 +106,18 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     axes = figure.subplots(rows, columns, squeeze=False)
     for panel in axes.flat:
         panel.set_axis_off()
-    for panel, (name, pattern) in zip(axes.flat, found.items(), strict=False):
+    for panel, (name, pattern) in zip(axes.flat, by_name.items(), strict=False):
         image = _draw_mass(panel, name, pattern.mass_NH, pattern.chance_N, colours[name])
         members = [head for head, owner in enumerate(owners) if owner == name]
         for run in assignment.runs(layers) if members else ():
             _outline(panel, members[0] - 0.5, run.start - 0.5, len(members), len(run), colours[name])
-    strongest, legend = axes.flat[len(found) : cells]
-    chance = {name: pattern.chance_N for name, pattern in found.items()}
+    strongest, legend = axes.flat[len(by_name) : cells]
+    chance = {name: pattern.chance_N for name, pattern in by_name.items()}
     _draw_strongest(strongest, legend, *strongest_pattern(maps, special, assignment), chance, colours)
-    for at in range(len(found) + 1):
-        panel = axes.flat[at]
-        panel.set_ylabel("layer" if at % columns == 0 else "", fontsize=MEDIUM)
-        panel.set_xlabel("head" if at + columns >= cells - 1 else "", fontsize=MEDIUM)
+    for number in range(len(by_name) + 1):
+        panel = axes.flat[number]
+        panel.set_ylabel("layer" if number % columns == 0 else "", fontsize=MEDIUM)
+        panel.set_xlabel("head" if number + columns >= cells - 1 else "", fontsize=MEDIUM)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.015, format=PercentFormatter(1.0, decimals=0))
     bar.set_label("attention mass on the pattern's target", fontsize=MEDIUM)
     bar.ax.tick_params(labelsize=SMALL)
@@ -130,8 +130,8 @@ def _layer_head_axes(axes: Axes, layers: int, heads: int) -> None:
         return range(0, count, math.ceil(count / 8))
 
     axes.set_axis_on()
-    axes.set_xticks(places(heads), [str(at + 1) for at in places(heads)], fontsize=SMALL)
-    axes.set_yticks(places(layers), [str(at + 1) for at in places(layers)], fontsize=SMALL)
+    axes.set_xticks(places(heads), [str(head + 1) for head in places(heads)], fontsize=SMALL)
+    axes.set_yticks(places(layers), [str(layer + 1) for layer in places(layers)], fontsize=SMALL)
     axes.tick_params(length=0)
 
 
@@ -170,5 +170,7 @@ def _draw_strongest(
     names = [name for name in colours if (best_NH == name).any()]
     handles = [Patch(color=colours[name], label=label(title(name))) for name in names]
     # Beside the strongest patterns, or below them at the beginning of a row.
-    read = "strongest pattern:\nwhite at chance,\nfull colour at 100 %"
-    legend.legend(handles=handles, title=read, title_fontsize=SMALL, fontsize=MEDIUM, loc="center left", frameon=False)
+    heading = "strongest pattern:\nwhite at chance,\nfull colour at 100 %"
+    legend.legend(
+        handles=handles, title=heading, title_fontsize=SMALL, fontsize=MEDIUM, loc="center left", frameon=False
+    )

@@ -9,7 +9,7 @@ Shape letters: N layers, H heads, L length, Q query position, K key position.
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -82,8 +82,8 @@ def save_inspection(
     if heads:
         figures[f"heads{_short(heads)}"] = draw_chosen(maps, assignment, special, heads)
     else:
-        chosen = "" if layers is None else "_layers" + "+".join(str(layer + 1) for layer in layers)
-        figures[f"heads{chosen}"] = draw_heads(maps, assignment, special, layers)
+        names = "" if layers is None else "_layers" + "+".join(str(layer + 1) for layer in layers)
+        figures[f"heads{names}"] = draw_heads(maps, assignment, special, layers)
     figures["mass"] = draw_mass(maps, assignment, special)
     kind = "" if maps.kind == "encoder" else f"{maps.kind}_"
     suffix = file_suffix(step, maps.without)
@@ -142,10 +142,10 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
     The maps are of the first unguided head (head 0 if all are guided) in the first, the middle and the last layer.
     """
     layers, heads = plain.weights_NHQK.shape[:2]
-    chosen = sorted({0, layers // 2, layers - 1})
+    numbers = sorted({0, layers // 2, layers - 1})
     guided = sum(count for _, count in assignment.counts)
     columns = {"plain": [("", plain)], "attacked": [("", attacked)]}
-    return draw_maps(columns, chosen, [guided % heads] * len(chosen), plain.model)
+    return draw_maps(columns, numbers, [guided % heads] * len(numbers), plain.model)
 
 
 def draw_heads(
@@ -164,30 +164,30 @@ def draw_heads(
     layers = sorted({0, count // 2, count - 1}) if layers is None else list(layers)
     owners, names = assignment.of_layer(heads), assignment.names
     free = [head for head, owner in enumerate(owners) if owner is None]
-    shown = [owners.index(name) for name in names] + free[:2]
-    said = _Masses.of(maps, special, assignment)
+    rows = [owners.index(name) for name in names] + free[:2]
+    masses = _Masses.of(maps, special, assignment)
 
     columns = len(layers) + bool(names)  # the targets come last; a run without guidance has none
-    size = _map_size(maps, max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(shown))), 1.5 * WIDTH / columns)
-    figure = Figure((columns * size.width + 2.6, len(shown) * (size.height + 0.4) + 2.3), layout="compressed")
-    axes = figure.subplots(len(shown), columns, squeeze=False)
+    size = _map_size(maps, max(1.5, min(3.4, WIDTH / columns, 2 * WIDTH / len(rows))), 1.5 * WIDTH / columns)
+    figure = Figure((columns * size.width + 2.6, len(rows) * (size.height + 0.4) + 2.3), layout="compressed")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
     colours = pattern_colours(maps, assignment)
-    for row, head in enumerate(shown):
+    for row, head in enumerate(rows):
         owner = owners[head]
         for column, layer in enumerate(layers):
             image = canvas.draw_map(axes[row, column], maps.weights_NHQK[layer, head], size)
-            _set_title(axes[row, column], size, f"layer {layer + 1}", said.of_head(layer, head))
-            if guide := said.owners_NH[layer, head]:
+            _set_title(axes[row, column], size, f"layer {layer + 1}", masses.of_head(layer, head))
+            if guide := masses.owners_NH[layer, head]:
                 canvas.frame(axes[row, column], colours[guide])
         if owner:
-            canvas.draw_map(axes[row, -1], said.found[owner].target_QK, size)
+            canvas.draw_map(axes[row, -1], masses.by_name[owner].target_QK, size)
             _set_title(axes[row, -1], size, f"target {label(title(owner))}")
             canvas.frame(axes[row, -1], colours[owner])
         axes[row, 0].set_ylabel(f"head {head + 1}" + ("" if owner else f" ({maps.unguided})"), fontsize=LARGE)
         for column, panel in enumerate(axes[row]):
-            lowest = len(shown) - 1 if column < len(layers) else len(names) - 1
-            beside = maps.row_tokens if column == 0 else ()
-            canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if row == lowest else ())
+            lowest = len(rows) - 1 if column < len(layers) else len(names) - 1
+            row_tokens = maps.row_tokens if column == 0 else ()
+            canvas.token_ticks(panel, size, rows=row_tokens, columns=maps.tokens if row == lowest else ())
     # Free heads have no target: the bar takes the first of these places.
     spare = list(axes[len(names) :, -1]) if names else []
     canvas.fill(figure, image, axes, spare, _blocks(maps, size))
@@ -197,23 +197,19 @@ def draw_heads(
 
 def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTokens, heads: Heads) -> Figure:
     """Draw the attention maps of these heads, each with its mass on a pattern as in `draw_heads`."""
-    said, colours = _Masses.of(maps, special, assignment), pattern_colours(maps, assignment)
+    masses, colours = _Masses.of(maps, special, assignment), pattern_colours(maps, assignment)
     size = _map_size(maps, 3.4 if len(heads) <= 3 else 2.6)
     columns, rows = canvas.grid(len(heads), max(1, int(WIDTH / size.width)))
     figure = Figure((columns * size.width + 2.6, rows * (size.height + 1.3) + 1.5), layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False)
-    for at, (panel, (layer, head)) in enumerate(zip(axes.flat, heads, strict=False)):
+    for number, (panel, (layer, head)) in enumerate(zip(axes.flat, heads, strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[layer, head], size)
-        owner = said.owners_NH[layer, head]
+        owner = masses.owners_NH[layer, head]
         kind = "" if owner else f" ({maps.unguided})"
-        _set_title(panel, size, f"layer {layer + 1}, head {head + 1}{kind}", said.of_head(layer, head))
+        _set_title(panel, size, f"layer {layer + 1}, head {head + 1}{kind}", masses.of_head(layer, head))
         if owner:
             canvas.frame(panel, colours[owner])
-        beside, bottom = (
-            maps.row_tokens if at % columns == 0 else (),
-            at + columns >= len(heads) or _uneven(axes, heads),
-        )
-        canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if bottom else ())
+        _grid_ticks(axes, number, len(heads), size, maps.row_tokens, maps.tokens)
     canvas.fill(figure, image, axes, axes.flat[len(heads) :], _blocks(maps, size))
     canvas.caption(figure, *maps.caption)
     return figure
@@ -224,13 +220,13 @@ class _Masses:
     """Masses of heads on patterns, for the titles of maps.
 
     owners_NH: the pattern that guides each head of every layer, None for free heads.
-    found: patterns with their masses.
+    by_name: patterns with their masses.
     best_NH, mass_NH: the strongest pattern of each head, and the mass on it.
     """
 
     maps: AttentionMaps
     owners_NH: np.ndarray
-    found: Mapping[str, Measured]
+    by_name: Mapping[str, Measured]
     best_NH: np.ndarray
     mass_NH: np.ndarray
 
@@ -245,17 +241,27 @@ class _Masses:
         if self.maps.is_fixed and not owner:
             return ()  # hard-coded weights follow no pattern, however much of them happens to lie on one
         name = owner or self.best_NH[layer, head]
-        mass, chance = self.found[name].mass_NH[layer, head], self.found[name].chance_N[layer]
+        mass, chance = self.by_name[name].mass_NH[layer, head], self.by_name[name].chance_N[layer]
         if np.isnan(mass):
             return (f"– on {label(title(name))}",)
         return f"{mass:.2f} on {label(title(name))}", f"(chance {chance:.2f})"
 
 
-def _uneven(axes: np.ndarray, shown: Sized) -> bool:
-    """Return whether the last row of a grid has fewer maps than the others; all maps then have labels below, because
-    labels under only some maps of a row would look like a mistake.
+def _grid_ticks(
+    axes: np.ndarray, number: int, maps: int, size: canvas.Size, rows: Sequence[str], columns: Sequence[str]
+) -> None:
+    """Label a map of a grid with tokens: on the left in the grid's first column, and below in the last row.
+
+    If the last row is incomplete, all maps have labels below: labels under only some maps of a row would look like a
+    mistake.
+
+    axes: all panels, of which the first `maps` show a map.
+    number: of the map, row by row.
     """
-    return len(shown) < axes.size
+    width = axes.shape[1]
+    is_lowest = number + width >= maps or maps < axes.size
+    row_tokens = rows if number % width == 0 else ()
+    canvas.token_ticks(axes.flat[number], size, rows=row_tokens, columns=columns if is_lowest else ())
 
 
 def _set_title(axes: Axes, size: canvas.Size, *lines: str | tuple[str, ...]) -> None:
@@ -265,8 +271,9 @@ def _set_title(axes: Axes, size: canvas.Size, *lines: str | tuple[str, ...]) -> 
 
 
 def _map_size(maps: AttentionMaps, longest: float, most: float = MOST_INCHES) -> canvas.Size:
-    """Return the size of a map of which the longer side has `longest` inches, or more if all tokens then have labels,
-    up to `MOST_INCHES` and `most`.
+    """Return the size of a map of which the longer side has `longest` inches, or more if all tokens then have labels.
+
+    It grows up to `MOST_INCHES` and `most`.
     """
     queries, keys = len(maps.row_tokens), len(maps.tokens)
     needed = canvas.room_for_labels(max(queries, keys))
@@ -285,15 +292,13 @@ def draw_patterns(tokens: Sequence[str], target_by_name: Mapping[str, np.ndarray
     inches = max(1.9, min(3.4, len(tokens) * 0.105))  # room for every token, if that is possible
     columns, rows = canvas.grid(len(target_by_name), int(WIDTH / inches))
     figure = Figure((columns * inches + 1.8, rows * (inches + 0.9) + 1.0), layout="compressed")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    axes = figure.subplots(rows, columns, squeeze=False)
     size = canvas.Size(inches, inches)
-    for at, (panel, (name, target_QK)) in enumerate(zip(axes, target_by_name.items(), strict=False)):
+    for number, (panel, (name, target_QK)) in enumerate(zip(axes.flat, target_by_name.items(), strict=False)):
         image = canvas.draw_map(panel, target_QK, size)
         panel.set_title(label(title(name)), fontsize=LARGE)
-        bottom = at + columns >= len(target_by_name) or _uneven(axes, target_by_name)
-        beside = tokens if at % columns == 0 else ()
-        canvas.token_ticks(panel, size, rows=beside, columns=tokens if bottom else ())
-    spare = axes[len(target_by_name) :]
+        _grid_ticks(axes, number, len(target_by_name), size, tokens, tokens)
+    spare = axes.flat[len(target_by_name) :]
     canvas.fill(figure, image, axes, spare, canvas.block_sizes(len(tokens), len(tokens), size))
     canvas.caption(figure, "Targets of the patterns", text or " ".join(tokens), KINDS["encoder"].caption)
     return figure
@@ -315,37 +320,36 @@ def draw_maps(
     head: number of the head in its layer, or of each head.
     run: what the maps are of, such as a run and its step, for the caption.
     """
-    chosen = list(zip(np.atleast_1d(layer).tolist(), np.atleast_1d(head).tolist(), strict=True))
+    heads = list(zip(np.atleast_1d(layer).tolist(), np.atleast_1d(head).tolist(), strict=True))
     rows = max(len(series) for series in columns.values())
-    wide = len(chosen) * len(columns)
+    wide = len(heads) * len(columns)
     inches = max(1.6, min(3.4, WIDTH / wide))
     figure = Figure((wide * inches + 1.8, rows * (inches + 0.15) + 2.0), layout="compressed")
     axes = figure.subplots(rows, wide, squeeze=False)
     for panel in axes.ravel():  # panels stay empty where an arm has fewer maps, or lacks a head
         panel.set_axis_off()
-    drawn = None
-    for at, (place, arm) in enumerate((place, arm) for place in chosen for arm in columns):
+    image = None
+    for column, (place, arm) in enumerate((place, arm) for place in heads for arm in columns):
         for row, (name, maps) in enumerate(columns[arm]):
             if not all(0 <= index < size for index, size in zip(place, maps.weights_NHQK.shape, strict=False)):
                 continue
-            panel = axes[row, at]
+            panel = axes[row, column]
             panel.set_axis_on()
             size = canvas.map_size(len(maps.row_tokens), len(maps.tokens), inches)
-            drawn = canvas.draw_map(panel, maps.weights_NHQK[place], size)
-            if at == 0:
+            image = canvas.draw_map(panel, maps.weights_NHQK[place], size)
+            if column == 0:
                 panel.set_ylabel(label(name, 30), fontsize=MEDIUM, parse_math=False)
             if row == 0:
-                where = f"layer {place[0] + 1}, head {place[1] + 1}"
-                _set_title(panel, size, label(arm, 24), where)
-            beside, is_last = maps.row_tokens if at == 0 else (), row == len(columns[arm]) - 1
-            canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if is_last else ())
-    if drawn is None:
+                _set_title(panel, size, label(arm, 24), f"layer {place[0] + 1}, head {place[1] + 1}")
+            row_tokens, is_last = maps.row_tokens if column == 0 else (), row == len(columns[arm]) - 1
+            canvas.token_ticks(panel, size, rows=row_tokens, columns=maps.tokens if is_last else ())
+    if image is None:
         shapes = sorted({maps.weights_NHQK.shape[:2] for series in columns.values() for _, maps in series})
-        sizes = " or ".join(f"{layers} layers of {heads} heads" for layers, heads in shapes)
-        raise ValueError(f"no arm has the heads {chosen} (layer, head, counted from 0): the models have {sizes}")
+        sizes = " or ".join(f"{layers} layers of {count} heads" for layers, count in shapes)
+        raise ValueError(f"no arm has the heads {heads} (layer, head, counted from 0): the models have {sizes}")
     longest = max((maps for series in columns.values() for _, maps in series), key=lambda maps: len(maps.tokens))
     longest_size = canvas.map_size(len(longest.row_tokens), len(longest.tokens), inches)
-    canvas.weight_bar(figure, drawn, axes, _blocks(longest, longest_size))
+    canvas.weight_bar(figure, image, axes, _blocks(longest, longest_size))
     canvas.caption(figure, run, longest.sentence, KINDS[longest.kind].caption)
     return figure
 
@@ -364,14 +368,12 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
     # Room for labels of the rows and the colour bar, and for labels of the columns, where a row may be incomplete.
     wide, high = columns * size.width + 2.6, rows * (size.height + 0.4) + 2.1 + (rows > 1)
     figure = Figure((wide, high), layout="compressed")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for at, (panel, (arm, maps)) in enumerate(zip(axes, maps_by_arm.items(), strict=False)):
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for number, (panel, (arm, maps)) in enumerate(zip(axes.flat, maps_by_arm.items(), strict=False)):
         image = canvas.draw_map(panel, maps.weights_NHQK[-1].mean(0), size)
         _set_title(panel, size, f"{label(arm, 24)}: layer {len(maps.weights_NHQK)}", _shares(maps))
-        bottom = at + columns >= len(maps_by_arm) or _uneven(axes, maps_by_arm)
-        beside = maps.row_tokens if at % columns == 0 else ()
-        canvas.token_ticks(panel, size, rows=beside, columns=maps.tokens if bottom else ())
-    canvas.fill(figure, image, axes, axes[len(maps_by_arm) :], _blocks(first, size))
+        _grid_ticks(axes, number, len(maps_by_arm), size, maps.row_tokens, maps.tokens)
+    canvas.fill(figure, image, axes, axes.flat[len(maps_by_arm) :], _blocks(first, size))
     kind = KINDS[first.kind]
     canvas.caption(figure, run, f"{kind.title}, mean over the heads of the last layer", first.sentence, kind.caption)
     return figure
@@ -381,5 +383,5 @@ def _shares(maps: AttentionMaps) -> str:
     """Return a line for the title of a map of the last layer; empty for maps of a decoder."""
     if maps.kind != "encoder":
         return ""
-    found = stripes.shares_of_maps(maps)
-    return f"{found.diagonal[-1]:.2f} on the diagonal, {found.stripes[-1]:.2f} on stripes"
+    shares = stripes.shares_of_maps(maps)
+    return f"{shares.diagonal[-1]:.2f} on the diagonal, {shares.stripes[-1]:.2f} on stripes"

@@ -34,33 +34,33 @@ class HeatMap:
 
 def heat_maps(maps: Sequence[HeatMap], directory: epath.Path) -> list[tuple[str, str]]:
     """Write a PNG for each heat map that has a number; return (arm, path relative to the parent of `directory`)."""
-    drawn = []
-    for one in maps:
-        if any(cell is not None for row in one.cells for cell in row):
-            path = save(draw_heat_map(one, directory.parent.name), directory / f"search_{one.arm}.png")
-            drawn.append((one.arm, f"{directory.name}/{path.name}"))
-    return drawn
+    figures = []
+    for heat_map in maps:
+        if any(cell is not None for row in heat_map.cells for cell in row):
+            path = save(draw_heat_map(heat_map, directory.parent.name), directory / f"search_{heat_map.arm}.png")
+            figures.append((heat_map.arm, f"{directory.name}/{path.name}"))
+    return figures
 
 
-def draw_heat_map(one: HeatMap, run: str = "") -> Figure:
+def draw_heat_map(heat_map: HeatMap, run: str = "") -> Figure:
     """Draw a heat map with the number in each cell; the better, the darker, and cells without a number are empty.
 
     run: name of the search, for the caption.
     """
-    cells = np.array([[np.nan if cell is None else cell for cell in row] for row in one.cells], np.float64)
+    cells = np.array([[np.nan if cell is None else cell for cell in row] for row in heat_map.cells], np.float64)
     figure = Figure((1.6 + 0.9 * cells.shape[1], 1.1 + 0.45 * cells.shape[0]), layout="constrained")
     axes = figure.subplots()
     low, high = np.nanmin(cells), np.nanmax(cells)
-    best, colours = ("lowest", f"{WEIGHTS}_r") if one.is_lower_better else ("highest", WEIGHTS)
+    best, colours = ("lowest", f"{WEIGHTS}_r") if heat_map.is_lower_better else ("highest", WEIGHTS)
     axes.imshow(cells, cmap=colours, vmin=low, vmax=max(high, low + 1e-6), aspect="auto")
     for (row, column), cell in np.ndenumerate(cells):
         if np.isfinite(cell):
-            dark = (cell - low if one.is_lower_better else high - cell) <= 0.4 * (high - low)
+            dark = (cell - low if heat_map.is_lower_better else high - cell) <= 0.4 * (high - low)
             axes.text(column, row, f"{cell:.3f}", ha="center", va="center", fontsize=SMALL, color="w" if dark else "k")
-    axes.set_xticks(range(cells.shape[1]), [label(value) for value in one.column_values], fontsize=SMALL)
-    axes.set_yticks(range(cells.shape[0]), [label(value) for value in one.row_values], fontsize=SMALL)
-    axes.set_xlabel(one.columns, fontsize=MEDIUM)
-    axes.set_ylabel(one.rows, fontsize=MEDIUM)
-    axes.set_title(label(f"{one.arm}: {best} {one.metric}", 60), fontsize=LARGE, loc="left", parse_math=False)
+    axes.set_xticks(range(cells.shape[1]), [label(value) for value in heat_map.column_values], fontsize=SMALL)
+    axes.set_yticks(range(cells.shape[0]), [label(value) for value in heat_map.row_values], fontsize=SMALL)
+    axes.set_xlabel(heat_map.columns, fontsize=MEDIUM)
+    axes.set_ylabel(heat_map.rows, fontsize=MEDIUM)
+    axes.set_title(label(f"{heat_map.arm}: {best} {heat_map.metric}", 60), fontsize=LARGE, loc="left", parse_math=False)
     caption(figure, run)
     return figure
