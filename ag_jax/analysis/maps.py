@@ -135,7 +135,7 @@ class AttentionMaps:
 
     @property
     def sentence(self) -> str:
-        """The text, after the number of tokens that the maps show of it if it was cut; or the rows' tokens."""
+        """The text, or the rows' tokens if it is not known; of a text that was cut, `part` stands before it."""
         return f"({self.part}) {self.text}" if self.text and self.part else self.text or " ".join(self.row_tokens)
 
     @property
@@ -157,7 +157,7 @@ class AttentionMaps:
 
     @property
     def unguided(self) -> str:
-        """The word for heads that no pattern guides."""
+        """What tables and figures call heads that no pattern guides: `fixed` or `free`."""
         return "fixed" if self.is_fixed else "free"
 
     def view(

@@ -63,13 +63,13 @@
     }
     if (first === null) return { weights, shades: null, queries, keys, blocks: 1, coarse: false };
     for (let q = 0; sums && q < queries; q++) {
-      let rest = 0, known = 0;
+      let rest = 0, exact = 0;
       for (let at = q * keys; at < (q + 1) * keys; at++) {
-        if (levels[at] >= first) known += weights[at];
+        if (levels[at] >= first) exact += weights[at];
         else rest += weights[at];
       }
       if (rest <= 0) continue;
-      const factor = Math.max(0, 1 - known) / rest;
+      const factor = Math.max(0, 1 - exact) / rest;
       for (let at = q * keys; at < (q + 1) * keys; at++) {
         if (levels[at] >= first) continue;
         const low = (Math.max(0, levels[at] - 0.5) / top) ** 2, high = ((levels[at] + 0.5) / top) ** 2;
@@ -93,8 +93,8 @@
   /** Returns a map as it is stored; for a head of which only the overview is stored, that. @returns {Promise<Drawn>} */
   function mapOf(number, layer, head) {
     const key = `${number}-${layer}-${head}`, view = views[number];
-    const found = cache.get(key);
-    if (found) return found;
+    const cached = cache.get(key);
+    if (cached) return cached;
     const promise = isStored(view, layer, head)
       ? bytesOf(`map-${key}`).then((bytes) => decoded(bytes, rowsOf(view).length, view.columns.length, view.sums))
       : Promise.resolve(tileOf(number, layer, head));
@@ -152,7 +152,7 @@
   }
 
   /** Returns the target of a row as [column, weight] pairs; none where the pattern points at nothing. */
-  const wanted = (target, q) => (target.numbers[q] < 0 ? [] : target.distinct[target.numbers[q]]);
+  const entriesOf = (target, q) => (target.numbers[q] < 0 ? [] : target.distinct[target.numbers[q]]);
 
   // ---------------------------------------------------------------- colours
 
@@ -268,11 +268,11 @@
 
   /** Reads the state from the address; what does not exist in this page is left as it is. */
   function readAddress() {
-    const given = new URLSearchParams(location.hash.slice(1));
+    const parameters = new URLSearchParams(location.hash.slice(1));
     Object.assign(state, FIRST);
     for (const [name, short] of Object.entries(SHORT)) {
-      if (!given.has(short)) continue;
-      const text = given.get(short);
+      if (!parameters.has(short)) continue;
+      const text = parameters.get(short);
       if (typeof FIRST[name] === "boolean") state[name] = text === "1";
       else if (typeof FIRST[name] === "number") state[name] = Number.isInteger(Number(text)) ? Number(text) : FIRST[name];
       else state[name] = text;
@@ -446,7 +446,7 @@
     const target = view.targets[shownPattern()];
     const dense = new Float32Array(map.weights.length);
     for (let q = 0; q < map.queries; q++) {
-      for (const [k, weight] of wanted(target, q)) dense[q * map.keys + k] = weight;
+      for (const [k, weight] of entriesOf(target, q)) dense[q * map.keys + k] = weight;
       if (target.numbers[q] < 0) dense.set(map.weights.subarray(q * map.keys, (q + 1) * map.keys), q * map.keys);
     }
     return minus(map, dense);
@@ -601,7 +601,7 @@
       context.lineWidth = Math.max(1, Math.min(2.5, cell / 6));
       const side = Math.max(cell, 3);
       for (let q = 0; q < map.queries; q++) {
-        for (const [k] of wanted(target, q)) {
+        for (const [k] of entriesOf(target, q)) {
           const [left, top] = at(q + 0.5, k + 0.5);
           context.strokeRect(left - side / 2, top - side / 2, side, side);
         }
@@ -669,9 +669,9 @@
         repaint();
         return;
       }
-      const found = under(panel, event);
-      if (found && !state.pinned) choose(...found);
-      else if (found) say(...found);
+      const cell = under(panel, event);
+      if (cell && !state.pinned) choose(...cell);
+      else if (cell) say(...cell);
     });
     canvas.addEventListener("pointercancel", () => { dragged = null; });
     canvas.addEventListener("pointerdown", (event) => {
@@ -680,10 +680,10 @@
       canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener("pointerup", (event) => {
-      const found = under(panel, event);
-      if (dragged && Math.hypot(event.clientX - dragged.x, event.clientY - dragged.y) < 4 && found) {
-        const same = state.pinned && found[0] === state.row;
-        choose(...found);
+      const cell = under(panel, event);
+      if (dragged && Math.hypot(event.clientX - dragged.x, event.clientY - dragged.y) < 4 && cell) {
+        const same = state.pinned && cell[0] === state.row;
+        choose(...cell);
         setPinned(!same);
       }
       dragged = null;
@@ -1131,10 +1131,10 @@
         event.preventDefault();
         return;
       }
-      const found = KEYS.find(([key]) => key === (event.key.length === 1 ? event.key.toLowerCase() : event.key));
-      if (!found) return;
+      const command = KEYS.find(([key]) => key === (event.key.length === 1 ? event.key.toLowerCase() : event.key));
+      if (!command) return;
       event.preventDefault();
-      found[2]();
+      command[2]();
     });
     addEventListener("hashchange", () => { readAddress(); update(); });
     let waiting = 0;
