@@ -8,8 +8,8 @@ after column, because trained heads have vertical stripes, which then compress b
 With few levels (`PICTURE`), weights from about 1.3 % on also get four more bits, by which they are right to .002. These
 bits follow the levels in the order of the cells, two weights to a byte, so that they need no positions.
 
-After decoding few levels, a row whose sum was 1 is brought near 1 again: weights with the additional bits stay, and the
-others are scaled within the bounds of their levels. `viewer.js` decodes in the same way.
+`viewer.js` decodes. With few levels, it brings a row whose sum was 1 near 1 again: weights with the additional bits
+stay, and the others are scaled within the bounds of their levels.
 
 Shape letters: N layers, H heads, Q query position, K key position.
 """
@@ -66,32 +66,6 @@ def encode_map(weights_QK: np.ndarray, precision: Precision) -> bytes:
     if len(nibbles) % 2:
         nibbles = np.append(nibbles, np.uint8(0))
     return level.tobytes() + (nibbles[0::2] | nibbles[1::2] << 4).tobytes()
-
-
-def decode_map(data: bytes, queries: int, keys: int, precision: Precision, *, sums_to_one: bool = True) -> np.ndarray:
-    """Return the weights `QK` of `encode_map`, as `viewer.js` decodes them.
-
-    sums_to_one: whether the rows of the map summed to 1, so that they are brought near 1 again; of a precision without
-        additional bits, this changes nothing.
-    """
-    cells, top = queries * keys, precision.levels - 1
-    level = np.frombuffer(data[:cells], np.uint8).astype(np.float64)
-    root = level / top
-    if precision.refined_from is None:
-        return (root**2).reshape(keys, queries).T.copy()
-    refined = level >= precision.refined_from
-    packed = np.frombuffer(data[cells:], np.uint8)
-    nibbles = np.stack([packed & 15, packed >> 4], axis=1).ravel()[: refined.sum()]
-    root[refined] = np.minimum((level[refined] - 0.5 + (nibbles + 0.5) / NIBBLE) / top, 1.0)
-    weights_QK, refined_QK, level_QK = (array.reshape(keys, queries).T for array in (root**2, refined, level))
-    if not sums_to_one:
-        return weights_QK.copy()
-    rest_Q = np.where(refined_QK, 0.0, weights_QK).sum(1)
-    missing_Q = np.maximum(1 - np.where(refined_QK, weights_QK, 0.0).sum(1), 0.0)
-    factor_Q = np.divide(missing_Q, rest_Q, out=np.ones(queries), where=rest_Q > 0)
-    # Not beyond the weights that are stored as the same level.
-    low_QK, high_QK = (np.maximum((level_QK + half) / top, 0.0) ** 2 for half in (-0.5, 0.5))
-    return np.where(refined_QK, weights_QK, np.clip(weights_QK * factor_Q[:, None], low_QK, high_QK))
 
 
 def compress(data: bytes) -> str:

@@ -42,7 +42,7 @@
     return new Uint8Array(await new Response(stream).arrayBuffer());
   }
 
-  /** Returns the weights of a map by rows, as `decode_map` of encode.py does. */
+  /** Returns the weights of a map by rows, from the bytes of `encode_map` in encode.py. */
   function decoded(bytes, queries, keys, sums) {
     const cells = queries * keys;
     const weights = new Float32Array(cells), levels = new Uint8Array(cells);

@@ -9,6 +9,7 @@ import pytest
 from ag_jax.viewer import encode
 from ag_jax.viewer.encode import COARSE, FULL, PICTURE
 from tests.viewer import views
+from tests.viewer.decoding import decode_map
 
 LENGTHS = (1, 7, 64)
 
@@ -33,7 +34,7 @@ def test_levels_are_square_roots_by_columns(maps):
 
 def test_full_maps_are_right_to_a_thousandth(maps):
     for weights in maps:
-        found = encode.decode_map(encode.encode_map(weights, FULL), *weights.shape, FULL, sums_to_one=False)
+        found = decode_map(encode.encode_map(weights, FULL), *weights.shape, FULL, sums_to_one=False)
         assert np.abs(found - weights).max() <= 0.004
         np.testing.assert_allclose(np.sqrt(found), np.sqrt(weights), atol=0.5 / 255 + 1e-6)
 
@@ -41,7 +42,7 @@ def test_full_maps_are_right_to_a_thousandth(maps):
 def test_large_weights_of_pictures_are_right_to_two_thousandths(maps):
     for weights in maps:
         data = encode.encode_map(weights, PICTURE)
-        found = encode.decode_map(data, *weights.shape, PICTURE, sums_to_one=False)
+        found = decode_map(data, *weights.shape, PICTURE, sums_to_one=False)
         large = weights > 0.0145  # certainly of level 4 or above
         assert large.any() and np.abs(found - weights)[large].max() <= 0.00203
         assert np.abs(found - weights).max() <= 0.0105
@@ -52,8 +53,8 @@ def test_rows_of_pictures_sum_to_one_again_within_their_levels(maps):
     """A shade is scaled, but stays a weight that is stored as the same level; refined weights stay as they are."""
     for weights in [one for one in maps if np.allclose(one.sum(-1), 1)]:
         data = encode.encode_map(weights, PICTURE)
-        plain = encode.decode_map(data, *weights.shape, PICTURE, sums_to_one=False)
-        found = encode.decode_map(data, *weights.shape, PICTURE)
+        plain = decode_map(data, *weights.shape, PICTURE, sums_to_one=False)
+        found = decode_map(data, *weights.shape, PICTURE)
         refined = encode.levels(weights, PICTURE) >= 4
         np.testing.assert_array_equal(found[refined], plain[refined])
         assert np.abs(31 * np.sqrt(found) - encode.levels(weights, PICTURE))[~refined].max(initial=0) <= 0.5 + 1e-9
@@ -64,15 +65,15 @@ def test_rows_of_pictures_sum_to_one_again_within_their_levels(maps):
 def test_even_attention_keeps_its_mass():
     """Weights that are too small for the additional bits are scaled to the mass of their row."""
     weights = np.full((4, 512), 1 / 512, np.float32)
-    found = encode.decode_map(encode.encode_map(weights, PICTURE), 4, 512, PICTURE)
+    found = decode_map(encode.encode_map(weights, PICTURE), 4, 512, PICTURE)
     np.testing.assert_allclose(found, weights, rtol=1e-5)
-    found = encode.decode_map(encode.encode_map(weights, FULL), 4, 512, FULL)
+    found = decode_map(encode.encode_map(weights, FULL), 4, 512, FULL)
     np.testing.assert_allclose(found, weights, rtol=0.05)
 
 
 def test_a_small_weight_beside_a_large_one_stays():
     weights = np.array([[0.997, 0.002, 0.001]], np.float32)
-    found = encode.decode_map(encode.encode_map(weights, FULL), 1, 3, FULL)
+    found = decode_map(encode.encode_map(weights, FULL), 1, 3, FULL)
     np.testing.assert_allclose(found, weights, atol=0.004)
     assert found[0, 1] == pytest.approx(0.002, rel=0.1)
 

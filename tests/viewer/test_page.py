@@ -19,6 +19,7 @@ from ag_jax.viewer import page as pages
 from ag_jax.viewer.encode import FULL, PICTURE
 from ag_jax.viewer.notebook import NotebookView
 from tests.viewer import views
+from tests.viewer.decoding import decode_map
 from tests.viewer.views import HOSTILE
 
 
@@ -44,7 +45,7 @@ def test_every_head_is_in_the_page(detail, precision):
     for number, view in enumerate((one, two)):
         assert data_of(text, f"overview-{number}") == encode.overview(view.weights_NHQK)
         for layer, head in np.ndindex(view.weights_NHQK.shape[:2]):
-            found = encode.decode_map(data_of(text, f"map-{number}-{layer}-{head}"), 9, 9, precision)
+            found = decode_map(data_of(text, f"map-{number}-{layer}-{head}"), 9, 9, precision)
             assert np.abs(found - view.weights_NHQK[layer, head]).max() < 0.01
     assert pages.page("A title", [one, two], detail) == text
 
