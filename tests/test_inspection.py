@@ -371,10 +371,10 @@ def test_attention_that_is_not_finite_is_refused(places, monkeypatch, capsys, pl
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["1.3"], "there is no head 1.3, because the encoder has 2 layers of 2 heads: give heads between 1.1 and 2.2"),
-        (["1.1", "0.1"], "--without=1.1,0.1: there is no head 0.1"),
-        (["3.1"], "there is no head 3.1"),
-        (["1"], "expected heads as LAYER.HEAD, both counted from 1, such as --without=3.2,4.1; got '1'"),
+        (["1.3"], "--without=1.3: expected heads LAYER.HEAD from 1.1 to 2.2, got '1.3'"),
+        (["1.1", "0.1"], "--without=1.1,0.1: expected heads LAYER.HEAD from 1.1 to 2.2, got '0.1'"),
+        (["3.1"], "got '3.1'"),
+        (["1"], "got '1'"),
         (["1.1.1"], "got '1.1.1'"),
         (["1.-1"], "got '1.-1'"),
         ([""], "got ''"),
@@ -422,14 +422,11 @@ def test_layers_and_heads_of_the_figures(places, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (
-            {"layers": ["3"]},
-            "--layers=3: expected numbers of layers, counted from 1, or all; there is no layer '3': give",
-        ),
-        ({"layers": ["0"]}, "there is no layer '0'"),
-        ({"layers": ["1", "all"]}, "there is no layer 'all'"),
-        ({"heads": ["3.1"]}, "--heads=3.1: there is no head 3.1"),
-        ({"heads": ["2"]}, "--heads=2: expected heads as LAYER.HEAD"),
+        ({"layers": ["3"]}, "--layers=3: expected layers from 1 to 2, or all, got '3'"),
+        ({"layers": ["0"]}, "got '0'"),
+        ({"layers": ["1", "all"]}, "got 'all'"),
+        ({"heads": ["3.1"]}, "--heads=3.1: expected heads LAYER.HEAD from 1.1 to 2.2, got '3.1'"),
+        ({"heads": ["2"]}, "--heads=2: expected heads LAYER.HEAD from 1.1 to 2.2, got '2'"),
         (
             {"layers": ["1"], "heads": ["1.1"]},
             "leave out --layers or --heads, because --heads=LAYER.HEAD has the layers",
@@ -677,7 +674,7 @@ def test_a_page_of_several_models_and_steps(places, tmp_path, capsys):
     assert [view["model"] for view in found] == [f"{places.name}/run", f"{tmp_path.name}/run", f"{places.name}/hf"]
     for wrong, message in (
         ({"steps": ["7"]}, "there is no checkpoint of step 7; the run has 0"),
-        ({"heads": ["9.1"]}, "--heads=9.1: there is no head 9.1"),
+        ({"heads": ["9.1"]}, "--heads=9.1: expected heads LAYER.HEAD from 1.1 to 2.2, got '9.1'"),
         ({"against": [str(tmp_path / "absent")]}, "absent is no model"),
     ):
         assert cli.run_safely("inspect", request(places / "run", html=str(tmp_path / "b.html"), **wrong)) == 1
@@ -694,7 +691,7 @@ def test_heads_of_a_page_that_another_model_lacks():
     other = SimpleNamespace(model=SimpleNamespace(config=shallow), directory="shallow")
     seen = SimpleNamespace(opened=SimpleNamespace(model=SimpleNamespace(config=CONFIG), directory="deep"))
     page = pages.Page("m.html", lambda directory, step: other, against=["shallow"])
-    with pytest.raises(ValueError, match=r"--without=2.1: there is no such head in --against=shallow, which has 1 lay"):
+    with pytest.raises(ValueError, match=r"--without=2.1: expected heads .* --against=shallow has only 1 layers of"):
         pages.make_views(page, seen, TEXT, ((0, 1), (1, 0)))
     view = views.view()  # 2 layers of 3 heads
     assert pages._heads_of(view, ((0, 0), (1, 3), (1, 2), (4, 1))) == ((0, 0), (1, 2))

@@ -31,10 +31,7 @@ def read_layers(names: Sequence[str], layers: int) -> tuple[int, ...]:
         return tuple(range(layers))
     for name in names:
         if not re.fullmatch(r"[0-9]+", name.strip()) or not 1 <= int(name) <= layers:
-            raise ValueError(
-                f"--layers={','.join(names)}: expected numbers of layers, counted from 1, or all; there is no layer "
-                f"{name.strip()!r}: give numbers between 1 and {layers}"
-            )
+            raise ValueError(f"--layers={','.join(names)}: expected layers from 1 to {layers}, or all, got {name!r}")
     return tuple(sorted({int(name) - 1 for name in names}))
 
 
@@ -49,16 +46,11 @@ def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "witho
     """
     places = set()
     for name in names:
-        if not re.fullmatch(r"[0-9]+\.[0-9]+", name.strip()):
-            raise ValueError(
-                f"--{flag}={','.join(names)}: expected heads as LAYER.HEAD, both counted from 1, such as "
-                f"--{flag}=3.2,4.1; got {name!r}"
-            )
-        layer, head = map(int, name.strip().split("."))
+        match = re.fullmatch(r"([0-9]+)\.([0-9]+)", name.strip())
+        layer, head = map(int, match.groups()) if match else (0, 0)
         if not (1 <= layer <= layers and 1 <= head <= heads):
             raise ValueError(
-                f"--{flag}={','.join(names)}: there is no head {name.strip()}, because the encoder has {layers} "
-                f"layers of {heads} heads: give heads between 1.1 and {layers}.{heads}"
+                f"--{flag}={','.join(names)}: expected heads LAYER.HEAD from 1.1 to {layers}.{heads}, got {name!r}"
             )
         places.add((layer - 1, head - 1))
     return tuple(sorted(places))

@@ -87,9 +87,8 @@ def _check_heads(other: Inspected, without: Heads) -> None:
     for layer, head in without:
         if layer >= config.layers or head >= config.heads:
             raise ValueError(
-                f"--without={layer + 1}.{head + 1}: there is no such head in --against={other.directory}, which has "
-                f"{config.layers} layers of {config.heads} heads; the head is left out of all models of a page: choose "
-                "heads that all of them have, or leave out --against"
+                f"--without={layer + 1}.{head + 1}: expected heads that all models of the page have, but "
+                f"--against={other.directory} has only {config.layers} layers of {config.heads} heads"
             )
 
 

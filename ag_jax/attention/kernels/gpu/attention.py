@@ -70,10 +70,10 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
     start = (jnp.full_like(zero, -jnp.inf), zero, mixed, *([zero] * (2 * config.guided)))
     largest, total, mixed, *sums = jax.lax.fori_loop(first, last, step, start)
     # Rows without visible keys: everything is 0 here, and H = 2^(MASKED_SCORE - 0) = 0 in the backward pass.
-    seen = largest > MASKED_SCORE
-    inverse = jnp.where(seen, 1.0 / total, 0.0)
+    sees_keys = largest > MASKED_SCORE
+    inverse = jnp.where(sees_keys, 1.0 / total, 0.0)
     head.store_query_vectors(results["output"], held, mixed * (inverse * config.dropout_scale)[:, None])
-    log_sums = jnp.where(seen, scale * largest + math.log2(math.e) * jnp.log(total), 0.0)
+    log_sums = jnp.where(sees_keys, scale * largest + math.log2(math.e) * jnp.log(total), 0.0)
     head.store_query_numbers(results["log_sums"], held, log_sums)
     if config.guided:
         head.store_query_numbers(results["squares"], held, sums[0] * inverse * inverse)

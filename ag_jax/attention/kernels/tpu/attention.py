@@ -79,10 +79,10 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
     def _write():
         for head in range(output.shape[2] // tile.width):
             # Rows without visible keys: everything is 0 here, and H = exp(MASKED_SCORE - 0) = 0 in the backward pass.
-            seen = has_keys(largest[head])
-            inverse = jnp.where(seen, 1.0 / total[head], 0.0)
+            sees_keys = has_keys(largest[head])
+            inverse = jnp.where(sees_keys, 1.0 / total[head], 0.0)
             output[0, :, tile.lanes(head)] = jnp.transpose(mixed[head] * inverse, (1, 0)).astype(output.dtype)
-            log_sums[0, head] = jnp.where(seen, largest[head] + jnp.log(total[head]), 0.0)
+            log_sums[0, head] = jnp.where(sees_keys, largest[head] + jnp.log(total[head]), 0.0)
             if tile.config.guided:
                 rows[0][0, head] = sums[0][head] * inverse * inverse
                 rows[1][0, head] = sums[1][head] * inverse
