@@ -294,14 +294,6 @@ def _fingerprint(files: Mapping[str, list[pathlib.Path]], made: Mapping[str, lis
     return f"{of_files}-{custom_records.fingerprint_of_records(made)}" if made else of_files
 
 
-def is_same(stored: str | None, now: str | None) -> bool:
-    """Return whether a stored fingerprint stands for the same examples as the one of the present files.
-
-    Earlier versions stored no fingerprint of tasks of the catalogue, and no hash of the records that a reader returns.
-    """
-    return not stored or (now or "").startswith(stored)
-
-
 def _read_labels(
     name: str, settings: CustomTask, located: Sequence[LocatedRecord], file: pathlib.Path
 ) -> dict[str, Any]:
@@ -335,7 +327,7 @@ def check_unchanged(name: str, settings: CustomTask, root: str | None) -> None:
     files = _files(name, settings, root)
     given = settings.files(root) if settings.reader else {}
     made = {split: _located(name, settings, file, split) for split, file in given.items()}
-    if not is_same(settings.fingerprint, _fingerprint(files, made)):
+    if settings.fingerprint != _fingerprint(files, made):
         # The first file of each split, because a split of RACE has thousands.
         shown = dict.fromkeys(str(of_split[0]) for of_split in files.values() if of_split)
         also = f" or what {settings.reader} returns for them" if settings.reader else ""
