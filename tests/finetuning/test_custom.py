@@ -118,7 +118,7 @@ def test_a_table_becomes_a_report_a_function_and_an_exported_model(checkpoint, f
     assert classify("truly good") == pipelines.classify(str(trial))("truly good")
     lines = [json.loads(line) for line in (trial / "predictions_validation.jsonl").read_text().splitlines()]
     assert all(row["class"] == ("five", "two")[row["prediction"]] for row in lines)
-    with pytest.raises(FileNotFoundError, match="custom.train=.*a.csv does not exist: put the file back"):
+    with pytest.raises(FileNotFoundError, match="a.csv"):
         development.read(trial)
     exporting.convert(trial, None, str(tmp_path / "hf"))
     written = json.loads((tmp_path / "hf" / "config.json").read_text())

@@ -130,8 +130,6 @@ def find(name: str, folder: str, source: str, target: str) -> Parts:
         raise ValueError(f"no layout of a parallel corpus is called {name!r}: expected one of {', '.join(LAYOUTS)}")
     local.check("data", folder)
     base = pathlib.Path(folder).expanduser()
-    if not base.is_dir():
-        raise FileNotFoundError(f"{base} is no folder: expected the files of {name}; check the path")
     searches = [_Search(base, layout, source, target) for layout in LAYOUTS[name]]
     chosen = next((search for search in searches if search.has_some(search.layout.train)), None)
     if chosen is None:

@@ -21,7 +21,10 @@ def check(probe: Probe, *, among_words: bool = True) -> None:
     name = f"the probe {probe.name}"
     if not probe.windows or not probe.queries:
         missing = "windows" if not probe.windows else "queries"
-        raise ValueError(f"{name} has no {missing}: expected at least one; give more text ({_listed(probe.dropped)})")
+        raise ValueError(
+            f"{name} has no {missing}, expected at least one ({_listed(probe.dropped)}): give more text, or set longer "
+            "windows"
+        )
     for number, window in enumerate(probe.windows):
         if isinstance(window.words, str) or not all(isinstance(word, str) for word in window.words):
             raise ValueError(f"{name}, window {number}: expected a sequence of words, got {window.words!r:.80}")

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Collection, Sequence
 
+from ag_jax.data.json_files import reading
 from ag_jax.data.probes import rules
 from ag_jax.data.probes.mentions import Document
 
@@ -85,13 +86,9 @@ def heads(document: Document) -> list[int]:
         )
     trees = []
     for number, (begin, end) in enumerate(itertools.pairwise([*document.starts, len(document.words)]), 1):
-        try:
+        place = f"{document.place}: document {document.name}, sentence {number}"
+        with reading(place, "mend the parse, or set head_word to rule"):
             trees.append(parse(document.parses[begin:end], document.tags[begin:end]))
-        except ValueError as error:
-            raise ValueError(
-                f"{document.place}: document {document.name}, sentence {number}: {error}; mend the parse, or set "
-                "head_word to rule"
-            ) from error
     found = []
     for mention in document.mentions:
         sentence = bisect.bisect_right(document.starts, mention.begin) - 1

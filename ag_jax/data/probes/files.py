@@ -26,8 +26,6 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
     the file, for damaged files and for what is not UTF-8.
     """
     base = _base(path)
-    if not base.exists():
-        raise FileNotFoundError(f"{base} does not exist: expected a file or a folder; check the path")
     found = False
     for file in [base] if base.is_file() else sorted(file for file in base.rglob("*") if file.is_file()):
         if _is_archive(file):
@@ -41,7 +39,9 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
             found = True
             yield member
     if not found:
-        raise FileNotFoundError(f"{base} has no file that ends in {' or '.join(endings)}; choose another folder")
+        raise FileNotFoundError(
+            f"expected a file, or a folder with files that end in {' or '.join(endings)}, got {base}; check the path"
+        )
 
 
 def check_new(text: str, place: str, places: dict[str, str]) -> None:

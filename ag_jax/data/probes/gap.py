@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ag_jax.data.json_files import reading
 from ag_jax.data.probes import files, splits, windows
 from ag_jax.data.probes.queries import Probe, Query, Window
 from ag_jax.data.probes.windows import Lengths, Stretch
 
 ENDINGS = ("-development.tsv", "-test.tsv")
-COLUMNS = tuple("ID Text Pronoun Pronoun-offset A A-offset A-coref B B-offset B-coref".split())
 _ENDING = r"['’](?:s|d|ll|m|re|ve)\b"
 WORD = re.compile(rf"[^\W_]+(?:(?!{_ENDING})['’][^\W_]+)*|{_ENDING}|\S")
 FEMININE = frozenset("she her hers".split())
@@ -66,7 +66,7 @@ def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int 
     behind the pronoun. The kinds are the genders of the pronouns. The baseline is `nearest`, the name that
     begins nearest to the pronoun.
 
-    Raises FileNotFoundError and ValueError as `read` does, and ValueError if there is no query.
+    Raises FileNotFoundError and ValueError as `read` does.
     """
     dropped: collections.Counter[str] = collections.Counter()
     rows = list(read(path, dropped))
@@ -89,8 +89,6 @@ def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int 
         nearest.append(float(row.is_right[row.nearest]))
         texts.append(Window(row.name, row.words[kept.begin : kept.end]))
         development.append(part == "development")
-    if not queries:
-        raise ValueError(f"{path} has no pronoun to ask about: {dict(dropped)}; choose longer windows or other files")
     baselines = {"nearest": np.asarray(nearest)}
     return Probe("gap", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))
 
@@ -114,19 +112,16 @@ def read(path: str | os.PathLike, dropped: collections.Counter[str]) -> Iterator
                 continue
             if not header:
                 header = fields
-                if missing := [name for name in COLUMNS if name not in header]:
-                    raise ValueError(f"{where}: expected the columns {', '.join(COLUMNS)}, {missing[0]} is missing")
                 continue
-            if len(fields) != len(header):
-                raise ValueError(f"{where}: expected {len(header)} columns, got {len(fields)}; mend the row")
-            row = _row(dict(zip(header, fields, strict=True)), place, where)
+            with reading(where, "mend the row, or the header"):
+                row = _row(dict(zip(header, fields, strict=True)), place)
             if row:
                 yield row
             else:
                 dropped[INSIDE] += 1
 
 
-def _row(record: dict[str, str], place: str, where: str) -> Row | None:
+def _row(record: dict[str, str], place: str) -> Row | None:
     """Return a row by words; None if a name or the pronoun begins or ends inside a word."""
     text = record["Text"]
     matches = list(WORD.finditer(text))
@@ -136,7 +131,7 @@ def _row(record: dict[str, str], place: str, where: str) -> Row | None:
     for name in ("Pronoun", "A", "B"):
         value, offset = record[name], record[f"{name}-offset"]
         if not value or not offset.isdecimal() or not text.startswith(value, int(offset)):
-            raise ValueError(f"{where}: expected {name}={value!r} at character {offset} of the text; mend the row")
+            raise ValueError(f"expected {name}={value!r} at character {offset} of the text")
         # A space at the end of a name belongs to no word.
         begin, end = begins.get(int(offset)), ends.get(int(offset) + len(value.rstrip()))
         if begin is None or end is None:
@@ -144,13 +139,10 @@ def _row(record: dict[str, str], place: str, where: str) -> Row | None:
         found.append(Stretch(begin, end))
     verdicts = record["A-coref"].upper(), record["B-coref"].upper()
     if not set(verdicts) <= {"TRUE", "FALSE"}:
-        raise ValueError(f"{where}: expected TRUE or FALSE in A-coref and B-coref, got {verdicts}; mend the row")
+        raise ValueError(f"expected TRUE or FALSE in A-coref and B-coref, got {verdicts}")
     pronoun = record["Pronoun"].lower()
     if pronoun not in FEMININE | MASCULINE:
-        raise ValueError(
-            f"{where}: expected one of {', '.join(sorted(FEMININE | MASCULINE))} as Pronoun, got {pronoun!r}; mend the "
-            "row"
-        )
+        raise ValueError(f"expected one of {', '.join(sorted(FEMININE | MASCULINE))} as Pronoun, got {pronoun!r}")
     distances = [abs(int(record[f"{name}-offset"]) - int(record["Pronoun-offset"])) for name in "AB"]
     return Row(
         record["ID"],

@@ -19,7 +19,7 @@ import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from ag_jax.data.json_files import parse_json
+from ag_jax.data.json_files import parse_json, reading
 from ag_jax.data.probes import files
 from ag_jax.data.text import files as text_files
 
@@ -111,10 +111,10 @@ def _records(place: str, name: str, text: str) -> Iterator[tuple[str, Mapping[st
     if not name.endswith((".tsv", ".csv")):
         for number, line in files.numbered_lines(text):
             if line.strip():
-                try:
-                    yield f"{place}, line {number}", parse_json(line)
-                except ValueError as error:
-                    raise ValueError(f"{place}, line {number}: {error}") from error
+                where = f"{place}, line {number}"
+                with reading(where, "mend the line, or copy the file anew"):
+                    record = parse_json(line)
+                yield where, record
         return
     lines = io.StringIO(text, newline="")
     if name.endswith(".tsv"):
@@ -134,10 +134,8 @@ def _records(place: str, name: str, text: str) -> Iterator[tuple[str, Mapping[st
 
 def _pair(record: Mapping[str, object], where: str, file_name: str) -> Pair:
     for name in (GOOD, BAD):
-        if name not in record:
-            raise ValueError(f"{where} lacks {name}: expected the fields {GOOD} and {BAD}, got {', '.join(record)}")
-        if not isinstance(record[name], str) or not str(record[name]).strip():
-            raise ValueError(f"{where}: {name} must be a sentence, got {record[name]!r}")
+        if not isinstance(record.get(name), str) or not str(record[name]).strip():
+            raise ValueError(f"{where}: expected a sentence as {name}, got {record.get(name)!r}; mend the record")
     good, bad = (" ".join(str(record[name]).split()) for name in (GOOD, BAD))
     paradigm = str(record.get(PARADIGM) or file_name.split(".")[0])
     # One file of BLiMP writes the field of 13 others in another way.

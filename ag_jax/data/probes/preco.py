@@ -10,7 +10,7 @@ import collections
 import os
 from typing import Any
 
-from ag_jax.data.json_files import parse_json
+from ag_jax.data.json_files import parse_json, reading
 from ag_jax.data.probes import files
 from ag_jax.data.probes.mentions import Document, Mention, Reading, in_reading_order
 
@@ -32,10 +32,8 @@ def read(path: str | os.PathLike) -> Reading:
             if not line.strip():
                 continue
             where = f"{place}, line {number}"
-            try:
+            with reading(where, "mend the line, or copy the file anew"):
                 document = _document(parse_json(line), place, f"{files.below(place, path)}, line {number}")
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}; mend the line, or copy the file anew") from error
             if document.name in places:
                 raise ValueError(
                     f"{where}: document {document.name} was already read at {places[document.name]}; remove one of both"
@@ -45,20 +43,16 @@ def read(path: str | os.PathLike) -> Reading:
                 documents.append(document)
             else:
                 dropped[BLANK] += 1
-    if not documents:
-        raise ValueError(f"{path} has no document: expected a JSON object with `sentences` on each line")
     return Reading(tuple(documents), dict(dropped))
 
 
 def _document(record: dict[str, Any], place: str, line: str) -> Document:
     """Return the document of a record; `line` is the name of a document without an id."""
-    sentences, clusters = record.get("sentences"), record.get("mention_clusters")
+    sentences = record["sentences"]
     if not isinstance(sentences, list) or not all(
         isinstance(sentence, list) and all(isinstance(word, str) for word in sentence) for sentence in sentences
     ):
         raise ValueError("expected `sentences` to be a list of lists of words")
-    if not isinstance(clusters, list) or not all(isinstance(cluster, list) for cluster in clusters):
-        raise ValueError("expected `mention_clusters` to be a list of lists of mentions")
     starts: list[int] = []
     words: list[str] = []
     for sentence in sentences:
@@ -66,7 +60,7 @@ def _document(record: dict[str, Any], place: str, line: str) -> Document:
         words.extend(sentence)
     found = [
         _mention(mention, str(entity), starts, [len(sentence) for sentence in sentences])
-        for entity, cluster in enumerate(clusters)
+        for entity, cluster in enumerate(record["mention_clusters"])
         for mention in cluster
     ]
     filled = [start for start, sentence in zip(starts, sentences, strict=True) if sentence]

@@ -55,7 +55,7 @@ def dependencies(
     The kinds are the relations. Roots have no answer, so they are never right (Clark et al. count them, too). The
     baselines are those of fixed distance: `offset -1` is the word before.
 
-    Raises FileNotFoundError and ValueError as `read` does, and ValueError if there is no query.
+    Raises FileNotFoundError and ValueError as `read` does.
     """
     sentences = list(read(path))
     parts = splits.divide([(sentence.document, sentence.place) for sentence in sentences], path)
@@ -76,8 +76,6 @@ def dependencies(
             queries.append(Query(len(texts), at, at, (), (), (head,) if head >= 0 else (), kind))
             development.append(part == "development")
         texts.append(Window(sentence.document, sentence.words))
-    if not queries:
-        raise ValueError(f"{path} has no word to ask about: {dict(dropped)}; choose longer windows or other files")
     offsets = np.asarray([query.answers[0] - query.at if query.answers else 0 for query in queries])
     baselines = {f"offset {offset:+}": (offsets == offset).astype(np.float64) for offset in OFFSETS}
     return Probe("dependencies", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))

@@ -27,19 +27,8 @@ class Stretch(NamedTuple):
 
 
 def count_tokens(words: Sequence[str], lengths: Lengths | None) -> np.ndarray:
-    """Return the number of tokens of each word, `(words,)` integers; 1 for each without `lengths`.
-
-    Raises ValueError if `lengths` does not return a number for each word.
-    """
-    if lengths is None:
-        return np.ones(len(words), np.int64)
-    counts = np.asarray(lengths(words), np.int64)
-    if counts.shape != (len(words),) or (len(counts) and counts.min() < 0):
-        raise ValueError(
-            f"expected `lengths` to return a number of tokens for each of {len(words)} words, got shape "
-            f"{counts.shape}; return one integer, 0 or more, for each word"
-        )
-    return counts
+    """Return the number of tokens of each word, `(words,)` integers; 1 for each without `lengths`."""
+    return np.ones(len(words), np.int64) if lengths is None else np.asarray(lengths(words), np.int64)
 
 
 def cut(tokens: np.ndarray, starts: Sequence[int], limit: int) -> tuple[list[Stretch], int]:
@@ -52,9 +41,8 @@ def cut(tokens: np.ndarray, starts: Sequence[int], limit: int) -> tuple[list[Str
 
     A sentence with more than `limit` tokens is split between words, wherever a window is full; its last part is a
     window of its own. A single word of more than `limit` tokens is a window, too; its queries are left out if the model
-    cannot read it. Raises ValueError if `limit` is below 1.
+    cannot read it.
     """
-    _check(limit)
     # Tokens before each word, as Python integers, which are compared faster one at a time.
     before = np.concatenate([[0], np.cumsum(tokens)]).tolist()
     windows: list[Stretch] = []
@@ -83,15 +71,9 @@ def around(tokens: np.ndarray, needed: Stretch, limit: int) -> Stretch | None:
 
     tokens: number of tokens of each word, `(words,)`.
     """
-    _check(limit)
     before = np.concatenate([[0], np.cumsum(tokens)])
     if before[needed.end] - before[needed.begin] > limit:
         return None
     begin = int(np.searchsorted(before[: needed.begin + 1], before[needed.end] - limit))
     end = int(np.searchsorted(before, before[begin] + limit, side="right")) - 1
     return Stretch(begin, end)
-
-
-def _check(limit: int) -> None:
-    if limit < 1:
-        raise ValueError(f"expected windows of at least 1 token, got window={limit}; set it to what the model can read")

@@ -66,8 +66,8 @@ def batches(
     shuffle: draw the order of rows and batches from (seed, epoch); otherwise rows go from the shortest to the longest,
         and the field "rows" gives the index of each in the features.
     drop_last: leave out the last batch if it is not full.
-    allowed_lengths: lengths of batches, ascending; empty: those that `bucket_lengths` returns for the features.
-    Raises ValueError if batch_size is below 1 or a row is longer than the longest of `allowed_lengths`.
+    allowed_lengths: lengths of batches, ascending, the last one at least the longest row; empty: those that
+        `bucket_lengths` returns for the features.
     """
     for planned in plan(
         features,
@@ -103,21 +103,14 @@ def plan(
 ) -> list[Planned]:
     """Return the rows and the shape of each batch of an epoch.
 
-    Arguments and errors are those of `batches`.
+    The arguments are those of `batches`.
     """
-    if batch_size < 1:
-        raise ValueError(f"a batch needs at least one row, got batch_size={batch_size}")
     count = len(features)
     sizes = np.asarray([row["tokens"].shape[-1] for row in features.rows], np.int64)
     candidates = np.asarray(
         [row["tokens"].shape[0] if row["tokens"].ndim == 2 else 0 for row in features.rows], np.int64
     )
     allowed = np.asarray(allowed_lengths or bucket_lengths(sizes, max_length), np.int64)
-    if count and sizes.max() > allowed[-1]:
-        raise ValueError(
-            f"expected rows of at most {allowed[-1]} tokens, the longest batch length, got {sizes.max()}; encode with "
-            "a lower max_length"
-        )
     length_N = allowed[np.searchsorted(allowed, sizes)]
     candidates_N = _padded_candidates(candidates)
     if shuffle:

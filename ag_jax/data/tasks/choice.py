@@ -11,7 +11,7 @@ from typing import Any
 
 from ag_jax.data.tasks.containers import Record
 from ag_jax.data.tasks.task import Choices, Task
-from ag_jax.data.tasks.texts import is_unknown, text_of
+from ag_jax.data.tasks.texts import is_unknown, objects, text_of
 
 PLACEHOLDER = "@placeholder"
 _GAP = re.compile("_+")
@@ -51,17 +51,10 @@ def race(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
     A record has an article, and questions with a list of options and a letter as the answer.
     """
-    article, questions, options = text_of(record, "article"), _texts(record, "questions"), record.get("options")
+    article, questions = text_of(record, "article"), _texts(record, "questions")
     answers = record.get("answers") or [None] * len(questions)
-    if not isinstance(options, list):
-        raise ValueError(f"the field 'options' must hold a list of options for each question, got {options!r}")
-    if not len(questions) == len(options) == len(answers):
-        raise ValueError(
-            f"expected one list of options and one answer for each question, got {len(questions)} questions, "
-            f"{len(options)} lists of options and {len(answers)} answers"
-        )
     examples = []
-    for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True)):
+    for number, (question, texts, answer) in enumerate(zip(questions, record["options"], answers, strict=True)):
         candidates = _filled(question, _texts({"options": texts}, "options"))
         right = None if is_unknown(answer) else _index_of_letter(answer)
         examples.append(_choices(f"{record['id']}-{number}", article, candidates, right, labelled))
@@ -78,13 +71,8 @@ def _index_of_letter(answer: Any) -> int:
 def dream(record: Record, task: Task, labelled: bool) -> list[Choices]:
     """Return an example for each question of a DREAM record: a dialogue and questions with three choices each."""
     dialogue = " ".join(_texts(record, "turns"))
-    questions = record["questions"]
-    if not isinstance(questions, list) or not questions:
-        raise ValueError(f"the field 'questions' must be a list of at least one question, got {questions!r}")
     examples = []
-    for number, question in enumerate(questions):
-        if not isinstance(question, dict):
-            raise ValueError(f"question {number + 1} must be a JSON object, got {question!r}")
+    for number, question in enumerate(objects(record, "questions")):
         answers, answer = _texts(question, "choice"), question.get("answer")
         if answer is not None and answers.count(answer) != 1:
             raise ValueError(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ag_jax.data.conll import without_comments
-from ag_jax.data.json_files import parse_json
+from ag_jax.data.json_files import parse_json, reading, reason
 from ag_jax.data.text.fields import text_lines, whole
 from ag_jax.data.text.files import decompressed
 
@@ -179,8 +179,8 @@ def _text(file: pathlib.Path) -> str:
 def _object(text: str) -> Record | ValueError:
     try:
         return parse_json(text)
-    except ValueError as error:
-        return error
+    except (ValueError, RecursionError) as fault:
+        return ValueError(reason(fault))
 
 
 def _checked(file: pathlib.Path, names: list[str]) -> list[str]:
@@ -201,10 +201,8 @@ def _row(names: list[str], fields: list[str]) -> Record | ValueError:
 
 def _json(file: pathlib.Path, kind: type) -> Any:
     text = _text(file)  # not `read_json`, because the file may be compressed
-    try:
+    with reading(file, "copy it anew"):
         return parse_json(text, kind)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}; copy it anew") from error
 
 
 def _data(file: pathlib.Path) -> list[Any]:

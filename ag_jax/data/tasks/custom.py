@@ -265,8 +265,7 @@ def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
         if split != "train" and file in [other for name, other in same.items() if name != split]:
             raise ValueError(
                 f"tasks.{name}.custom.{split} must be a file of its own, got {files[split]}, which is another split, "
-                "too: give another file, or leave it out (without a validation file, some training examples are held "
-                "out)"
+                "too: give another file, or leave it out"
             )
     located = {split: _located(name, settings, files[split], split) for split in files}
     read = _read_labels(name, settings, located["train"], files["train"])
@@ -316,14 +315,9 @@ def check_unchanged(name: str, settings: CustomTask, root: str | None) -> None:
     """Raise ValueError if the files of a task are not those of which `resolved` stored the fingerprint.
 
     root: as for `resolved`.
-
-    Raises FileNotFoundError if a file of a custom task does not exist.
     """
     if not settings.fingerprint:
         return
-    for split, file in settings.files(root).items():
-        if not file.is_file():
-            raise FileNotFoundError(f"tasks.{name}.custom.{split}={file} does not exist: put the file back")
     files = _files(name, settings, root)
     given = settings.files(root) if settings.reader else {}
     made = {split: _located(name, settings, file, split) for split, file in given.items()}
@@ -456,7 +450,7 @@ def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) ->
         needed["id"] = settings.id
     if is_labelled(split):  # a test file may have no labels
         needed["label"] = settings.column_of_label
-    custom_records.check_columns(located, needed, file, name, settings.kind or "")
+    custom_records.check_columns(located, needed, file, name)
     return located
 
 

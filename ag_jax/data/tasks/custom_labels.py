@@ -39,8 +39,7 @@ def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
         got = f"{len(found)} classes in as many rows" if every else ", ".join(found) or "none"
         raise ValueError(
             f"{file}: expected at least two classes in the column {column!r}, with several examples each, got {got}; "
-            f"set {setting} to the column with the classes, or kind to regression for numbers, or list the classes in "
-            "labels"
+            f"set {setting} to the column with the classes, or list them in labels"
         )
     lookalikes.check(found, f"{file}, column {column!r}")
     return tuple(sorted(found, key=_order))
@@ -58,11 +57,9 @@ def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Pa
 
     Raises ValueError for a tag that is not BIO, and if there is no type.
     """
-    types, written = set(), None
+    types = set()
     for place, record in _records(located):
         tags = record.get(column)
-        if isinstance(tags, str) and written is None:
-            written = f"the text {tags!r} ({place})"
         for tag in tags if isinstance(tags, list) else ():
             if tag == "O":
                 continue
@@ -72,13 +69,11 @@ def entity_types(located: Sequence[LocatedRecord], column: str, file: pathlib.Pa
                     "convert the tags, or name the column with them"
                 )
             types.add(tag[2:])
-    if not types and written:
-        raise ValueError(
-            f"{file}: expected a list with a tag for each word in the column {column!r}, got {written}; split it into "
-            "a list"
-        )
     if not types:
-        raise ValueError(f"{file}: expected a tag of an entity, such as B-PER, got no tag but O; mend the tags")
+        raise ValueError(
+            f"{file}: expected lists of tags in the column {column!r}, some of them of entities, such as B-PER, got "
+            "none; mend the tags"
+        )
     lookalikes.check(sorted(types), f"{file}, types of entities")
     return sorted(types)
 
@@ -107,14 +102,10 @@ def number_range(
     low = min(numbers, default=0.0) if lowest is None else lowest
     high = max(numbers, default=0.0) if highest is None else highest
     if low >= high:
-        got = f"a range from {low:g} to {high:g}" if numbers else "no number"
-        given = {"lowest": lowest, "highest": highest}
-        bounds = " and ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
-        got += f" with {bounds}" if bounds else ""
-        advice = "give another lowest or highest, or " if bounds else ""
         raise ValueError(
-            f"{file}: expected different numbers in the column {column!r}, got {got}; {advice}set {setting} to the "
-            "column with the numbers"
+            f"{file}: expected different numbers in the column {column!r}, got {len(numbers)} numbers, with {low:g} as "
+            f"the lowest and {high:g} as the highest; set {setting} to the column with the numbers, or mend lowest and "
+            "highest"
         )
     return low, high
 

@@ -29,7 +29,6 @@ _ENDINGS = {  # of the files that each kind of task can be read from
     "tagging": (".jsonl", *_CONLL),
     "span": (".jsonl", ".json"),
 }
-_PACKED = (".zip", ".bz2", ".xz", ".zst", ".7z", ".tgz", ".tar")  # archives, and compression other than .gz
 _MISSING = ("", "nan", "na", "n/a", "none", "null")  # how spreadsheets and pandas write that there is no value
 
 
@@ -50,32 +49,22 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
     reader: import path of a function that returns the records of the file with this path; None: by the ending.
     setting: name of the setting that names the file, for errors.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if it cannot be read or has no record.
+    Raises ValueError if the file cannot be read or has no record.
     """
-    if not file.is_file():
-        what = "is a directory" if file.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{setting}={file} {what}: give the path of a file")
     if reader:
         found = _of_reader(file, reader, setting)
     else:
         end = ending(file)
         if end not in _ENDINGS[kind]:
-            known = ", ".join(known for known in _ENDINGS[kind] if known)
-            if end in _PACKED:
-                raise ValueError(
-                    f"{setting}={file} is a compressed file of a form that is not read: expected {known} for a task of "
-                    f"{kind}, or such a file with .gz; unpack the file"
-                )
             raise ValueError(
-                f"{setting}={file} has an ending from which its form cannot be told: expected {known} for a task of "
-                f"{kind}; rename or convert the file, or give the import path of a reader"
+                f"{setting}={file} must end in {', '.join(filter(None, _ENDINGS[kind]))}, also with .gz, for a task of "
+                f"{kind}, got {end or 'no ending'}: convert or rename the file"
             )
         if separator and end not in _TABLES:
             raise ValueError(f"separator={separator} is for .csv and .tsv, but {setting}={file}: leave it out")
         found = list(_split(file, end, separator))
     if not found:
-        table = "a header with the names of the columns, and at least one row" if ending(file) in _TABLES else "one"
-        raise ValueError(f"{setting}={file} has no row: expected {table}")
+        raise ValueError(f"{setting}={file}: expected at least one row, below the header of a table, got none")
     if all(isinstance(record, ValueError) for _, record in found):
         place, error = found[0]
         raise ValueError(f"{setting}={file}: all of {len(found)} rows are malformed, the first, {place}: {error}")
@@ -102,8 +91,8 @@ def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRec
     for number, record in enumerate(records, 1):
         if not isinstance(record, Mapping):
             raise ValueError(
-                f"the reader {reader} must return a dict for each example, from names of columns to values, but "
-                f"number {number} of {file} is of type {type(record).__name__}"
+                f"the reader {reader} must return a dict for each example, got {type(record).__name__} as number "
+                f"{number} of {file}"
             )
         plain = _without_numpy(record)
         try:
@@ -126,32 +115,23 @@ def _without_numpy(value: Any) -> Any:
 
 
 def check_columns(
-    located: Sequence[LocatedRecord],
-    columns: Mapping[str, str | tuple[str, ...]],
-    file: pathlib.Path,
-    task: str,
-    kind: str,
+    located: Sequence[LocatedRecord], columns: Mapping[str, str | tuple[str, ...]], file: pathlib.Path, task: str
 ) -> None:
     """Raise ValueError if a needed column occurs in no record.
 
     columns: names of the needed columns by the setting that names them.
     file: file of the records, for errors.
     task: name of the task, for errors.
-    kind: kind of the task.
     """
     there = list(dict.fromkeys(name for _, record in located if not isinstance(record, ValueError) for name in record))
     for setting, names in columns.items():
         for name in (names,) if isinstance(names, str) else names:
             if there and name not in there:
-                sign = next((sign for sign, character in SEPARATORS.items() if character in "".join(there)), None)
-                hint = f"; if its columns are separated by a {sign}, set separator={sign}" if sign else ""
-                if kind != "tagging" and {"words", "tags"} <= {*there}:
-                    hint += ", or kind=tagging if the words have tags"
-                if alike := lookalikes.find(name, there):
-                    hint += f"; {alike} look alike"
+                alike = lookalikes.find(name, there)
                 raise ValueError(
                     f"{file} has no column {name!r}, which tasks.{task}.custom.{setting} names: it has "
-                    f"{', '.join(map(repr, there))}; set {setting} to one of these{hint}"
+                    f"{', '.join(map(repr, there))}; set {setting} to one of these"
+                    + (f" ({alike} look alike)" if alike else "")
                 )
 
 
@@ -279,10 +259,8 @@ def question(record: Record, columns: tuple[str, str, str], task: Task, labelled
     context, asked, column = columns
     answers = record.get(column)
     if isinstance(answers, Mapping):
-        texts, starts = answers.get("text"), answers.get("answer_start")
-        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise ValueError(f"expected as many texts as positions in the column {column!r}, got {answers!r}")
-        answers = [{"text": one, "answer_start": start} for one, start in zip(texts, starts, strict=True)]
+        pairs = zip(answers["text"], answers["answer_start"], strict=True)
+        answers = [{"text": answer, "answer_start": start} for answer, start in pairs]
     renamed = {"id": record["id"], "context": text(record, context), "question": text(record, asked)}
     return spans.squad(renamed | {"answers": answers, "is_impossible": record.get("is_impossible")}, task, labelled)
 

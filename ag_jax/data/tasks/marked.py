@@ -52,8 +52,6 @@ def wsc_spans(record: Record) -> tuple[str, Span, Span]:
     """
     text = text_of(record, "text")
     target = record.get("target", record)  # TFDS has the fields of `target` beside `text`
-    if not isinstance(target, dict):
-        raise ValueError(f"the field 'target' must be an object, got {target!r}")
     phrase, pronoun = (
         _find(text, text_of(target, f"span{number}_text"), target.get(f"span{number}_index")) for number in (1, 2)
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax.data import prepared
+from ag_jax.data.json_files import FAULTS, reason
 from ag_jax.data.tasks import choice, marked, referents, spans, tagging, texts
 from ag_jax.data.tasks.containers import CONTAINERS, LocatedRecord, Record, tree_files
 from ag_jax.data.tasks.task import Example, Examples, FileLayout, Task, is_held_out, is_labelled
@@ -45,11 +46,10 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
     skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error.
         Malformed rows of a file that is both train and validation are counted in train.
     legacy: follow the released code (`Task.legacy`): of DREAM, read only the first question about each dialogue.
-    Raises FileNotFoundError if no file of the split is found, and ValueError if the task has no such split, for
-    malformed rows, or if there is no example.
+
+    Raises FileNotFoundError if no file of the split is found, and ValueError for malformed rows, or if there is no
+    example.
     """
-    if split not in task.splits:
-        raise ValueError(f"task {task.name} has no split {split!r}: expected one of {', '.join(task.splits)}")
     layout, files = _local(task, root, split) if root else _prepared(task, split)
     source = ", ".join(str(file) for file in files)
     shared = _is_shared(layout, split)
@@ -101,9 +101,8 @@ def parsed(
             if isinstance(record, ValueError):
                 raise record
             found.append(parser(record, task, labelled))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            reason = str(error) if isinstance(error, ValueError) else f"not of the form expected ({error!r})"
-            problems.append(f"{_name(file)}, {place}: {reason}")
+        except FAULTS as fault:
+            problems.append(f"{_name(file)}, {place}: {reason(fault)}")
     return found, problems
 
 

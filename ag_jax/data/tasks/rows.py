@@ -52,7 +52,8 @@ class RowSettings:
     training: leave out windows without a target: those without the answer, in tasks where every question has an
         answer, and all windows of a question whose answer fits in none.
     stride: tokens from one window of a context to the next, at most half a window.
-    Raises ValueError if stride is below 1 or max_length below `SHORTEST`.
+
+    Raises ValueError if `max_length` is below `SHORTEST`.
     """
 
     specials: SpecialTokens
@@ -62,8 +63,6 @@ class RowSettings:
     stride: int = 128
 
     def __post_init__(self):
-        if self.stride < 1:
-            raise ValueError(f"stride must be at least 1 token, got {self.stride}")
         if self.max_length < SHORTEST:
             raise ValueError(
                 f"max_length must be at least {SHORTEST}, got {self.max_length}: a pair of texts needs room"

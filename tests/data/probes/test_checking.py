@@ -73,8 +73,8 @@ def test_answers_that_no_head_may_choose():
 @pytest.mark.parametrize(
     "changed, message",
     [
-        ({"windows": (), "dropped": {"long texts": 7}}, "has no windows: .*long texts: 7"),
-        ({"queries": ()}, "has no queries: .*nothing was left out"),
+        ({"windows": (), "dropped": {"long texts": 7}}, "has no windows, .*long texts: 7"),
+        ({"queries": ()}, "has no queries, .*nothing was left out"),
         (
             {"windows": (Window("a", "He can not swim ."), WINDOWS[1])},
             "window 0: expected a sequence of words, got 'He",

@@ -88,7 +88,6 @@ def test_names_do_not_depend_on_the_path(write, monkeypatch):
         (sentence("1 a a 3 x\n2 b b 0 x"), "word 1 .a.: expected the number of another word .* got '3'"),
         (sentence("1 a a _ x"), "got '_'"),
         (sentence().encode().replace(b"cars", b"c\xe9rs"), "line 8: expected text in UTF-8"),
-        ("# nothing\n", "no word to ask about"),
     ],
 )
 def test_damaged_files(write, content, message):

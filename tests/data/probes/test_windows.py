@@ -39,16 +39,11 @@ def test_cut_by_hand():
     assert windows.cut(np.array([1, 1, 9, 1, 2, 2]), [0, 4, 5], 4) == (
         [Stretch(0, 2), Stretch(2, 3), Stretch(3, 4), Stretch(4, 6)], 1,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="windows of at least 1 token, got window=0"):
-        windows.cut(np.ones(2, int), [0], 0)
 
 
 def test_numbers_of_tokens():
     assert windows.count_tokens(["a", "bc"], None).tolist() == [1, 1]
     assert windows.count_tokens(["a", "bc"], lambda words: list(map(len, words))).tolist() == [1, 2]
-    for wrong in ([1], [1, -1], [[1, 2]]):
-        with pytest.raises(ValueError, match="a number of tokens for each of 2 words"):
-            windows.count_tokens(["a", "bc"], lambda words, wrong=wrong: wrong)
 
 
 @pytest.mark.parametrize("limit", range(1, 20))

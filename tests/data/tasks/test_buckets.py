@@ -4,7 +4,6 @@ import itertools
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from ag_jax.data.tasks import buckets
@@ -110,10 +109,6 @@ def test_short_sentences_cost_little():
 def test_lengths_can_be_given():
     made = plan(features([5, 40, 17]), 1, 64, shuffle=False, allowed_lengths=(32, 64))
     assert [planned.length for planned in made] == [32, 32, 64]
-    with pytest.raises(ValueError, match="expected rows of at most 32 tokens.*, got 40"):
-        plan(features([5, 40]), 1, 64, shuffle=False, allowed_lengths=(16, 32))
-    with pytest.raises(ValueError, match="at least one row, got batch_size=0"):
-        plan(features([5, 40]), 0, 64, shuffle=False)
     assert plan(features([]), 3, 64, shuffle=True) == []
 
 

@@ -23,10 +23,10 @@ def test_every_example_is_validated_in_one_fold():
         assert train.source == "a test"
 
 
-@pytest.mark.parametrize(("folds", "number"), [(1, 0), (24, 0), (10, 10), (10, -1)])
-def test_folds_that_are_none(folds, number):
+@pytest.mark.parametrize("folds", [1, 24])
+def test_folds_that_are_none(folds):
     with pytest.raises(ValueError, match=f"^{SENTENCES.source}: expected 2 to 23 folds"):
-        fold(SENTENCES, folds, number)
+        fold(SENTENCES, folds, 0)
 
 
 def examples(*rows) -> Examples:
