@@ -250,7 +250,7 @@ BUGS = (
     Bug(
         "files of two globs are paired although one side lacks a file",
         "ag_jax/data/parallel/globs.py",
-        "if found[0] != expected[0]:",
+        "if difference != expected:",
         "if not expected:",
         "tests/data/parallel/test_pairs.py",
     ),
@@ -599,7 +599,7 @@ BUGS = (
     Bug(
         "a suite is resumed although the files of a custom task have changed",
         "ag_jax/data/tasks/custom_records.py",
-        'hashlib.file_digest(opened, "sha256").digest()',
+        'hashlib.file_digest(stream, "sha256").digest()',
         "hashlib.sha256(file.name.encode()).digest()",
         "tests/data/tasks/test_custom.py tests/finetuning/test_custom.py",
     ),

@@ -1,5 +1,6 @@
-"""Make batches of texts with their translations from stored rows, for training. A batch is a dict of numpy arrays with
-these keys:
+"""Make batches of texts with their translations from stored rows, for training.
+
+A batch is a dict of numpy arrays with these keys:
 
     tokens              int32 [B, S]    source: the encoder's input, each text with its end token; padding is at the
                                         end of rows

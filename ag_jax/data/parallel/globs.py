@@ -16,40 +16,42 @@ from ag_jax.data.text import sources
 _WILDCARD = re.compile(r"\*\*/|\*+|\?|\[!?\]?[^\]]*\]")
 
 
-def check_names(given: Mapping[str, str], aligned: Sequence[tuple[pathlib.Path, pathlib.Path]]) -> None:
+def check_names(settings: Mapping[str, str], aligned: Sequence[tuple[pathlib.Path, pathlib.Path]]) -> None:
     """Raise ValueError if what the wildcards of two globs stand for differs in more than one way.
 
-    given: for the setting of each side, the files or globs that it names, with commas between several.
+    settings: for the setting of each side, the files or globs that it names, with commas between several.
     aligned: the files of both sides that go together.
 
     Files that are given by their names, on one side or both, are not compared.
     """
     first: dict[tuple[int, int], tuple[tuple[str, str], str]] = {}
-    matched = map(_wildcards, given.values())
+    matched = map(_wildcards, settings.values())
     for (one, other), (part, text), (other_part, other_text) in zip(aligned, *matched, strict=False):
         if text is None or other_text is None:
             continue
-        found = _difference(text, other_text), f"{one} with {other}"
-        expected = first.setdefault((part, other_part), found)
-        if found[0] != expected[0]:
+        difference, names = _difference(text, other_text), f"{one} with {other}"
+        expected, first_names = first.setdefault((part, other_part), (difference, names))
+        if difference != expected:
             raise ValueError(
-                f"the files of {' and '.join(given)} do not go together by their names: in their order, {expected[1]}, "
-                f"but {found[1]}. Add the files that are missing, or name all files of both sides, with commas"
+                f"the files of {' and '.join(settings)} do not go together by their names: in their order, "
+                f"{first_names}, but {names}. Add the files that are missing, or name all files of both sides, with "
+                "commas"
             )
 
 
 def _wildcards(value: str) -> list[tuple[int, str | None]]:
-    """Return, for each file that a setting names, the number of the part of the list, and the text that the wildcards
-    of a glob stand for in its path; None for a file that is given by its name.
+    """Return (number, text) for each file that a setting names, by the number of its part of the setting.
+
+    The text is what the wildcards of the part stand for in the file's path, None for a file that is given by its name.
     """
-    found: list[tuple[int, str | None]] = []
+    texts: list[tuple[int, str | None]] = []
     for number, part in enumerate(sources.parts(value)):
         plain = map(re.escape, _WILDCARD.split(os.path.expanduser(part)))
         pattern = re.compile("(.*)".join(plain), re.DOTALL)
         for path in dict.fromkeys(sources.matches(part)):  # as `sources.files` does
             match = pattern.fullmatch(path)
-            found.append((number, "/".join(match.groups()) if match and match.groups() else None))
-    return found
+            texts.append((number, "/".join(match.groups()) if match and match.groups() else None))
+    return texts
 
 
 def _difference(one: str, other: str) -> tuple[str, str]:

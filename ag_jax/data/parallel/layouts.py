@@ -131,20 +131,20 @@ def find(name: str, folder: str, source: str, target: str) -> Parts:
     local.check("data", folder)
     base = pathlib.Path(folder).expanduser()
     searches = [_Search(base, layout, source, target) for layout in LAYOUTS[name]]
-    chosen = next((search for search in searches if search.has_some(search.layout.train)), None)
-    if chosen is None:
+    search = next((candidate for candidate in searches if candidate.has_some(candidate.layout.train)), None)
+    if search is None:
         raise FileNotFoundError(
             f"{base} has no training text of {name}: expected {' or '.join(map(_Search.training_names, searches))}, "
             f"also with .gz; got {_listing(base)}"
         )
-    layout = chosen.layout
-    train = chosen.files(layout.train, "data.source", "data.target")
-    validation = chosen.files(layout.validation, "data.validation_source", "data.validation_target")
-    tests = {test: chosen.files(names, f"{test} source", f"{test} target") for test, names in layout.tests.items()}
-    if chosen.missing:
+    layout = search.layout
+    train = search.files(layout.train, "data.source", "data.target")
+    validation = search.files(layout.validation, "data.validation_source", "data.validation_target")
+    tests = {test: search.files(names, f"{test} source", f"{test} target") for test, names in layout.tests.items()}
+    if search.missing:
         raise FileNotFoundError(
-            f"{base} lacks files of {name}: {', '.join(chosen.missing)} (also looked for with .gz, and in the "
-            f"subfolders {', '.join(chosen.subfolders) or 'none'}); got {_listing(base)}"
+            f"{base} lacks files of {name}: {', '.join(search.missing)} (also looked for with .gz, and in the "
+            f"subfolders {', '.join(search.subfolders) or 'none'}); got {_listing(base)}"
         )
     return Parts(train, validation if layout.validation else None, tests)
 
@@ -171,24 +171,24 @@ class _Search:
 
     def files(self, names: Names, setting: str, target_setting: str) -> PairFiles:
         """Return the files of a part of the corpus, and add those that are not there to `missing`."""
-        found = []
+        pairs = []
         for name in names:
-            if both := self._both(name):
-                found.append(both)
+            if paths := self._both(name):
+                pairs.append(paths)
             else:
                 sides = next(self._candidates(name))
                 self.missing += [side for side in sides if not self._path(side)] or [f"{sides[0]} with {sides[1]}"]
-        for path in (path for both in found for path in both):
-            if "," in str(path) and len(found) > 1:
+        for path in (path for paths in pairs for path in paths):
+            if "," in str(path) and len(pairs) > 1:
                 raise ValueError(f"{path} has a comma, which separates files in {setting}: rename the folder")
-        source, target = (",".join(str(both[side]) for both in found) for side in (0, 1))
+        source, target = (",".join(str(paths[side]) for paths in pairs) for side in (0, 1))
         return PairFiles(source, target, setting=setting, target_setting=target_setting)
 
     def _both(self, name: str) -> tuple[pathlib.Path, pathlib.Path] | None:
         """Return the files of both sides for a pattern, None if one is missing."""
         for source, target in self._candidates(name):
-            if (one := self._path(source)) and (other := self._path(target)):
-                return one, other
+            if (source_path := self._path(source)) and (target_path := self._path(target)):
+                return source_path, target_path
         return None
 
     def _candidates(self, name: str) -> Iterator[tuple[str, str]]:
@@ -197,12 +197,12 @@ class _Search:
         The archive of this direction comes first, then that of the other direction, and then the source from this one
         with the target from the other one.
         """
-        here, there = self._languages, self._languages[::-1]
+        languages, reverse = self._languages, self._languages[::-1]
         for alternative in name.split("|"):
-            for pairs in ((here, here), (there, there), (here, there)):
+            for archives in ((languages, languages), (reverse, reverse), (languages, reverse)):
                 source, target = (
                     alternative.format(language=language, pair="-".join(pair), joined="".join(pair), role=role)
-                    for language, pair, role in zip(self._languages, pairs, ("src", "ref"), strict=True)
+                    for language, pair, role in zip(self._languages, archives, ("src", "ref"), strict=True)
                 )
                 yield source, target
 

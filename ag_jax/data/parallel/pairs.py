@@ -95,29 +95,32 @@ class PairFiles:
         """
         count = 0
         for file in _paths(self.source, self.setting):
-            with files.decompressed(file) as opened:
+            with files.decompressed(file) as stream:
                 last = b"\n"
-                while content := opened.read(2**20):
+                while content := stream.read(2**20):
                     count, last = count + content.count(b"\n"), content[-1:]
                 count += last != b"\n"  # a last line that does not end
         return count
 
     def identity(self) -> list[Any]:
-        """Return what identifies the present content, without reading it: names, sizes and times of the files, fields,
-        the package that restores tokenised text, and the names of links, which say how their files are read.
+        """Return what identifies the present content, without reading it.
+
+        It is the names, sizes and times of the files, the fields, the package that restores tokenised text, and the
+        names of links, which say how their files are read.
         """
-        given = self._given()
-        paths = [path for setting, value in given.items() for path in _paths(value, setting)]
-        found = [sources.identity(value) for value in given.values()]
-        both = [] if self.target else [self.source_field, self.target_field]
+        settings = self._settings()
+        paths = [path for setting, value in settings.items() for path in _paths(value, setting)]
+        identities = [sources.identity(value) for value in settings.values()]
+        names = [] if self.target else [self.source_field, self.target_field]
         renamed = [path.name for path in paths if path.name != path.resolve().name]
-        return [*found, *both, *tokenised.identity(paths), *([{"links": renamed}] if renamed else [])]
+        return [*identities, *names, *tokenised.identity(paths), *([{"links": renamed}] if renamed else [])]
 
     def files(self) -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
         """Return {setting without its section: [(name, path), ...]} of the files, as `sources.files` names them."""
-        return {setting.rpartition(".")[2]: sources.files(value) for setting, value in self._given().items()}
+        return {setting.rpartition(".")[2]: sources.files(value) for setting, value in self._settings().items()}
 
-    def _given(self) -> dict[str, str]:
+    def _settings(self) -> dict[str, str]:
+        """Return the files that the settings name, by the names of the settings."""
         return {self.setting: self.source} | ({self.target_setting: self.target} if self.target else {})
 
     def _aligned_files(self, target: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
@@ -125,20 +128,21 @@ class PairFiles:
 
         Raises ValueError unless there are as many of both, and for globs whose files do not go together by their names.
         """
-        ours, theirs = _paths(self.source, self.setting), _paths(target, self.target_setting)
-        if len(ours) != len(theirs):
+        source_files, target_files = _paths(self.source, self.setting), _paths(target, self.target_setting)
+        if len(source_files) != len(target_files):
             raise ValueError(
-                f"{self.setting} has {len(ours)} files ({_listed(ours)}) and {self.target_setting} has {len(theirs)} "
-                f"({_listed(theirs)}): expected as many, each the translation of its counterpart; name them all"
+                f"{self.setting} has {len(source_files)} files ({_listed(source_files)}) and {self.target_setting} has "
+                f"{len(target_files)} ({_listed(target_files)}): expected as many, each the translation of its "
+                "counterpart; name them all"
             )
-        aligned = list(zip(ours, theirs, strict=True))
-        for one, other in aligned:
-            if one.resolve() == other.resolve():
+        aligned = list(zip(source_files, target_files, strict=True))
+        for source, translation in aligned:
+            if source.resolve() == translation.resolve():
                 raise ValueError(
-                    f"{one} is a file of both {self.setting} and {self.target_setting}: expected a text and its "
+                    f"{source} is a file of both {self.setting} and {self.target_setting}: expected a text and its "
                     f"translation; if its records have both, set {self.target_setting}=none"
                 )
-        globs.check_names(self._given(), aligned)
+        globs.check_names(self._settings(), aligned)
         return aligned
 
 
@@ -163,10 +167,10 @@ def validation(config: DataConfig) -> PairFiles | None:
 
 def read_test_set(pair_files: PairFiles) -> LinesOfTest:
     """Read all lines of a test set. Raises ValueError if there is none, and the errors of `PairFiles`."""
-    found = list(pair_files)
-    if not found:
+    pairs = list(pair_files)
+    if not pairs:
         raise ValueError(f"{pair_files.setting}={pair_files.source!r} has no line: expected texts to translate")
-    return LinesOfTest([pair.source for pair in found], [pair.target for pair in found])
+    return LinesOfTest([pair.source for pair in pairs], [pair.target for pair in pairs])
 
 
 def _paths(value: str, setting: str) -> list[pathlib.Path]:
@@ -201,24 +205,26 @@ def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:
     Raises ValueError for files of different numbers of lines, with the first line at which they seem to part, and for a
     line of tags that has text as its counterpart.
     """
-    ours, theirs = sides.lines(source), sides.lines(target)
+    source_lines, target_lines = sides.lines(source), sides.lines(target)
     one_sided = 0
-    for number, (one, other) in enumerate(itertools.zip_longest(ours, theirs, fillvalue=_END), 1):
-        if _END in (one, other):
-            rest = sum(1 for _ in itertools.chain(ours, theirs))  # of the longer file
-            counts = (number - 1, number + rest) if one is _END else (number + rest, number - 1)
+    for number, (source_text, target_text) in enumerate(
+        itertools.zip_longest(source_lines, target_lines, fillvalue=_END), 1
+    ):
+        if _END in (source_text, target_text):
+            remaining = sum(1 for _ in itertools.chain(source_lines, target_lines))  # of the longer file
+            counts = (number - 1, number + remaining) if source_text is _END else (number + remaining, number - 1)
             raise _unequal(source, target, counts, one_sided)
-        if one is None and other is None:
+        if source_text is None and target_text is None:
             continue
-        if one is None or other is None:
-            tags, text = (source, target) if one is None else (target, source)
+        if source_text is None or target_text is None:
+            tags, text = (source, target) if source_text is None else (target, source)
             raise ValueError(
                 f"line {number} of {tags} is a tag, line {number} of {text} is text: expected tags on the same lines "
                 "of both files, as in the original ones; mend them, or remove all tags and rename the files"
             )
-        if not one_sided and bool(one) != bool(other):
+        if not one_sided and bool(source_text) != bool(target_text):
             one_sided = number
-        yield Pair(one, other)
+        yield Pair(source_text, target_text)
 
 
 _END = "\n"  # no line of a side has a line feed
@@ -249,13 +255,13 @@ def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
             f"{file} has no counterpart: set {pair_files.target_setting} to the file with its translations, or give a "
             f"{TABLE} or {JSON_LINES[0]} file whose records have both sides"
         )
-    with files.decompressed(file) as opened:
+    with files.decompressed(file) as stream:
         if ending == TABLE:
-            yield from _table(fields.lines(opened, str(file)), str(file), pair_files)
+            yield from _table(fields.lines(stream, str(file)), str(file), pair_files)
             return
-        for where, entry in fields.json_objects(opened, str(file)):
-            found = (fields.field_of(entry, name, where, setting) for setting, name in pair_files.fields.items())
-            yield Pair(*map(sides.one_line, found))
+        for where, entry in fields.json_objects(stream, str(file)):
+            texts = (fields.field_of(entry, name, where, setting) for setting, name in pair_files.fields.items())
+            yield Pair(*map(sides.one_line, texts))
 
 
 def _table(lines: Iterator[tuple[int, bytes]], place: str, pair_files: PairFiles) -> Iterator[Pair]:
@@ -283,11 +289,11 @@ def _named_columns(header: list[str], where: str, pair_files: PairFiles) -> tupl
 
     Raises ValueError if a column is missing, or if two have its name.
     """
-    wanted = pair_files.fields
-    has_defaults = (*wanted.values(),) == (PairFiles.source_field, PairFiles.target_field)
-    if has_defaults and len(header) == 2 and not set(header) & set(wanted.values()):
+    names = pair_files.fields
+    has_defaults = (*names.values(),) == (PairFiles.source_field, PairFiles.target_field)
+    if has_defaults and len(header) == 2 and not set(header) & set(names.values()):
         return None
-    for setting, name in wanted.items():
+    for setting, name in names.items():
         fields.check_field(name, header, f"{where}, the header", setting)
         if header.count(name) > 1:
             raise ValueError(

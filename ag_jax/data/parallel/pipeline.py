@@ -107,10 +107,10 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
 
 
 def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
-    """Return {setting: [[name, size in bytes, content hash], ...]} of all files, for `source` and as far as they are
-    set `target`, `validation_source` and `validation_target`.
+    """Return {setting: [[name, size in bytes, content hash], ...]} of all files.
 
-    The hashes are cached; all files are read again when the name, size or time of one has changed.
+    The settings are `source`, and `target`, `validation_source` and `validation_target` as far as they are set. The
+    hashes are cached; all files are read again when the name, size or time of one has changed.
     """
 
     def files() -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
@@ -143,8 +143,8 @@ class _TokenizerText:
             yield from pair
 
     def _pairs(self) -> Iterator[Pair]:
-        found = selection.select(self.config)
-        return (selected.pair for selected in found if selected.split == "train" and not selected.left_out)
+        candidates = selection.select(self.config)
+        return (selected.pair for selected in candidates if selected.split == "train" and not selected.left_out)
 
     @functools.cached_property
     def _stride(self) -> int:
@@ -165,7 +165,7 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
     left_out = {split: dict.fromkeys(REASONS, 0) for split in SPLITS}
     counts: collections.Counter[str] = collections.Counter()
     waiting: list[tuple[Pair, str]] = []
-    said, characters = time.monotonic(), 0
+    last_report, characters = time.monotonic(), 0
 
     def flush() -> None:
         sources = tokenizer.encode_batch([pair.source for pair, _ in waiting])
@@ -190,8 +190,8 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
         if characters >= ENCODED_TOGETHER:
             flush()
             characters = 0
-            if time.monotonic() - said > 10:
-                said = time.monotonic()
+            if time.monotonic() - last_report > 10:
+                last_report = time.monotonic()
                 say(f"{counts.total():,} pairs, {sum(writer.tokens for writer in writers.values()):,} tokens so far")
     flush()
     for writer in writers.values():
@@ -211,16 +211,16 @@ def _write_rows(
     """Write the tokens of both splits as rows. Raises ValueError if a split has no pair that can be used."""
     left_out = json.loads((text / COUNTS).read_text())
     for split in SPLITS:
-        alone = _make_rows(config, TextStore(text / split), tokenizer, left_out[split])
-        rows = packing.pack_sides(_sorted(alone), 2, config.sequence_length) if config.pack else alone
+        unpacked = _make_rows(config, TextStore(text / split), tokenizer, left_out[split])
+        rows = packing.pack_sides(_sorted(unpacked), 2, config.sequence_length) if config.pack else unpacked
         write_pair_rows(directory / split, rows, tokenizer.vocabulary_size, is_packed=config.pack)
-        written = PairRows(directory / split)
-        if not len(written):
+        stored = PairRows(directory / split)
+        if not len(stored):
             raise ValueError(_nothing_left(config, split, left_out[split]))
-        packed = f"{written.pair_count:,} pairs in " if config.pack else ""
-        rates = written.fill_rates(config.sequence_length)
-        filled = ", ".join(f"{rate:.1%} of the {side} positions" for side, rate in rates.items())
-        say(f"{split}: {packed}{len(written):,} rows, filled: {filled}")
+        prefix = f"{stored.pair_count:,} pairs in " if config.pack else ""
+        rates = stored.fill_rates(config.sequence_length)
+        shares = ", ".join(f"{rate:.1%} of the {side} positions" for side, rate in rates.items())
+        say(f"{split}: {prefix}{len(stored):,} rows, filled: {shares}")
     (directory / COUNTS).write_text(json.dumps(left_out))
 
 

@@ -42,11 +42,11 @@ def lines(file: pathlib.Path) -> Iterator[str | None]:
             "other files must be converted"
         )
     restore = tokenised.restoring(file)
-    with files.decompressed(file) as opened:
+    with files.decompressed(file) as stream:
         if ending in SEGMENTED:
-            texts: Iterator[str | None] = _segments(opened, str(file))
+            texts: Iterator[str | None] = _segments(stream, str(file))
         else:
-            texts = _lines(opened, str(file), has_tags=file.name.startswith("train.tags."))
+            texts = _lines(stream, str(file), has_tags=file.name.startswith("train.tags."))
         yield from (restore(text) if restore and text else text for text in texts)
 
 
@@ -77,13 +77,13 @@ def one_line(text: str) -> str:
     return re.sub(r"\s*[\r\n]\s*", " ", text.strip())
 
 
-def _lines(opened: IO[bytes], place: str, *, has_tags: bool) -> Iterator[str | None]:
-    for number, line in fields.lines(opened, place):
+def _lines(stream: IO[bytes], place: str, *, has_tags: bool) -> Iterator[str | None]:
+    for number, line in fields.lines(stream, place):
         text = one_line(decoded(line, place, number))
         yield None if has_tags and _TAG.match(text) else text
 
 
-def _segments(opened: IO[bytes], place: str) -> Iterator[str]:
+def _segments(stream: IO[bytes], place: str) -> Iterator[str]:
     """Yield the texts of the <seg> elements of a file, which need not be well-formed XML otherwise.
 
     The files of WMT have ampersands and attributes that no XML parser accepts. Character references, such as &amp;, are
@@ -91,16 +91,16 @@ def _segments(opened: IO[bytes], place: str) -> Iterator[str]:
 
     Raises ValueError if there is no segment, or one that does not end.
     """
-    text = decoded(fields.whole(opened, place), place)
+    text = decoded(fields.whole(stream, place), place)
     tags = list(_SEGMENT_TAG.finditer(text))
     if not tags:
         raise ValueError(f"{place}: expected <seg> elements with the texts, got none; name a file of plain lines .txt")
-    wrong = [tag for number, tag in enumerate(tags) if bool(tag[1]) != bool(number % 2)]
-    if wrong or len(tags) % 2:
-        at = wrong[0] if wrong else tags[-1]
+    misplaced = [tag for number, tag in enumerate(tags) if bool(tag[1]) != bool(number % 2)]
+    if misplaced or len(tags) % 2:
+        tag = misplaced[0] if misplaced else tags[-1]
         raise ValueError(
-            f"{place}, line {1 + text.count(chr(10), 0, at.start())}: expected every <seg> to end with </seg> before "
-            f"the next one begins, got {at[0]!r}; mend the file or copy it anew"
+            f"{place}, line {1 + text.count(chr(10), 0, tag.start())}: expected every <seg> to end with </seg> before "
+            f"the next one begins, got {tag[0]!r}; mend the file or copy it anew"
         )
     for begin, end in zip(tags[::2], tags[1::2], strict=True):
         yield one_line(_REFERENCE.sub(lambda match: html.unescape(match[0]), text[begin.end() : end.start()]))

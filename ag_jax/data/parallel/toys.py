@@ -50,7 +50,7 @@ def write(folder: pathlib.Path, kind: Kind, counts: dict[str, int], seed: int = 
 
 def _pair(kind: Kind, draws: Draws) -> Pair:
     if kind == "dictionary":
-        subject, verb, object = _phrase(draws), _drawn(VERBS, draws), _phrase(draws)
+        subject, verb, object = _phrase(draws), _draw(VERBS, draws), _phrase(draws)
         return Pair(*(" ".join(words) for words in zip(subject, verb, object, strict=True)))
     words = [WORDS[draws.integer(0, len(WORDS) - 1)] for _ in range(draws.integer(SHORTEST, LONGEST))]
     return Pair(" ".join(words), " ".join(words if kind == "copy" else words[::-1]))
@@ -58,14 +58,14 @@ def _pair(kind: Kind, draws: Draws) -> Pair:
 
 def _phrase(draws: Draws) -> Pair:
     """Return an article and a noun, two times in three with an adjective, and their translation."""
-    article, noun = _drawn(ARTICLES, draws), _drawn(NOUNS, draws)
+    article, noun = _draw(ARTICLES, draws), _draw(NOUNS, draws)
     if draws.integer(0, 2) == 0:
         return Pair(f"{article.source} {noun.source}", f"{article.target} {noun.target}")
-    adjective = _drawn(ADJECTIVES, draws)
+    adjective = _draw(ADJECTIVES, draws)
     return Pair(
         f"{article.source} {adjective.source} {noun.source}", f"{article.target} {noun.target} {adjective.target}"
     )
 
 
-def _drawn(words: dict[str, str], draws: Draws) -> Pair:
+def _draw(words: dict[str, str], draws: Draws) -> Pair:
     return Pair(*list(words.items())[draws.integer(0, len(words) - 1)])

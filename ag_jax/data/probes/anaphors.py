@@ -34,8 +34,8 @@ class Settings:
     direction: Direction = "before"
 
 
-class Asked(NamedTuple):
-    """The queries of a document.
+class DocumentQueries(NamedTuple):
+    """The queries of a document, with the scores of the baselines.
 
     queries: with the windows counted from the first one of the document.
     scores: for each baseline, the score of each query, `(queries,)`.
@@ -47,12 +47,12 @@ class Asked(NamedTuple):
     dropped: dict[str, int]
 
 
-class _Described(NamedTuple):
-    """The mentions of a document with what the rules say of them; a list has an entry for each mention.
+class _MentionTable(NamedTuple):
+    """The mentions of a document as a table of columns, with a row for each mention.
 
     mentions: the mentions.
     heads: index of each head word in the document, `(mentions,)`.
-    kinds: type of each.
+    kinds: the type of each.
     texts, words, features: as in `Mentions`.
     is_anaphor: whether an earlier mention in the document has the entity, `(mentions,)`.
     is_repeated: whether any other mention in the document has the entity, `(mentions,)`.
@@ -68,8 +68,8 @@ class _Described(NamedTuple):
     is_repeated: np.ndarray
 
 
-def ask(document: Document, stretches: Sequence[Stretch], settings: Settings, tokens: np.ndarray) -> Asked:
-    """Return the queries of a document, and the scores of the baselines.
+def ask(document: Document, stretches: Sequence[Stretch], settings: Settings, tokens: np.ndarray) -> DocumentQueries:
+    """Return the queries of a document, with the scores of the baselines.
 
     stretches: the windows, one after the other, which together are the whole document.
     tokens: number of tokens of each word, `(words,)`; mentions whose head word has none are not asked about.
@@ -79,35 +79,35 @@ def ask(document: Document, stretches: Sequence[Stretch], settings: Settings, to
 
     Raises ValueError if `head_word` is `parse` and the document has no parses.
     """
-    described = _describe(document, settings.head_word)
+    table = _mention_table(document, settings.head_word)
     dropped = {CUT: 0, ALONE: 0, NO_TOKENS: 0}
     queries: list[Query] = []
     scores: dict[str, list[np.ndarray]] = {name: [np.zeros(0)] for name in baselines.NAMES}
-    is_due = described.is_anaphor if settings.direction == "before" else described.is_repeated
+    needs_antecedent = table.is_anaphor if settings.direction == "before" else table.is_repeated
     for window, inside in enumerate(_members(document.mentions, stretches, dropped)):
         mentions = [document.mentions[index] for index in inside]
         is_candidate_MC, is_antecedent_MC = _relations(mentions, settings.direction)
         has_antecedent_M = is_antecedent_MC.any(1)
-        has_tokens_M = tokens[described.heads[inside]] > 0
-        dropped[ALONE] += int((is_due[inside] & ~has_antecedent_M).sum())
+        has_tokens_M = tokens[table.heads[inside]] > 0
+        dropped[ALONE] += int((needs_antecedent[inside] & ~has_antecedent_M).sum())
         dropped[NO_TOKENS] += int((has_antecedent_M & ~has_tokens_M).sum())
-        chosen = np.flatnonzero(has_antecedent_M & has_tokens_M)
-        if not len(chosen):
+        anaphors = np.flatnonzero(has_antecedent_M & has_tokens_M)
+        if not len(anaphors):
             continue
-        found = baselines.scores(_of_window(described, inside), is_candidate_MC, is_antecedent_MC)
-        for name, scores_M in found.items():
-            scores[name].append(scores_M[chosen])
+        window_scores = baselines.scores(_of_window(table, inside), is_candidate_MC, is_antecedent_MC)
+        for name, scores_M in window_scores.items():
+            scores[name].append(scores_M[anaphors])
         first = stretches[window].begin
-        heads = (described.heads[inside] - first).tolist()
-        for row in chosen.tolist():
+        heads = (table.heads[inside] - first).tolist()
+        for row in anaphors.tolist():
             candidates = [heads[index] for index in np.flatnonzero(is_candidate_MC[row]).tolist()]
             antecedents = {heads[index] for index in np.flatnonzero(is_antecedent_MC[row]).tolist()}
             places = sorted(set(candidates))  # mentions with the same head word are one candidate
             right = tuple(index for index, place in enumerate(places) if place in antecedents)
             groups, answers = tuple((place,) for place in places), tuple(sorted(antecedents))
-            begin, kind = mentions[row].begin - first, described.kinds[inside[row]]
+            begin, kind = mentions[row].begin - first, table.kinds[inside[row]]
             queries.append(Query(window, heads[row], begin, groups, right, answers, kind))
-    return Asked(queries, {name: np.concatenate(parts) for name, parts in scores.items()}, dropped)
+    return DocumentQueries(queries, {name: np.concatenate(parts) for name, parts in scores.items()}, dropped)
 
 
 def _members(mentions: Sequence[Mention], stretches: Sequence[Stretch], dropped: dict[str, int]) -> list[list[int]]:
@@ -135,17 +135,18 @@ def _relations(mentions: Sequence[Mention], direction: Direction) -> tuple[np.nd
     return is_candidate_MC, is_candidate_MC & (entities[None, :] == entities[:, None])
 
 
-def _of_window(described: _Described, inside: Sequence[int]) -> Mentions:
+def _of_window(table: _MentionTable, inside: Sequence[int]) -> Mentions:
+    """Return the rows of the table for the mentions inside a window."""
     return Mentions(
-        described.heads[inside],
-        [described.texts[index] for index in inside],
-        [described.words[index] for index in inside],
-        [described.features[index] for index in inside],
+        table.heads[inside],
+        [table.texts[index] for index in inside],
+        [table.words[index] for index in inside],
+        [table.features[index] for index in inside],
     )
 
 
-def _describe(document: Document, head_word: HeadWord) -> _Described:
-    """Apply the rules to all mentions of a document."""
+def _mention_table(document: Document, head_word: HeadWord) -> _MentionTable:
+    """Return the mentions of a document with what the rules say of them."""
     mentions = document.mentions
     starts = frozenset(document.starts)
     spans = [document.words[each.begin : each.end] for each in mentions]
@@ -154,20 +155,20 @@ def _describe(document: Document, head_word: HeadWord) -> _Described:
     for mention, span, head in zip(mentions, spans, heads, strict=True):
         tags = document.tags[mention.begin : mention.end] if document.tags else None
         kinds.append(rules.kind(span, head, mention.begin in starts, tags))
-    count: dict[str, int] = {}
-    before = []
+    counts: dict[str, int] = {}
+    earlier = []
     for mention in mentions:
-        before.append(count.get(mention.entity, 0))
-        count[mention.entity] = before[-1] + 1
-    return _Described(
+        earlier.append(counts.get(mention.entity, 0))
+        counts[mention.entity] = earlier[-1] + 1
+    return _MentionTable(
         mentions,
         np.asarray([each.begin + head for each, head in zip(mentions, heads, strict=True)], np.int64),
         kinds,
         [" ".join(span).lower() for span in spans],
         [span[head].lower() for span, head in zip(spans, heads, strict=True)],
         [rules.features(span, head) for span, head in zip(spans, heads, strict=True)],
-        np.asarray(before, np.int64) > 0,
-        np.asarray([count[each.entity] > 1 for each in mentions], bool),
+        np.asarray(earlier, np.int64) > 0,
+        np.asarray([counts[each.entity] > 1 for each in mentions], bool),
     )
 
 

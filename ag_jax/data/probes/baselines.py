@@ -45,43 +45,47 @@ def scores(mentions: Mentions, is_candidate_MC: np.ndarray, is_antecedent_MC: np
     is_candidate_MC: whether a mention may be an antecedent by its place.
     is_antecedent_MC: whether it is one; antecedents are candidates.
     """
-    texts, words = _equal(mentions.texts), _equal(mentions.words)
+    texts, words = _are_equal(mentions.texts), _are_equal(mentions.words)
     agreeing = _agreeing(mentions.features)
     everything = np.ones_like(is_candidate_MC)
     order_MC = _nearness(mentions.heads)
     sieves = {"nearest": [everything], "same head": [words, everything]}
     sieves["sieves"] = [texts, words, agreeing, everything]
-    found = {}
-    for name, passing in sieves.items():
-        chosen_M = _first([is_candidate_MC & sieve_MC for sieve_MC in passing], order_MC)
-        found[name] = is_antecedent_MC[np.arange(len(chosen_M)), chosen_M].astype(np.float64)
-    return found
+    result = {}
+    for name, steps in sieves.items():
+        choice_M = _choice([is_candidate_MC & sieve_MC for sieve_MC in steps], order_MC)
+        result[name] = is_antecedent_MC[np.arange(len(choice_M)), choice_M].astype(np.float64)
+    return result
 
 
 def _nearness(heads: np.ndarray) -> np.ndarray:
-    """Return numbers that are the larger, the nearer a mention is to another one, `(M, C)`; no two of a row are equal.
+    """Return numbers that are larger for nearer mentions, `(M, C)`; no two of a row are equal.
 
-    Of equally near ones the first in reading order has the largest number.
+    Of equally near mentions the first in reading order has the largest number.
     """
     count = len(heads)
     distance_MC = np.abs(heads[:, None] - heads[None, :])
     return -(distance_MC * count + np.arange(count)[None, :])
 
 
-def _first(passing: Sequence[np.ndarray], order_MC: np.ndarray) -> np.ndarray:
-    """Return the nearest mention that passes the first sieve that any mention passes, `(M,)`."""
+def _choice(steps: Sequence[np.ndarray], order_MC: np.ndarray) -> np.ndarray:
+    """Return for each mention the nearest candidate that passes the first sieve with any candidate, `(M,)`.
+
+    steps: the sieves, each with whether C passes for M, `(M, C)`.
+    order_MC: see `_nearness`.
+    """
     lowest = order_MC.min(initial=0) - 1
-    chosen_M = np.zeros(len(order_MC), np.int64)
+    choice_M = np.zeros(len(order_MC), np.int64)
     is_open_M = np.ones(len(order_MC), bool)
-    for passes_MC in passing:
+    for passes_MC in steps:
         takes_M = is_open_M & passes_MC.any(1)
-        nearest_M = np.where(passes_MC, order_MC, lowest).argmax(1) if len(order_MC) else chosen_M
-        chosen_M = np.where(takes_M, nearest_M, chosen_M)
+        nearest_M = np.where(passes_MC, order_MC, lowest).argmax(1) if len(order_MC) else choice_M
+        choice_M = np.where(takes_M, nearest_M, choice_M)
         is_open_M &= ~takes_M
-    return chosen_M
+    return choice_M
 
 
-def _equal(texts: Sequence[str]) -> np.ndarray:
+def _are_equal(texts: Sequence[str]) -> np.ndarray:
     """Return whether two of the texts are equal, for all pairs."""
     numbers: dict[str, int] = {}
     codes = np.asarray([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
@@ -93,5 +97,5 @@ def _agreeing(features: Sequence[Features]) -> np.ndarray:
     different = list(dict.fromkeys(features))
     table = np.asarray([[agree(one, other) for other in different] for one in different], bool)
     table = table.reshape(len(different), len(different))
-    codes = np.asarray([different.index(each) for each in features], np.int64)
+    codes = np.asarray([different.index(mention_features) for mention_features in features], np.int64)
     return table[codes[:, None], codes[None, :]]

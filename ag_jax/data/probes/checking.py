@@ -20,9 +20,9 @@ def check(probe: Probe, *, among_words: bool = True) -> None:
     """
     name = f"the probe {probe.name}"
     if not probe.windows or not probe.queries:
-        missing = "windows" if not probe.windows else "queries"
+        part = "windows" if not probe.windows else "queries"
         raise ValueError(
-            f"{name} has no {missing}, expected at least one ({_listed(probe.dropped)}): give more text, or set longer "
+            f"{name} has no {part}, expected at least one ({_listed(probe.dropped)}): give more text, or set longer "
             "windows"
         )
     for number, window in enumerate(probe.windows):
@@ -89,15 +89,15 @@ def _fault(query: Query, words: Sequence[int]) -> str | None:
     for name in ("candidates", "right", "answers"):
         if not isinstance(getattr(query, name), (tuple, list)):
             return f"expected `{name}` to be a tuple, got {type(getattr(query, name)).__name__}"
-    if wrong := [group for group in query.candidates if not isinstance(group, (tuple, list))]:
-        return f"expected a tuple of words for each of `candidates`, got {type(wrong[0]).__name__}"
+    if others := [group for group in query.candidates if not isinstance(group, (tuple, list))]:
+        return f"expected a tuple of words for each of `candidates`, got {type(others[0]).__name__}"
     if not all(len(group) for group in query.candidates):
         return "expected at least one word in every candidate, got an empty one"
     if outside := [word for group in query.candidates for word in group if not 0 <= index(word) < count]:
         return f"expected words below {count} in `candidates`, got {outside[0]}"
     if outside := [word for word in query.answers if not 0 <= index(word) < count]:
         return f"expected words below {count} in `answers`, got {outside[0]}"
-    if outside := [one for one in query.right if not 0 <= index(one) < len(query.candidates)]:
+    if outside := [number for number in query.right if not 0 <= index(number) < len(query.candidates)]:
         return f"expected numbers of {len(query.candidates)} candidates, counted from 0, in `right`, got {outside[0]}"
     if not isinstance(query.kind, str) or query.kind in ("", ALL):
         return (

@@ -46,10 +46,10 @@ def read(path: str | os.PathLike) -> Reading:
     dropped: collections.Counter[str] = collections.Counter()
     places: dict[tuple[str, int], str] = {}
     for place, text in files.texts(path, ENDINGS):
-        found = _documents(text, place, dropped)
-        if not found:
+        file_documents = _documents(text, place, dropped)
+        if not file_documents:
             raise ValueError(f"{place}: expected a line `#begin document (NAME); part 000`, got none; see CoNLL-2012")
-        for document in found:
+        for document in file_documents:
             key = document.name, document.part
             if key in places:
                 raise ValueError(
@@ -57,25 +57,25 @@ def read(path: str | os.PathLike) -> Reading:
                     "remove one of both"
                 )
             places[key] = place
-        documents.extend(found)
+        documents.extend(file_documents)
     return Reading(tuple(documents), dict(dropped))
 
 
 def _documents(text: str, place: str, dropped: collections.Counter[str]) -> list[Document]:
     """Return the documents of a file; `dropped` is increased by what is left out of them."""
     documents: list[Document] = []
-    open_document: _Open | None = None
+    open_document: _OpenDocument | None = None
     number = 0
     for number, line in without_comments([line for _, line in files.numbered_lines(text)]):
         where = f"{place}, line {number}"
         if line.startswith("#begin document"):
             if open_document:
                 raise ValueError(f"{where}: expected `#end document` of {open_document.name} first; add it")
-            open_document = _Open(line, place, where)
+            open_document = _OpenDocument(line, place, where)
         elif line.startswith("#end document"):
             if not open_document:
                 raise ValueError(f"{where}: this document has no `#begin document`; add it, or remove this line")
-            documents.append(open_document.closed(dropped))
+            documents.append(open_document.close(dropped))
             open_document = None
         elif line.strip():
             if not open_document:
@@ -91,7 +91,7 @@ def _documents(text: str, place: str, dropped: collections.Counter[str]) -> list
     return documents
 
 
-class _Open:
+class _OpenDocument:
     """A document whose lines are being read."""
 
     def __init__(self, line: str, place: str, where: str):
@@ -104,10 +104,11 @@ class _Open:
         self.rows: list[list[str]] = []
         self.starts: list[int] = []
         self.mentions: list[Mention] = []
-        self.opened: dict[str, list[tuple[int, int]]] = {}  # entity to (first word, line) of its open mentions
+        self.open_mentions: dict[str, list[tuple[int, int]]] = {}  # entity to (first word, line) of its open mentions
         self.is_between = True  # two sentences
 
     def end_sentence(self) -> None:
+        """Let the next word be the first one of a sentence."""
         self.is_between = True
 
     def add(self, line: str, where: str, number: int) -> None:
@@ -131,6 +132,7 @@ class _Open:
         self.rows.append(columns)
 
     def _add_bracket(self, bracket: str, word: int, where: str, number: int) -> None:
+        """Begin or end a mention, or both, at a word."""
         match = _BRACKET.fullmatch(bracket)
         if not match or not (match[1] or match[3]):
             raise ValueError(
@@ -139,33 +141,33 @@ class _Open:
             )
         entity = match[2]
         if match[1]:
-            self.opened.setdefault(entity, []).append((word, number))
+            self.open_mentions.setdefault(entity, []).append((word, number))
         if match[3]:
-            if not self.opened.get(entity):
+            if not self.open_mentions.get(entity):
                 raise ValueError(
                     f"{where}: document {self.name}: a mention of entity {entity} ends here, but none is open; add "
                     f"({entity} at its first word, or remove {entity})"
                 )
-            begin, _ = self.opened[entity].pop()
+            begin, _ = self.open_mentions[entity].pop()
             self.mentions.append(Mention(begin, word + 1, entity))
 
-    def closed(self, dropped: collections.Counter[str]) -> Document:
-        """Return the document; `dropped` is increased by the mentions that cross the end of a sentence."""
-        for entity, begun in self.opened.items():
-            if begun:
+    def close(self, dropped: collections.Counter[str]) -> Document:
+        """Return the whole document; `dropped` is increased by the mentions that cross the end of a sentence."""
+        for entity, starts in self.open_mentions.items():
+            if starts:
                 raise ValueError(
-                    f"{self.place}, line {begun[-1][1]}: document {self.name}: a mention of entity {entity} begins "
+                    f"{self.place}, line {starts[-1][1]}: document {self.name}: a mention of entity {entity} begins "
                     f"here and does not end; add {entity}) at its last word, or remove ({entity}"
                 )
         sentence = functools.partial(bisect.bisect_right, self.starts)
-        kept = [each for each in self.mentions if sentence(each.begin) == sentence(each.end - 1)]
-        if len(kept) < len(self.mentions):
-            dropped[ACROSS] += len(self.mentions) - len(kept)
+        mentions = [mention for mention in self.mentions if sentence(mention.begin) == sentence(mention.end - 1)]
+        if len(mentions) < len(self.mentions):
+            dropped[ACROSS] += len(self.mentions) - len(mentions)
         return Document(
             self.name,
             tuple(row[WORD] for row in self.rows),
             tuple(self.starts),
-            in_reading_order(kept),
+            in_reading_order(mentions),
             self.part,
             self.place,
             _column(self.rows, TAG),
@@ -175,5 +177,5 @@ class _Open:
 
 def _column(rows: Sequence[Sequence[str]], column: int) -> tuple[str, ...] | None:
     """Return a column of a document; None if it is empty in all rows."""
-    found = tuple(row[column] for row in rows)
-    return None if NONE.issuperset(found) else found
+    values = tuple(row[column] for row in rows)
+    return None if NONE.issuperset(values) else values

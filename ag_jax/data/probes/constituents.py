@@ -89,14 +89,14 @@ def heads(document: Document) -> list[int]:
         place = f"{document.place}: document {document.name}, sentence {number}"
         with reading(place, "mend the parse, or set head_word to rule"):
             trees.append(parse(document.parses[begin:end], document.tags[begin:end]))
-    found = []
+    result = []
     for mention in document.mentions:
         sentence = bisect.bisect_right(document.starts, mention.begin) - 1
         first = document.starts[sentence]
         node = find(trees[sentence], mention.begin - first, mention.end - first)
         by_rule = rules.head(document.words[mention.begin : mention.end])
-        found.append(head(node) - (mention.begin - first) if node else by_rule)
-    return found
+        result.append(head(node) - (mention.begin - first) if node else by_rule)
+    return result
 
 
 def parse(pieces: Sequence[str], tags: Sequence[str]) -> Node:
@@ -125,8 +125,9 @@ def parse(pieces: Sequence[str], tags: Sequence[str]) -> Node:
 
 
 def find(tree: Node, begin: int, end: int) -> Node | None:
-    """Return the highest constituent, or the word, that covers exactly the words `begin` to `end` - 1; None if none
-    does.
+    """Return the highest constituent that covers exactly the words `begin` to `end` - 1, None if none does.
+
+    The constituent may be a word.
     """
     node: Node | None = tree
     while node and (node.begin, node.end) != (begin, end):
@@ -149,25 +150,27 @@ def _head_child(node: Node) -> int:
         # A final 's is never the head, in contrast to Collins, because it refers to nothing.
         order = order[:-1] if labels[-1] == "POS" and len(labels) > 1 else order
         steps: Sequence[tuple[str, Collection[str]]] = NOUN_PHRASE_STEPS
-        otherwise = order[-1]
+        default = order[-1]
     else:
-        side, wanted = RULES.get(_category(node), ("left", ()))
-        steps = [(side, (label,)) for label in wanted]
-        otherwise = order[0] if side == "left" else order[-1]
-    for side, any_of in steps:
+        side, preferences = RULES.get(_category(node), ("left", ()))
+        steps = [(side, (label,)) for label in preferences]
+        default = order[0] if side == "left" else order[-1]
+    for side, choices in steps:
         for index in order if side == "left" else reversed(order):
-            if labels[index] in any_of:
+            if labels[index] in choices:
                 return index
-    return otherwise
+    return default
 
 
 def _coordinated(children: Sequence[Node], index: int) -> int:
-    """Return the child before a conjunction, and before the punctuation there, if the one after it was found: the head
-    is that of the first part.
+    """Return the index of the child with the head, which in a coordination is its first part.
+
+    index: the child that the table of heads gives. If it follows a conjunction, the child before the conjunction is
+        returned, and before the punctuation there.
     """
     if index < 2 or children[index - 1].label != "CC":
         return index
-    words = [at for at in range(index - 1) if children[at].label not in PUNCTUATION]
+    words = [place for place in range(index - 1) if children[place].label not in PUNCTUATION]
     return words[-1] if words else index
 
 

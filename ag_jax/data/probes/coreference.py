@@ -1,4 +1,4 @@
-"""The probe of coreference: does a head look from a mention at an antecedent (Clark et al. 2019, section 5.2)?
+"""The probe of coreference: whether a head looks from a mention at an antecedent (Clark et al. 2019, section 5.2).
 
 A query is a mention, looked at from its head word. Candidates are the other mentions of its window, and those of the
 same entity are its antecedents: any of them is right.
@@ -51,12 +51,12 @@ def coreference(
             continue
         tokens = windows.count_tokens(document.words, lengths)
         stretches, split = windows.cut(tokens, document.starts, window)
-        asked = anaphors.ask(document, stretches, settings, tokens)
-        queries.extend(dataclasses.replace(query, window=query.window + len(texts)) for query in asked.queries)
+        result = anaphors.ask(document, stretches, settings, tokens)
+        queries.extend(dataclasses.replace(query, window=query.window + len(texts)) for query in result.queries)
         texts.extend(Window(document.name, document.words[begin:end]) for begin, end in stretches)
-        is_development.extend([part == "development"] * len(asked.queries))
-        dropped.update(asked.dropped | {windows.SPLIT: split})
-        for name, of_document in asked.scores.items():
+        is_development.extend([part == "development"] * len(result.queries))
+        dropped.update(result.dropped | {windows.SPLIT: split})
+        for name, of_document in result.scores.items():
             scores[name].append(of_document)
     return Probe(
         "coreference",
@@ -70,8 +70,10 @@ def coreference(
 
 
 def read(path: str | os.PathLike) -> Reading:
-    """Read documents with coreference: PreCo if a file, or member of an archive, ends in `.jsonl`, or if the path is a
-    file that begins with a JSON object; otherwise CoNLL-2012.
+    """Read documents with coreference, in the format of PreCo or of CoNLL-2012.
+
+    The format is that of PreCo if a file, or a member of an archive, ends in `.jsonl`, or if the path is a file that
+    begins with a JSON object.
     """
     is_preco = files.has_any(path, preco.ENDINGS) or files.begins_with(path, "{")
     return preco.read(path) if is_preco else conll.read(path)

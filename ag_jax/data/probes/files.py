@@ -26,31 +26,31 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
     the file, for damaged files and for what is not UTF-8.
     """
     base = _base(path)
-    found = False
+    has_files = False
     for file in [base] if base.is_file() else sorted(file for file in base.rglob("*") if file.is_file()):
         if _is_archive(file):
             members = _members(file, endings)
         elif file == base or _has_ending(file.name, endings):
-            with text_files.decompressed(file) as opened:
-                members = iter([(str(file), decoded(fields.whole(opened, str(file)), str(file)))])
+            with text_files.decompressed(file) as stream:
+                members = iter([(str(file), decoded(fields.whole(stream, str(file)), str(file)))])
         else:
             continue
         for member in members:
-            found = True
+            has_files = True
             yield member
-    if not found:
+    if not has_files:
         raise FileNotFoundError(
             f"expected a file, or a folder with files that end in {' or '.join(endings)}, got {base}; check the path"
         )
 
 
 def check_new(text: str, place: str, places: dict[str, str]) -> None:
-    """Raise ValueError if a text was read before, because its queries would count twice.
+    """Raise ValueError if the text of another file is the same, because its queries would count twice.
 
     places: {text: its file} of the texts read so far, to which this one is added.
     """
-    if (other := places.setdefault(text, place)) != place:
-        raise ValueError(f"{place} has the same content as {other}: remove one of both")
+    if (first_place := places.setdefault(text, place)) != place:
+        raise ValueError(f"{place} has the same content as {first_place}: remove one of both")
 
 
 def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
@@ -59,8 +59,8 @@ def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
     Raises ValueError, with the name of the file, for damaged archives.
     """
     base = _base(path)
-    found = sorted(file for file in [base, *base.rglob("*")] if file.is_file())
-    names = (name for file in found for name in (_names(file) if _is_archive(file) else [file.name]))
+    paths = sorted(file for file in [base, *base.rglob("*")] if file.is_file())
+    names = (name for file in paths for name in (_names(file) if _is_archive(file) else [file.name]))
     return any(_has_ending(name, endings) for name in names)
 
 
@@ -69,19 +69,19 @@ def begins_with(path: str | os.PathLike, text: str) -> bool:
     base = _base(path)
     if not base.is_file() or _is_archive(base):
         return False
-    with text_files.decompressed(base) as opened:
-        return opened.read(2**10).removeprefix(codecs.BOM_UTF8).lstrip().startswith(text.encode())
+    with text_files.decompressed(base) as stream:
+        return stream.read(2**10).removeprefix(codecs.BOM_UTF8).lstrip().startswith(text.encode())
 
 
 def below(place: str, path: str | os.PathLike) -> str:
     """Return the path of a place of `texts(path, ...)` below the folder `path`, or the name of the file `path`.
 
-    A member of an archive is below the archive. So the result does not depend on where the files are.
+    A member of an archive is below the archive. The result does not depend on where the folder is.
     """
     base = str(_base(path))
-    member, of, file = place.rpartition(f" of {base}")
-    file = (file if of else place.removeprefix(base)).strip("/") or pathlib.Path(base).name
-    return f"{file}/{member}" if of else file
+    member, separator, file = place.rpartition(f" of {base}")
+    file = (file if separator else place.removeprefix(base)).strip("/") or pathlib.Path(base).name
+    return f"{file}/{member}" if separator else file
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -112,8 +112,8 @@ def decoded(content: bytes, place: str) -> str:
 
 def _base(path: str | os.PathLike) -> pathlib.Path:
     """Return the path with which all places of files begin."""
-    given = pathlib.Path(path).expanduser()
-    return pathlib.Path.cwd() if given == pathlib.Path() else given  # files below "." do not begin with it
+    base = pathlib.Path(path).expanduser()
+    return pathlib.Path.cwd() if base == pathlib.Path() else base  # files below "." do not begin with it
 
 
 def _has_ending(name: str, endings: Sequence[str]) -> bool:
@@ -131,7 +131,7 @@ def _is_archive(file: pathlib.Path) -> bool:
 def _members(file: pathlib.Path, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (place, text) of the members of an archive with given endings, sorted by their names."""
     content: dict[str, bytes] = {}
-    with _opened(file) as archive:
+    with _open_archive(file) as archive:
         for member in archive:
             extracted = archive.extractfile(member) if _has_ending(member.name, endings) else None
             if extracted:
@@ -142,16 +142,16 @@ def _members(file: pathlib.Path, endings: Sequence[str]) -> Iterator[tuple[str, 
 
 def _names(file: pathlib.Path) -> list[str]:
     """Return the names of the members of an archive that are files."""
-    with _opened(file) as archive:
+    with _open_archive(file) as archive:
         return [member.name for member in archive if member.isfile()]
 
 
 @contextlib.contextmanager
-def _opened(file: pathlib.Path) -> Iterator[tarfile.TarFile]:
+def _open_archive(file: pathlib.Path) -> Iterator[tarfile.TarFile]:
     """Open an archive as a stream, so that nothing is unpacked on disk; damages become a ValueError with its name."""
-    with text_files.decompressed(file) as opened:
+    with text_files.decompressed(file) as stream:
         try:
-            with tarfile.open(fileobj=opened, mode="r|") as archive:
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
                 yield archive
         except tarfile.TarError as error:
             raise fields.damaged(str(file), error) from error

@@ -77,17 +77,17 @@ def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int 
     development: list[bool] = []
     for row, part in zip(rows, parts, strict=True):
         tokens = windows.count_tokens(row.words, lengths)
-        needed = Stretch(
+        required = Stretch(
             min(row.pronoun, *(name.begin for name in row.names)),
             max(row.pronoun + 1, *(name.end for name in row.names)),
         )
-        kept = windows.around(tokens, needed, window)
-        if not kept or not tokens[row.pronoun]:
-            dropped[NO_TOKENS if kept else APART] += 1
+        stretch = windows.around(tokens, required, window)
+        if not stretch or not tokens[row.pronoun]:
+            dropped[NO_TOKENS if stretch else APART] += 1
             continue
-        queries.append(_query(row, len(texts), kept.begin))
+        queries.append(_query(row, len(texts), stretch.begin))
         nearest.append(float(row.is_right[row.nearest]))
-        texts.append(Window(row.name, row.words[kept.begin : kept.end]))
+        texts.append(Window(row.name, row.words[stretch.begin : stretch.end]))
         development.append(part == "development")
     baselines = {"nearest": np.asarray(nearest)}
     return Probe("gap", tuple(texts), tuple(queries), np.asarray(development, bool), baselines, dict(dropped))
@@ -127,7 +127,7 @@ def _row(record: dict[str, str], place: str) -> Row | None:
     matches = list(WORD.finditer(text))
     begins = {match.start(): index for index, match in enumerate(matches)}
     ends = {match.end(): index + 1 for index, match in enumerate(matches)}
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     for name in ("Pronoun", "A", "B"):
         value, offset = record[name], record[f"{name}-offset"]
         if not value or not offset.isdecimal() or not text.startswith(value, int(offset)):
@@ -136,7 +136,7 @@ def _row(record: dict[str, str], place: str) -> Row | None:
         begin, end = begins.get(int(offset)), ends.get(int(offset) + len(value.rstrip()))
         if begin is None or end is None:
             return None
-        found.append(Stretch(begin, end))
+        stretches.append(Stretch(begin, end))
     verdicts = record["A-coref"].upper(), record["B-coref"].upper()
     if not set(verdicts) <= {"TRUE", "FALSE"}:
         raise ValueError(f"expected TRUE or FALSE in A-coref and B-coref, got {verdicts}")
@@ -148,8 +148,8 @@ def _row(record: dict[str, str], place: str) -> Row | None:
         record["ID"],
         place,
         tuple(match[0] for match in matches),
-        found[0].begin,
-        (found[1], found[2]),
+        stretches[0].begin,
+        (stretches[1], stretches[2]),
         (verdicts[0] == "TRUE", verdicts[1] == "TRUE"),
         int(distances[1] < distances[0]),
         "feminine" if pronoun in FEMININE else "masculine",

@@ -59,7 +59,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     Raises FileNotFoundError for a path without files, ValueError, with the place, for a record without two sentences,
     and for the same pair twice in a paradigm.
     """
-    found: dict[str, list[Pair]] = collections.defaultdict(list)
+    pairs: dict[str, list[Pair]] = collections.defaultdict(list)
     places: dict[tuple[str, str, str], str] = {}
     for place, text in files.texts(path, ENDINGS):
         name = pathlib.PurePosixPath(files.below(place, path)).name
@@ -67,38 +67,41 @@ def read(path: str, most: int | None = None) -> list[Pair]:
             continue
         for where, record in _records(place, name, text):
             pair = _pair(record, where, name)
-            known = places.setdefault((pair.paradigm, pair.good, pair.bad), where)
-            if known != where:
-                raise ValueError(f"{where} has the same pair as {known}: leave one of them out")
-            found[pair.paradigm].append(pair)
-    if not found:
+            first_place = places.setdefault((pair.paradigm, pair.good, pair.bad), where)
+            if first_place != where:
+                raise ValueError(f"{where} has the same pair as {first_place}: leave one of them out")
+            pairs[pair.paradigm].append(pair)
+    if not pairs:
         raise ValueError(f"{path} has no pairs: expected records with the fields {GOOD} and {BAD}")
-    _report(path, found)
-    return [pair for name in sorted(found) for pair in _chosen(found[name], most)]
+    _report(path, pairs)
+    return [pair for name in sorted(pairs) for pair in _sample(pairs[name], most)]
 
 
 def published(path: str) -> dict[str, dict[str, float]]:
-    """Return {model: {paradigm: accuracy}} of BLiMP's own file of accuracies (`SUMMARY`), in the folder of the pairs or
-    the folder above it; {} if it is not there.
+    """Return {model: {paradigm: accuracy}} of BLiMP's own file of accuracies (`SUMMARY`), {} if there is none.
 
-    They are from likelihoods of whole sentences and all pairs of a paradigm. Raises ValueError for a damaged file.
+    The file is in the folder of the pairs or the folder above it. The accuracies are from likelihoods of whole
+    sentences and all pairs of a paradigm.
+
+    Raises ValueError for a damaged file.
     """
     folder = pathlib.Path(path).expanduser().resolve()
     places = [place / SUMMARY for place in (folder, *folder.parents[:1]) if (place / SUMMARY).is_file()]
     if not places:
         return {}
-    found: dict[str, dict[str, float]] = {name: {} for name in SUMMARY_MODELS.values()}
+    accuracies: dict[str, dict[str, float]] = {name: {} for name in SUMMARY_MODELS.values()}
     for where, record in _records(str(places[0]), SUMMARY, files.decoded(places[0].read_bytes(), str(places[0]))):
         for key, name in SUMMARY_MODELS.items():
             value = record.get(key)
             if not isinstance(value, int | float) or not 0 <= value <= 1 or not isinstance(record.get(PARADIGM), str):
                 raise ValueError(f"{where}: expected {PARADIGM}, and {key} from 0 to 1, got {record!r}; copy it anew")
             if record[PARADIGM] != "overall":  # lines of means
-                found[name][str(record[PARADIGM])] = float(value)
-    return found
+                accuracies[name][str(record[PARADIGM])] = float(value)
+    return accuracies
 
 
-def _chosen(pairs: Sequence[Pair], most: int | None) -> Sequence[Pair]:
+def _sample(pairs: Sequence[Pair], most: int | None) -> Sequence[Pair]:
+    """Return at most so many pairs, chosen by a hash of their sentences; None returns all."""
     if most is None or most >= len(pairs):
         return pairs
     return sorted(pairs, key=lambda pair: hashlib.sha256(f"{pair.good}\n{pair.bad}".encode()).digest())[:most]
@@ -133,6 +136,7 @@ def _records(place: str, name: str, text: str) -> Iterator[tuple[str, Mapping[st
 
 
 def _pair(record: Mapping[str, object], where: str, file_name: str) -> Pair:
+    """Return the pair of a record. Raises ValueError, with the place `where`, if a sentence is missing."""
     for name in (GOOD, BAD):
         if not isinstance(record.get(name), str) or not str(record[name]).strip():
             raise ValueError(f"{where}: expected a sentence as {name}, got {record.get(name)!r}; mend the record")
@@ -143,16 +147,17 @@ def _pair(record: Mapping[str, object], where: str, file_name: str) -> Pair:
     return Pair(good, bad, paradigm, str(record.get(TERM) or ""), field)
 
 
-def _report(path: str, found: Mapping[str, Sequence[Pair]]) -> None:
+def _report(path: str, pairs: Mapping[str, Sequence[Pair]]) -> None:
     """Print what is missing in a folder of BLiMP, and how many pairs have two equal sentences."""
-    if equal := sum(pair.good == pair.bad for pairs in found.values() for pair in pairs):
+    if equal := sum(pair.good == pair.bad for paradigm_pairs in pairs.values() for pair in paradigm_pairs):
         print(f"{path}: {equal:,} pairs have two equal sentences, and count as wrong", file=sys.stderr)
-    fields = {pair.field for pairs in found.values() for pair in pairs}
-    if fields <= {"morphology", "syntax", "semantics", "syntax_semantics"} and len(found) > 1:
-        short = [f"{name} ({len(pairs):,})" for name, pairs in found.items() if len(pairs) < BLIMP_PAIRS]
-        if len(found) < BLIMP_PARADIGMS or short:
+    fields = {pair.field for paradigm_pairs in pairs.values() for pair in paradigm_pairs}
+    if fields <= {"morphology", "syntax", "semantics", "syntax_semantics"} and len(pairs) > 1:
+        counts = {name: len(paradigm_pairs) for name, paradigm_pairs in pairs.items()}
+        short = [f"{name} ({count:,})" for name, count in counts.items() if count < BLIMP_PAIRS]
+        if len(pairs) < BLIMP_PARADIGMS or short:
             print(
-                f"{path}: {len(found)} of the {BLIMP_PARADIGMS} paradigms of BLiMP"
+                f"{path}: {len(pairs)} of the {BLIMP_PARADIGMS} paradigms of BLiMP"
                 + (f"; with fewer than {BLIMP_PAIRS:,} pairs: {', '.join(sorted(short))}" if short else ""),
                 file=sys.stderr,
             )

@@ -58,13 +58,15 @@ def _document(record: dict[str, Any], place: str, line: str) -> Document:
     for sentence in sentences:
         starts.append(len(words))
         words.extend(sentence)
-    found = [
+    mentions = [
         _mention(mention, str(entity), starts, [len(sentence) for sentence in sentences])
         for entity, cluster in enumerate(record["mention_clusters"])
         for mention in cluster
     ]
-    filled = [start for start, sentence in zip(starts, sentences, strict=True) if sentence]
-    return Document(str(record.get("id", line)), tuple(words), tuple(filled), in_reading_order(found), place=place)
+    sentence_starts = [start for start, sentence in zip(starts, sentences, strict=True) if sentence]
+    return Document(
+        str(record.get("id", line)), tuple(words), tuple(sentence_starts), in_reading_order(mentions), place=place
+    )
 
 
 def _mention(mention: Any, entity: str, starts: list[int], lengths: list[int]) -> Mention:

@@ -146,13 +146,13 @@ def generate(count: int, seed: int = 0) -> Iterator[Sentence]:
     most += most * len(RELATIVES) * len(MODALS) * len(CLAUSE_VERBS)
     if not 1 <= count <= most // 2:
         raise ValueError(f"expected 1 to {most // 2:,} sentences, got count={count:,}; ask for fewer")
-    found: set[tuple[str, ...]] = set()
+    distinct: set[tuple[str, ...]] = set()
     number = 0
-    while len(found) < count:
-        sentence = _sentence(Draws(seed, number))
+    while len(distinct) < count:
+        sentence = _draw_sentence(Draws(seed, number))
         number += 1
-        if sentence.words not in found:
-            found.add(sentence.words)
+        if sentence.words not in distinct:
+            distinct.add(sentence.words)
             yield sentence
 
 
@@ -160,17 +160,18 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
     """Yield the sentences of a file, or of the file of a folder that has a name of `NAMES`."""
     base = pathlib.Path(path).expanduser()
     if base.is_dir():
-        there = [base / name for name in NAMES if (base / name).is_file()]
-        if not there:
+        paths = [base / name for name in NAMES if (base / name).is_file()]
+        if not paths:
             raise FileNotFoundError(f"{base} has no {', '.join(NAMES)}; name the file, or choose another folder")
-        base = there[0]
+        base = paths[0]
     for place, text in files.texts(base, [""]):
         for number, line in files.numbered_lines(text):
             if line.strip():
-                yield _parsed(line, f"{place}, line {number}")
+                yield _sentence_of_line(line, f"{place}, line {number}")
 
 
-def _parsed(line: str, where: str) -> Sentence:
+def _sentence_of_line(line: str, where: str) -> Sentence:
+    """Return the sentence of a line. Raises ValueError, with the place `where`, if it is not of the format."""
     match = _LINE.fullmatch(line)
     if not match:
         raise ValueError(
@@ -179,9 +180,9 @@ def _parsed(line: str, where: str) -> Sentence:
         )
     words = tuple(match[1].split())
     at, antecedent = int(match[2]), tuple(map(int, match[3].split()))
-    rest = [int(index) for index in (match[4] or "").split()]
-    others = tuple(zip(rest[::2], rest[1::2], strict=True))
-    if max(at, *antecedent, *rest) >= len(words) or words[at] not in REFLEXIVES.values():
+    indices = [int(index) for index in (match[4] or "").split()]
+    others = tuple(zip(indices[::2], indices[1::2], strict=True))
+    if max(at, *antecedent, *indices) >= len(words) or words[at] not in REFLEXIVES.values():
         raise ValueError(
             f"{where}: expected indices of {len(words)} words, the first of them of himself or herself, got "
             f"{match[2]}, {match[3]} and {match[4] or 'none'}; mend the line"
@@ -189,7 +190,9 @@ def _parsed(line: str, where: str) -> Sentence:
     return Sentence(words, at, antecedent, others)
 
 
-def _sentence(draws: Draws) -> Sentence:
+def _draw_sentence(draws: Draws) -> Sentence:
+    """Return a random sentence of the grammar."""
+
     def one_of(words: list[str]) -> str:
         return words[draws.integer(0, len(words) - 1)]
 
@@ -203,7 +206,8 @@ def _sentence(draws: Draws) -> Sentence:
 
 def _tokens(sentences: list[Sentence], lengths: Lengths | None) -> dict[str, int]:
     """Return the number of tokens of each word, tokenised once."""
-    words = list(dict.fromkeys(word for text in (*(each.words for each in sentences), *DISTRACTORS) for word in text))
+    texts = [sentence.words for sentence in sentences]
+    words = list(dict.fromkeys(word for text in (*texts, *DISTRACTORS) for word in text))
     return dict(zip(words, windows.count_tokens(words, lengths).tolist(), strict=True))
 
 

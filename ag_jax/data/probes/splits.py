@@ -26,15 +26,13 @@ _PARTS: dict[str, Part] = {
 
 
 def official(place: str) -> Part | None:
-    """Return the part of a data set to which a file belongs by the last word in its path that names a part; None if
-    there is no such word.
-    """
+    """Return the part of a data set that the path of a file names, None if it names none; the last name counts."""
     words = [word for word in re.split(r"[^a-z]+", place.lower()) if word in _PARTS]
     return _PARTS[words[-1]] if words else None
 
 
 def by_digest(names: Iterable[str]) -> frozenset[str]:
-    """Return the names of the documents for development: 20 % of all, at least one; none of a single document."""
+    """Return the names of the documents for development: 20 % of all, at least one; none if there is only one."""
     ordered = sorted(set(names), key=lambda name: hashlib.md5(name.encode(), usedforsecurity=False).hexdigest())
     count = max(1, round(SHARE * len(ordered))) if len(ordered) > 1 else 0
     return frozenset(ordered[:count])
@@ -52,5 +50,5 @@ def divide(documents: Sequence[tuple[str, str]], base: str | os.PathLike) -> lis
     parts = [official(files.below(place, base)) for _, place in documents]
     if {"development", "test"} <= set(parts) and None not in parts:
         return [part for part in parts if part]
-    chosen = by_digest(name for name, _ in documents)
-    return ["development" if name in chosen else "test" for name, _ in documents]
+    development = by_digest(name for name, _ in documents)
+    return ["development" if name in development else "test" for name, _ in documents]

@@ -1,4 +1,4 @@
-"""The probe of dependencies: does a head look from a word at its head in the tree (Clark et al. 2019, section 4.2)?
+"""The probe of dependencies: whether a head looks from a word at its head in the tree (Clark et al. 2019, 4.2).
 
 Trees are read from files in the format CoNLL-U of Universal Dependencies: ten columns with tabs in between, a blank
 line after each sentence, comments that begin with #. Ranges such as `1-2`, which are written as one word, and empty
@@ -138,10 +138,11 @@ def _sentence(rows: list[list[str]], document: str, place: str, where: str) -> S
             )
         heads.append(int(head) - 1)
     for word in range(len(heads)):
-        at = word
+        node = word
+        # A path of as many steps as there are words either reaches the root (-1) or runs in a circle.
         for _ in heads:
-            at = heads[at] if at >= 0 else at
-        if at >= 0:
+            node = heads[node] if node >= 0 else node
+        if node >= 0:
             raise ValueError(f"{where}: the heads of word {word + 1} run in a circle: expected a tree; mend them")
     return Sentence(
         document, place, tuple(row[FORM] for row in rows), tuple(heads), tuple(row[RELATION] for row in rows)

@@ -32,16 +32,15 @@ def count_tokens(words: Sequence[str], lengths: Lengths | None) -> np.ndarray:
 
 
 def cut(tokens: np.ndarray, starts: Sequence[int], limit: int) -> tuple[list[Stretch], int]:
-    """Cut a document into windows of whole sentences, as many as fit, and return them with the number of sentences
-    that had to be split.
+    """Return a document cut into windows of whole sentences, and the number of sentences that had to be split.
 
     tokens: number of tokens of each word, `(words,)`.
     starts: index of the first word of each sentence, beginning with 0.
     limit: the most tokens of a window.
 
-    A sentence with more than `limit` tokens is split between words, wherever a window is full; its last part is a
-    window of its own. A single word of more than `limit` tokens is a window, too; its queries are left out if the model
-    cannot read it.
+    A window has as many sentences as fit. A sentence with more than `limit` tokens is split between words, wherever a
+    window is full; its last part is a window of its own. A single word of more than `limit` tokens is a window,
+    too; its queries are left out if the model cannot read it.
     """
     # Tokens before each word, as Python integers, which are compared faster one at a time.
     before = np.concatenate([[0], np.cumsum(tokens)]).tolist()
@@ -66,10 +65,10 @@ def cut(tokens: np.ndarray, starts: Sequence[int], limit: int) -> tuple[list[Str
 
 
 def around(tokens: np.ndarray, needed: Stretch, limit: int) -> Stretch | None:
-    """Return the part of a text with at most `limit` tokens that has the needed words, and the text before them first
-    of all, for the texts that are longer than a window; None if the needed words do not fit.
+    """Return the part of a text with at most `limit` tokens around some words, None if these words do not fit.
 
     tokens: number of tokens of each word, `(words,)`.
+    needed: the words that the part must have. A text that is longer is cut at its end first.
     """
     before = np.concatenate([[0], np.cumsum(tokens)])
     if before[needed.end] - before[needed.begin] > limit:

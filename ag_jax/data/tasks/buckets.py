@@ -120,17 +120,17 @@ def plan(
     # Sort by bucket and, because lexsort is stable, within a bucket by the order above. Cutting the result every B rows
     # moves the rows left over in a bucket to the next bucket.
     order = order[np.lexsort((length_N[order], candidates_N[order]))]
-    parts = [order[at : at + batch_size] for at in range(0, count, batch_size)]
+    parts = [order[start : start + batch_size] for start in range(0, count, batch_size)]
     if drop_last and parts and len(parts[-1]) < batch_size:
         parts.pop()
     planned = [Planned(rows, int(candidates_N[rows].max()), int(length_N[rows].max())) for rows in parts]
     if shuffle:
-        planned = [planned[place] for place in randomness.permutation(len(planned), _ORDER, seed, epoch)]
+        planned = [planned[index] for index in randomness.permutation(len(planned), _ORDER, seed, epoch)]
     return planned
 
 
 def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> tuple[int, ...]:
-    """Return at most `most` bucket lengths that minimise the number of tokens, padding included.
+    """Return the bucket lengths, at most `most`, with the fewest tokens, padding included.
 
     Each length is a multiple of `MULTIPLE` or max_length itself. By dynamic programming:
     cost(k, j) = min over i < j of cost(k - 1, i) + length_j * (number of rows longer than length_i up to length_j).
@@ -160,24 +160,20 @@ def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> t
 
 
 def make_batch(features: Features, planned: Planned, batch_size: int) -> HostBatch:
-    """Return the arrays of one batch: the rows of `features` that `planned` selects, padded to the shape that `planned`
-    gives.
-
-    The module docstring lists the fields.
-    """
-    given = [features.rows[row] for row in planned.rows]
+    """Return the arrays of a planned batch of `batch_size` rows; the module docstring lists them."""
+    members = [features.rows[row] for row in planned.rows]
     rows = np.full(batch_size, -1, np.int32)
-    rows[: len(given)] = planned.rows
+    rows[: len(members)] = planned.rows
     batch: HostBatch = {"rows": rows}
     axes = {"C": planned.candidates, "L": planned.length}
-    for name, example in given[0].items():
+    for name, example in members[0].items():
         shape = [axes[axis] for axis in _axes(np.ndim(example), bool(planned.candidates))]
         fill = features.pad if name == "tokens" else 0
         field = np.full((batch_size, *shape), fill, np.float32 if np.asarray(example).dtype == np.float32 else np.int32)
-        for number, row in enumerate(given):
+        for number, row in enumerate(members):
             value = np.asarray(row[name])
-            filled: Any = (number, *map(slice, value.shape))
-            field[filled] = value
+            part: Any = (number, *map(slice, value.shape))
+            field[part] = value
         batch[name] = field
     return batch
 
@@ -189,8 +185,7 @@ def _axes(rank: int, has_candidates: bool) -> str:
 
 
 def _padded_candidates(candidates: np.ndarray) -> np.ndarray:
-    """Return for each row the number of candidates to choose from, counting the empty candidates that are added as
-    padding so that batches have few shapes.
+    """Return for each row the number of candidates with padding, so that batches have few shapes.
 
     candidates: the number of candidates of each row.
 

@@ -271,13 +271,13 @@ TASKS: dict[str, Task] = {task.name: task for task in (*GLUE, *_OTHERS, *supergl
 
 
 def find(name: str) -> Task:
-    """Return the task called `name`. Raises ValueError, which lists all names, for an unknown name."""
+    """Return the task called `name`. Raises ValueError, with all names, for an unknown name."""
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}: expected one of {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Return names of tasks in the order of the catalogue; custom tasks come last, in the given order."""
-    given = list(dict.fromkeys(names))
-    return [name for name in TASKS if name in given] + [name for name in given if name not in TASKS]
+    """Return names of tasks in the order of the catalogue, each once; custom tasks come last, in the given order."""
+    distinct = list(dict.fromkeys(names))
+    return [name for name in TASKS if name in distinct] + [name for name in distinct if name not in TASKS]

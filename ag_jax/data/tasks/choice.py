@@ -32,15 +32,14 @@ def swag(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def copa(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """Return a list with the one example of a COPA record: which of two sentences is the cause, or the effect, of the
-    premise.
+    """Return a list with the one example of a COPA record: the cause, or the effect, of a premise.
 
-    The question (Roemmele et al. 2011) stands before each of the two.
+    The candidates are two sentences. The question (Roemmele et al. 2011) stands before each of them.
     """
-    asked, names = record.get("question"), " or ".join(_COPA)
-    if asked not in _COPA:
-        raise ValueError(f"the field 'question' must be {names}, got {asked!r}")
-    seconds = [f"{_COPA[asked]} {text_of(record, f'choice{number}')}" for number in (1, 2)]
+    question, names = record.get("question"), " or ".join(_COPA)
+    if question not in _COPA:
+        raise ValueError(f"the field 'question' must be {names}, got {question!r}")
+    seconds = [f"{_COPA[question]} {text_of(record, f'choice{number}')}" for number in (1, 2)]
     label = record.get("label")
     label = {"choice1": 0, "choice2": 1}.get(label, label) if isinstance(label, str) else label  # names of TFDS
     return [_choices(record["id"], text_of(record, "premise"), seconds, label, labelled)]
@@ -62,6 +61,7 @@ def race(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def _index_of_letter(answer: Any) -> int:
+    """Return 0 for the answer A, 1 for B, and so on up to H."""
     letter = str(answer).strip()
     if letter not in tuple("ABCDEFGH"):
         raise ValueError(f"expected an answer that is one of the letters A to H, got {answer!r}")
@@ -85,8 +85,7 @@ def dream(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """Return a list with the one example of a ReCoRD record: a passage, and a query with a gap for one of the entities
-    of the passage.
+    """Return a list with the one example of a ReCoRD record: a query with a gap for an entity of a passage.
 
     All names of the right entity are right. Entities that are written alike are one candidate. Markers such as
     "@highlight" stay in the passage.
@@ -105,9 +104,9 @@ def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
     if not names:
         raise ValueError("expected a passage with at least one entity, got none")
     answers = [answer["text"] if isinstance(answer, dict) else answer for answer in record.get("answers") or ()]
-    missing = [answer for answer in answers if answer not in names]
-    if missing or (labelled and not answers):
-        raise ValueError(f"expected an answer that is an entity of the passage, got {missing[:1] or 'none'}")
+    unknown = [answer for answer in answers if answer not in names]
+    if unknown or (labelled and not answers):
+        raise ValueError(f"expected an answer that is an entity of the passage, got {unknown[:1] or 'none'}")
     pairs = tuple((text, query.replace(PLACEHOLDER, name)) for name in names)
     right = tuple(sorted({names.index(answer) for answer in answers})) or None
     ids = record.get("idx")  # TFDS: of passage and query
@@ -115,6 +114,7 @@ def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def _filled(question: str, answers: Sequence[str]) -> list[str]:
+    """Return the question with each answer, in the gaps of the question if it has some, otherwise behind it."""
     if not _GAP.search(question):
         return [f"{question} {answer}" for answer in answers]
     parts = _GAP.split(question)

@@ -30,8 +30,8 @@ def lines(file: pathlib.Path) -> Iterator[tuple[int, str]]:
 
     Raises ValueError for a file that is damaged or not UTF-8, and for a line of more than `LARGEST_LINE` bytes.
     """
-    with decompressed(file) as opened:
-        yield from text_lines(opened, str(file), LARGEST_LINE)
+    with decompressed(file) as stream:
+        yield from text_lines(stream, str(file), LARGEST_LINE)
 
 
 def jsonl(file: pathlib.Path) -> Iterator[LocatedRecord]:
@@ -52,7 +52,7 @@ def tsv(file: pathlib.Path, header: bool = True) -> Iterator[LocatedRecord]:
         if fields == [""]:
             continue
         if not names:
-            names = _checked(file, fields) if header else [str(column) for column in range(len(fields))]
+            names = _header(file, fields) if header else [str(column) for column in range(len(fields))]
             if header:
                 continue
         yield f"line {number}", _row(names, fields)
@@ -72,23 +72,23 @@ def quoted(file: pathlib.Path, delimiter: str = ",") -> Iterator[LocatedRecord]:
     parts = itertools.chain.from_iterable(io.StringIO(line, newline="") for _, line in lines(file))
     rows = csv.reader(parts, delimiter=delimiter, strict=True)
     names: list[str] = []
-    begins = 1
+    first_line = 1
     while True:
         try:
             fields = next(rows, None)
         except csv.Error as error:
             raise ValueError(
-                f"{file}, line {begins}: expected a row of a table with well-formed quotes, got others ({error}); "
+                f"{file}, line {first_line}: expected a row of a table with well-formed quotes, got others ({error}); "
                 "skip_malformed does not help, as no row after this line can be read: mend the quotes of this line"
             ) from error
         if fields is None:
             return
         if not names:
-            names = _checked(file, fields)
+            names = _header(file, fields)
         elif fields:
-            place = f"line {begins}" if begins == rows.line_num else f"lines {begins} to {rows.line_num}"
+            place = f"line {first_line}" if first_line == rows.line_num else f"lines {first_line} to {rows.line_num}"
             yield place, _row(names, fields)
-        begins = rows.line_num + 1
+        first_line = rows.line_num + 1
 
 
 def columns(file: pathlib.Path) -> Iterator[LocatedRecord]:
@@ -96,7 +96,7 @@ def columns(file: pathlib.Path) -> Iterator[LocatedRecord]:
 
     The word is in the first column and its tag in the last one. Comments and -DOCSTART- lines are left out.
     """
-    words, tags, begins = [], [], 0
+    words, tags, first_line = [], [], 0
     error = None
     # The appended blank line ends the last sentence.
     for number, line in without_comments([*(line.rstrip("\r\n") for _, line in lines(file)), ""]):
@@ -105,14 +105,14 @@ def columns(file: pathlib.Path) -> Iterator[LocatedRecord]:
         if fields and fields[0] == "-DOCSTART-":
             continue
         if fields:
-            begins = begins or number
+            first_line = first_line or number
             if len(fields) < 2:
                 error = error or ValueError(f"line {number} has no tag: expected a word and a tag, got {line!r}")
             words.append(fields[0])
             tags.append(fields[-1])
         elif words:
-            yield f"line {begins}", error or {"words": words, "tags": tags}
-            words, tags, begins, error = [], [], 0, None
+            yield f"line {first_line}", error or {"words": words, "tags": tags}
+            words, tags, first_line, error = [], [], 0, None
 
 
 def dialogues(file: pathlib.Path) -> Iterator[LocatedRecord]:
@@ -172,8 +172,8 @@ CONTAINERS: dict[str, Callable[..., Iterator[LocatedRecord]]] = {
 
 def _text(file: pathlib.Path) -> str:
     """Return the content of a file that is parsed as a whole."""
-    with decompressed(file) as opened:
-        return whole(opened, str(file)).decode("utf-8-sig")
+    with decompressed(file) as stream:
+        return whole(stream, str(file)).decode("utf-8-sig")
 
 
 def _object(text: str) -> Record | ValueError:
@@ -183,7 +183,7 @@ def _object(text: str) -> Record | ValueError:
         return ValueError(reason(fault))
 
 
-def _checked(file: pathlib.Path, names: list[str]) -> list[str]:
+def _header(file: pathlib.Path, names: list[str]) -> list[str]:
     """Return the column names in a header. Raises ValueError if two columns have the same name, unless it is empty."""
     if repeated := [name for name, times in collections.Counter(names).items() if name and times > 1]:
         raise ValueError(
@@ -218,8 +218,8 @@ def _field(entry: Any, name: str) -> Any:
 
 
 def _list(entry: Any, name: str) -> list[Any]:
-    found = _field(entry, name)
-    return found if isinstance(found, list) else [None]  # None becomes a record that is rejected
+    value = _field(entry, name)
+    return value if isinstance(value, list) else [None]  # None becomes a record that is rejected
 
 
 def _questions(place: str, entry: Any, common: Record) -> Iterator[LocatedRecord]:

@@ -90,8 +90,8 @@ class CustomTask:
 
     def __post_init__(self):
         for name in ("choices", "labels"):
-            if len(given := getattr(self, name)) == 1:  # a flag with commas comes as one text
-                object.__setattr__(self, name, tuple(part.strip() for part in given[0].split(",")))
+            if len(values := getattr(self, name)) == 1:  # a flag with commas comes as one text
+                object.__setattr__(self, name, tuple(part.strip() for part in values[0].split(",")))
         if self.kind is None:
             self._check_catalogue()
             return
@@ -155,10 +155,10 @@ class CustomTask:
 
     def files(self, root: str | None) -> dict[str, pathlib.Path]:
         """Return the files that are given, by split; paths are relative to `root`, if it is given."""
-        given = {split: getattr(self, split) for split in SPLITS}
+        names = {split: getattr(self, split) for split in SPLITS}
         return {
             split: pathlib.Path(root or "").expanduser() / pathlib.Path(name).expanduser()
-            for split, name in given.items()
+            for split, name in names.items()
             if name
         }
 
@@ -207,6 +207,7 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
 
 
 def _of_catalogue(name: str, settings: CustomTask) -> Task:
+    """Return the task `name` of the catalogue, with the tags of the settings if they have some."""
     try:
         task = catalogue.find(name)
     except ValueError as error:
@@ -222,7 +223,9 @@ def _of_catalogue(name: str, settings: CustomTask) -> Task:
 
 
 def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return BIO tags, given as such or as entity types: PER stands for B-PER and I-PER, and types are given without O.
+    """Return the BIO tags of labels, which are BIO tags or entity types.
+
+    The type PER stands for B-PER and I-PER; types are given without O.
 
     setting: name of the setting with the labels, for errors.
     labels: BIO tags in any order, or entity types; none returns ().
@@ -233,16 +236,16 @@ def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
         return catalogue.bio(*labels) if labels else ()
     complete = catalogue.bio(*dict.fromkeys(label[2:] for label in labels if label != "O"))
     if set(complete) != set(labels):
-        missing = [tag for tag in complete if tag not in labels] or [tag for tag in labels if tag not in complete]
+        unpaired = [tag for tag in complete if tag not in labels] or [tag for tag in labels if tag not in complete]
         raise ValueError(
             f"{setting} must be entity types, or O with B- and I- of each type, got {', '.join(labels)}: check "
-            f"{', '.join(missing)}"
+            f"{', '.join(unpaired)}"
         )
     return tuple(labels)
 
 
 def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
-    """Return the settings of a task with what its training file decides and the fingerprint of all its files.
+    """Return the settings of a task, completed by what its files decide and by their fingerprint.
 
     The training file of a custom task decides the labels or the range of a regression. The files of training and
     validation decide whether the questions of spans are answerable.
@@ -260,20 +263,20 @@ def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
     if settings.kind is None:
         return dataclasses.replace(settings, fingerprint=custom_records.fingerprint(_files(name, settings, root)))
     files = settings.files(root)
-    same = {split: file.resolve() for split, file in files.items()}
-    for split, file in same.items():
-        if split != "train" and file in [other for name, other in same.items() if name != split]:
+    paths = {split: file.resolve() for split, file in files.items()}
+    for split, file in paths.items():
+        if split != "train" and file in [other for name, other in paths.items() if name != split]:
             raise ValueError(
                 f"tasks.{name}.custom.{split} must be a file of its own, got {files[split]}, which is another split, "
                 "too: give another file, or leave it out"
             )
     located = {split: _located(name, settings, files[split], split) for split in files}
-    read = _read_labels(name, settings, located["train"], files["train"])
+    changes = _read_labels(name, settings, located["train"], files["train"])
     if settings.kind == "span" and settings.answerable is None:
         labelled = [record for split, records in located.items() if is_labelled(split) for record in records]
-        read = {"answerable": custom_labels.are_answered(labelled, settings.column_of_label)}
-    made = located if settings.reader else {}
-    return dataclasses.replace(settings, **read, fingerprint=_fingerprint(_files(name, settings, root), made))
+        changes = {"answerable": custom_labels.are_answered(labelled, settings.column_of_label)}
+    outputs = located if settings.reader else {}
+    return dataclasses.replace(settings, **changes, fingerprint=_fingerprint(_files(name, settings, root), outputs))
 
 
 def _files(name: str, settings: CustomTask, root: str | None) -> dict[str, list[pathlib.Path]]:
@@ -283,14 +286,14 @@ def _files(name: str, settings: CustomTask, root: str | None) -> dict[str, list[
     return {split: [file] for split, file in settings.files(root).items()}
 
 
-def _fingerprint(files: Mapping[str, list[pathlib.Path]], made: Mapping[str, list[LocatedRecord]]) -> str:
+def _fingerprint(files: Mapping[str, list[pathlib.Path]], outputs: Mapping[str, list[LocatedRecord]]) -> str:
     """Return the fingerprint of a task.
 
     files: the files of each split.
-    made: the records that a reader returns for each split; empty without a reader.
+    outputs: the records that a reader returns for each split; empty without a reader.
     """
-    of_files = custom_records.fingerprint(files)
-    return f"{of_files}-{custom_records.fingerprint_of_records(made)}" if made else of_files
+    digest = custom_records.fingerprint(files)
+    return f"{digest}-{custom_records.fingerprint_of_records(outputs)}" if outputs else digest
 
 
 def _read_labels(
@@ -319,15 +322,15 @@ def check_unchanged(name: str, settings: CustomTask, root: str | None) -> None:
     if not settings.fingerprint:
         return
     files = _files(name, settings, root)
-    given = settings.files(root) if settings.reader else {}
-    made = {split: _located(name, settings, file, split) for split, file in given.items()}
-    if settings.fingerprint != _fingerprint(files, made):
+    paths = settings.files(root) if settings.reader else {}
+    outputs = {split: _located(name, settings, file, split) for split, file in paths.items()}
+    if settings.fingerprint != _fingerprint(files, outputs):
         # The first file of each split, because a split of RACE has thousands.
-        shown = dict.fromkeys(str(of_split[0]) for of_split in files.values() if of_split)
-        also = f" or what {settings.reader} returns for them" if settings.reader else ""
+        names = dict.fromkeys(str(split_files[0]) for split_files in files.values() if split_files)
+        reader = f" or what {settings.reader} returns for them" if settings.reader else ""
         raise ValueError(
-            f"the files of task {name} ({', '.join(shown) or 'none is there'}){also} have changed since its training: "
-            "put back the earlier files, or train it again in another --workdir"
+            f"the files of task {name} ({', '.join(names) or 'none is there'}){reader} have changed since its "
+            "training: put back the earlier files, or train it again in another --workdir"
         )
 
 
@@ -355,85 +358,89 @@ def load(
     def parse(record: Record, task: Task, labelled: bool) -> Sequence[Example]:
         return _examples(record, settings, task, labelled)
 
-    found, problems = readers.parsed(numbered, file, parse, task, is_labelled(split))
+    groups, problems = readers.parse_records(numbered, file, parse, task, is_labelled(split))
     readers.check_problems(task, split, problems, skip_malformed)
-    items = [example for of_record in found for example in of_record]
+    items = [example for group in groups for example in group]
     if not items:
         raise ValueError(f"{file}: all of {len(problems)} rows are malformed, the first: {problems[0]}")
     # Predictions are matched with examples by id.
-    if repeated := [id for id, times in Counter(example.id for example in items).items() if times > 1]:
-        raise ValueError(f"{file}: expected a different id for each example, got {repeated[0]!r} more than once")
+    if duplicates := [id for id, times in Counter(example.id for example in items).items() if times > 1]:
+        raise ValueError(f"{file}: expected a different id for each example, got {duplicates[0]!r} more than once")
     if shared:
         # By the text, so that equal texts are in the same part, whatever the order of the rows.
-        chosen = [is_held_out(item, settings.held_out, custom_records.content(item)) for item in items]
-        if not 0 < sum(chosen) < len(items):
+        is_held = [is_held_out(item, settings.held_out, custom_records.content(item)) for item in items]
+        if not 0 < sum(is_held) < len(items):
             raise ValueError(
                 f"task {name}: one in {settings.held_out} of the examples of {file} is held out for validation, which "
-                f"is {sum(chosen)} of {len(items)}: give a validation file, more examples, or another "
+                f"is {sum(is_held)} of {len(items)}: give a validation file, more examples, or another "
                 f"tasks.{name}.custom.held_out"
             )
-        items = [item for item, held in zip(items, chosen, strict=True) if held == (split == "validation")]
+        items = [item for item, held in zip(items, is_held, strict=True) if held == (split == "validation")]
     return Examples(tuple(items), str(file), 0 if shared and split != "train" else len(problems))
 
 
 def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> list[str]:
-    """Return remarks on the examples for the report: held-out examples, the class of F1, classes without training
-    examples, repeated texts.
+    """Return remarks on the examples of a custom task, for the report.
+
+    They are about the class of F1, held-out examples, classes without training examples, questions that all have an
+    answer, and texts that are also among the training examples.
     """
-    found = []
+    remarks = []
     if task.kind == "classification" and "f1" in task.metrics:
-        found.append(f"f1 is that of the class {task.labels[1]}")
+        remarks.append(f"f1 is that of the class {task.labels[1]}")
     if not settings.validation and "validation" in splits:
-        held, rest = len(splits["validation"]), len(splits["train"])
-        found.append(
-            f"validation: {held:,} of {held + rest:,} examples of {settings.train}, about one in {settings.held_out}, "
-            "held out by a hash of their texts"
+        validation_count, train_count = len(splits["validation"]), len(splits["train"])
+        remarks.append(
+            f"validation: {validation_count:,} of {validation_count + train_count:,} examples of {settings.train}, "
+            f"about one in {settings.held_out}, held out by a hash of their texts"
         )
-    if unseen := _unseen(task, splits["train"]):
-        found.append(f"no training example has the label {unseen}")
+    if classes := _unseen_classes(task, splits["train"]):
+        remarks.append(f"no training example has the label {classes}")
     if task.kind.startswith("span") and not task.answerable and all(getattr(q, "answers", ()) for q in splits["train"]):
-        found.append("every training question has an answer, so none teaches that there may be none")
+        remarks.append("every training question has an answer, so none teaches that there may be none")
     for split, examples in splits.items():
-        if split != "train" and (repeated := _repeated(examples, splits["train"])):
-            found.append(f"{split}: {repeated:,} of {len(examples):,} examples have a text of the training examples")
-    return found
+        if split != "train" and (count := _repeated_count(examples, splits["train"])):
+            remarks.append(f"{split}: {count:,} of {len(examples):,} examples have a text of the training examples")
+    return remarks
 
 
 def notes_of_fold(task: Task, number: int, train: Examples, test: Examples) -> list[str]:
-    """Return remarks on fold `number` of a cross-validation: classes without training examples, repeated texts.
+    """Return remarks on fold `number` of a cross-validation, for the report.
+
+    They are about classes without training examples, and texts that are also among the training examples.
 
     train: the examples that the model of the fold is trained on.
     test: the examples that it is tested on.
     """
-    found = []
-    if unseen := _unseen(task, train):
-        found.append(f"fold {number}: no training example has the label {unseen}")
-    if repeated := _repeated(test, train):
-        found.append(
-            f"fold {number}: {repeated:,} of {len(test):,} test examples have a text that is also among its training "
+    remarks = []
+    if classes := _unseen_classes(task, train):
+        remarks.append(f"fold {number}: no training example has the label {classes}")
+    if count := _repeated_count(test, train):
+        remarks.append(
+            f"fold {number}: {count:,} of {len(test):,} test examples have a text that is also among its training "
             "examples"
         )
-    return found
+    return remarks
 
 
-def _unseen(task: Task, train: Examples) -> str:
+def _unseen_classes(task: Task, train: Examples) -> str:
     """Return the classes that no training example has, comma-separated; "" for other tasks than classification."""
     if task.kind != "classification":
         return ""
-    seen = {getattr(example, "label", None) for example in train}
-    return ", ".join(label for number, label in enumerate(task.labels) if number not in seen)
+    labels = {getattr(example, "label", None) for example in train}
+    return ", ".join(label for number, label in enumerate(task.labels) if number not in labels)
 
 
-def _repeated(examples: Examples, train: Examples) -> int:
-    """Return the number of examples whose text is that of a training example."""
-    learned = {custom_records.content(example) for example in train}
-    return sum(custom_records.content(example) in learned for example in examples)
+def _repeated_count(examples: Examples, train: Examples) -> int:
+    """Return the number of examples whose text is also that of a training example."""
+    train_texts = {custom_records.content(example) for example in train}
+    return sum(custom_records.content(example) in train_texts for example in examples)
 
 
 def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) -> list[LocatedRecord]:
     """Return the records of a file, in which each column that the task needs occurs at least once."""
-    own = split if getattr(settings, split) else "train"
-    setting = f"tasks.{name}.custom.{own}"
+    source = split if getattr(settings, split) else "train"
+    setting = f"tasks.{name}.custom.{source}"
     located = custom_records.read(file, settings.kind or "", settings.separator, settings.reader, setting)
     if _is_conll(settings, file):
         for column in ("text", "label", "id"):
@@ -443,18 +450,19 @@ def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) ->
                     "names: the word is in the first column and the tag in the last one"
                 )
         return located
-    needed: dict[str, str | tuple[str, ...]] = {"text": settings.column_of_text, "choices": settings.choices}
+    columns: dict[str, str | tuple[str, ...]] = {"text": settings.column_of_text, "choices": settings.choices}
     if settings.column_of_second:
-        needed["second"] = settings.column_of_second
+        columns["second"] = settings.column_of_second
     if settings.id:
-        needed["id"] = settings.id
+        columns["id"] = settings.id
     if is_labelled(split):  # a test file may have no labels
-        needed["label"] = settings.column_of_label
-    custom_records.check_columns(located, needed, file, name)
+        columns["label"] = settings.column_of_label
+    custom_records.check_columns(located, columns, file, name)
     return located
 
 
 def _is_conll(settings: CustomTask, file: pathlib.Path) -> bool:
+    """Return whether a file of a custom task is read as a CoNLL file."""
     return settings.kind == "tagging" and not settings.reader and custom_records.is_conll(file)
 
 
@@ -476,11 +484,11 @@ def _examples(record: Record, settings: CustomTask, task: Task, labelled: bool) 
     if settings.kind == "span":
         return custom_records.question(record, (first, second or "", label), task, labelled)
     text = custom_records.text(record, first)
-    other = custom_records.text(record, second) if second else None
+    second_text = custom_records.text(record, second) if second else None
     if settings.kind == "choice":
-        found = custom_records.candidates(record, settings.choices)
-        right = custom_records.candidate_of(record, label, len(found), labelled)
-        pairs = tuple((text, f"{other} {candidate}" if other else candidate) for candidate in found)
+        candidates = custom_records.candidates(record, settings.choices)
+        right = custom_records.candidate_of(record, label, len(candidates), labelled)
+        pairs = tuple((text, f"{second_text} {candidate}" if second_text else candidate) for candidate in candidates)
         return [Choices(record["id"], pairs, None if right is None else (right,))]
-    read = custom_records.class_of if settings.kind == "classification" else custom_records.number_of
-    return [Texts(record["id"], text, other, read(record, label, task, labelled))]
+    to_label = custom_records.class_of if settings.kind == "classification" else custom_records.number_of
+    return [Texts(record["id"], text, second_text, to_label(record, label, task, labelled))]

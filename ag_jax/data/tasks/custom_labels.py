@@ -15,6 +15,7 @@ _BIO = re.compile(r"[BI]-.+")
 
 
 def _records(located: Sequence[LocatedRecord]) -> Iterator[tuple[str, Record]]:
+    """Yield the records that could be read, each with its place."""
     for place, record in located:
         if not isinstance(record, ValueError):
             yield place, record
@@ -33,19 +34,20 @@ def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
             counts[custom_records.label_text(record.get(column), column)] += 1
         except ValueError:
             continue
-    found = [label for label in counts if not custom_records.is_missing(label)]
-    every = len(found) > 2 and all(counts[label] == 1 for label in found)
-    if len(found) < 2 or every:
-        got = f"{len(found)} classes in as many rows" if every else ", ".join(found) or "none"
+    names = [label for label in counts if not custom_records.is_missing(label)]
+    are_unique = len(names) > 2 and all(counts[label] == 1 for label in names)
+    if len(names) < 2 or are_unique:
+        got = f"{len(names)} classes in as many rows" if are_unique else ", ".join(names) or "none"
         raise ValueError(
             f"{file}: expected at least two classes in the column {column!r}, with several examples each, got {got}; "
             f"set {setting} to the column with the classes, or list them in labels"
         )
-    lookalikes.check(found, f"{file}, column {column!r}")
-    return tuple(sorted(found, key=_order))
+    lookalikes.check(names, f"{file}, column {column!r}")
+    return tuple(sorted(names, key=_order))
 
 
 def _order(label: str) -> tuple[int, float, str]:
+    """Return the key by which classes are sorted."""
     try:
         return 0, float(label), label
     except ValueError:
@@ -95,10 +97,10 @@ def number_range(
     numbers = []
     for _, record in _records(located):
         try:
-            found = custom_records.number(record.get(column), column)
+            number = custom_records.number(record.get(column), column)
         except ValueError:
             continue
-        numbers += [] if found is None else [found]
+        numbers += [] if number is None else [number]
     low = min(numbers, default=0.0) if lowest is None else lowest
     high = max(numbers, default=0.0) if highest is None else highest
     if low >= high:

@@ -33,7 +33,7 @@ _MISSING = ("", "nan", "na", "n/a", "none", "null")  # how spreadsheets and pand
 
 
 def ending(file: pathlib.Path) -> str:
-    """Return the ending of a file's name that decides how it is read, such as `.csv` of `a.csv.gz`, in lower case."""
+    """Return the ending of a file's name, in lower case and without that of gzip: `.csv` of `A.CSV.gz`."""
     return (file.with_suffix("") if file.suffix.lower() == ".gz" else file).suffix.lower()
 
 
@@ -52,7 +52,7 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
     Raises ValueError if the file cannot be read or has no record.
     """
     if reader:
-        found = _of_reader(file, reader, setting)
+        located = _of_reader(file, reader, setting)
     else:
         end = ending(file)
         if end not in _ENDINGS[kind]:
@@ -62,16 +62,17 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
             )
         if separator and end not in _TABLES:
             raise ValueError(f"separator={separator} is for .csv and .tsv, but {setting}={file}: leave it out")
-        found = list(_split(file, end, separator))
-    if not found:
+        located = list(_split(file, end, separator))
+    if not located:
         raise ValueError(f"{setting}={file}: expected at least one row, below the header of a table, got none")
-    if all(isinstance(record, ValueError) for _, record in found):
-        place, error = found[0]
-        raise ValueError(f"{setting}={file}: all of {len(found)} rows are malformed, the first, {place}: {error}")
-    return found
+    if all(isinstance(record, ValueError) for _, record in located):
+        place, error = located[0]
+        raise ValueError(f"{setting}={file}: all of {len(located)} rows are malformed, the first, {place}: {error}")
+    return located
 
 
 def _split(file: pathlib.Path, end: str, separator: str | None) -> Iterable[LocatedRecord]:
+    """Split a file with the ending `end` into records."""
     if end == ".csv" or separator:
         return CONTAINERS["quoted"](file, delimiter=SEPARATORS[separator or "comma"])
     return CONTAINERS[{".tsv": "tsv", ".jsonl": "jsonl", ".json": "articles"}.get(end, "columns")](file)
@@ -87,7 +88,7 @@ def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRec
             f"the reader {reader} cannot read {setting}={file}: {type(error).__name__}: {error}; mend the function "
             "or the file"
         ) from error
-    found: list[LocatedRecord] = []
+    located: list[LocatedRecord] = []
     for number, record in enumerate(records, 1):
         if not isinstance(record, Mapping):
             raise ValueError(
@@ -97,10 +98,10 @@ def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRec
         plain = _without_numpy(record)
         try:
             check_unicode(json.dumps(plain, ensure_ascii=False, skipkeys=True, default=str), "a text")
-            found.append((f"record {number}", plain))
+            located.append((f"record {number}", plain))
         except ValueError as error:
-            found.append((f"record {number}", error))
-    return found
+            located.append((f"record {number}", error))
+    return located
 
 
 def _without_numpy(value: Any) -> Any:
@@ -123,15 +124,17 @@ def check_columns(
     file: file of the records, for errors.
     task: name of the task, for errors.
     """
-    there = list(dict.fromkeys(name for _, record in located if not isinstance(record, ValueError) for name in record))
+    present = list(
+        dict.fromkeys(name for _, record in located if not isinstance(record, ValueError) for name in record)
+    )
     for setting, names in columns.items():
         for name in (names,) if isinstance(names, str) else names:
-            if there and name not in there:
-                alike = lookalikes.find(name, there)
+            if present and name not in present:
+                difference = lookalikes.find(name, present)
                 raise ValueError(
                     f"{file} has no column {name!r}, which tasks.{task}.custom.{setting} names: it has "
-                    f"{', '.join(map(repr, there))}; set {setting} to one of these"
-                    + (f" ({alike} look alike)" if alike else "")
+                    f"{', '.join(map(repr, present))}; set {setting} to one of these"
+                    + (f" ({difference} look alike)" if difference else "")
                 )
 
 
@@ -169,15 +172,16 @@ def number(value: Any, column: str) -> float | None:
     if is_missing(written):
         return None
     try:
-        found = math.nan if isinstance(value, bool) else float(written)
+        result = math.nan if isinstance(value, bool) else float(written)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        result = math.nan
+    if not math.isfinite(result):
         raise ValueError(f"expected a number in the column {column!r}, got {value!r}")
-    return found
+    return result
 
 
 def _missing(column: str) -> ValueError:
+    """Return the error about a record without a label."""
     return ValueError(
         f"the label in the column {column!r} is missing: add it, or delete the row; if the value is the name of a "
         "class, list all classes in labels"
@@ -196,8 +200,10 @@ def class_of(record: Record, column: str, task: Task, labelled: bool) -> int | N
         if labelled:
             raise _missing(column)
         return None
-    if alike := lookalikes.find(name, task.labels):
-        raise ValueError(f"unknown label {name!r} in the column {column!r}: {alike} look alike; write both in one way")
+    if difference := lookalikes.find(name, task.labels):
+        raise ValueError(
+            f"unknown label {name!r} in the column {column!r}: {difference} look alike; write both in one way"
+        )
     raise ValueError(
         f"unknown label {name!r} in the column {column!r}: expected one of {', '.join(task.labels)}, the labels of "
         "the training file or those that were given; mend the label, or list all classes in labels"
@@ -206,43 +212,47 @@ def class_of(record: Record, column: str, task: Task, labelled: bool) -> int | N
 
 def number_of(record: Record, column: str, task: Task, labelled: bool) -> float | None:
     """Return the number of a record, which must be in `task.span`; None if it is missing, as in `class_of`."""
-    found = number(record.get(column), column)
-    if found is None and labelled:
+    result = number(record.get(column), column)
+    if result is None and labelled:
         raise _missing(column)
     low, high = task.span
-    if found is not None and not low <= found <= high:
+    if result is not None and not low <= result <= high:
         raise ValueError(
             f"expected a number from {low:g} to {high:g} in the column {column!r}, the range of the training file or "
-            f"the one that was given, got {found:g}; mend it, or set lowest and highest"
+            f"the one that was given, got {result:g}; mend it, or set lowest and highest"
         )
-    return found
+    return result
 
 
 def candidate_of(record: Record, column: str, count: int, labelled: bool) -> int | None:
     """Return the index of the right one of `count` candidates: a number from 0, or a letter from A; None if missing."""
-    written = label_text(record.get(column), column, "the number of the right candidate, or its letter,")
-    if is_missing(written):
+    answer = label_text(record.get(column), column, "the number of the right candidate, or its letter,")
+    if is_missing(answer):
         if labelled:
             raise _missing(column)
         return None
-    is_letter = len(written) == 1 and "A" <= written.upper() <= "Z"
-    found = ord(written.upper()) - ord("A") if is_letter else int(written) if written.isdecimal() else count
-    if found >= count:
+    is_letter = len(answer) == 1 and "A" <= answer.upper() <= "Z"
+    index = ord(answer.upper()) - ord("A") if is_letter else int(answer) if answer.isdecimal() else count
+    if index >= count:
         raise ValueError(
             f"expected the number of the right candidate, from 0 to {count - 1}, or its letter in the column "
-            f"{column!r}, got {written!r}"
+            f"{column!r}, got {answer!r}"
         )
-    return found
+    return index
 
 
 def candidates(record: Record, columns: tuple[str, ...]) -> list[str]:
     """Return the candidates of a record: the texts of several columns, or the list of texts in a single one."""
     if len(columns) > 1:
         return [text(record, column) for column in columns]
-    found = record.get(columns[0])
-    if not isinstance(found, list) or len(found) < 2 or not all(isinstance(one, str) and one.strip() for one in found):
-        raise ValueError(f"expected a list of at least two texts in the column {columns[0]!r}, got {found!r}")
-    return found
+    texts = record.get(columns[0])
+    if (
+        not isinstance(texts, list)
+        or len(texts) < 2
+        or not all(isinstance(candidate, str) and candidate.strip() for candidate in texts)
+    ):
+        raise ValueError(f"expected a list of at least two texts in the column {columns[0]!r}, got {texts!r}")
+    return texts
 
 
 def tags(record: Record, words: str, column: str, task: Task, labelled: bool) -> list[TaggedSentence]:
@@ -256,12 +266,12 @@ def question(record: Record, columns: tuple[str, str, str], task: Task, labelled
     columns: those of the context, the question, and the answers: a list of objects with `text` and `answer_start`, as
         SQuAD has it, or an object with a list of texts and one of positions.
     """
-    context, asked, column = columns
+    context, question_column, column = columns
     answers = record.get(column)
     if isinstance(answers, Mapping):
         pairs = zip(answers["text"], answers["answer_start"], strict=True)
         answers = [{"text": answer, "answer_start": start} for answer, start in pairs]
-    renamed = {"id": record["id"], "context": text(record, context), "question": text(record, asked)}
+    renamed = {"id": record["id"], "context": text(record, context), "question": text(record, question_column)}
     return spans.squad(renamed | {"answers": answers, "is_impossible": record.get("is_impossible")}, task, labelled)
 
 
@@ -278,12 +288,12 @@ def content(example: Example) -> str:
 
 def fingerprint(files: Mapping[str, Sequence[pathlib.Path]]) -> str:
     """Return a hash of the content of files, by split, in hexadecimal digits."""
-    found = hashlib.sha256()
-    for split, of_split in files.items():
-        for file in of_split:
-            with file.open("rb") as opened:
-                found.update(f"{split}\n".encode() + hashlib.file_digest(opened, "sha256").digest())
-    return found.hexdigest()[:16]
+    digest = hashlib.sha256()
+    for split, split_files in files.items():
+        for file in split_files:
+            with file.open("rb") as stream:
+                digest.update(f"{split}\n".encode() + hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def fingerprint_of_records(located: Mapping[str, Sequence[LocatedRecord]]) -> str:
@@ -291,6 +301,6 @@ def fingerprint_of_records(located: Mapping[str, Sequence[LocatedRecord]]) -> st
 
     A value that JSON has no form for counts by its type alone, because its text may differ from process to process.
     """
-    records = [[split, [record for _, record in of_split]] for split, of_split in located.items()]
-    written = json.dumps(records, skipkeys=True, default=lambda value: type(value).__name__)
-    return hashlib.sha256(written.encode()).hexdigest()[:16]
+    records = [[split, [record for _, record in split_records]] for split, split_records in located.items()]
+    content = json.dumps(records, skipkeys=True, default=lambda value: type(value).__name__)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

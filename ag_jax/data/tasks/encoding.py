@@ -42,29 +42,28 @@ def _texts(
     rows, truncated = [], 0
     for example in examples:
         if example.second is None:
-            whole = ids[example.first]
-            first = whole[: settings.room(pair=False)]
-            row, cut = settings.row(first), len(first) < len(whole)
+            tokens = ids[example.first]
+            first = tokens[: settings.room(pair=False)]
+            row, is_cut = settings.row(first), len(first) < len(tokens)
         else:
-            row, cut = _pair(task, ids[example.first], ids[example.second], settings)
+            row, is_cut = _pair(task, ids[example.first], ids[example.second], settings)
         row["labels"] = to_label(example.label)
         row["weights"] = np.float32(example.label is not None)
-        truncated += cut
+        truncated += is_cut
         rows.append(row)
     return _features(rows, truncated, settings)
 
 
 def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode multiple-choice examples, whose candidates are pairs of texts: each example becomes a stack of token
-    sequences, one sequence for each candidate.
+    """Encode multiple-choice examples, each as a stack of token sequences, one for each candidate.
 
-    For an example with C candidates, of which the longest has L tokens, `tokens`, `segment_ids` and `token_type_ids`
-    have the shape [C, L], and `labels` and `choice_weights` the shape [C].
+    A candidate is a pair of texts. For an example with C candidates, of which the longest has L tokens, `tokens`,
+    `segment_ids` and `token_type_ids` have the shape [C, L], and `labels` and `choice_weights` the shape [C].
     """
     ids = ids_of(tokenizer, [text for example in examples for pair in example.pairs for text in pair])
     rows, truncated = [], 0
     for example in examples:
-        candidates, cuts = zip(
+        candidates, are_cut = zip(
             *(_pair(task, ids[first], ids[second], settings) for first, second in example.pairs), strict=True
         )
         row = _stacked(candidates, settings)
@@ -76,7 +75,7 @@ def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer
             "labels": labels,
             "weights": np.float32(example.right is not None),
         }
-        truncated += any(cuts)
+        truncated += any(are_cut)
         rows.append(row)
     return _features(rows, truncated, settings)
 
@@ -105,8 +104,7 @@ def encode_words(
 
 
 def encode_referents(task: Task, examples: Sequence[Referent], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode texts with a pronoun: a stack of token sequences, one for each phrase, in which masks stand for the phrase
-    in the place of the pronoun.
+    """Encode texts with a pronoun, each as a stack of token sequences with masks in its place, one for each phrase.
 
     There are as many masks as the phrase has tokens in this text. Besides the fields of `encode_choices`, where the
     first candidate is labelled, `word_ids` has the tokens of the phrase in the places of the masks, and `word_weights`
@@ -120,14 +118,14 @@ def encode_referents(task: Task, examples: Sequence[Referent], tokenizer: Tokeni
         candidates = []
         for phrase, (ids, places) in zip(example.phrases, located, strict=False):
             begin, end = len(example.before), len(example.before) + len(phrase)
-            of_phrase = [at for at, place in enumerate(places) if place[1] > begin and place[0] < end]
+            phrase_tokens = [index for index, place in enumerate(places) if place[1] > begin and place[0] < end]
             # A text that is too long keeps the phrase, and the words before it.
-            first = max(0, (of_phrase or [0])[-1] + 1 - room)
+            first = max(0, (phrase_tokens or [0])[-1] + 1 - room)
             window = range(first, min(first + room, len(ids)))
             truncated += len(window) < len(ids) and phrase == example.phrases[0]
             masked = np.zeros(len(window) + 2, bool)
-            masked[[1 + at - first for at in of_phrase if at >= first]] = True
-            row = settings.row([ids[at] for at in window])
+            masked[[1 + index - first for index in phrase_tokens if index >= first]] = True
+            row = settings.row([ids[index] for index in window])
             row["word_ids"], row["word_weights"] = np.where(masked, row["tokens"], 0), masked.astype(np.float32)
             row["tokens"] = np.where(masked, settings.specials.mask, row["tokens"])
             candidates.append(row)
@@ -175,25 +173,28 @@ def pieces_of_words(
 
 
 def words_of_tokens(words: Sequence[str], places: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the index of the word to which each token belongs: the word of its first character that is not white
-    space. A token of white space alone belongs to the word after it.
+    """Return the index of the word to which each token belongs.
+
+    It is the word of the first character that is not white space. A token of white space alone belongs to the word
+    after it.
 
     For `words` and `places` see `pieces_of_words`.
     """
     text = " ".join(words)
     # The word of each character, where the space after a word belongs to that word.
     word_of_character = np.repeat(np.arange(len(words)), [len(word) + 1 for word in words]).tolist()
-    found = []
+    word_indices = []
     for begin, end in places:
         while begin < end and text[begin].isspace():
             begin += 1
         if begin == end:  # only a space, which belongs to the word after it
             begin = min(begin, len(text) - 1)
-        found.append(word_of_character[begin])
-    return found
+        word_indices.append(word_of_character[begin])
+    return word_indices
 
 
 def _pair(task: Task, first: list[int], second: list[int], settings: RowSettings) -> tuple[FeatureRow, bool]:
+    """Return the row of a pair, truncated as its task specifies, and whether it was truncated."""
     room = settings.room(pair=True)
     if task.pair_limit:
         parts = first_gives_way(first, second, room, task.pair_limit)

@@ -19,6 +19,6 @@ def fold(examples: Examples, folds: int, number: int) -> tuple[Examples, Example
         raise ValueError(
             f"{examples.source}: expected 2 to {len(examples)} folds, at most as many as examples, got folds={folds}"
         )
-    begin, end = (len(examples) * at // folds for at in (number, number + 1))
+    begin, end = (len(examples) * part // folds for part in (number, number + 1))
     validation = dataclasses.replace(examples.take(slice(begin, end)), skipped=0)
     return examples.take([*range(begin), *range(end, len(examples))]), validation

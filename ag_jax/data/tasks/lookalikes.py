@@ -10,22 +10,24 @@ def check(names: Iterable[str], place: str) -> None:
 
     place: where the names come from, for the error message.
     """
-    known: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for name in names:
-        if alike := find(name, [known.setdefault(_read(name), name)]):
-            raise ValueError(f"{place}: expected names of which no two look alike, got {alike}; write both in one way")
+        if difference := find(name, [spellings.setdefault(_normalised(name), name)]):
+            raise ValueError(
+                f"{place}: expected names of which no two look alike, got {difference}; write both in one way"
+            )
 
 
 def find(name: str, names: Iterable[str]) -> str:
-    """Return what tells a name from another one that looks alike, by code points; "" if no other name does."""
+    """Return how a name differs, in code points, from the first of `names` that looks alike; "" if none does."""
     for other in names:
-        if other != name and _read(other) == _read(name):
+        if other != name and _normalised(other) == _normalised(name):
             begin = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], zip(other, name, strict=False))])
             return f"{other!r} with {_code_points(other[begin:])} and {name!r} with {_code_points(name[begin:])}"
     return ""
 
 
-def _read(name: str) -> str:
+def _normalised(name: str) -> str:
     return " ".join(unicodedata.normalize("NFC", name).split())
 
 

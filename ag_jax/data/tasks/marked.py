@@ -41,8 +41,8 @@ def wic(record: Record, task: Task, labelled: bool) -> list[Texts]:
 def wsc(record: Record, task: Task, labelled: bool) -> list[Texts]:
     """Return a list with the one example of a WSC record: whether a pronoun refers to a phrase of the same text."""
     text, phrase, pronoun = wsc_spans(record)
-    both = marked(text, (phrase, FIRST), (pronoun, SECOND))
-    return [Texts(record["id"], both, None, label_of(record, task.label_index, labelled))]
+    marked_text = marked(text, (phrase, FIRST), (pronoun, SECOND))
+    return [Texts(record["id"], marked_text, None, label_of(record, task.label_index, labelled))]
 
 
 def wsc_spans(record: Record) -> tuple[str, Span, Span]:
@@ -70,8 +70,8 @@ def marked(text: str, *spans: tuple[Span, str]) -> str:
     return text
 
 
-def _find(text: str, wanted: str, index: Any) -> Span:
-    """Return the span of the words `wanted`, which begin in word number `index` of `text` or in one of its neighbours.
+def _find(text: str, phrase: str, index: Any) -> Span:
+    """Return the span of a phrase, which begins in word number `index` of `text` or in one of its neighbours.
 
     WSC counts words that are separated by white space. Some of its indices are off by one, and some phrases end in a
     full stop or comma that is not theirs; the script for WSC of fairseq allows for both. Word `index` comes first, then
@@ -80,16 +80,16 @@ def _find(text: str, wanted: str, index: Any) -> Span:
     place = _whole(index)
     words = [match.start() for match in re.finditer(r"\S+", text)]
     if place is None or not 0 <= place < len(words):
-        raise ValueError(f"expected {wanted!r} at one of the words 0 to {len(words) - 1} of the text, got {index!r}")
-    words_of_it = r"\s+".join(map(re.escape, wanted.strip().rstrip(".,").split()))
-    pattern = re.compile(rf"(?<!\w){words_of_it}(?!\w)", re.IGNORECASE)
-    for near in (place, place + 1, place - 1):
-        if 0 <= near < len(words) and wanted.strip(" .,"):
-            end = words[near + 1] if near + 1 < len(words) else len(text)
-            for begin in range(words[near], end):
-                if found := pattern.match(text, begin):
-                    return Span(*found.span())
-    raise ValueError(f"expected {wanted!r} at word {place} of the text, found {text[words[place] :][:40]!r}")
+        raise ValueError(f"expected {phrase!r} at one of the words 0 to {len(words) - 1} of the text, got {index!r}")
+    words_pattern = r"\s+".join(map(re.escape, phrase.strip().rstrip(".,").split()))
+    pattern = re.compile(rf"(?<!\w){words_pattern}(?!\w)", re.IGNORECASE)
+    for number in (place, place + 1, place - 1):
+        if 0 <= number < len(words) and phrase.strip(" .,"):
+            end = words[number + 1] if number + 1 < len(words) else len(text)
+            for begin in range(words[number], end):
+                if match := pattern.match(text, begin):
+                    return Span(*match.span())
+    raise ValueError(f"expected {phrase!r} at word {place} of the text, found {text[words[place] :][:40]!r}")
 
 
 def _whole(value: Any) -> int | None:

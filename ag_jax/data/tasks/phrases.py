@@ -39,15 +39,15 @@ _NEGATED = re.compile(r"n['’]t$")
 def noun_phrases(text: str) -> list[tuple[int, int]]:
     """Return the first and last + 1 character of each noun phrase of a text, in their order."""
     words = [match.span() for match in _WORD.finditer(text)]
-    found: list[tuple[int, int]] = []
-    for at, (begin, end) in enumerate(words):
-        if found and begin < found[-1][1]:
+    spans: list[tuple[int, int]] = []
+    for index, (begin, end) in enumerate(words):
+        if spans and begin < spans[-1][1]:
             continue  # a word of the last phrase
-        run = _run(text, words[at:])
+        run = _run(text, words[index:])
         phrase = _nouns(text, run[1:]) if text[begin:end].lower() in DETERMINERS else _names(text, run)
         if phrase:
-            found.append((begin, begin + len(_POSSESSIVE.sub("", text[begin : phrase[-1][1]]))))
-    return found
+            spans.append((begin, begin + len(_POSSESSIVE.sub("", text[begin : phrase[-1][1]]))))
+    return spans
 
 
 def candidates(text: str, pronoun: tuple[int, int], phrase: str) -> tuple[str, ...]:
@@ -56,20 +56,20 @@ def candidates(text: str, pronoun: tuple[int, int], phrase: str) -> tuple[str, .
     Phrases that contain `phrase` or are contained in it are left out, as in the program of RoBERTa, and so are those
     that overlap the pronoun, such as `her hat`. Determiners do not count: `a carrot` and `the carrot` are the same.
     """
-    wanted = _bare(phrase)
-    found: dict[str, str] = {}
+    bare_phrase = _without_determiner(phrase)
+    others: dict[str, str] = {}
     for begin, end in noun_phrases(text):
-        other = _bare(text[begin:end])
+        other = _without_determiner(text[begin:end])
         overlaps = begin < pronoun[1] and pronoun[0] < end
-        if not overlaps and wanted not in other and other not in wanted:
-            found.setdefault(other, text[begin:end])
-    return tuple(found.values())
+        if not overlaps and bare_phrase not in other and other not in bare_phrase:
+            others.setdefault(other, text[begin:end])
+    return tuple(others.values())
 
 
-def _bare(phrase: str) -> str:
+def _without_determiner(phrase: str) -> str:
     """Return a phrase in lower case, without the determiner before it."""
-    first, _, rest = phrase.lower().partition(" ")
-    return rest if first in DETERMINERS and rest else phrase.lower()
+    first, _, remainder = phrase.lower().partition(" ")
+    return remainder if first in DETERMINERS and remainder else phrase.lower()
 
 
 def _run(text: str, words: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -83,24 +83,26 @@ def _run(text: str, words: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _nouns(text: str, run: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    """Return the first words of a run that may stand behind a determiner."""
+    nouns: list[tuple[int, int]] = []
     for begin, end in run[:LONGEST]:
         word = text[begin:end].lower()
-        if _is_closed(word) or (found and word.endswith(("ed", "ing"))):
+        if _is_closed(word) or (nouns and word.endswith(("ed", "ing"))):
             break
-        found.append((begin, end))
-    return found
+        nouns.append((begin, end))
+    return nouns
 
 
 def _names(text: str, run: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    found = []
+    """Return the first words of a run that are capitalised, up to the first one with a possessive 's."""
+    names = []
     for begin, end in run:
         if not text[begin].isupper() or _is_closed(text[begin:end]):
             break
-        found.append((begin, end))
+        names.append((begin, end))
         if _POSSESSIVE.search(text[begin:end]):
             break
-    return found
+    return names
 
 
 def _is_closed(word: str) -> bool:

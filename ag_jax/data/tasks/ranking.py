@@ -22,8 +22,9 @@ _REFERENTS = {"wnli": "wnli_referents", "wsc": "wsc_referents"}  # the parsers o
 
 
 def ranked(task: Task) -> Task:
-    """Return QNLI as the task of choosing the right sentence for a question, or WNLI or WSC as that of choosing the
-    phrase to which a pronoun refers. Raises ValueError for another task.
+    """Return a task as one of choosing among candidates. Raises ValueError unless it is QNLI, WNLI or WSC.
+
+    The candidates are the sentences for a question of QNLI, or the phrases to which a pronoun of WNLI or WSC may refer.
     """
     if task.name in _REFERENTS:
         return dataclasses.replace(task, kind="referent", form=_REFERENTS[task.name])
@@ -36,41 +37,44 @@ def ranked(task: Task) -> Task:
 
 
 def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
-    """Return multiple-choice examples, each a choice among pairs of texts with the same first text, and the number of
-    pairs that are in no example, for want of an alternative.
+    """Return pairs of texts as multiple-choice examples, and the number of pairs that are in no example.
+
+    An example is a choice among pairs with the same first text. Pairs are left out for want of an alternative.
 
     task: QNLI as classification, before `ranked`.
     examples: the pairs, labelled for classification.
     `Choices.names` are the ids of the candidates, so that a choice can be written as labels of the examples. The
     examples of a text whose labels are not known become candidates together; a single such example is left out.
+
     Raises ValueError if there is nothing to rank.
     """
     positive = task.labels.index(RIGHT)
     groups: dict[str, list[Texts]] = {}
     for example in cast(Sequence[Texts], examples):
         groups.setdefault(example.first, []).append(example)
-    made: list[Choices] = []
+    choices: list[Choices] = []
     for group in groups.values():
         right = [example for example in group if example.label == positive]
         wrong = [example for example in group if example.label not in (positive, None)]
         unknown = [example for example in group if example.label is None]
         if len(unknown) > 1:
-            made.append(_choices(unknown, None))
-        made += [_of(yes, [no]) for yes, no in zip(right, wrong, strict=False)]
-    used = {name for choices in made for name in choices.names}
-    left_out = sum(example.id not in used for example in examples)
-    if not made:
+            choices.append(_choices(unknown, None))
+        choices += [_choice_with(one, [other]) for one, other in zip(right, wrong, strict=False)]
+    ranked_ids = {name for choice in choices for name in choice.names}
+    left_out = sum(example.id not in ranked_ids for example in examples)
+    if not choices:
         raise ValueError(
             f"{examples.source}: expected texts of task {task.name} with both a right and a wrong candidate to rank, "
             f"got none; give more examples, or set tasks.{task.name}.ranking=False"
         )
-    return dataclasses.replace(examples, items=tuple(made)), left_out
+    return dataclasses.replace(examples, items=tuple(choices)), left_out
 
 
 def learnable(examples: Examples) -> tuple[Examples, int]:
     """Return the examples of pronouns that can be learned from, and the number of the others.
 
     Those are left out in which the pronoun does not refer to the phrase, or the text has no other phrase.
+
     Raises ValueError if none is left.
     """
     items = tuple(
@@ -84,7 +88,8 @@ def learnable(examples: Examples) -> tuple[Examples, int]:
     return dataclasses.replace(examples, items=items), len(examples) - len(items)
 
 
-def _of(right: Texts, wrong: list[Texts]) -> Choices:
+def _choice_with(right: Texts, wrong: list[Texts]) -> Choices:
+    """Return the choice among a right candidate and wrong ones."""
     # The index of the right candidate is a hash of its id, so that always choosing the first candidate is no better
     # than chance.
     place = zlib.crc32(right.id.encode()) % (len(wrong) + 1)

@@ -39,13 +39,12 @@ SHOWN = 5  # the most malformed rows that an error lists
 
 
 def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, legacy: bool = False) -> Examples:
-    """Read the examples of a split, in the order of their file; `skip_malformed` leaves out malformed records, `legacy`
-    reads as the code released with a paper did.
+    """Read the examples of a split, in the order of their file.
 
     root: a directory with the folders of the tasks, in any of the layouts of the catalogue; "" reads TFDS.
     skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error.
         Malformed rows of a file that is both train and validation are counted in train.
-    legacy: follow the released code (`Task.legacy`): of DREAM, read only the first question about each dialogue.
+    legacy: read as the released code does (`Task.legacy`): of DREAM, only the first question about each dialogue.
 
     Raises FileNotFoundError if no file of the split is found, and ValueError for malformed rows, or if there is no
     example.
@@ -56,16 +55,18 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
     items: list[Example] = []
     problems: list[str] = []
     for file in files:
-        found, wrong = parsed(_records(layout, file, split), file, PARSERS[task.form], task, is_labelled(split))
-        problems += wrong
-        for of_record in found:
-            items.extend(of_record[:1] if legacy and task.form == "dream" else of_record)
+        groups, faults = parse_records(
+            _records(layout, file, split), file, PARSERS[task.form], task, is_labelled(split)
+        )
+        problems += faults
+        for group in groups:
+            items.extend(group[:1] if legacy and task.form == "dream" else group)
     check_problems(task, split, problems, skip_malformed)
     if shared:  # train and validation are parts of one file, divided by a hash
         items = [item for item in items if is_held_out(item) == (split != "train")]
     if not items:
-        more = f"; all of {len(problems)} rows are malformed, the first: {problems[0]}" if problems else ""
-        raise ValueError(f"{source} holds no example of task {task.name}, split {split}: expected at least one{more}")
+        detail = f"; all of {len(problems)} rows are malformed, the first: {problems[0]}" if problems else ""
+        raise ValueError(f"{source} holds no example of task {task.name}, split {split}: expected at least one{detail}")
     return Examples(tuple(items), source, 0 if shared and split != "train" else len(problems))
 
 
@@ -74,7 +75,7 @@ def find_files(task: Task, root: str) -> dict[str, list[pathlib.Path]]:
 
     root: as for `load`.
     """
-    found = {}
+    files = {}
     for split in task.splits:
         try:
             layout, paths = _local(task, root, split) if root else _prepared(task, split)
@@ -84,72 +85,73 @@ def find_files(task: Task, root: str) -> dict[str, list[pathlib.Path]]:
             paths = [file for path in paths for file in sorted(path.glob(f"*-{layout.files[split]}.*"))]
         elif layout.container == "tree":
             paths = [file for path in paths for file in tree_files(path)]
-        found[split] = paths
-    return found
+        files[split] = paths
+    return files
 
 
-def parsed(
+def parse_records(
     located: Iterable[LocatedRecord], file: pathlib.Path, parser: Parser, task: Task, labelled: bool
 ) -> tuple[list[Sequence[Example]], list[str]]:
-    """Return the examples of each well-formed record of a file, and a sentence, with the place, about each other one.
+    """Return the examples of each well-formed record of a file, and a sentence about each malformed one.
 
     labelled: whether every example must have a label.
     """
-    found, problems = [], []
+    groups, problems = [], []
     for place, record in located:
         try:
             if isinstance(record, ValueError):
                 raise record
-            found.append(parser(record, task, labelled))
+            groups.append(parser(record, task, labelled))
         except FAULTS as fault:
             problems.append(f"{_name(file)}, {place}: {reason(fault)}")
-    return found, problems
+    return groups, problems
 
 
 def check_problems(task: Task, split: str, problems: Sequence[str], skip_malformed: bool) -> None:
-    """Raise ValueError, which counts malformed records and lists the first, unless there are none, or
-    `skip_malformed` is set.
-    """
+    """Raise ValueError, with the number of malformed records and the first ones, unless they are to be skipped."""
     if problems and not skip_malformed:
-        shown = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
-        rest = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        lines = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
+        more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise ValueError(
             f"task {task.name}, split {split}: {len(problems)} malformed rows; mend them, or set "
-            f"--config.tasks.{task.name}.skip_malformed=True to leave them out, counted:\n{shown}{rest}"
+            f"--config.tasks.{task.name}.skip_malformed=True to leave them out, counted:\n{lines}{more}"
         )
 
 
 def _is_shared(layout: FileLayout, split: str) -> bool:
+    """Return whether train and validation are parts of one file, and `split` is one of them."""
     others = [file for name, file in layout.files.items() if name in ("train", "validation") and name != split]
     return split in ("train", "validation") and layout.files[split] in others
 
 
 def _local(task: Task, root: str, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
+    """Return the first layout whose files of a split are there, and these files."""
     base = pathlib.Path(root).expanduser()
-    tried = []
+    names = []
     for layout in task.layouts:
         if split not in layout.files:
             continue
         for folder in layout.folders:
             if layout.sign and not (base / folder / layout.sign).exists():
-                tried.append(f"{folder}/{layout.files[split]} beside {layout.sign}")
+                names.append(f"{folder}/{layout.files[split]} beside {layout.sign}")
                 continue
             for name in layout.files[split].split("|"):
                 # A split of several files joins them with "+".
                 files = [base / folder / part for part in name.split("+")]
-                packed = [file.with_name(f"{file.name}.gz") for file in files]
-                for found in (files, packed):
-                    if all(file.exists() for file in found):
-                        return layout, found
-                tried.append(f"{folder}/{name}")
+                compressed = [file.with_name(f"{file.name}.gz") for file in files]
+                for paths in (files, compressed):
+                    if all(file.exists() for file in paths):
+                        return layout, paths
+                names.append(f"{folder}/{name}")
     raise FileNotFoundError(
         f"task {task.name}: no split {split!r} below {base}: "
-        + (f"expected one of {', '.join(dict.fromkeys(tried))}; put such a file there, or " if tried else "")
+        + (f"expected one of {', '.join(dict.fromkeys(names))}; put such a file there, or " if names else "")
         + "set data to another directory, or to none for TFDS"
     )
 
 
 def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
+    """Return the layout in which TFDS has a split, and the directories of the prepared data."""
     layout = next((layout for layout in task.prepared if split in layout.files), None)
     if layout is None:
         raise FileNotFoundError(
@@ -161,28 +163,28 @@ def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
 
 
 def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[LocatedRecord]:
-    """Yield (location, record) for each record of a file; a record is a dict with an "id", and with its other fields
-    under the names that the task's parser expects.
+    """Yield (location, record) for each record of a file, with the fields that the task's parser expects.
 
-    In place of a malformed record, the ValueError that describes the fault is yielded.
+    Every record has the field "id". In place of a malformed record, the ValueError that describes the fault is yielded.
     """
     if layout.container == "tfds":
-        cut = _tfds(file, layout.files[split])
+        located = _tfds(file, layout.files[split])
     else:
-        cut = CONTAINERS[layout.container](file, **layout.options)
-    for number, (place, record) in enumerate(cut):
+        located = CONTAINERS[layout.container](file, **layout.options)
+    for number, (place, record) in enumerate(located):
         yield place, record if isinstance(record, ValueError) else _renamed(record, layout.columns, number)
 
 
 def _renamed(record: Record, names: Mapping[str, Any], number: int) -> Record | ValueError:
+    """Return a record with further fields, as `FileLayout.columns` names them; `number` is the id if it has none."""
     renamed = dict(record)
-    for ours, theirs in names.items():
-        parts = theirs if isinstance(theirs, tuple) else (theirs,)
-        missing = [part for part in parts if part not in record]
-        if missing and ours not in ("id", "label"):  # test sets may lack these
-            return ValueError(f"expected the field {missing[0]!r}, got {', '.join(record)}")
-        if not missing:
-            renamed[ours] = record[theirs] if parts == (theirs,) else " ".join(record[part] for part in parts)
+    for field, source in names.items():
+        parts = source if isinstance(source, tuple) else (source,)
+        absent = [part for part in parts if part not in record]
+        if absent and field not in ("id", "label"):  # test sets may lack these
+            return ValueError(f"expected the field {absent[0]!r}, got {', '.join(record)}")
+        if not absent:
+            renamed[field] = record[source] if parts == (source,) else " ".join(record[part] for part in parts)
     renamed["id"] = str(renamed.get("id", number))
     return renamed
 

@@ -36,30 +36,31 @@ def replaced(text: str, hypothesis: str) -> tuple[Span, str]:
     Of all pronouns and phrases, those are taken that leave the most words of the hypothesis equal to the words before
     and behind the pronoun; capitals and punctuation do not count. Raises ValueError if no word is equal.
     """
-    words = [Span(*match.span()) for match in _WORD.finditer(text)]
-    theirs = [Span(*match.span()) for match in _WORD.finditer(hypothesis)]
-    own, other = [text[slice(*word)].lower() for word in words], [hypothesis[slice(*word)].lower() for word in theirs]
-    best, found = 0, None
-    for at, pronoun in enumerate(own):
+    text_spans = [Span(*match.span()) for match in _WORD.finditer(text)]
+    part_spans = [Span(*match.span()) for match in _WORD.finditer(hypothesis)]
+    words = [text[slice(*span)].lower() for span in text_spans]
+    part = [hypothesis[slice(*span)].lower() for span in part_spans]
+    best, match = 0, None
+    for index, pronoun in enumerate(words):
         if pronoun not in PRONOUNS:
             continue
-        before = max(
-            (count for count in range(min(at, len(other) - 1) + 1) if other[:count] == own[at - count : at]), default=0
-        )
+        # The hypothesis is some words before the pronoun, a phrase of at least one word, and some words behind it.
+        most = min(index, len(part) - 1)
+        before = max((count for count in range(most + 1) if part[:count] == words[index - count : index]), default=0)
         behind = max(
-            count for count in range(len(other) - before) if _begins(own[at + 1 :], other[len(other) - count :])
+            count for count in range(len(part) - before) if _begins(words[index + 1 :], part[len(part) - count :])
         )
         if before + behind > best:
-            best, found = before + behind, (at, before, len(other) - behind)
-    if found is None:
+            best, match = before + behind, (index, before, len(part) - behind)
+    if match is None:
         raise ValueError(
             f"expected a part of the text in which a phrase stands for a pronoun, got {hypothesis!r} for {text!r}"
         )
-    at, first, end = found
-    phrase = hypothesis[theirs[first].begin : theirs[end - 1].end]
-    if not first and other[0] in DETERMINERS and text[words[at].begin].islower():
+    index, first, end = match
+    phrase = hypothesis[part_spans[first].begin : part_spans[end - 1].end]
+    if not first and part[0] in DETERMINERS and text[text_spans[index].begin].islower():
         phrase = phrase[0].lower() + phrase[1:]  # it is not at the beginning of a sentence in the text
-    return words[at], phrase
+    return text_spans[index], phrase
 
 
 def _begins(words: list[str], with_words: list[str]) -> bool:

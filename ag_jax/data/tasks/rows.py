@@ -114,10 +114,10 @@ def longest_first(first: Sequence[int], second: Sequence[int], room: int) -> tup
 def first_gives_way(
     first: Sequence[int], second: Sequence[int], room: int, limit: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Truncate a pair to `room` tokens: keep the last `limit` tokens of the second text, and as many tokens from the
-    beginning of the first text as then still fit.
+    """Truncate a pair to `room` tokens, at most `limit` of them of the second text.
 
-    This is for RACE, where the second text is a question with its answer at the end.
+    Of the second text the end is kept, and of the first one the beginning. This is for RACE, where the second text is a
+    question with its answer at the end.
     """
     second = second[max(len(second) - min(limit, room), 0) :]
     return first[: room - len(second)], second

@@ -37,27 +37,29 @@ def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
         raise ValueError(
             f"expected `answers` to be a list of objects with `text` and `answer_start`{least}, got {answers!r}"
         )
-    found = tuple(dict.fromkeys(_answer(context, answer) for answer in answers))
-    return [Question(record["id"], question, context, found)]
+    spans = tuple(dict.fromkeys(_answer(context, answer) for answer in answers))
+    return [Question(record["id"], question, context, spans)]
 
 
 def _answer(context: str, answer: Any) -> tuple[str, int]:
+    """Return the text of an answer and its position. Raises ValueError if the context does not have it there."""
     text, start = answer["text"], answer["answer_start"]
     if not text.strip():
         raise ValueError(f"expected an answer that is not blank, got {answer!r}")
     if start < 0 or context[start : start + len(text)] != text:
-        elsewhere = context.find(text)
-        found = f"the answer at character {elsewhere}" if elsewhere >= 0 else "no such text in the context"
+        place = context.find(text)
+        actual = f"the answer at character {place}" if place >= 0 else "no such text in the context"
         raise ValueError(
-            f"expected the answer {text!r} at character {start} of the context, found {found}: correct `answer_start` "
+            f"expected the answer {text!r} at character {start} of the context, found {actual}: correct `answer_start` "
             "or the answer's `text`"
         )
     return text, start
 
 
 def _moved(context: str, text: str, start: int) -> int:
-    """Return the position of the answer `text` in `context`, after TFDS stripped the white space at the start of the
-    context; `start` is the position before stripping.
+    """Return the position of an answer in a context without the white space that TFDS strips at its start.
+
+    start: the position before stripping.
 
     If the answer is not found at `start` or up to `STRIPPED` characters before, `start` is returned.
     """

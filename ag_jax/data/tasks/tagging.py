@@ -34,9 +34,11 @@ def check_bio(tags: Sequence[str], labels: Sequence[str]) -> None:
     before = "O"
     for number, tag in enumerate(tags, 1):
         if tag not in labels:
-            alike = lookalikes.find(tag, labels)
-            expected = f"{alike} look alike; write both in one way" if alike else f"expected one of {', '.join(labels)}"
-            raise ValueError(f"unknown tag {tag!r} at word {number}: {expected}")
+            if difference := lookalikes.find(tag, labels):
+                raise ValueError(
+                    f"unknown tag {tag!r} at word {number}: {difference} look alike; write both in one way"
+                )
+            raise ValueError(f"unknown tag {tag!r} at word {number}: expected one of {', '.join(labels)}")
         if tag.startswith("I-") and before[2:] != tag[2:]:
             raise ValueError(
                 f"the tags are not BIO: {tag} at word {number} follows {before}, expected B-{tag[2:]} or {tag} before "

@@ -207,11 +207,12 @@ class Examples(Sequence):
         return iter(self.items)
 
     def take(self, indices: Sequence[int] | slice) -> "Examples":
-        """Return the examples at these indices, in the given order; the source files and the number of malformed
-        records that were left out stay the same.
+        """Return the examples at some indices, in their order.
+
+        The source files and the number of malformed records that were left out stay the same.
         """
-        chosen = self.items[indices] if isinstance(indices, slice) else tuple(self.items[index] for index in indices)
-        return dataclasses.replace(self, items=chosen)
+        items = self.items[indices] if isinstance(indices, slice) else tuple(self.items[index] for index in indices)
+        return dataclasses.replace(self, items=items)
 
 
 def is_labelled(split: str) -> bool:
@@ -223,15 +224,16 @@ def is_labelled(split: str) -> bool:
 
 
 def number_of_texts(examples: Examples) -> int | None:
-    """Return 2 if every example of classification or regression is a pair of texts, 1 if none is; otherwise None, and
-    for other kinds of tasks.
+    """Return 1 for single texts, 2 for pairs; None for a mixture, and for examples of other kinds.
+
+    The kinds are classification and regression.
     """
-    found = {1 if example.second is None else 2 for example in examples if isinstance(example, Texts)}
-    return found.pop() if len(found) == 1 else None
+    counts = {1 if example.second is None else 2 for example in examples if isinstance(example, Texts)}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def is_held_out(example: Example, one_in: int = 10, key: str | None = None) -> bool:
-    """Return whether an example is for validation, if train and validation share a file: one in ten, chosen by a hash.
+    """Return whether an example is for validation, by a hash, if train and validation share a file.
 
     one_in: of so many examples about one is for validation.
     key: the text that is hashed; None: of questions their context, so that no context is in both parts, and of all

@@ -55,16 +55,16 @@ def numbers(record: Record, task: Task, labelled: bool) -> list[Texts]:
     return [_example(record, lambda label: _number(task, label), labelled)]
 
 
-def _example(record: Record, read: Callable[[Any], int | float], labelled: bool) -> Texts:
+def _example(record: Record, to_label: Callable[[Any], int | float], labelled: bool) -> Texts:
     first, second = pair_of(record) if "second" in record else (text_of(record, "first"), None)
-    label = label_of(record, read, labelled)
+    label = label_of(record, to_label, labelled)
     return Texts(record["id"], first, second, label, str(record.get("group", "")))
 
 
-def label_of(record: Record, read: Callable[[Any], int | float], labelled: bool) -> int | float | None:
-    """Return the label of a record, as `read` converts it; None if it is withheld, which needs `labelled` False."""
+def label_of(record: Record, to_label: Callable[[Any], int | float], labelled: bool) -> int | float | None:
+    """Return the label of a record, as `to_label` converts it; None if it is withheld and not `labelled`."""
     label = record.get("label")
-    return read(label) if labelled or not is_unknown(label) else None
+    return to_label(label) if labelled or not is_unknown(label) else None
 
 
 def multirc(record: Record, task: Task, labelled: bool) -> list[Texts]:
@@ -88,17 +88,17 @@ def multirc(record: Record, task: Task, labelled: bool) -> list[Texts]:
 
 
 def _answer(passage: Any, text: str, question: Record, answer: Record, task: Task, labelled: bool) -> Texts:
-    asked = f"{text_of(question, 'question')} {text_of(answer, 'text')}"
+    second = f"{text_of(question, 'question')} {text_of(answer, 'text')}"
     group = f"{passage}-{question['idx']}"
-    return Texts(f"{group}-{answer['idx']}", text, asked, label_of(answer, task.label_index, labelled), group)
+    return Texts(f"{group}-{answer['idx']}", text, second, label_of(answer, task.label_index, labelled), group)
 
 
 def objects(record: Record, name: str) -> list[Record]:
     """Return a field of a record. Raises ValueError unless it is a list of at least one object."""
-    found = record.get(name)
-    if not isinstance(found, list) or not found or not all(isinstance(item, dict) for item in found):
-        raise ValueError(f"the field {name!r} must be a list of at least one object, got {found!r}")
-    return found
+    values = record.get(name)
+    if not isinstance(values, list) or not values or not all(isinstance(item, dict) for item in values):
+        raise ValueError(f"the field {name!r} must be a list of at least one object, got {values!r}")
+    return values
 
 
 def paws(record: Record, task: Task, labelled: bool) -> list[Texts]:
@@ -118,6 +118,7 @@ def paws(record: Record, task: Task, labelled: bool) -> list[Texts]:
 
 
 def _unwrapped(text: str) -> str:
+    """Return the text that a Python bytes literal such as b'...' stands for; another text as it is."""
     if not _BYTES.fullmatch(text):
         return text
     try:
@@ -127,6 +128,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _number(task: Task, value: Any) -> float:
+    """Return a label of regression as a number. Raises ValueError if it is none in the range of the task."""
     low, high = task.span
     try:
         number = math.nan if isinstance(value, bool) else float(value)

@@ -51,21 +51,21 @@ def encode_questions(task: Task, examples: Sequence[Question], tokenizer: Tokeni
     # Many questions share a context, which is tokenised only once.
     texts = list(dict.fromkeys(example.context for example in examples))
     located = tokenizer.locate_batch(texts)
-    contexts = {text: TokenizedContext.of(text, *found) for text, found in zip(texts, located, strict=True)}
+    contexts = {text: TokenizedContext.of(text, *tokens) for text, tokens in zip(texts, located, strict=True)}
     rows: list[FeatureRow] = []
     owner, characters = [], []
     truncated = lost = 0
     for number, example in enumerate(examples):
         question = questions[example.question]
-        kept = question[: min(QUESTION, settings.max_length // 2)]
+        kept_question = question[: min(QUESTION, settings.max_length // 2)]
         context = contexts[example.context]
-        found = _windows(task, example, context, kept, settings)
+        windows = _windows(task, example, context, kept_question, settings)
         # Only questions are truncated: a long context gives more windows instead.
-        truncated += len(kept) < len(question)
-        answered = [row for row, _ in found if row["starts"]]
+        truncated += len(kept_question) < len(question)
+        answered = [row for row, _ in windows if row["starts"]]
         is_lost = bool(example.answers) and not answered
         lost += is_lost
-        for row, places in found:
+        for row, places in windows:
             if is_lost:  # that the question has no answer would be wrong
                 row["weights"] = np.float32(0)
             # A window without a target teaches nothing in training; evaluations search all windows.
@@ -90,7 +90,7 @@ def _windows(
         text, start = example.answers[0]
         answer = context.tokens_of(start, start + len(text))
     offset = 1 + len(question) + settings.specials.pair_separators
-    found = []
+    windows = []
     for window, begin in enumerate(begins):
         ids = context.ids[begin : begin + room]
         row = settings.row(question, ids)
@@ -105,20 +105,23 @@ def _windows(
         if answer and begin <= answer[0] and answer[1] < begin + len(ids):
             starts, ends = (offset + token - begin for token in answer)
         # If every question has an answer, a window without it has no target.
-        known = example.answers is not None and (starts > 0 or not task.answerable)
+        has_target = example.answers is not None and (starts > 0 or not task.answerable)
         row |= {
             "starts": np.int32(starts),
             "ends": np.int32(ends),
             "span_weights": weights,
-            "weights": np.float32(known),
+            "weights": np.float32(has_target),
         }
-        found.append((row, places))
-    return found
+        windows.append((row, places))
+    return windows
 
 
 def _begins(length: int, room: int, stride: int) -> list[int]:
-    """Return the index of the first token of each window of `room` tokens in a context of `length` tokens: each window
-    begins `stride` tokens after the window before it, and the last window reaches the end of the context.
+    """Return the index of the first token of each window of a context.
+
+    length: number of tokens of the context.
+    room: number of tokens of a window; the last one reaches the end of the context.
+    stride: tokens from one window to the next.
     """
     begins = [0]
     while begins[-1] + room < length:
@@ -127,21 +130,20 @@ def _begins(length: int, room: int, stride: int) -> list[int]:
 
 
 def _widest(length: int, begins: list[int], room: int) -> np.ndarray:
-    """Return for each token of a context the index of the window that gives the token the most context, counted on the
-    side with fewer tokens.
+    """Return for each token of a context the index of the window in which the token has the most context.
 
     As in run_squad.py (`max_context`), the score of a window is the smaller of the numbers of its tokens to the left
     and to the right of the token, plus 0.01 of the window's length; of windows with equal scores the first is taken.
     """
-    best, chosen = np.full(length, -1.0), np.zeros(length, np.int64)
+    best, windows = np.full(length, -1.0), np.zeros(length, np.int64)
     for window, begin in enumerate(begins):
         end = min(begin + room, length)
         tokens = np.arange(begin, end)
         score = np.minimum(tokens - begin, end - 1 - tokens) + 0.01 * (end - begin)
         better = score > best[begin:end]
         best[begin:end][better] = score[better]
-        chosen[begin:end][better] = window
-    return chosen
+        windows[begin:end][better] = window
+    return windows
 
 
 def _bare(text: str, begin: int, end: int) -> tuple[int, int]:
