@@ -1,4 +1,4 @@
-"""Whether the files that two globs match go together, by their names.
+"""Check by their names whether the files that two globs match go together.
 
 The n-th file of the one glob goes with the n-th file of the other. Where both have as many lines, nothing else tells if
 one side lacks a file, or if the names are sorted in another order, as in `news.dev.en, news.en` and `news.de,

@@ -137,6 +137,7 @@ def find(name: str, folder: str, source: str, target: str) -> Parts:
             f"{base} has no training text of {name}: expected {' or '.join(map(_Search.training_names, searches))}, "
             f"also with .gz; got {_listing(base)}"
         )
+    # All parts are looked for before anything is missed, so that one error names all missing files.
     layout = search.layout
     train = search.files(layout.train, "data.source", "data.target")
     validation = search.files(layout.validation, "data.validation_source", "data.validation_target")

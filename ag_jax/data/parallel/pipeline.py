@@ -64,6 +64,7 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
     say = announcer(quiet)
     tokenizer, entries = prepare_tokenizer(config, quiet=quiet, claim=claim), Entries.of(config, claim)
     text_key = key(config.format, *_identities(config), config.max_words_ratio, tokenizer.fingerprint())
+    # Tokens are an entry of their own, so that rows of another length or packing are made without tokenising again.
     entry = cached_rows(
         entries,
         f"text-{text_key}",
@@ -253,7 +254,7 @@ def _make_rows(
 
 
 def _sorted(rows: Iterable[tuple[Row, Row]]) -> Iterator[tuple[Row, Row]]:
-    """Yield the pairs, of every `SORTED_TOGETHER` the longest first.
+    """Yield the pairs in groups of `SORTED_TOGETHER`, each with its longest pairs first.
 
     Best fit then begins with the texts that leave the fewest choices, which fills rows better.
     """

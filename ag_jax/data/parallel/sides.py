@@ -51,7 +51,7 @@ def lines(file: pathlib.Path) -> Iterator[str | None]:
 
 
 def decoded(content: bytes, place: str, line: int = 1) -> str:
-    """Return a content as text, without the byte order mark that some files begin with.
+    """Return bytes as text, without the byte order mark that some files begin with.
 
     content: the bytes of a line, or of a whole file.
     place: name of the file in error messages.

@@ -26,9 +26,11 @@ def check(probe: Probe, *, among_words: bool = True) -> None:
             "windows"
         )
     for number, window in enumerate(probe.windows):
+        # A text would be taken for a sequence of words of one letter.
         if isinstance(window.words, str) or not all(isinstance(word, str) for word in window.words):
             raise ValueError(f"{name}, window {number}: expected a sequence of words, got {window.words!r:.80}")
     _check_each(f"{name}: development", probe.development, len(probe.queries))
+    # Numbers would be taken for indices.
     if np.asarray(probe.development).dtype != bool:
         raise ValueError(f"{name}: expected development to be booleans, got {np.asarray(probe.development).dtype}")
     for baseline, scores in probe.baselines.items():

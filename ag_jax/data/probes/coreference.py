@@ -52,6 +52,7 @@ def coreference(
         tokens = windows.count_tokens(document.words, lengths)
         stretches, split = windows.cut(tokens, document.starts, window)
         result = anaphors.ask(document, stretches, settings, tokens)
+        # `ask` counts windows from the first one of the document.
         queries.extend(dataclasses.replace(query, window=query.window + len(texts)) for query in result.queries)
         texts.extend(Window(document.name, document.words[begin:end]) for begin, end in stretches)
         is_development.extend([part == "development"] * len(result.queries))

@@ -77,6 +77,7 @@ def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int 
     development: list[bool] = []
     for row, part in zip(rows, parts, strict=True):
         tokens = windows.count_tokens(row.words, lengths)
+        # From the first to the last of the pronoun and the names.
         required = Stretch(
             min(row.pronoun, *(name.begin for name in row.names)),
             max(row.pronoun + 1, *(name.end for name in row.names)),

@@ -152,6 +152,7 @@ def _report(path: str, pairs: Mapping[str, Sequence[Pair]]) -> None:
     if equal := sum(pair.good == pair.bad for paradigm_pairs in pairs.values() for pair in paradigm_pairs):
         print(f"{path}: {equal:,} pairs have two equal sentences, and count as wrong", file=sys.stderr)
     fields = {pair.field for paradigm_pairs in pairs.values() for pair in paradigm_pairs}
+    # Several files with no other fields are taken for BLiMP.
     if fields <= {"morphology", "syntax", "semantics", "syntax_semantics"} and len(pairs) > 1:
         counts = {name: len(paradigm_pairs) for name, paradigm_pairs in pairs.items()}
         short = [f"{name} ({count:,})" for name, count in counts.items() if count < BLIMP_PAIRS]

@@ -1,4 +1,4 @@
-"""The probe of reflexives: does a head look from `herself` at `the girl`? Synthetic sentences of two forms:
+"""The probe of reflexives: whether a head looks from `herself` at `the girl`, in synthetic sentences of two forms:
 
     DETERMINER NOUN MODAL VERB REFLEXIVE                          our prince will love himself
     DETERMINER NOUN who|that MODAL VERB MODAL VERB REFLEXIVE      the nun who can sleep would hurt herself

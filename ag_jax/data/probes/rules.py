@@ -1,4 +1,4 @@
-"""Rules for English mentions: head word, type, and what must agree with a pronoun.
+"""Rules for English mentions: their head word, type, number, gender and person.
 
 The rules need no annotation but the words. Where a document has parts of speech, the type uses them; where it has
 parses, the head can be that of the constituent (`ag_jax.data.probes.constituents`).
@@ -88,7 +88,7 @@ def kind(words: Sequence[str], head: int, begins_sentence: bool, tags: Sequence[
 
 
 def features(words: Sequence[str], head: int) -> Features:
-    """Return what must agree of a mention, by closed lists of words; no lexicon of names is used."""
+    """Return the number, gender and person of a mention, by closed lists of words; no lexicon of names is used."""
     lower = [word.lower() for word in words]
     if len(words) == 1 and lower[0] in PRONOUNS:
         return PRONOUNS[lower[0]]

@@ -72,6 +72,7 @@ def dependencies(
             if not tokens[at]:
                 dropped[windows.NO_TOKENS] += 1
                 continue
+            # A root has no answer: a query of it is never right.
             kind = relation if subtypes else relation.partition(":")[0]
             queries.append(Query(len(texts), at, at, (), (), (head,) if head >= 0 else (), kind))
             development.append(part == "development")

@@ -264,6 +264,7 @@ def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
         return dataclasses.replace(settings, fingerprint=custom_records.fingerprint(_files(name, settings, root)))
     files = settings.files(root)
     paths = {split: file.resolve() for split, file in files.items()}
+    # Equal texts in training and evaluation would give scores that are too high.
     for split, file in paths.items():
         if split != "train" and file in [other for name, other in paths.items() if name != split]:
             raise ValueError(
@@ -275,6 +276,7 @@ def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
     if settings.kind == "span" and settings.answerable is None:
         labelled = [record for split, records in located.items() if is_labelled(split) for record in records]
         changes = {"answerable": custom_labels.are_answered(labelled, settings.column_of_label)}
+    # What a reader returns may change without its file.
     outputs = located if settings.reader else {}
     return dataclasses.replace(settings, **changes, fingerprint=_fingerprint(_files(name, settings, root), outputs))
 

@@ -104,7 +104,7 @@ def encode_words(
 
 
 def encode_referents(task: Task, examples: Sequence[Referent], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode texts with a pronoun, each as a stack of token sequences with masks in its place, one for each phrase.
+    """Encode texts with a pronoun: for each phrase a token sequence in which masks stand for the phrase.
 
     There are as many masks as the phrase has tokens in this text. Besides the fields of `encode_choices`, where the
     first candidate is labelled, `word_ids` has the tokens of the phrase in the places of the masks, and `word_weights`

@@ -1,4 +1,4 @@
-"""Names that people read as one and programs as two: other code points of the same letters, or other spaces."""
+"""Names that look alike but differ in their code points: the same letters composed in another way, or other spaces."""
 
 import itertools
 import unicodedata
@@ -28,6 +28,7 @@ def find(name: str, names: Iterable[str]) -> str:
 
 
 def _normalised(name: str) -> str:
+    """Return what names that look alike have in common."""
     return " ".join(unicodedata.normalize("NFC", name).split())
 
 

@@ -59,6 +59,7 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
         unknown = [example for example in group if example.label is None]
         if len(unknown) > 1:
             choices.append(_choices(unknown, None))
+        # The n-th right candidate is ranked against the n-th wrong one, as far as both go.
         choices += [_choice_with(one, [other]) for one, other in zip(right, wrong, strict=False)]
     ranked_ids = {name for choice in choices for name in choice.names}
     left_out = sum(example.id not in ranked_ids for example in examples)
