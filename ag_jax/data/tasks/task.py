@@ -11,10 +11,9 @@ referent                     `Referent`        a text with a pronoun, and phrase
 import dataclasses
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 QUESTION_AND_ANSWER = 128  # the most tokens of a question with its answer (RoBERTa, section 5.3)
-Kind = Literal["classification", "regression", "choice", "ranking", "tagging", "span", "span_or_none", "referent"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ class Task:
     """A downstream task: its files, labels and metrics, independent of any model.
 
     name: the task's name in the catalogue.
-    kind: what an example is, and what a model predicts.
+    kind: one of the kinds of the module's docstring.
     form: the parser of its records, a key of `readers.PARSERS`.
     metric: the primary metric, one of `metrics`; larger is better.
     metrics: names of all reported metrics, as `evaluation.metrics` returns them.
@@ -143,7 +142,7 @@ class Task:
     """
 
     name: str
-    kind: Kind
+    kind: str
     form: str
     metric: str
     metrics: tuple[str, ...]
