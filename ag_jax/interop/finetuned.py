@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import sys
 from typing import Any
 
 import flax.linen as nn
@@ -30,7 +29,7 @@ from ag_jax.attention.guidance import Assignment, read_heads
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.data import tokenizers
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import read_json, reading
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.distributed import storage
 from ag_jax.models.config import EncoderConfig, Pooling
@@ -56,7 +55,7 @@ class Head:
     answerable: every question has an answer, so a span is always chosen.
     dropout: dropout rate of the head in training; None takes that of the encoder.
     texts: 2 if every example of classification or regression that the model was trained on is a pair of texts, 1 if
-        none is; None otherwise, also where it is not known: in imported models, and in trials of earlier versions.
+        none is; None otherwise, also where it is not known, in imported models.
     pooling: what a head for texts reads, the hidden state of the `first` token or the `mean` over all tokens.
     """
 
@@ -85,9 +84,9 @@ class FineTuned:
     origin: the imported model that its weights started from.
     adversary_params: the parameters of an adversary that it was trained against, which are not the model's.
     trained_length: the longest text, in tokens, that the encoder was trained on, here or before; None for all of its
-        positions, also where it is not known: in imported models, and in trials of earlier versions.
+        positions, also where it is not known, in imported models.
     assignment: the heads that guidance pulled towards patterns, in this training or else in that of the run that it
-        started from; none without guidance, and for trials of earlier versions.
+        started from; none without guidance.
     """
 
     head: Head
@@ -156,25 +155,17 @@ def load(directory: epath.PathLike) -> FineTuned:
             f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their "
             "weights with --config.keep=best"
         )
-    values = read_json(place / TASK, dict, {"head": dict, "model": dict, "origin": dict})
-    written = values.pop(FINGERPRINT, None)  # it covers the other values, so it is no part of the settings
-    try:
-        settings = config_reader.parse(_Settings, config_reader.upgraded(_Settings, values))
+    with reading(place / TASK, "copy the directory anew"):
+        values = read_json(place / TASK)
+        fingerprint = values.pop(FINGERPRINT)  # it covers the other values, so it is no part of the settings
+        settings = config_reader.parse(_Settings, values)
         counts = read_heads("guided_heads", settings.guided_heads) if settings.guided_heads else ()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{place / TASK} is damaged, or of another version: {error}; copy it anew") from error
     if not (place / WEIGHTS).exists():
         raise FileNotFoundError(
             f"{place / WEIGHTS} is missing: copy the directory anew, or train again with --config.keep=best"
         )
     weights = (place / WEIGHTS).read_bytes()
-    if written is None:
-        print(
-            f"warning: {place} is of an earlier version, which saved no fingerprint of the weights: they could not be "
-            "checked",
-            file=sys.stderr,
-        )
-    elif written != _fingerprint(values, weights):
+    if fingerprint != _fingerprint(values, weights):
         raise ValueError(
             f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs; copy it anew"
         )

@@ -49,9 +49,9 @@ class Pretrained:
     run: the run that trained the encoder, None for other models.
     imported: the Hugging Face model that the encoder is a part of, None for other models.
     trained_length: the longest text, in tokens, that the encoder was trained on, 0 for fresh weights; None for all of
-        its positions, also where it is not known: in imported models, and in trials of earlier versions.
-    assignment: the heads that guidance pulled towards patterns; none without guidance, and where it is not known: in
-        imported models, and in trials of earlier versions.
+        its positions, also where it is not known, in imported models.
+    assignment: the heads that guidance pulled towards patterns; none without guidance, and for
+        imported models.
     """
 
     config: EncoderConfig
@@ -87,17 +87,6 @@ class Pretrained:
         rest = self.tokenizer.fingerprint(), origin.pooling, origin.head_dropout, origin.second_type, settings
         found.update(json.dumps(rest, default=dataclasses.asdict).encode())
         return found.hexdigest()
-
-    @functools.cached_property
-    def encoder_digest(self) -> str:
-        """SHA-256 of the encoder's parameters alone, which earlier versions stored instead of `digest`."""
-        found = hashlib.sha256()
-        hash_params(found, self.params.get("encoder", {}))
-        return found.hexdigest()
-
-    def is_start(self, stored: str | None) -> bool:
-        """Return whether a trial that stored this digest started from this encoder; True for None."""
-        return stored is None or stored == self.digest or stored == self.encoder_digest
 
     @property
     def has_words(self) -> bool:

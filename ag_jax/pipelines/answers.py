@@ -10,7 +10,7 @@ from etils import epath
 from ag_jax.data.tasks.task import Question
 from ag_jax.finetuning import best, kinds
 from ag_jax.interop import opening
-from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, one_of, one_or_many
+from ag_jax.pipelines.arguments import BATCH_SIZE, check_batch_size, check_top_k, one_or_many
 from ag_jax.pipelines.guesses import Guess, best_guesses
 from ag_jax.pipelines.pipeline import BatchedPipeline, TaskModel, task_model
 
@@ -31,13 +31,11 @@ class Answer(BatchedPipeline):
 
     def __call__(
         self,
-        question: str | Sequence[str] | None = None,
-        context: str | Sequence[str] | None = None,
+        question: str | Sequence[str],
+        context: str | Sequence[str],
         *,
         top_k: int | None = 1,
         batch_size: int | None = None,
-        questions: str | Sequence[str] | None = None,
-        contexts: str | Sequence[str] | None = None,
     ) -> Any:
         """Return the part of the context that answers the question; "" where the model predicts that there is none.
 
@@ -47,13 +45,12 @@ class Answer(BatchedPipeline):
             as `Guess`es, and None a list of all that were considered, the most probable first. Probabilities are those
             among the 20 best parts of the context and "" (no answer), if the model may predict it.
         batch_size: the most windows of contexts that are computed together; by default the pipeline's.
-        questions, contexts: earlier names of `question` and `context`.
 
         Raises ValueError for other arguments, and for an empty context.
         """
         top_k = check_top_k(top_k)
-        asked, single = one_or_many(one_of(question=question, questions=questions), "question")
-        read, is_one = one_or_many(one_of(context=context, contexts=contexts), "context")
+        asked, single = one_or_many(question, "question")
+        read, is_one = one_or_many(context, "context")
         if (single and not is_one) or (not is_one and len(read) != len(asked)):
             raise ValueError(
                 f"expected one context, or a list of as many contexts as questions, got {len(read)} for "

@@ -30,24 +30,6 @@ def check_top_k(top_k: Any) -> int | None:
     return None if top_k is None else int(top_k)
 
 
-def one_of(**given: Any) -> Any:
-    """Return the value of an argument that may be given by its current or its earlier name.
-
-    given: the current name with its value, then the earlier name with its value.
-
-    Raises ValueError unless exactly one of the values is not None.
-    """
-    name, earlier = given
-    values = [value for value in given.values() if value is not None]
-    if len(values) != 1:
-        raise ValueError(
-            f"{name} is missing: expected an argument {name}"
-            if not values
-            else f"{name} and {earlier} are two names of one argument, and both are given: leave {earlier} out"
-        )
-    return values[0]
-
-
 def one_or_many(given: Any, what: str = "text") -> tuple[list[str], bool]:
     """Return texts as a list, and whether a single text was given. Raises ValueError for what is no text.
 

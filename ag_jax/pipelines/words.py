@@ -47,7 +47,6 @@ class FillMask(BatchedPipeline):
         top_k: int | None = TOP_K,
         *,
         batch_size: int | None = None,
-        top: int | None = None,
     ) -> Any:
         """Return the most probable words for the mask of a text as a list of `Guess`es, the most probable first.
 
@@ -57,14 +56,11 @@ class FillMask(BatchedPipeline):
             masks there is a list of guesses for each.
         top_k: the number of words; None returns the whole vocabulary.
         batch_size: the most texts that are computed together; by default the pipeline's.
-        top: earlier name of `top_k`.
 
         Special tokens are no words: they are left out. Raises ValueError for other arguments, for a text without a
         mask, and for one with too many tokens.
         """
-        if top is not None and top_k != TOP_K:
-            raise ValueError("top_k and top are two names of one argument, and both are given: leave top out")
-        top_k = check_top_k(top_k if top is None else top)
+        top_k = check_top_k(top_k)
         given, single = one_or_many(texts)
         results: list[Any] = [None] * len(given)
         for number, logits_MV in self._logits(given, batch_size):

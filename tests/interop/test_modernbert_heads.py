@@ -213,5 +213,7 @@ def test_a_fine_tuned_model_with_an_unknown_pooling_is_damaged(tmp_path):
     tuned = finetuned.load(tmp_path / "tuned")
     spoilt = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, pooling="max"))
     finetuned.save(spoilt, epath.Path(tmp_path / "spoilt"))
-    with pytest.raises(ValueError, match="head.pooling must be one of first, mean, got 'max'.*; copy it anew"):
+    with pytest.raises(
+        ValueError, match="head.pooling must be one of first, mean, got 'max'.*; copy the directory anew"
+    ):
         finetuned.load(tmp_path / "spoilt")

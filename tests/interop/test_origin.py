@@ -120,17 +120,6 @@ def test_a_continued_bert_stays_one(text, tmp_path, one_device):  # noqa: F811
     assert opening.open_encoder(str(on)).style == "bert"
 
 
-def test_a_run_of_an_earlier_version(camembert, text, tmp_path, one_device, capsys):  # noqa: F811
-    """Without `origin.json`, the origin is that of the run it started from; if that run is gone, there is a warning."""
-    on = start(config(camembert, text), tmp_path / "on", step=3)
-    (on / origin.FILE).unlink()
-    assert exported(on, tmp_path / "out")[0]["model_type"] == "camembert"
-    assert "warning" not in capsys.readouterr().err
-    shutil.rmtree(camembert)
-    assert exported(on, tmp_path / "unknown")[0]["model_type"] == "roberta"
-    assert f"{camembert}, which it started from, is not there" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -193,7 +182,7 @@ def test_a_head_that_training_reached_is_exported(bare, text, tmp_path, one_devi
     assert settings["architectures"] == ["BertForMaskedLM"] and "cls.predictions.bias" in tensors
     pooler = load_file(theirs / "model.safetensors")["pooler.dense.weight"]
     assert np.array_equal(tensors["bert.pooler.dense.weight"], pooler)
-    assert len(pipelines.fill_mask(str(on))("we [MASK]", top=2)) == 2
+    assert len(pipelines.fill_mask(str(on))("we [MASK]", top_k=2)) == 2
     assert run.open_run(on, 0).untrained == ("word_head",)
 
 

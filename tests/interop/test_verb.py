@@ -1,6 +1,4 @@
-"""`ag-jax import` and `ag-jax export` as they are typed: the licence on its way, commands
-that lack something, `convert`.
-"""
+"""`ag-jax import` and `ag-jax export` as they are typed: the licence on its way, commands that lack something."""
 
 import pytest
 
@@ -25,25 +23,13 @@ def test_there_and_back(tmp_path, capsys):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "\nlicense: apache-2.0\n" in card and "It began as `hf` (bert)" in card
     assert str(tmp_path) not in card, "a card must not name directories of this machine"
-    stated = request(target="hf", path=str(tmp_path / "mine"), workdir=run, license="mit")
-    assert cli.run_safely("convert", stated) == 0  # the earlier verb, which names the new one
-    command = f"ag-jax export --workdir={run} --to={tmp_path / 'mine'} --license=mit"
-    assert capsys.readouterr().err.endswith(f"the command is now: {command}\n")
+    assert cli.run_safely("export", request(target=str(tmp_path / "mine"), workdir=run, license="mit")) == 0
     assert "\nlicense: mit\n" in (tmp_path / "mine" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("verb", "flags", "message"),
     [
-        (
-            "convert",
-            {"path": "x", "workdir": "y"},
-            "ag-jax convert: this verb needs either --from=hf or --to=hf",
-        ),
-        ("convert", {"path": "x", "workdir": "y", "source": "hf", "target": "hf"}, "either --from=hf or --to=hf"),
-        ("convert", {"path": "x", "workdir": "y", "source": "x"}, "use `ag-jax import --from=MODEL --workdir=RUN`"),
-        ("convert", {"workdir": "y", "source": "hf"}, "needs --path"),
-        ("convert", {"path": str(GOLDENS / "bert"), "source": "hf"}, "ag-jax import: this verb needs --workdir"),
         ("import", {"workdir": "y"}, "needs --from=MODEL"),
         ("import", {"source": str(GOLDENS / "bert")}, "needs --workdir"),
         ("export", {"workdir": "y"}, "needs --to=DIR"),
