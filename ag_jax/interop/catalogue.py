@@ -22,7 +22,7 @@ def named(model_type: object) -> Family:
     Raises ValueError that lists the known families.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ValueError(f"model_type={model_type!r} is not known here; known are {', '.join(FAMILIES)}")
+        raise ValueError(f"expected a model_type among {', '.join(KNOWN)}, got {model_type!r}")
     return FAMILIES[model_type]
 
 

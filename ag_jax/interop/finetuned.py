@@ -18,7 +18,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-import safetensors
 import safetensors.numpy
 from etils import epath
 from flax import traverse_util
@@ -147,34 +146,27 @@ def save(tuned: FineTuned, directory: epath.Path) -> None:
 def load(directory: epath.PathLike) -> FineTuned:
     """Load a fine-tuned model, with its tokenizer, from a directory that `save` wrote or from a trial's directory.
 
-    Raises FileNotFoundError if there is none, ValueError if it is damaged or of another version.
+    Raises FileNotFoundError if there is none, ValueError if it is damaged.
     """
     place = locate(directory)
     if place is None:
         raise FileNotFoundError(
-            f"{directory} holds no fine-tuned model: expected {TASK}, in it or in its {FOLDER}/. Trials keep their "
-            "weights with --config.keep=best"
+            f"{directory} is no fine-tuned model: expected a trial of `ag-jax finetune --config.keep=best`, whose "
+            f"{FOLDER}/ has a {TASK}"
         )
     with reading(place / TASK, "copy the directory anew"):
         values = read_json(place / TASK)
         fingerprint = values.pop(FINGERPRINT)  # it covers the other values, so it is no part of the settings
         settings = config_reader.parse(_Settings, values)
         counts = read_heads("guided_heads", settings.guided_heads) if settings.guided_heads else ()
-    if not (place / WEIGHTS).exists():
-        raise FileNotFoundError(
-            f"{place / WEIGHTS} is missing: copy the directory anew, or train again with --config.keep=best"
-        )
     weights = (place / WEIGHTS).read_bytes()
     if fingerprint != _fingerprint(values, weights):
         raise ValueError(
             f"{place} is damaged: {TASK} and {WEIGHTS} are not what was saved, their fingerprint differs; copy it anew"
         )
-    try:
-        flat = safetensors.numpy.load(weights)
-        params, adversary_params = split_params(traverse_util.unflatten_dict(flat, sep="/"))
+    with reading(place, "copy it anew"):
+        params, adversary_params = split_params(traverse_util.unflatten_dict(safetensors.numpy.load(weights), sep="/"))
         _check(settings, traverse_util.flatten_dict(params, sep="/"))
-    except (TypeError, ValueError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{place / WEIGHTS} is damaged, or of another version: {error}; copy it anew") from error
     tokenizer = tokenizers.load_trained(place / TOKENIZER).with_second_type(settings.origin.second_type)
     rest = params, settings.origin, adversary_params, settings.trained_length
     return FineTuned(settings.head, settings.model, tokenizer, *rest, Assignment(counts, settings.guided_layers))
@@ -197,8 +189,6 @@ def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
 
 def _check(settings: _Settings, params: dict[str, np.ndarray]) -> None:
     """Raise ValueError unless the parameters are finite and have the shapes of the model in the settings."""
-    if settings.model.vocabulary_size is None:
-        raise ValueError("model.vocabulary_size must be a number of at least 1, got none")
     expected, found = shapes(settings.head, settings.model), {path: leaf.shape for path, leaf in params.items()}
     if different := [path for path in sorted(expected | found) if expected.get(path) != found.get(path)]:
         path = different[0]

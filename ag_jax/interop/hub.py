@@ -58,14 +58,13 @@ class Repository:
         except Exception as error:  # exceptions of huggingface_hub, and of libraries below it
             raise ValueError(
                 f"the model is saved in {directory}, but the Hugging Face hub did not take it as {self.name} "
-                f"({reason(error)}). Check the network and that your token may write there, then run: "
+                f"({reason(error)}); check that your token may write there, then run: "
                 f"hf upload {self.name} {directory} {options}{' --private' if self.private else ''}"
             ) from error
         if is_public:
             raise ValueError(
-                f"the model is saved in {directory}, but nothing was pushed: --private was given, and {self.name} "
-                f"exists and is public. Make it private on the hub, then run: hf upload {self.name} {directory}"
-                f" {options}"
+                f"the model is saved in {directory}, but {self.name} is public, so --private pushed nothing: make it "
+                f"private on the hub, then run: hf upload {self.name} {directory} {options}"
             )
         return str(address)
 
@@ -75,23 +74,19 @@ def find(name: str, private: bool = False) -> Repository:
 
     name: NAME or OWNER/NAME; without an owner it belongs to the account that is logged in.
 
-    Raises ValueError, in one line, for another name, without `huggingface_hub`, and if the hub knows no account.
+    Raises ValueError, in one line, for another name, and if the hub knows no account.
     """
     if not re.fullmatch(REPOSITORY, name):
         raise ValueError(f"--push must be a name on the Hugging Face hub, NAME or OWNER/NAME, got {name!r}")
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ValueError(
-            f"--push={name} needs huggingface_hub, so nothing was written: pip install huggingface_hub ({error})"
-        ) from error
+    import huggingface_hub  # slow
+
     try:
         api = huggingface_hub.HfApi()
         account = api.whoami()["name"]
     except Exception as error:  # exceptions of huggingface_hub, and of libraries below it
         raise ValueError(
-            f"--push={name}: the Hugging Face hub did not say who you are ({reason(error)}), so nothing was written. "
-            "Check the network, and log in with a token that may write: hf auth login"
+            f"--push={name}: the Hugging Face hub did not say who you are ({reason(error)}), so nothing was written; "
+            "log in with a token that may write: hf auth login"
         ) from error
     return Repository(name if "/" in name else f"{account}/{name}", api, private)
 

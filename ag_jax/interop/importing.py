@@ -81,7 +81,6 @@ def convert(path: epath.PathLike, workdir: epath.PathLike, expected: Sequence[st
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
-    _check_expected(expected)
     workdir = storage.directory(workdir)
     directories.check_free(workdir)
     source = sources.read(directories.find(path))
@@ -153,11 +152,9 @@ def open_finetuned(path: epath.PathLike, expected: Sequence[str] = ()) -> tuple[
     source = sources.read(directories.find(path))
     kind = task_heads.kind_of(source.family, source.architectures)
     if kind is None:
-        known = ", ".join(dict.fromkeys(head.ending for head in task_heads.HEADS.values()))
         raise ValueError(
-            f"{path} has no head of a task: the architectures in its config.json are "
-            f"{', '.join(source.architectures) or 'not stated'}, expected a class whose name ends in one of {known}. "
-            "Fine-tune the model first with `ag-jax finetune`"
+            f"{path} has no head of a task: the classes in its config.json are {', '.join(source.architectures)}; "
+            "fine-tune it with `ag-jax finetune`"
         )
     config = task_encoder(source.config)
     head = task_heads.read(source.family, kind, source.values, source.head_settings, config.max_length)
@@ -181,9 +178,7 @@ def open_finetuned(path: epath.PathLike, expected: Sequence[str] = ()) -> tuple[
 def _check_expected(expected: Sequence[str]) -> None:
     """Raise ValueError if a prefix is empty: it would stand for every tensor."""
     if "" in expected:
-        raise ValueError(
-            "--expect has an empty name, which is the beginning of every tensor's name: remove the extra comma"
-        )
+        raise ValueError("--expect has an empty name, with which every tensor's name begins: remove the extra comma")
 
 
 def _kind(source: Source, expected: Sequence[str]) -> str | None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ag_jax import config_reader
+from ag_jax.data.json_files import reading
 from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop.families import Family, dense, norm, to_heads, unlike_bert
 from ag_jax.interop.layouts import FROM_HEADS, ROW
@@ -243,9 +244,9 @@ def _form_of_sinusoids(tensors: Tensors, fields: Mapping[str, Any]) -> dict[str,
         nearest = min(errors, key=lambda form: errors[form])
         if not errors[nearest] <= TOLERANCE:  # NaN is not, either
             raise ValueError(
-                f"{name} in {tensors.file(name)} is no table of sinusoids: it is up to {errors['marian']:.3g} away "
-                f"from Marian's and up to {errors['tensor2tensor']:.3g} from tensor2tensor's, and learned positions of "
-                "a MarianMT are not supported"
+                f"{name} in {tensors.file(name)} is no table of sinusoids, it is up to {errors['marian']:.3g} away "
+                f"from Marian's and {errors['tensor2tensor']:.3g} from tensor2tensor's; choose a model without learned "
+                "positions"
             )
         forms[name] = nearest
     if len(set(forms.values())) > 1:
@@ -397,8 +398,8 @@ def start_of(
         return "zero"
     if start != specials.begin:
         raise ValueError(
-            f"{file}: decoder_start_token_id={start} is not supported: expected a token whose embedding is the zero "
-            f"vector, or {specials.begin}, from which a decoder here starts otherwise"
+            f"{file}: expected the decoder_start_token_id {specials.begin}, or that of a token whose embedding is the "
+            f"zero vector, got {start}; choose another model"
         )
     return "begin"
 
@@ -413,8 +414,7 @@ def check_tokens(values: Mapping[str, Any], specials: SpecialTokens, file: pathl
         found = values.get(key, expected)
         if found not in (expected, [expected]):
             raise ValueError(
-                f"{file}: {key}={found!r}, but the tokenizer's id is {expected}, and no other is supported: if one of "
-                "them is of another model, copy both from the same one"
+                f"{file}: {key}={found!r}, but the tokenizer's id is {expected}: copy both from the same model"
             )
 
 
@@ -458,9 +458,9 @@ def read_generation(
     if not (early is None or isinstance(early, bool) or early == "never"):
         settings.problems.append(f"early_stopping must be true, false or 'never', got {early!r}")
     if settings.problems:
-        raise ValueError(f"{file}: " + "; ".join(settings.problems) + ". Correct the file, or copy it anew")
+        raise ValueError(f"{file}: " + "; ".join(settings.problems) + "; copy the file anew")
     is_greedy = beams == 1
-    try:
+    with reading(file, "set another value"):
         decoding = DecodingConfig(
             beam_size=beams,
             normalization="power",
@@ -471,8 +471,6 @@ def read_generation(
             max_length=DecodingConfig.max_length if longest >= positions - 1 else str(longest),
         )
         config_reader.check(decoding, "decoding")
-    except ValueError as error:
-        raise ValueError(f"{file} has settings of generation that are not supported: {error}") from error
     unsupported = [key for key, neutral in _NEUTRAL.items() if values.get(key) not in (None, neutral)]
     # Padding, begin and mask token are never predicted here. The model converted from Marian has a vector for padding,
     # which Marian had not, so that transformers must leave it out before it compares hypotheses.

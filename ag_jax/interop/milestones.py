@@ -53,20 +53,15 @@ def convert(
 
 def _steps(workdir: epath.Path) -> dict[str, int]:
     """Return {directory: step} of the milestones of a run, ascending, and of its last checkpoint."""
-    if not (workdir / "config.json").exists():
-        raise FileNotFoundError(f"{workdir / 'config.json'} does not exist: --workdir must be the directory of a run")
     milestones = words.read(workdir).milestones if (workdir / words.FILE).exists() else {}
     if not milestones:
         raise ValueError(
-            f"--milestones: the run in {workdir} has no milestones in words: train one with training.milestone_words, "
-            "as babylm/strict_small does, or leave --milestones out"
+            f"--milestones: expected a run with milestones in words (training.milestone_words), got {workdir}; leave "
+            "--milestones out"
         )
     saved = steps_in(workdir / "checkpoints")
-    if missing := {name(count): step for count, step in milestones.items() if step not in saved}:
-        listed = ", ".join(f"{of} (step {step:,})" for of, step in missing.items())
-        last = f"its last checkpoint is of step {max(saved):,}" if saved else "it has no checkpoint"
+    if missing := [f"{name(count)} (step {step:,})" for count, step in milestones.items() if step not in saved]:
         raise ValueError(
-            f"--milestones: the run in {workdir} has no checkpoint of {listed}; {last}: resume the training, or put "
-            "the checkpoints back"
+            f"--milestones: the run in {workdir} has no checkpoint of {', '.join(missing)}: resume the training"
         )
     return {name(count): step for count, step in milestones.items()} | {hub.MAIN: max(saved)}

@@ -257,8 +257,7 @@ def open_encoder(checkpoint: epath.PathLike, step: int | None = None, *, fresh: 
     if opened.tokenizer.lacks:
         raise ValueError(
             f"{checkpoint} is a translation model whose tokenizer has no token for "
-            f"{' and '.join(opened.tokenizer.lacks)}, with which every text of a task begins: choose an encoder, or a "
-            "translation model that was trained with a tokenizer of ag-jax"
+            f"{' and '.join(opened.tokenizer.lacks)}, with which every text of a task begins: choose another model"
         )
     if fresh:
         description = f"fresh weights, architecture of {opened.description}"
@@ -279,9 +278,8 @@ def _open(checkpoint: epath.PathLike, step: int | None) -> Pretrained:
         opened = _of_run(directory, step)
     else:
         raise FileNotFoundError(
-            f"{checkpoint} is no model: expected the directory of a run (made by `ag-jax train`), of a trial that kept "
-            "its weights (--config.keep=best), or of a Hugging Face model. For a model of the hub, run `ag-jax import "
-            "--from=OWNER/NAME --workdir=DIR` first, and give DIR"
+            f"{checkpoint} is no model: expected the directory of a run, of a trial that kept its weights "
+            "(--config.keep=best), or of a Hugging Face model (`ag-jax import` fetches one from the hub)"
         )
     if step is not None and opened.run is None:
         raise ValueError(f"step={step} selects a checkpoint of a run, but {checkpoint} is no run: leave the step out")
@@ -296,20 +294,10 @@ def open_finetuned(directory: epath.PathLike, kinds: Sequence[str]) -> FineTuned
     """
     place = storage.directory(directory)
     wanted = " or ".join(kinds)
-    if finetuned.locate(place) is not None:
-        tuned = finetuned.load(place)
-    elif is_huggingface(place):
+    if finetuned.locate(place) is None and is_huggingface(place):
         tuned, _ = importing.open_finetuned(str(place))
-    elif (place / "config.json").exists():  # without model_type, so not of transformers
-        raise ValueError(
-            f"{directory} is a run of pre-training, which has no head for {wanted}: fine-tune it with "
-            "`ag-jax finetune --config.keep=best` and give the directory of a trial"
-        )
     else:
-        raise FileNotFoundError(
-            f"{directory} is no model: expected a trial that kept its weights (--config.keep=best), or a Hugging Face "
-            "model"
-        )
+        tuned = finetuned.load(place)
     if tuned.head.kind not in kinds:
         raise ValueError(
             f"{directory} has a head for {tuned.head.kind}, but {wanted} is expected: give a model fine-tuned for that"
@@ -329,31 +317,22 @@ def open_masked_lm(directory: epath.PathLike, step: int | None = None) -> WordMo
             f"{directory} is fine-tuned and has no head for masked words: give the run that it started from"
         )
     if is_huggingface(place):
-        opened = importing.open_model(str(place))
-        untrained, architectures = opened.new, opened.source.architectures
-        model = reference_model(opened.config, opened.tokenizer)
-        found = WordModel(model, opened.params, opened.tokenizer, model.config.max_length)
+        imported = importing.open_model(str(place))
+        untrained, architectures = imported.new, imported.source.architectures
+        model = reference_model(imported.config, imported.tokenizer)
+        opened = WordModel(model, imported.params, imported.tokenizer, model.config.max_length)
     else:
         trained = run.open_run(place, step)
         untrained, architectures = trained.untrained, trained.origin.architectures
-        found = WordModel(trained.model, trained.params, trained.tokenizer, trained.length, trained)
+        opened = WordModel(trained.model, trained.params, trained.tokenizer, trained.length, trained)
     # An imported model without this head has a randomly initialised one, of which predictions would be noise.
-    if "word_head" in untrained:
-        classes = ", ".join(architectures) or "not stated"
+    if "word_head" in untrained or "word_head" not in opened.params or isinstance(opened.model, TranslationModel):
+        classes = f": its classes are {', '.join(architectures)}" if architectures else ""
         raise NoWordHeadError(
-            f"{directory} has no head for masked words: its classes are {classes}, expected one such as BertForMaskedLM"
+            f"{directory} has no head for masked words{classes}; give a run of masked language modelling, or a model "
+            "such as BertForMaskedLM"
         )
-    if isinstance(found.model, TranslationModel):
-        raise NoWordHeadError(
-            f"{directory} translates and has no head for masked words: give a model that predicts them, or use "
-            "`pipelines.translate`"
-        )
-    if "word_head" not in found.params:
-        raise NoWordHeadError(
-            f"{directory} detects replaced tokens and has no head for masked words; `ag-jax export --part=generator` "
-            "takes its generator out, if it has one"
-        )
-    return found
+    return opened
 
 
 def _of_run(directory: epath.Path, step: int | None) -> Pretrained:

@@ -13,7 +13,7 @@ import pathlib
 import re
 from typing import Any
 
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import read_json, reading
 from ag_jax.interop.settings import LARGEST
 from ag_jax.models.config import Pooling
 from ag_jax.pretraining.origin import SentenceVectors
@@ -41,21 +41,20 @@ def read(directory: pathlib.Path) -> SentenceVectors:
     What is not supported, and a damaged file, is named in `unsupported`: other uses of the model do not need the files.
     """
     try:
-        return _read(directory)
+        with reading(directory, "copy its files anew"):
+            return _read(directory)
     except ValueError as error:
         return SentenceVectors(unsupported=(f"settings that cannot be read ({error})",))
 
 
 def _read(directory: pathlib.Path) -> SentenceVectors:
     modules = _json(directory / MODULES, list)
-    by_name = {_last_part(_kind(module)): module for module in modules}
-    folder = POOLING  # where sentence-transformers writes the pooling, unless modules.json names another folder
-    if isinstance(pooling := by_name.get("Pooling"), dict):
-        folder = str(pooling.get("path") or POOLING)
+    by_name = {module["type"].rpartition(".")[2]: module for module in modules}
+    folder = by_name.get("Pooling", {}).get("path") or POOLING
     place = directory / folder / "config.json"
     if not modules and not place.exists():
         return SentenceVectors()
-    unsupported = [f"the module {_kind(module)}" for name, module in by_name.items() if name not in _MODULES]
+    unsupported = [f"the module {module['type']}" for name, module in by_name.items() if name not in _MODULES]
     if not place.exists():
         unsupported.append(f"the pooling in {folder}/config.json, which is missing")
     # Problems are kept and not raised: the encoder may be wanted without the vectors.
@@ -66,7 +65,8 @@ def _read(directory: pathlib.Path) -> SentenceVectors:
     prompt = _prompt(_json(directory / PROMPTS, dict))
     if prompt and pooled.get("include_prompt") is False:
         unsupported.append("a pooling without the tokens of the prompt")
-    texts: dict[str, Any] = next((found for name in TRANSFORMER if (found := _json(directory / name, dict))), {})
+    contents = (_json(directory / name, dict) for name in TRANSFORMER)
+    texts: dict[str, Any] = next(filter(None, contents), {})
     length = texts.get("max_seq_length") or _json(directory / "tokenizer_config.json", dict).get("model_max_length")
     return SentenceVectors(
         pooling=_POOLINGS.get(modes[0], "mean"),
@@ -118,26 +118,18 @@ def _json(file: pathlib.Path, expected: type) -> Any:
     return read_json(file, expected) if file.exists() else expected()
 
 
-def _kind(module: Any) -> str:
-    """Return the type of a module of modules.json, a path in the package sentence_transformers."""
-    return str(module.get("type") if isinstance(module, dict) else module)
-
-
-def _last_part(kind: str) -> str:
-    return kind.rpartition(".")[2]
-
-
 def _modes(pooled: dict[str, Any]) -> list[str]:
     """Return the names of the poolings, whose results are joined, in the settings of a Pooling module."""
-    named = pooled.get("pooling_mode")
-    if named is not None:
-        return list(map(str, named)) if isinstance(named, list) and named else [str(named)]
-    # Earlier versions wrote a key for each pooling instead, such as pooling_mode_cls_token, with true or false.
+    modes = pooled.get("pooling_mode")
+    if modes is not None:
+        return [modes] if isinstance(modes, str) else list(modes)
+    # Earlier versions of sentence-transformers wrote a key for each pooling, such as pooling_mode_cls_token, with true
+    # or false.
     keys = [key for key, value in pooled.items() if key.startswith("pooling_mode_") and value]
     return [re.sub("^pooling_mode_|_tokens?$", "", key) for key in keys] or ["mean"]
 
 
 def _prompt(settings: dict[str, Any]) -> str:
     """Return the prompt that is put before every text by default; empty if there is none."""
-    prompts, name = settings.get("prompts"), settings.get("default_prompt_name")
-    return str(prompts.get(name) or "") if isinstance(prompts, dict) and name is not None else ""
+    name = settings.get("default_prompt_name")
+    return "" if name is None else str(settings["prompts"].get(name) or "")

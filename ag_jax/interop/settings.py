@@ -26,8 +26,7 @@ class Settings:
             self.problems.append(f"{key} must be of type {type(default).__name__}, got {value!r}")
             return default
         if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN is not, either
-            shown = "a number of more than 20 digits" if abs(value) > 10**20 else repr(value)
-            self.problems.append(f"{key} must be a number of at most {LARGEST}, got {shown}")
+            self.problems.append(f"{key} must be a number of at most {LARGEST}, got {str(value)[:20]}")
             return default
         return value
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from ag_jax import config_reader
 from ag_jax.attention.disentangled import DisentangledConfig
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import read_json, reading
 from ag_jax.interop import catalogue
-from ag_jax.interop import tensors as tensor_files
 from ag_jax.interop.card import Card, read_card
 from ag_jax.interop.families import Family, HeadSettings
 from ag_jax.interop.names import LAYER
@@ -22,7 +21,6 @@ from ag_jax.interop.tensors import Tensors, open_directory
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # as TensorFlow's checkpoints had it
-_ADAPTER = re.compile(r"\b(lora_\w+|ia3_\w+|adapters?|base_layer|prompt_embeddings)\b")  # of the library peft and kin
 # Of an encoder that was saved without heads.
 _BARE = ("embeddings.", "embeddings_project.", "encoder.", "pooler.", "layers.", "final_norm.")
 
@@ -56,26 +54,11 @@ class Source:
 def read(directory: pathlib.Path) -> Source:
     """Read a model's directory, leaving tensors on disk. Raises ValueError that names every unsupported option."""
     file = directory / "config.json"
-    tensor_files.check_no_adapter(directory)
-    values = _json(file)
-    try:
+    values = read_json(file)
+    with reading(file, "choose a model of one of these families"):
         family = catalogue.of_config(values)
-    except ValueError as error:
-        if {"data", "model", "training"} <= values.keys():
-            raise ValueError(
-                f"{file} is of a run of ag-jax, which needs no import: give it as --workdir, or write a Hugging Face "
-                "model of it with `ag-jax export`"
-            ) from error
-        raise ValueError(
-            f"{file}: expected a model_type of a supported family ({', '.join(catalogue.KNOWN)}), "
-            f"got {values.get('model_type')!r}; choose a model of one of these families"
-        ) from error
     tensors = open_directory(directory)
-    names = _current_names(list(tensors.shapes), family)
-    if adapters := [name for name in names if _ADAPTER.search(name)]:
-        which = "adapters alone" if len(adapters) == len(names) else "adapters that are not merged"
-        raise ValueError(f"{tensors.source} holds {which}, such as {adapters[0]}: {tensor_files.MERGE}")
-    tensors = tensors.renamed(names.__getitem__)
+    tensors = tensors.renamed(_current_names(list(tensors.shapes), family).__getitem__)
     tensors = tensors.renamed(lambda name: _original_name(name, family, tensors.shapes))
     settings = Settings(values)
     fields, head_settings = family.read(settings, tensors.shapes), family.read_heads(settings)
@@ -83,20 +66,14 @@ def read(directory: pathlib.Path) -> Source:
     if settings.problems:
         listed = "\n".join(f"  {problem}" for problem in settings.problems)
         raise ValueError(
-            f"{file} has values that are wrong for {tensors.source.name}, or that ag-jax does not support:\n{listed}\n"
-            "Choose a model without them, or copy the file anew if it is damaged"
+            f"{file} has values that are wrong, or that ag-jax does not support:\n{listed}\nChoose a model without them"
         )
     _check_sizes(file, values, family, tensors)
-    try:
+    with reading(file, "copy the file anew, or choose another model"):
         decoder = DecoderConfig(**fields.pop("decoder", {}))
         config_reader.check(decoder, "decoder")
         config = EncoderConfig(**_with_relative(fields | family.from_constants(tensors, fields)))
         config_reader.check(config, "model")
-    except ValueError as error:
-        raise ValueError(
-            f"{file} describes a model that cannot work: {error}\n"
-            "(These are ag-jax's names for the settings.) Copy the file anew, or choose another model"
-        ) from error
     # A declared head without tensors counts, too, so that its tensors are reported as missing. So does every part of a
     # model that translates, because none of them could be randomly initialised.
     heads = (
@@ -125,16 +102,9 @@ def _check_sizes(file: pathlib.Path, values: Mapping[str, Any], family: Family, 
     for key, layer in family.layers.items():
         pattern = re.compile(re.escape(layer).replace(re.escape(LAYER), r"(\d+)"))
         stored = {found[1] for name in shapes if (found := pattern.match(name))}
-        if values[key] and not stored:
-            listed = ", ".join(list(shapes)[:5])
-            raise ValueError(
-                f"{tensors.source} has no tensor whose name begins with {layer.replace(LAYER, '0')}, as {key}="
-                f"{values[key]} of {file} asks for; its tensors are {listed}{', ...' if len(shapes) > 5 else ''}: "
-                "save the model with save_pretrained of transformers, which names them so"
-            )
         # Stored layers that are not declared are reported later, with all tensors that have no place (`names.check`).
         if values[key] > len(stored):
-            problems.append(f"{key}={values[key]}, but the tensors are of {len(stored)} layers")
+            problems.append(f"{key}={values[key]}, but the tensors {layer}* are of {len(stored)} layers")
     for key, (name, axis) in family.sizes.items():
         size, shape = values.get(key), shapes.get(name)
         if size is not None and shape is not None and (len(shape) <= axis or shape[axis] != size):
@@ -157,20 +127,12 @@ def untied_shapes(source: Source) -> dict[str, tuple[int, ...]]:
             source.tensors.read(second), source.tensors.read(first)
         ):
             raise ValueError(
-                f"{second} {shapes[second]} and {first} {shapes[first]} of {source.directory} differ: ag-jax supports "
-                "only models whose output layer shares its values with the input embeddings (tied embeddings). Choose "
-                "a model with tied embeddings"
+                f"{second} {shapes[second]} and {first} {shapes[first]} of {source.directory} differ, but here output "
+                "layers share the input embeddings: choose a model with tied embeddings"
             )
         del shapes[second]
     constants = source.family.constants(source.config)
     return {name: shape for name, shape in shapes.items() if name not in constants}
-
-
-def _json(file: pathlib.Path) -> dict[str, Any]:
-    try:
-        return read_json(file)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{file} is missing: expected a model's directory as transformers saves it") from error
 
 
 def _current_names(names: Sequence[str], family: Family) -> dict[str, str]:

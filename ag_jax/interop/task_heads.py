@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ag_jax.data.json_files import reading
 from ag_jax.interop import catalogue, marian
 from ag_jax.interop.families import Family, HeadSettings, dense, norm
 from ag_jax.interop.finetuned import Head
@@ -180,11 +181,7 @@ def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:
 
     transformers leaves the key out for two labels without names.
     """
-    named = values.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
-    try:
-        by_index = {int(index): str(label) for index, label in named.items()}
+    names_by_index = values.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
+    with reading("id2label in config.json", "map the numbers 0, 1, ... to names of labels"):
+        by_index = {int(index): str(label) for index, label in names_by_index.items()}
         return tuple(by_index[index] for index in range(len(by_index)))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"id2label in config.json must map the numbers 0, 1, ... to names of labels, got {named!r}"
-        ) from error

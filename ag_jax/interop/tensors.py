@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import read_json, reading
 from ag_jax.interop.layouts import Shape
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -20,7 +20,6 @@ CONVERSION = (
     "t = {{k: v.clone().contiguous() for f in files for k, v in torch.load(f, weights_only=True).items()}}; "
     "s.save_file(t, '{directory}/model.safetensors')\""
 )
-MERGE = "merge them into their model first, as with merge_and_unload() of the library peft, and import what it saves"
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _BUFFERS = (".position_ids", ".token_type_ids")  # computed by transformers, no parameters
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
@@ -72,13 +71,6 @@ class Tensors:
         return Tensors(entries)
 
 
-def check_no_adapter(directory: pathlib.Path) -> None:
-    """Raise ValueError if a directory has a file of adapters instead of a model's weights."""
-    adapters = sorted(directory.glob("adapter_model*"))
-    if adapters and not any((directory / file).exists() for file in (WHOLE, INDEX, *PICKLES)):
-        raise ValueError(f"{adapters[0]} holds adapters alone: {MERGE}")
-
-
 def open_directory(directory: pathlib.Path) -> Tensors:
     """Return the tensors of a checkpoint directory, to be read later, without PyTorch buffers such as `position_ids`.
 
@@ -99,7 +91,6 @@ def open_directory(directory: pathlib.Path) -> Tensors:
                         "take a revision of the model that is not quantised"
                     )
                 entries[name] = _Entry(file, name, tuple(tensor.get_shape()))
-    _check_index(directory, entries)
     if not entries:
         raise ValueError(f"{', '.join(map(str, _files(directory)))} holds no tensors; copy it anew")
     return Tensors(entries)
@@ -110,12 +101,7 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
     if (directory / WHOLE).exists():
         return [directory / WHOLE]
     if (directory / INDEX).exists():
-        shards = sorted(set(_weight_map(directory).values()))
-        if absent := [shard for shard in shards if not (directory / shard).exists()]:
-            raise FileNotFoundError(
-                f"{directory / INDEX} names shards that are not there: {', '.join(absent)}; copy them, too"
-            )
-        return [directory / shard for shard in shards]
+        return _shards(directory)
     for pickled in PICKLES:
         if (directory / pickled).exists():
             raise ValueError(
@@ -126,42 +112,20 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
     raise FileNotFoundError(f"{directory} has no weights: expected {WHOLE}, or {INDEX} with its shards")
 
 
-def _weight_map(directory: pathlib.Path) -> Mapping[str, str]:
-    """Return from the index, for each tensor, the file name of its shard. Raises ValueError if the index is damaged."""
-    found = read_json(directory / INDEX).get("weight_map")
-    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
-        raise ValueError(f"{directory / INDEX}: expected a `weight_map` of names to files; copy it anew")
-    if outside := [file for file in found.values() if pathlib.PurePath(file).name != file]:
-        raise ValueError(
-            f"{directory / INDEX} names {outside[0]!r}, which is outside the directory: expected names of files "
-            "beside the index; copy it anew"
-        )
-    return found
-
-
-def _check_index(directory: pathlib.Path, found: Mapping[str, _Entry]) -> None:
-    """Raise ValueError if the index names tensors that no shard holds."""
-    if (directory / WHOLE).exists():
-        return
-    listed = {name: file for name, file in _weight_map(directory).items() if not name.endswith(_BUFFERS)}
-    if absent := [f"  {name} in {file}" for name, file in listed.items() if name not in found]:
-        lines = "\n".join(absent)
-        raise ValueError(
-            f"{directory / INDEX} names tensors that the shards do not hold:\n{lines}\ncopy the shards anew"
-        )
+def _shards(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files that the index of a directory names. Raises ValueError if the index is damaged."""
+    with reading(directory / INDEX, "copy it anew"):
+        files = sorted(set(read_json(directory / INDEX)["weight_map"].values()))
+        if outside := [file for file in files if pathlib.PurePath(file).name != file]:
+            raise ValueError(f"expected names of files beside the index, got {outside[0]!r}")
+    return [directory / file for file in files]
 
 
 def _opened(file: pathlib.Path):
     try:
         return safetensors.safe_open(str(file), framework="numpy")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
-
-
-def _damaged(file: pathlib.Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"{file} is not a whole safetensors file, its header does not fit its size or content ({error}); copy it anew"
-    )
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{file} is not a whole safetensors file ({error}); copy it anew") from error
 
 
 def write(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> None:
@@ -171,5 +135,5 @@ def write(tensors: Mapping[str, np.ndarray], file: pathlib.Path) -> None:
         mode = file.stat().st_mode
         save_file(dict(tensors), str(file), metadata={"format": "pt"})
         file.chmod(mode)  # safetensors makes files that nobody else may read
-    except (safetensors.SafetensorError, FileNotFoundError) as error:
+    except safetensors.SafetensorError as error:
         raise OSError(f"cannot write {file}: {error}") from error

@@ -37,7 +37,7 @@ class Answer(BatchedPipeline):
         top_k: int | None = 1,
         batch_size: int | None = None,
     ) -> Any:
-        """Return the part of the context that answers the question; "" where the model predicts that there is none.
+        """Return the part of the context that answers the question; "" if the model predicts that there is none.
 
         question: a question, or a list of questions, for which a list is returned.
         context: the text to find the answer in; for a list of questions one context for all, or as many contexts.
@@ -49,27 +49,21 @@ class Answer(BatchedPipeline):
         Raises ValueError for other arguments, and for an empty context.
         """
         top_k = check_top_k(top_k)
-        asked, single = one_or_many(question, "question")
-        read, is_one = one_or_many(context, "context")
-        if (single and not is_one) or (not is_one and len(read) != len(asked)):
-            raise ValueError(
-                f"expected one context, or a list of as many contexts as questions, got {len(read)} for "
-                f"{'one question' if single else f'{len(asked)} questions'}"
-            )
-        read = read * len(asked) if is_one else read
-        for number, text in enumerate(read, 1):
-            if not text.strip():
-                raise ValueError(
-                    f"the context of question {number} of {len(read)} is empty: give a text to find the answer in"
-                )
-        pairs = enumerate(zip(asked, read, strict=True))
+        questions, is_single = one_or_many(question, "question")
+        contexts, is_shared = one_or_many(context, "context")
+        if is_shared:
+            contexts = contexts * len(questions)
+        for number, text in enumerate(contexts, 1):
+            if not text.strip():  # otherwise "" would be the answer, as if the model had read a text
+                raise ValueError(f"context {number} of {len(contexts)} is empty: give a text to find the answer in")
+        pairs = enumerate(zip(questions, contexts, strict=True))
         examples = [Question(str(number), *pair, None) for number, pair in pairs]
-        found = self._model.scores(examples, self._batch_size(batch_size))
+        scores = self._model.scores(examples, self._batch_size(batch_size))
         if top_k == 1:
-            results: list[Any] = [kinds.decide(self._model.task, *pair) for pair in zip(examples, found, strict=True)]
+            results: list[Any] = [kinds.decide(self._model.task, *pair) for pair in zip(examples, scores, strict=True)]
         else:
-            results = [self._ranked(candidates, top_k) for candidates in found]
-        return results[0] if single else results
+            results = [self._ranked(candidates, top_k) for candidates in scores]
+        return results[0] if is_single else results
 
     def _ranked(self, candidates: Any, top_k: int | None) -> list[Guess]:
         """Return the best answers to a question, each text once, with the probability of its best place.
@@ -81,10 +75,10 @@ class Answer(BatchedPipeline):
         scores = [score for _, score in candidates.answers]
         if not task.answerable:  # last, because an answer with an equal score is preferred
             texts, scores = [*texts, ""], [*scores, candidates.none - task.threshold]
-        found: dict[str, Guess] = {}
+        best_of_texts: dict[str, Guess] = {}
         for guess in best_guesses(texts, np.asarray(scores), None) if texts else []:
-            found.setdefault(guess.text, guess)
-        return [*found.values()][:top_k]
+            best_of_texts.setdefault(guess.text, guess)
+        return [*best_of_texts.values()][:top_k]
 
 
 def answer(
@@ -113,8 +107,8 @@ def answer(
         tuned = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, answerable=not refuses))
     if threshold and tuned.head.answerable:
         raise ValueError(
-            f"threshold decides when there is no answer, but this model always gives one, got threshold={threshold:g}: "
-            "leave it out, or set refuses=True"
+            f"threshold={threshold:g} decides when there is no answer, but this model always gives one: set "
+            "refuses=True"
         )
     model = task_model(tuned, threshold)
     always = "always answers" if tuned.head.answerable else f'"" for no answer, threshold {threshold:g}'

@@ -48,8 +48,8 @@ class Choose(BatchedPipeline):
         Raises ValueError for other arguments.
         """
         top_k = check_top_k(top_k)
-        given, found, single = self._scores(text, candidates, batch_size)
-        results = [one_or_best(of_text, logits_C, top_k) for of_text, logits_C in zip(given, found, strict=True)]
+        lists, scores, single = self._scores(text, candidates, batch_size)
+        results = [one_or_best(of_text, logits_C, top_k) for of_text, logits_C in zip(lists, scores, strict=True)]
         return results[0] if single else results
 
     def logits(
@@ -63,31 +63,24 @@ class Choose(BatchedPipeline):
 
         text, candidates, batch_size: as in a call.
         """
-        _, found, single = self._scores(text, candidates, batch_size)
-        logits = [np.asarray(logits_C, np.float32) for logits_C in found]
+        _, scores, single = self._scores(text, candidates, batch_size)
+        logits = [np.asarray(logits_C, np.float32) for logits_C in scores]
         return logits[0] if single else logits
 
     def _scores(self, text: Any, candidates: Any, batch_size: int | None) -> tuple[list[list[str]], list[Any], bool]:
         """Return the candidates and the logits of each text, and whether a single text was given."""
         texts, single = one_or_many(text)
-        given = [candidates] if single else items_of(candidates, "a list of candidates for each text")
-        if len(given) != len(texts):
-            raise ValueError(
-                f"expected a list of candidates for each text, got {len(given)} lists for {len(texts)} texts"
-            )
-        of_texts = []
-        for one in given:
-            if isinstance(one, str):
-                raise ValueError(f"expected a list of candidates for each text, got the text {one!r}")
-            of_text, _ = one_or_many(one, "candidate")
-            if len(of_text) < 2:
-                raise ValueError(f"expected at least two candidates to choose from, got {len(of_text)}")
-            of_texts.append(of_text)
+        lists = []
+        for argument in [candidates] if single else items_of(candidates, "a list of candidates for each text"):
+            of_text, is_text = one_or_many(argument, "candidate")
+            if is_text or len(of_text) < 2:
+                raise ValueError(f"expected a list of at least two candidates for each text, got {argument!r}")
+            lists.append(of_text)
         examples = [
             Choices(str(number), tuple((first, second) for second in of_text), None)
-            for number, (first, of_text) in enumerate(zip(texts, of_texts, strict=True))
+            for number, (first, of_text) in enumerate(zip(texts, lists, strict=True))
         ]
-        return of_texts, self._model.scores(examples, self._batch_size(batch_size)), single
+        return lists, self._model.scores(examples, self._batch_size(batch_size)), single
 
 
 def choose(directory: epath.PathLike, *, batch_size: int = BATCH_SIZE) -> Choose:

@@ -60,11 +60,11 @@ class Classify(BatchedPipeline):
         is_regression = self._model.task.kind == "regression"
         if is_regression and top_k != 1:
             raise ValueError(f"{self.directory} predicts a number, so there are no classes for top_k: leave it out")
-        found, single = self._scores(texts, second, batch_size)
+        scores, single = self._scores(texts, second, batch_size)
         if is_regression:
-            results: list[Any] = [float(number) for number in found]
+            results: list[Any] = [float(number) for number in scores]
         else:
-            results = [one_or_best(self.labels, logits_C, top_k) for logits_C in found]
+            results = [one_or_best(self.labels, logits_C, top_k) for logits_C in scores]
         return results[0] if single else results
 
     def logits(
@@ -82,8 +82,8 @@ class Classify(BatchedPipeline):
         """
         if self._model.task.kind == "regression":
             raise ValueError(f"{self.directory} predicts a number and has no classes: call it to get the number")
-        found, single = self._scores(texts, second, batch_size)
-        logits_BC = np.asarray(found, np.float32).reshape(len(found), len(self.labels))
+        scores, single = self._scores(texts, second, batch_size)
+        logits_BC = np.asarray(scores, np.float32).reshape(len(scores), len(self.labels))
         return logits_BC[0] if single else logits_BC
 
     def _scores(self, texts: Any, second: Any, batch_size: int | None) -> tuple[list[Any], bool]:
@@ -97,10 +97,10 @@ class Classify(BatchedPipeline):
         trained = self._model.tuned.head.texts
         for number, (_, second) in enumerate(pairs, 1):
             if trained and trained != (1 if second is None else 2):
-                named = {1: "a single text", 2: "a pair of texts"}
+                expected, other = ("a single text", "a pair of texts")[:: 1 if trained == 1 else -1]
                 raise ValueError(
-                    f"{self.directory}: every example in training was {named[trained]}, but item {number} of "
-                    f"{len(pairs)} is {named[3 - trained]}: give {named[trained]}"
+                    f"{self.directory}: every example in training was {expected}, but item {number} of {len(pairs)} is "
+                    f"{other}: give {expected}"
                 )
 
 

@@ -20,8 +20,8 @@ class Guess:
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Return probabilities over the last axis, in float64."""
-    raised = np.exp(np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True))
-    return raised / raised.sum(-1, keepdims=True)
+    weights = np.exp(np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
 
 
 def best_guesses(texts: Sequence[str], logits: np.ndarray, top_k: int | None) -> list[Guess]:
@@ -35,5 +35,5 @@ def best_guesses(texts: Sequence[str], logits: np.ndarray, top_k: int | None) ->
 
 def one_or_best(texts: Sequence[str], logits: np.ndarray, top_k: int | None) -> Guess | list[Guess]:
     """Return the most probable text if `top_k` is 1, otherwise the list that `best_guesses` returns."""
-    found = best_guesses(texts, logits, top_k)
-    return found[0] if top_k == 1 else found
+    guesses = best_guesses(texts, logits, top_k)
+    return guesses[0] if top_k == 1 else guesses

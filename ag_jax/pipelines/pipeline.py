@@ -50,9 +50,9 @@ class BatchedPipeline(Pipeline):
     def __repr__(self) -> str:
         return f"<pipelines.{self.name}({os.fspath(self.directory)!r}): {self.about}; batch_size={self.batch_size}>"
 
-    def _batch_size(self, given: int | None) -> int:
-        """Return the batch size of a call: the given one, by default the pipeline's."""
-        return self.batch_size if given is None else check_batch_size(given)
+    def _batch_size(self, batch_size: int | None) -> int:
+        """Return the batch size of a call: its argument, or the pipeline's if that is None."""
+        return self.batch_size if batch_size is None else check_batch_size(batch_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +77,23 @@ class TaskModel:
         labels = ", ".join(head.labels[:SHOWN_LABELS])
         if len(head.labels) > SHOWN_LABELS:
             labels += f", ... ({len(head.labels)} in all)"
-        named = {"classification": "classes", "tagging": "tags"}.get(head.kind, "labels")
+        noun = {"classification": "classes", "tagging": "tags"}.get(head.kind, "labels")
         kind = _IN_WORDS.get(head.kind, head.kind)
         parts = [f"{kind}, task {head.task}" if head.task else kind]
-        parts += [f"{named} {labels}"] if labels else []
+        parts += [f"{noun} {labels}"] if labels else []
         parts += [f"numbers from {head.low:g} to {head.high:g}"] if head.kind == "regression" else []
         return "; ".join([*parts, f"{config.layers} layers of width {config.width}", f"rows of {self.length} tokens"])
 
-    def scores(self, given: Sequence[Example], batch_size: int) -> list[Any]:
-        """Return the scores of each example, as `kinds.scores` does: the logits of its classes, candidates or words,
-        the number of a regression, or the best answers.
+    def scores(self, examples: Sequence[Example], batch_size: int) -> list[Any]:
+        """Return the scores of each example, as `kinds.scores` does.
+
+        These are the logits of its classes, candidates or words, the number of a regression, or the best answers.
         """
-        examples, tokenizer = Examples(tuple(given), "a pipeline"), self.tuned.tokenizer
-        features = kinds.encode(self.task, examples, tokenizer, self.length, self.tuned.config.token_types)
+        data, tokenizer = Examples(tuple(examples), "a pipeline"), self.tuned.tokenizer
+        features = kinds.encode(self.task, data, tokenizer, self.length, self.tuned.config.token_types)
         rows = min(batch_size, max(len(features), 1))
         logits = predicting.logits_of(self.apply, features, rows, self.length)
-        return kinds.scores(self.task, examples, features, logits)
+        return kinds.scores(self.task, data, features, logits)
 
 
 def open_task_model(directory: epath.PathLike, accepted: Sequence[str]) -> TaskModel:
@@ -111,10 +112,10 @@ def task_model(tuned: FineTuned, threshold: float = 0.0) -> TaskModel:
     threshold: `Task.threshold`, for questions that may have no answer.
     """
     head = tuned.head
-    known = catalogue.TASKS.get(head.task)
+    of_catalogue = catalogue.TASKS.get(head.task)
     settings: dict[str, Any] = {"labels": head.labels, "span": (head.low, head.high), "answerable": head.answerable}
     settings["threshold"] = threshold
-    settings["pair_limit"] = known.pair_limit if known else 0  # so that texts are cut as in training
+    settings["pair_limit"] = of_catalogue.pair_limit if of_catalogue else 0  # so that texts are cut as in training
     task = Task(head.task, head.kind, "", "none", ("none",), (), **settings)
     apply = jax.jit(lambda batch: tuned.model.apply({"params": tuned.params}, batch, deterministic=True))
     return TaskModel(tuned, task, min(head.max_length, tuned.config.max_length), apply)

@@ -50,37 +50,36 @@ class Tag(BatchedPipeline):
         arguments, and for a text without words.
         """
         top_k = check_top_k(top_k)
-        examples, found, single = self._scores(texts, batch_size)
-        tagged: list[list[tuple[str, Any]]] = []
-        for example, logits_WC in zip(examples, found, strict=True):
-            of_words: Any = kinds.decide(self._model.task, example, logits_WC)
+        examples, scores, single = self._scores(texts, batch_size)
+        results: list[list[tuple[str, Any]]] = []
+        for example, logits_WC in zip(examples, scores, strict=True):
+            tags: Any = kinds.decide(self._model.task, example, logits_WC)
             if top_k != 1:
-                of_words = [best_guesses(self.labels, logits_C, top_k) for logits_C in logits_WC]
-                of_words += [[] for _ in range(len(example.words) - len(of_words))]
-            tagged.append([*zip(example.words, of_words, strict=True)])
-        return tagged[0] if single else tagged
+                tags = [best_guesses(self.labels, logits_C, top_k) for logits_C in logits_WC]
+                tags += [[] for _ in range(len(example.words) - len(tags))]
+            results.append([*zip(example.words, tags, strict=True)])
+        return results[0] if single else results
 
     def logits(self, texts: str | Sequence[str | Sequence[str]], *, batch_size: int | None = None) -> Any:
-        """Return the logits of each word's tags in the order of `labels`: float32 [words, tags], or a list of these
-        arrays.
+        """Return the logits of each word's tags, float32 [words, tags] in the order of `labels`, or a list of arrays.
 
         texts, batch_size: as in a call.
 
         Words beyond the length of training have no row.
         """
-        _, found, single = self._scores(texts, batch_size)
-        logits = [np.asarray(logits_WC, np.float32) for logits_WC in found]
+        _, scores, single = self._scores(texts, batch_size)
+        logits = [np.asarray(logits_WC, np.float32) for logits_WC in scores]
         return logits[0] if single else logits
 
     def _scores(self, texts: Any, batch_size: int | None) -> tuple[list[TaggedSentence], list[Any], bool]:
         """Return the words and the logits of each text, and whether a single text was given."""
         single = isinstance(texts, str)
-        given = [texts] if single else items_of(texts, "a text (str), or a list of texts and lists of words")
+        items = [texts] if single else items_of(texts, "a text (str), or a list of texts and lists of words")
         examples = []
-        for number, text in enumerate(given, 1):
+        for number, text in enumerate(items, 1):
             words = one_or_many(text.split() if isinstance(text, str) else text, "word")[0]
             if not words:
-                raise ValueError(f"there is no word to tag in text {number} of {len(given)}")
+                raise ValueError(f"there is no word to tag in text {number} of {len(items)}")
             examples.append(TaggedSentence(str(number), tuple(words), None))
         return examples, self._model.scores(examples, self._batch_size(batch_size)), single
 

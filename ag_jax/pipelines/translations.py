@@ -45,8 +45,8 @@ class Translate(Pipeline):
         size = translator.config.beam_size
         if not isinstance(alternatives, int) or not 1 <= alternatives <= size:
             raise ValueError(f"alternatives must be between 1 and the number of beams, {size}, got {alternatives}")
-        found = [[one.text for one in of_text[:alternatives]] for of_text in translator(lines)]
-        results: list[Any] = [*found] if alternatives > 1 else [of_text[0] for of_text in found]
+        lists = [[hypothesis.text for hypothesis in of_line[:alternatives]] for of_line in translator(lines)]
+        results: list[Any] = [*lists] if alternatives > 1 else [texts_of_line[0] for texts_of_line in lists]
         return results[0] if single else results
 
 

@@ -97,12 +97,11 @@ def embed(
     if settings.unsupported and pooling is None:
         needed = " and ".join(settings.unsupported)
         raise ValueError(
-            f"embed cannot compute the vectors that {directory} was trained for, which need {needed}: compute them "
-            "with sentence-transformers, or choose other vectors with pooling="
-            f"{' or pooling='.join(map(repr, POOLINGS))}"
+            f"embed cannot compute the vectors that {directory} was trained for, which need {needed}: choose other "
+            f"vectors with pooling={' or pooling='.join(map(repr, POOLINGS))}"
         )
-    chosen: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
-    settings = dataclasses.replace(settings, **{name: value for name, value in chosen.items() if value is not None})
+    arguments: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
+    settings = dataclasses.replace(settings, **{name: value for name, value in arguments.items() if value is not None})
     model, params = Encoder(opened.config), opened.params["encoder"]
     longest = opened.config.max_length if opened.translates else opened.length  # as translation reads sources
     longest = min(longest, settings.max_length or longest)

@@ -61,22 +61,21 @@ class FillMask(BatchedPipeline):
         mask, and for one with too many tokens.
         """
         top_k = check_top_k(top_k)
-        given, single = one_or_many(texts)
-        results: list[Any] = [None] * len(given)
-        for number, logits_MV in self._logits(given, batch_size):
+        items, single = one_or_many(texts)
+        results: list[Any] = [None] * len(items)
+        for number, logits_MV in self._logits(items, batch_size):
             of_masks = [self._words(logits_V, top_k) for logits_V in logits_MV]
             results[number] = of_masks[0] if len(of_masks) == 1 else of_masks
         return results[0] if single else results
 
     def logits(self, texts: str | Sequence[str], *, batch_size: int | None = None) -> Any:
-        """Return the logits of all tokens for each mask of a text: float32 [masks, vocabulary], or a list of these
-        arrays.
+        """Return the logits of all tokens for each mask of a text: float32 [masks, vocabulary], or a list of arrays.
 
         texts, batch_size: as in a call.
         """
-        given, single = one_or_many(texts)
-        found = dict(self._logits(given, batch_size))
-        return found[0] if single else [found[number] for number in range(len(given))]
+        items, single = one_or_many(texts)
+        logits = dict(self._logits(items, batch_size))
+        return logits[0] if single else [logits[number] for number in range(len(items))]
 
     def _words(self, logits_V: np.ndarray, top_k: int | None) -> list[Guess]:
         logits_V = logits_V.astype(np.float64)
@@ -103,9 +102,10 @@ class FillMask(BatchedPipeline):
             for number, row in enumerate(owners):
                 positions_BM[number, : len(places[row])] = places[row]
             logits_BMV = self._apply(batch | {"original": batch["tokens"], "masked_positions": positions_BM})
-            given_BMV = np.asarray(logits_BMV, np.float32)[..., : self.tokenizer.vocabulary_size]
+            # Rows that pad the vocabulary stand for no token.
+            tokens_BMV = np.asarray(logits_BMV, np.float32)[..., : self.tokenizer.vocabulary_size]
             for number, row in enumerate(owners):
-                yield row, given_BMV[number, : len(places[row])].copy()
+                yield row, tokens_BMV[number, : len(places[row])].copy()
 
     def _row(self, text: str) -> FeatureRow:
         """Return the row of a text with masks. Raises ValueError for a text without a mask, or a too long one."""
@@ -145,9 +145,9 @@ def fill_mask(directory: epath.PathLike, step: int | None = None, *, batch_size:
         heads: Any = model.apply({"params": params}, batch, deterministic=True)
         return heads.words_BMV
 
-    at = f"step {opened.run.step} of the run" if opened.run is not None else "Hugging Face model"
+    source = f"step {opened.run.step} of the run" if opened.run is not None else "Hugging Face model"
     about = (
-        f"{at}; a vocabulary of {tokenizer.vocabulary_size}; {model.config.layers} layers of width "
+        f"{source}; a vocabulary of {tokenizer.vocabulary_size}; {model.config.layers} layers of width "
         f"{model.config.width}; rows of {shape.max_length} tokens"
     )
     return FillMask(str(directory), about, size, tokenizer, shape, apply)
@@ -169,6 +169,6 @@ def _continuation(text: str, tokenizer: Tokenizer) -> list[int]:
 
 def _split_at_masks(text: str, tokenizer: Tokenizer) -> list[str]:
     """Return the parts of a text between masks. Spaces before a mask belong to the missing word and are dropped."""
-    own = tokenizer.tokens([tokenizer.specials.mask])[0]
-    parts = text.replace(own, "<mask>").split("<mask>")
+    mask = tokenizer.tokens([tokenizer.specials.mask])[0]
+    parts = text.replace(mask, "<mask>").split("<mask>")
     return [part.rstrip() for part in parts[:-1]] + parts[-1:]
