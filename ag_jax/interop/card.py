@@ -56,9 +56,7 @@ class Card:
 
 
 def read_card(file: pathlib.Path) -> Card:
-    """Read the licence, base model and citations from a model card, the README.md `file`; an empty `Card` if there is
-    no such file.
-    """
+    """Read the licence, base model and citations from a README.md; an empty `Card` if there is no such file."""
     text = file.read_text(encoding="utf-8-sig", errors="replace") if file.exists() else ""
     front = front_matter.read(text)
     citation = "\n\n".join(entry.strip() for entry in _BIBTEX.findall(text))
@@ -106,13 +104,13 @@ def translation_text(
     architecture, stated, place, not_carried: as for `text`.
     """
     model, decoder, languages = opened.model.config, opened.model.decoder_config, opened.tokenizer.languages
-    of = f" from {languages[0]} to {languages[1]}" if all(languages) else ""
-    listed = ", ".join(map(str, steps))
-    written = f"the mean of the checkpoints of steps {listed}" if len(steps) > 1 else f"step {listed}"
+    direction = f" from {languages[0]} to {languages[1]}" if all(languages) else ""
+    numbers = ", ".join(map(str, steps))
+    weights = f"the mean of the checkpoints of steps {numbers}" if len(steps) > 1 else f"step {numbers}"
     about = (
-        f"A model for translation{of}: `{architecture}` with {model.layers} layers of the encoder, {decoder.layers} of "
-        f"the decoder, {model.heads} heads, width {model.width} and {model.vocabulary_size} words, {dtype}, written by "
-        f"ag_jax from {written}."
+        f"A model for translation{direction}: `{architecture}` with {model.layers} layers of the encoder, "
+        f"{decoder.layers} of the decoder, {model.heads} heads, width {model.width} and {model.vocabulary_size} words, "
+        f"{dtype}, written by ag_jax from {weights}."
     )
     example = [
         'batch = tokenizer(["A text to translate."], return_tensors="pt", padding=True)',
@@ -216,19 +214,19 @@ def _usage(architecture: str, stated: Statements, place: str, example: Sequence[
     lines = ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     if not stated.repository:
         lines.append("# The directory of this card: run this in the directory that contains it, or give its path.")
-    opened = json.dumps(place) + (f", revision={json.dumps(stated.revision)}" if stated.revision else "")
+    arguments = json.dumps(place) + (f", revision={json.dumps(stated.revision)}" if stated.revision else "")
     return [
         *lines,
-        f"model = {architecture}.from_pretrained({opened})",
-        f"tokenizer = AutoTokenizer.from_pretrained({opened})",
+        f"model = {architecture}.from_pretrained({arguments})",
+        f"tokenizer = AutoTokenizer.from_pretrained({arguments})",
         *example,
         "```",
     ]
 
 
-def _licence(license: str, of: str) -> list[str]:
-    stated = license or f"None is stated; choose one before you publish, as {of} may bind you"
-    return ["## Licence", "", f"{stated}."]
+def _licence(license: str, sources: str) -> list[str]:
+    name = license or f"None is stated; choose one before you publish, as {sources} may bind you"
+    return ["## Licence", "", f"{name}."]
 
 
 def _origin_lines(origin: Origin) -> list[str]:
@@ -254,7 +252,7 @@ def _settings(opened: OpenRun) -> list[str]:
     """
     config = opened.config
     config = dataclasses.replace(config, adversarial=config.adversarial.in_effect)
-    found, defaults = (config_reader.flat(config_reader.to_dict(one)) for one in (config, ExperimentConfig()))
+    settings, defaults = (config_reader.flat(config_reader.to_dict(one)) for one in (config, ExperimentConfig()))
     left_out = list(_LEFT_OUT)
     if not opened.step:
         left_out += ["seed", "data.", "training.", "optimizer.", "guidance.", "adversarial.", "translation."]
@@ -262,8 +260,8 @@ def _settings(opened: OpenRun) -> list[str]:
     left_out += ["data.masking."] if config.translates else ["decoder.", "translation.", "decoding."]
     left_out += ["replaced_tokens."] if config.replaced_tokens.generator == "none" else []
     lines = [
-        f"{name}={_shown(name, value)}"
-        for name, value in found.items()
+        f"{name}={_typed(name, value)}"
+        for name, value in settings.items()
         if value != defaults[name] and not config_reader.is_among(name, left_out)
     ]
     if not lines:
@@ -279,7 +277,7 @@ def _program() -> str:
         return "ag_jax"
 
 
-def _shown(name: str, value: Any) -> str:
+def _typed(name: str, value: Any) -> str:
     """Return a setting's value as one would type it, without directories."""
     if name == "translation.tests":
         return ",".join(map(_file_names, value))
@@ -323,16 +321,16 @@ def _data(opened: OpenRun) -> list[str]:
 
 
 def _rates(masking: MaskingConfig) -> str:
-    earlier = zip(masking.earlier_rates, masking.earlier_rates_until, strict=True)
-    return ", ".join([*(f"{rate:.0%} up to step {until:,}" for rate, until in earlier), f"{masking.rate:.0%}"])
+    phases = zip(masking.earlier_rates, masking.earlier_rates_until, strict=True)
+    return ", ".join([*(f"{rate:.0%} up to step {until:,}" for rate, until in phases), f"{masking.rate:.0%}"])
 
 
 def _training(opened: OpenRun) -> list[str]:
     training, optimizer, guidance = opened.config.training, opened.config.optimizer, opened.config.guidance
     if opened.step == 0:
         return ["None here."]
-    earlier = zip(training.earlier_batch_sizes, training.earlier_batch_sizes_until, strict=True)
-    smaller = "".join(f", {size} up to step {until:,}" for size, until in earlier)
+    phases = zip(training.earlier_batch_sizes, training.earlier_batch_sizes_until, strict=True)
+    smaller = "".join(f", {size} up to step {until:,}" for size, until in phases)
     guided = ", ".join(f"{name}: {count}" for name, count in opened.assignment.counts)
     guided += f" in {opened.assignment.where}" if opened.assignment.where else ""
     for attention, heads in (

@@ -53,52 +53,55 @@ def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: 
     heads: names of the model's heads for pre-training, such as `word_head`.
     pad: token id of padding.
     """
-    relative, found = config.relative, []
-
-    def require(condition: bool, reason: str) -> None:
-        if not condition:
-            found.append(reason)
-
-    for head in sorted(set(heads) - set(family.heads)):
-        require(False, f"it has no {head}")
+    lacking = [f"it has no {head}" for head in sorted(set(heads) - set(family.heads))]
     if family is MODERNBERT:
-        return found + modernbert.misfits(config)
-    require(config.positions == "learned", f"its positions are learned (model.positions={config.positions})")
-    require(config.activation == "gelu", f"its activation is GELU (model.activation={config.activation})")
-    require(config.norm_position == "post", "its LayerNorm is after the residual sum (model.norm_position=pre)")
-    for reason in unlike_bert(config):
-        require(False, reason)
-    require(config.embedding_norm, "it applies LayerNorm to embeddings (model.embedding_norm=False)")
-    require(not config.embedding_scale, "it does not scale embeddings (model.embedding_scale)")
-    require(not config.fixed_attention.offsets, "its attention is learnt (model.fixed_attention.offsets)")
-    for name in ("attention_biases", "feedforward_biases"):
-        require(getattr(config, name), f"its linear layers have biases (model.{name}=False)")
+        return lacking + modernbert.misfits(config)
+    relative = config.relative
+    conditions = {
+        f"its positions are learned (model.positions={config.positions})": config.positions == "learned",
+        f"its activation is GELU (model.activation={config.activation})": config.activation == "gelu",
+        "its LayerNorm is after the residual sum (model.norm_position=pre)": config.norm_position == "post",
+        **dict.fromkeys(unlike_bert(config), False),
+        "it applies LayerNorm to embeddings (model.embedding_norm=False)": config.embedding_norm,
+        "it does not scale embeddings (model.embedding_scale)": not config.embedding_scale,
+        "its attention is learnt (model.fixed_attention.offsets)": not config.fixed_attention.offsets,
+        "its linear layers have biases (model.attention_biases=False)": config.attention_biases,
+        "its linear layers have biases (model.feedforward_biases=False)": config.feedforward_biases,
+    }
     if family.root == "deberta":
-        require(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
-        require(relative.index == "code", "its index is that of the released code (model.relative.index=paper)")
-        require(bool(relative.terms) or config.absolute_positions == "input", "it needs positions of some kind")
+        has_positions = bool(relative.terms) or config.absolute_positions == "input"
+        conditions |= {
+            "its embeddings have the width of the encoder (model.embedding_width)": not config.is_projected,
+            "its index is that of the released code (model.relative.index=paper)": relative.index == "code",
+            "it needs positions of some kind": has_positions,
+        }
     else:
-        require(not relative.terms, "it has no relative positions (model.relative.terms)")
-        require(not config.mask_decoder_passes, "it has no enhanced mask decoder (model.mask_decoder_passes)")
-        require(not config.convolution, "it has no convolution (model.convolution)")
-        require(config.absolute_positions == "input", "it adds positions to the input (model.absolute_positions)")
-        require(config.token_types > 0, "it has segment embeddings (model.token_types=0)")
+        conditions |= {
+            "it has no relative positions (model.relative.terms)": not relative.terms,
+            "it has no enhanced mask decoder (model.mask_decoder_passes)": not config.mask_decoder_passes,
+            "it has no convolution (model.convolution)": not config.convolution,
+            "it adds positions to the input (model.absolute_positions)": config.absolute_positions == "input",
+            "it has segment embeddings (model.token_types=0)": config.token_types > 0,
+        }
     if family is DEBERTA:
-        require(not relative.key_bias, "its keys have no bias (model.relative.key_bias)")
-        require(not relative.shared, "distances have projections of their own (model.relative.shared)")
-        require(not relative.buckets, "it has no buckets (model.relative.buckets)")
-        require(not relative.normalized, "it does not normalise relative embeddings (model.relative.normalized)")
-        require(not config.convolution, "it has no convolution (model.convolution)")
+        conditions |= {
+            "its keys have no bias (model.relative.key_bias)": not relative.key_bias,
+            "distances have projections of their own (model.relative.shared)": not relative.shared,
+            "it has no buckets (model.relative.buckets)": not relative.buckets,
+            "it does not normalise relative embeddings (model.relative.normalized)": not relative.normalized,
+            "it has no convolution (model.convolution)": not config.convolution,
+        }
     if family is DEBERTA_V2:
-        require(relative.key_bias or not relative.terms, "its keys have a bias (model.relative.key_bias)")
+        conditions["its keys have a bias (model.relative.key_bias)"] = relative.key_bias or not relative.terms
     if family is not ELECTRA:
-        require(not config.is_projected, "its embeddings have the width of the encoder (model.embedding_width)")
+        conditions["its embeddings have the width of the encoder (model.embedding_width)"] = not config.is_projected
     if family.root == "roberta":
-        require(
-            config.position_offset == pad + 1,
-            f"it counts positions from the padding id + 1 = {pad + 1} (model.position_offset={config.position_offset})",
+        first = pad + 1
+        reason = (
+            f"it counts positions from the padding id + 1 = {first} (model.position_offset={config.position_offset})"
         )
-    return list(dict.fromkeys(found))  # two of the conditions above may give the same reason
+        conditions[reason] = config.position_offset == first
+    return lacking + [reason for reason, holds in conditions.items() if not holds]
 
 
 def fitting(
@@ -125,10 +128,10 @@ def fitting(
         MODERNBERT,
     ]
     reasons = {family: misfits(family, config, heads, pad) + more(family) for family in order}
-    for family, why in reasons.items():
-        if not why:
+    for family, of_family in reasons.items():
+        if not of_family:
             return family
-    listed = "\n".join(f"  {family.model_type}: {'; '.join(why)}" for family, why in reasons.items())
+    listed = "\n".join(f"  {family.model_type}: {'; '.join(of_family)}" for family, of_family in reasons.items())
     raise ValueError(
         "no family of transformers computes what this model does, so it cannot be exported. Train one with settings "
         f"that fit one of these families; reasons against each:\n{listed}"

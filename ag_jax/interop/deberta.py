@@ -64,14 +64,14 @@ def _terms(settings: Settings) -> str:
     """Return the terms of disentangled attention in a config.json, such as `c2p,p2c`; empty if there are none."""
     if not settings.take("relative_attention", False):
         return ""
-    given = settings.raw("pos_att_type") or []
-    if not isinstance(given, str | list):
-        settings.problems.append(f"pos_att_type must be a text or a list, got {given!r}")
+    value = settings.raw("pos_att_type") or []
+    if not isinstance(value, str | list):
+        settings.problems.append(f"pos_att_type must be a text or a list, got {value!r}")
         return ""
-    terms = [term for term in given.split("|") if term] if isinstance(given, str) else given
-    if strange := [term for term in terms if term not in ("c2p", "p2c")]:
+    terms = [term for term in value.split("|") if term] if isinstance(value, str) else value
+    if unknown := [term for term in terms if term not in ("c2p", "p2c")]:
         settings.problems.append(
-            f"pos_att_type={given!r}: {', '.join(map(str, strange))} is not supported, only c2p and p2c"
+            f"pos_att_type={value!r}: {', '.join(map(str, unknown))} is not supported, only c2p and p2c"
         )
         return ""
     if not terms:
@@ -145,7 +145,7 @@ def _read_v2(settings: Settings, names: Collection[str]) -> dict[str, Any]:
 
 def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
     relative = config.relative
-    written = families.write_common(config, pad) | {
+    values = families.write_common(config, pad) | {
         "max_position_embeddings": config.max_length,
         "type_vocab_size": config.token_types,
         "position_biased_input": config.absolute_positions == "input",
@@ -157,7 +157,7 @@ def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
         "pooler_hidden_act": "gelu",
         "legacy": True,
     }
-    return written | ({SECTION: {"decoder_passes": config.mask_decoder_passes}} if config.mask_decoder_passes else {})
+    return values | ({SECTION: {"decoder_passes": config.mask_decoder_passes}} if config.mask_decoder_passes else {})
 
 
 def _write_v2(config: EncoderConfig, pad: int) -> dict[str, Any]:

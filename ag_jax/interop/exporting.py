@@ -126,27 +126,27 @@ def _convert_finetuned(
     tuned = finetuned.load(workdir)
     head, origin = tuned.head, tuned.origin
     # A style is named after the family whose heads compute alike, so that is tried first.
-    wish = origin.model_type or head.style
+    preferred = origin.model_type or head.style
     family = catalogue.fitting(
         tuned.config,
         (),
         tuned.tokenizer.specials.pad,
-        wish,
+        preferred,
         lambda family: task_heads.misfits(family, head),
     )
     architecture, table = (
         family.classes + task_heads.HEADS[head.kind].ending,
         (*family.names, *task_heads.names(family, head.kind)),
     )
-    exported = task_heads.HEADS[head.kind]
+    stored_head = task_heads.HEADS[head.kind]
     not_carried = (
-        *((exported.not_carried,) if exported.left_out else ()),
+        *((stored_head.not_carried,) if stored_head.left_out else ()),
         *tokenizer_files.not_carried(tuned.tokenizer),
     )
     result = _result(workdir)
     text = card.finetuned_text(tuned, architecture, dtype, stated, _place(path, stated), not_carried, result)
-    kept = {name: layer for name, layer in tuned.params["task_head"].items() if name != exported.left_out}
-    params = tuned.params | {"task_head": kept}
+    layers = {name: layer for name, layer in tuned.params["task_head"].items() if name != stored_head.left_out}
+    params = tuned.params | {"task_head": layers}
     extra = task_heads.settings(family, head, tuned.config)
     written = ExportedContent(family, table, architecture, tuned.config, params, tuned.tokenizer, text, extra)
     return Exported(architecture, _write(written, path, dtype), not_carried)
@@ -166,7 +166,7 @@ def _bias(opened: run.OpenRun) -> list[str]:
 def _place(path: epath.PathLike, stated: Statements) -> str:
     """Return the name by which transformers opens the export: on the hub, or its directory without those above it.
 
-    `./` makes sure that a directory which is not there is not looked for on the hub.
+    It begins with `./`, because transformers looks for other names on the hub if there is no such directory.
     """
     return stated.repository or f"./{directories.on_disk(path).name}"
 
@@ -174,20 +174,22 @@ def _place(path: epath.PathLike, stated: Statements) -> str:
 def _result(workdir: epath.Path) -> dict[str, Any] | None:
     """Return the `result.json` of a trial, None if there is none. Raises ValueError if it is damaged."""
     place = finetuned.locate(workdir)
-    found = next((one / "result.json" for one in (workdir, place.parent) if (one / "result.json").exists()), None)
-    if found is None:
+    path = next(
+        (folder / "result.json" for folder in (workdir, place.parent) if (folder / "result.json").exists()), None
+    )
+    if path is None:
         return None
-    result = read_json(found)
+    result = read_json(path)
     if "failed" not in result:
         counts = dict.fromkeys(("steps", "batch_size", "seed", "best_epoch"), int)
-        check_fields(found, result, counts | {"learning_rate": float, "metrics": dict, "epochs": list})
-        check_fields(found, result, {"others": dict, "examples": dict})
+        check_fields(path, result, counts | {"learning_rate": float, "metrics": dict, "epochs": list})
+        check_fields(path, result, {"others": dict, "examples": dict})
         for metrics in (result["metrics"], *result["others"].values()):
-            check_fields(found, metrics, dict.fromkeys(metrics, float))
-        check_fields(found, result["examples"], dict.fromkeys(("train", "validation", *result["others"]), int))
+            check_fields(path, metrics, dict.fromkeys(metrics, float))
+        check_fields(path, result["examples"], dict.fromkeys(("train", "validation", *result["others"]), int))
         if "swept" in result:
-            check_fields(found, result, {"swept": dict})
-            check_fields(found, result["swept"], dict.fromkeys(result["swept"], float))
+            check_fields(path, result, {"swept": dict})
+            check_fields(path, result["swept"], dict.fromkeys(result["swept"], float))
     return result
 
 
@@ -234,8 +236,8 @@ def _convert_translation(
     }
     text = card.translation_text(opened, steps, architecture, dtype, stated, _place(path, stated), not_carried)
 
-    wanted = names.stored_tensors(family.names, {name: leaf.shape for name, leaf in arrays.items()})
-    stored = names.store(wanted, arrays, tensors.DTYPES[dtype])
+    entries = names.stored_tensors(family.names, {name: leaf.shape for name, leaf in arrays.items()})
+    stored = names.store(entries, arrays, tensors.DTYPES[dtype])
     with directories.whole(directories.on_disk(path)) as partial:
         tensors.write(stored | constants, partial / tensors.WHOLE)
         for name, values in (("config.json", settings), (GENERATION, generation)):
@@ -273,8 +275,8 @@ def _write(model: ExportedContent, path: epath.PathLike, dtype: str) -> int:
     # The other families have no offset of positions.
     if model.family.root != "roberta":
         config, params = _from_zero(config, params)
-    wanted = names.stored_tensors(model.table, {path: leaf.shape for path, leaf in params.items()})
-    stored = names.store(wanted, params, tensors.DTYPES[dtype])
+    entries = names.stored_tensors(model.table, {path: leaf.shape for path, leaf in params.items()})
+    stored = names.store(entries, params, tensors.DTYPES[dtype])
     target = directories.on_disk(path)
     with directories.whole(target) as partial:
         tensors.write(stored, partial / tensors.WHOLE)
@@ -295,14 +297,14 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
         return opened.model.generator_config, generator_parameters(opened.params), []
     if part != "model":
         raise ValueError(f"--part must be model or generator, got {part!r}")
-    left = ["The generator of replaced tokens; --part=generator exports it as a separate model."] * has_generator
-    left += [
+    not_carried = ["The generator of replaced tokens; --part=generator exports it as a separate model."] * has_generator
+    not_carried += [
         f"{name}: it was randomly initialised, because `{opened.origin.name}` has none, and was never trained."
         for name in opened.untrained
         if name in opened.params
     ]
-    kept = {name: tree for name, tree in opened.params.items() if name not in ("generator", *opened.untrained)}
-    return opened.model.config, kept, left
+    params = {name: tree for name, tree in opened.params.items() if name not in ("generator", *opened.untrained)}
+    return opened.model.config, params, not_carried
 
 
 def _from_zero(config: EncoderConfig, params: dict[str, np.ndarray]) -> tuple[EncoderConfig, dict[str, np.ndarray]]:

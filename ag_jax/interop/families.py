@@ -93,14 +93,14 @@ class Family:
 
 
 def unlike_bert(config: EncoderConfig) -> list[str]:
-    """Return the properties of the layers of BERT and its kin that an encoder lacks, with the settings that decide."""
-    found = {
+    """Return the properties of BERT's layers that an encoder lacks, each with the setting that decides it."""
+    conditions = {
         "it has LayerNorm with biases (model.norm, model.norm_biases)": config.norm == "layer" and config.norm_biases,
         "its feed-forward part is not gated (model.gated)": not config.gated,
         "it does not normalise queries and keys (model.query_key_norm)": not config.query_key_norm,
         "its attention has no window (model.window)": config.window is None,
     }
-    return [reason for reason, holds in found.items() if not holds]
+    return [reason for reason, holds in conditions.items() if not holds]
 
 
 def encoder_sizes(root: str) -> dict[str, tuple[str, int]]:
@@ -144,10 +144,7 @@ def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
 
 
 def embeddings(root: str) -> tuple[Name, ...]:
-    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of the embeddings.
-
-    These are the word, position and token-type embeddings, and their LayerNorm.
-    """
+    """Return the entries of the name table for word, position and token-type embeddings and their LayerNorm."""
     kinds = (("word", "word"), ("position", "position"), ("token_type", "segment"))
     tables = (
         Name(f"{root}.embeddings.{theirs}_embeddings.weight", f"encoder/embeddings/{ours}/embedding", AS_IS)
@@ -157,8 +154,7 @@ def embeddings(root: str) -> tuple[Name, ...]:
 
 
 def after_attention(root: str) -> tuple[Name, ...]:
-    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of the parts of a layer
-    after self-attention.
+    """Return the entries of the name table for the parts of a layer after self-attention.
 
     These are the output projection of attention, the feed-forward network and both LayerNorms.
     """
@@ -174,7 +170,7 @@ def after_attention(root: str) -> tuple[Name, ...]:
 
 
 def _bert_like(root: str) -> tuple[Name, ...]:
-    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of an encoder like BERT.
+    """Return the entries of the name table for an encoder like BERT.
 
     Such an encoder has absolute positions and separate projections to query, key and value.
     """
@@ -184,8 +180,7 @@ def _bert_like(root: str) -> tuple[Name, ...]:
 
 
 def bert_word_head() -> tuple[Name, ...]:
-    """Return the name-table entries (tensor name in transformers, parameter path in ag_jax) of the masked-language
-    head.
+    """Return the entries of the name table for the head for masked words.
 
     BERT and DeBERTa have this head, as `cls.predictions`.
     """
@@ -212,13 +207,14 @@ def read_sizes(settings: Settings) -> dict[str, int]:
 
 def write_sizes(config: EncoderConfig) -> dict[str, Any]:
     """Return {key: value} of config.json for an encoder's sizes, the inverse of `read_sizes`."""
-    written = {key: getattr(config, field) for field, key in _SIZES.items()}
-    return written | {"intermediate_size": config.feedforward or 4 * config.width}
+    values = {key: getattr(config, field) for field, key in _SIZES.items()}
+    return values | {"intermediate_size": config.feedforward or 4 * config.width}
 
 
 def read_common(settings: Settings) -> dict[str, Any]:
-    """Return the EncoderConfig fields whose keys in config.json are the same for all model families (such as BERT); add
-    unsupported options to `settings.problems`.
+    """Return the fields of an EncoderConfig whose keys in config.json BERT, RoBERTa, ELECTRA and DeBERTa share.
+
+    Adds unsupported options to `settings.problems`.
     """
     for key, supported in EVERYWHERE.items():
         settings.only(key, supported)
@@ -231,9 +227,7 @@ def read_common(settings: Settings) -> dict[str, Any]:
 
 
 def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
-    """Return {key: value} of config.json for the keys that are the same for all model families (such as BERT), the
-    inverse of `read_common`.
-    """
+    """Return {key: value} of config.json for the keys that these families share: the inverse of `read_common`."""
     return write_sizes(config) | {
         "hidden_act": "gelu",
         "hidden_dropout_prob": config.dropout,
@@ -246,8 +240,9 @@ def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
 
 
 def head_dropout_under(key: str) -> dict[str, Any]:
-    """Return `read_heads` and `write_heads` of a family whose config.json has the dropout rate of task heads under
-    `key`. Without the key, the heads have the encoder's rate. Heads for texts read the first token.
+    """Return `read_heads` and `write_heads` of a family with the dropout rate of task heads under `key`.
+
+    Without the key in config.json, the heads have the encoder's rate. Heads for texts read the first token.
     """
     return {
         "read_heads": lambda settings: HeadSettings(dropout=read_dropout(settings, key)),

@@ -43,13 +43,13 @@ FINGERPRINT = "fingerprint"  # in task.json: of its other values and of the weig
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Settings of a fine-tuned model's task head: task, kind, labels, and `style`, the model family whose activation,
-    dropout and LayerNorm the head has.
+    """Settings of a fine-tuned model's task head.
 
     task: name of the task, empty if it is not one of this project's.
-    kind, style: see `TaskModel`.
+    kind: see `TaskModel`.
     labels: names of the classes or BIO tags.
     low, high: the values that outputs 0 and 1 stand for in a regression.
+    style: the model family whose activation, dropout and LayerNorm the head has, see `TaskModel`.
     max_length: tokens of a sequence in training; for an imported model, its number of positions.
     answerable: every question has an answer, so a span is always chosen.
     dropout: dropout rate of the head in training; None takes that of the encoder.
@@ -107,9 +107,13 @@ class FineTuned:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """The content of `task.json` without the checksum: settings of the task head and the encoder, the imported model
-    that the weights started from, the longest text that the encoder was trained on, the guided heads, written as in
-    the setting `guidance.heads`, and the numbers of the guided layers, from 0; None for all layers.
+    """The content of `task.json` without its fingerprint.
+
+    head: settings of the task head.
+    model: config of the encoder.
+    origin, trained_length: as in `FineTuned`.
+    guided_heads: the guided heads, written as in the setting `guidance.heads`.
+    guided_layers: the numbers of the guided layers, from 0; None for all layers.
     """
 
     head: Head
@@ -173,18 +177,18 @@ def load(directory: epath.PathLike) -> FineTuned:
 
 
 def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
-    """Return the SHA-256 of the settings in `task.json` together with the weights file."""
-    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    found.update(weights)
-    return found.hexdigest()
+    """Return the SHA-256 of the settings in `task.json` and of the content of the weights file."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    digest.update(weights)
+    return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=32)
 def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's parameters by path, without allocating the parameters."""
     model = head.model(config)
-    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
-    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(made), sep="/").items()}
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(params), sep="/").items()}
 
 
 def _check(settings: _Settings, params: dict[str, np.ndarray]) -> None:

@@ -110,8 +110,8 @@ def read(text: str) -> dict[str, str]:
     values: dict[str, str] = {}
     key = ""
     for line in lines[: [line.strip() for line in lines].index("---")]:
-        if found := re.fullmatch(r"(\w+):\s*([\"']?)([\w./+-]*)\2\s*", line):
-            key, values[found[1]] = found[1], found[3]
+        if entry := re.fullmatch(r"(\w+):\s*([\"']?)([\w./+-]*)\2\s*", line):
+            key, values[entry[1]] = entry[1], entry[3]
         elif (item := re.fullmatch(r"\s*- *([\"']?)([\w./+-]+)\1\s*", line)) and values.get(key) == "":
             values[key] = item[2]
     return values

@@ -36,8 +36,7 @@ SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """Facts about an imported model: its family, its size, output heads that were initialised at random, and tensors
-    that were left out.
+    """Facts about an imported model.
 
     family: the `model_type`, with the kind of task for a fine-tuned model.
     parameters: number of parameters written.
@@ -55,9 +54,9 @@ class Imported:
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """The model of a Hugging Face directory, converted to the parameters of a run: encoder and pre-training heads, or
-    encoder and decoder.
+    """The model of a Hugging Face directory, converted to the config and parameters of a run.
 
+    params: of the encoder and the heads for pre-training, or of encoder and decoder.
     pooler: BERT's, whether or not a head for pre-training reads it.
     new, left_out, notes: see `Imported`.
     """
@@ -75,9 +74,10 @@ class OpenModel:
 
 
 def convert(path: epath.PathLike, workdir: epath.PathLike, expected: Sequence[str] = ()) -> Imported:
-    """Import the model of `path` to `workdir`: as a fine-tuned model if it has the head of a task, else as a run.
+    """Import a model as a fine-tuned model if it has the head of a task, else as a run at step 0.
 
     path: a directory, or a name on the hub.
+    workdir: the directory to be written.
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError or FileNotFoundError for whatever does not fit, with nothing written.
     """
@@ -107,9 +107,9 @@ def _count(params: dict[str, Any]) -> int:
 def open_model(
     path: epath.PathLike, expected: Sequence[str] = (), tokenizer_place: epath.Path | None = None
 ) -> OpenModel:
-    """Open the Hugging Face model of a directory or hub name for use as a run, without its task head if it has one.
+    """Open a Hugging Face model for use as a run, without its task head if it has one, and without writing anything.
 
-    Nothing is written.
+    path: a directory, or a name on the hub.
 
     expected: prefixes of the names of tensors that may be left out.
     tokenizer_place: the tokenizer's path in the returned config, by default the model's directory.
@@ -137,14 +137,14 @@ def open_model(
 
 
 def origin_of(opened: OpenModel, path: epath.PathLike) -> Origin:
-    """Return the `Origin` of a model opened from `path`: name, licence etc., to store with runs that start from it."""
+    """Return the name, licence etc. of a model opened from `path`, to be stored with runs that start from it."""
     return dataclasses.replace(_origin(opened.source, path, opened.tokenizer), new=opened.new, left_out=opened.left_out)
 
 
 def open_finetuned(path: epath.PathLike, expected: Sequence[str] = ()) -> tuple[FineTuned, tuple[str, ...]]:
-    """Return the fine-tuned model of a directory, task head included, and the names of its tensors that were
-    not used.
+    """Return the fine-tuned model of a directory with its task head, and the names of tensors that were not used.
 
+    path: a directory, or a name on the hub.
     expected: prefixes of the names of tensors that may be left out.
     Raises ValueError if the model has no task head, or anything does not fit.
     """
@@ -159,18 +159,18 @@ def open_finetuned(path: epath.PathLike, expected: Sequence[str] = ()) -> tuple[
     config = task_encoder(source.config)
     head = task_heads.read(source.family, kind, source.values, source.head_settings, config.max_length)
     shapes = finetuned.shapes(head, config)
-    wanted = names.stored_tensors((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
+    entries = names.stored_tensors((*source.family.names, *task_heads.names(source.family, head.kind)), shapes)
     # `task_encoder` changes only a config with a mask decoder, and then drops the positions, which only that reads.
     unread = [POSITIONS] if config != source.config else []
     left_out = names.check(
-        wanted,
+        entries,
         sources.untied_shapes(source),
         f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} for {head.kind} in "
         "its config.json",
         (*expected, *source.family.left_out, *(name.theirs for name in source.family.names if name.ours in unread)),
         "\nTo leave out tensors without a parameter, list prefixes of their names: --expect=cls,lm_head",
     )
-    params = names.nested(names.load(wanted, source.tensors, shapes))
+    params = names.nested(names.load(entries, source.tensors, shapes))
     tokenizer = _tokenizer(source)
     return FineTuned(head, config, tokenizer, params, _origin(source, path, tokenizer)), tuple(left_out)
 
@@ -182,11 +182,10 @@ def _check_expected(expected: Sequence[str]) -> None:
 
 
 def _kind(source: Source, expected: Sequence[str]) -> str | None:
-    """Return the kind of task that a directory's task head is for; None if the directory has no task head, or if the
-    head is to be left out.
+    """Return the kind of task that a model's head is for; None if it has no such head, or if that is to be left out.
 
-    expected: prefixes of the names of tensors that may be left out. If these prefixes match all
-        tensors of the classifier, the head is left out.
+    expected: prefixes of the names of tensors that may be left out. If they match all tensors of the classifier, the
+        head is left out.
     """
     kind = task_heads.kind_of(source.family, source.architectures)
     # The last two names are the classifier's; a dense layer before it may be the encoder's pooler.
@@ -227,8 +226,7 @@ def _tokenizer(source: Source) -> Tokenizer:
 
 
 def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConfig:
-    """Return the config of an imported run: the model's encoder, objectives for the model's output heads (such as that
-    for masked words), training defaults.
+    """Return the config of an imported run, with objectives for the model's heads and defaults for training.
 
     tokenizer: path of the tokenizer.
     """
@@ -318,40 +316,44 @@ def parameters(
     mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
     program = build.make_program(config, tokenizer, mesh)
     fresh = names.flat(program.abstract.params)
-    found = sources.untied_shapes(source)
+    stored = sources.untied_shapes(source)
     # Heads that the run needs and the directory lacks are randomly initialised below; everything else must be stored.
-    shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, found, expected)
+    shapes = {path: leaf.shape for path, leaf in fresh.items()} | _pooler_shapes(source, stored, expected)
     new = sorted({path.partition("/")[0] for path in fresh} - {"encoder", *source.heads})
-    known = {path: shape for path, shape in shapes.items() if path.partition("/")[0] not in new}
-    wanted = names.stored_tensors(source.family.names, known)
+    imported = {path: shape for path, shape in shapes.items() if path.partition("/")[0] not in new}
+    entries = names.stored_tensors(source.family.names, imported)
     left_out = names.check(
-        wanted,
-        found,
+        entries,
+        stored,
         f"the tensors of {source.tensors.source} are not those of the {source.family.model_type} in its config.json",
         (*expected, *task_head, *source.family.left_out),
         "\nTo leave out tensors without a parameter, list prefixes of their names: --expect=classifier,qa_outputs",
     )
-    arrays = names.load(wanted, source.tensors, shapes)
+    arrays = names.load(entries, source.tensors, shapes)
     if new:
         values = names.flat(build.unboxed(jax.jit(program.init)(build.random_keys(config.seed)[0])))
         arrays |= {path: np.asarray(values[path]) for path in fresh if path.partition("/")[0] in new}
     return names.nested(arrays), new, left_out
 
 
-def _pooler_shapes(source: Source, found: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the pooler's parameters by path; {} if no pooler is stored, if `expected` leaves the pooler
-    out, or if the pooler is imported as a part of the next-sentence head.
+def _pooler_shapes(source: Source, stored: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the pooler's parameters by path; {} if none is imported by itself.
+
+    None is if no pooler is stored, if `expected` leaves it out, or if it is a part of the head for the next sentence.
+
+    stored: names of the stored tensors.
     """
     theirs = [name.theirs for name in source.family.names if name.paths[0].startswith("pooler/")]
-    stored = [name for name in theirs if name in found and not name.startswith(tuple(expected))]
-    if "next_head" in source.heads or not stored:
+    present = [name for name in theirs if name in stored and not name.startswith(tuple(expected))]
+    if "next_head" in source.heads or not present:
         return {}
     return {"pooler/kernel": (source.config.width,) * 2, "pooler/bias": (source.config.width,)}
 
 
 def _check_special_ids(source: Source, tokenizer: Tokenizer) -> None:
-    """Raise ValueError if config.json and the tokenizer have different ids for the padding, begin or end token, and if
-    RoBERTa's positions do not count from the tokenizer's padding id + 1.
+    """Raise ValueError if config.json and the tokenizer have different ids for the padding, begin or end token.
+
+    Also if RoBERTa's positions do not count from the tokenizer's padding id + 1.
     """
     file, specials = source.directory / "config.json", tokenizer.specials
     if source.family.root == "roberta" and source.config.position_offset != specials.pad + 1:
@@ -361,8 +363,8 @@ def _check_special_ids(source: Source, tokenizer: Tokenizer) -> None:
         )
     for key, id in (("pad_token_id", specials.pad), ("cls_token_id", specials.begin), ("sep_token_id", specials.end)):
         # transformers writes a padding id of 0 for models that were given none, and masks padding anyway.
-        given = None if (key, source.values.get(key)) == ("pad_token_id", 0) else source.values.get(key)
-        if given not in (None, id):
+        stored = None if (key, source.values.get(key)) == ("pad_token_id", 0) else source.values.get(key)
+        if stored not in (None, id):
             raise ValueError(
                 f"{file} has {key}={source.values[key]!r}, but the tokenizer's id is {id}: one of them is of another "
                 "model; copy both from the same one"

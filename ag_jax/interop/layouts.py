@@ -1,6 +1,6 @@
 """Layouts: how a tensor of transformers holds one or several parameters of this project, in both directions.
 
-Shape letters: D width, H head, V width of a head, K kernel width of a convolution.
+Shape letters: D width, H head, W width of a head, K kernel width of a convolution.
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ AS_IS = Layout(shape=lambda ours: ours, load=lambda theirs, _: (theirs,), store=
 # A vector that is stored as a matrix of one row.
 ROW = Layout(shape=lambda ours: (1, *ours), load=lambda theirs, _: (theirs[0],), store=lambda ours: ours[None])
 
-# A bias HV of all heads: ours is split by head, (H, V).
+# A bias H*W of all heads: ours is split by head, (H, W).
 BY_HEAD = Layout(
     shape=lambda ours: (math.prod(ours),),
     load=lambda theirs, ours: (theirs.reshape(ours),),
     store=lambda ours: ours.reshape(-1),
 )
 
-# A matrix (out, in): ours is (in, out), where `out` may be split by head: D, H, V.
+# A matrix (out, in): ours is (in, out), where `out` may be split by head: (D, H, W).
 TO_HEADS = Layout(
     shape=lambda ours: (math.prod(ours[1:]), ours[0]),
     load=lambda theirs, ours: (theirs.T.reshape(ours),),
@@ -47,7 +47,7 @@ TO_HEADS = Layout(
 )
 TRANSPOSED = TO_HEADS
 
-# A matrix (out, in) whose `in` is split by head in ours: H, V, D.
+# A matrix (out, in) whose `in` is split by head in ours: (H, W, D).
 FROM_HEADS = Layout(
     shape=lambda ours: (ours[-1], math.prod(ours[:-1])),
     load=lambda theirs, ours: (theirs.T.reshape(ours),),
@@ -70,9 +70,7 @@ def _split(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
 
 
 def _join(*ours: np.ndarray) -> np.ndarray:
-    """Join the parameters of query, key and value, each of shape (width, head, width of a head), into one matrix, the
-    inverse of `_split`.
-    """
+    """Join the parameters of query, key and value into one matrix: the inverse of `_split`."""
     by_head = np.stack([array.transpose(1, 2, 0) for array in ours], axis=1)
     return by_head.reshape(-1, by_head.shape[-1])
 

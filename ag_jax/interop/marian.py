@@ -87,7 +87,7 @@ _NEUTRAL: dict[str, Any] = {
 
 
 def _attention(theirs: str, ours: str) -> tuple[Name, ...]:
-    """Return the name-table entries of the projections of attention."""
+    """Return the entries of the name table for the projections of attention."""
     inputs = (to_heads(f"{theirs}.{name[0]}_proj", f"{ours}/{name}") for name in ("query", "key", "value"))
     return (
         *(name for pair in inputs for name in pair),
@@ -97,19 +97,19 @@ def _attention(theirs: str, ours: str) -> tuple[Name, ...]:
 
 
 def _names(tie: str) -> tuple[Name, ...]:
-    """Return the name table (tensor of transformers, parameter here)."""
-    found = [Name(theirs, ours) for ours, theirs in _WORDS[tie].items()]
+    """Return the name table of a MarianMT with these tables of words (`DecoderConfig.tie`)."""
+    names = [Name(theirs, ours) for ours, theirs in _WORDS[tie].items()]
     for side in SIDES:
         theirs, ours = f"model.{side}.layers.{LAYER}", f"{side}/layers"
-        found += _attention(f"{theirs}.self_attn", f"{ours}/attention")
-        found += norm(f"{theirs}.self_attn_layer_norm", f"{ours}/attention_norm")
+        names += _attention(f"{theirs}.self_attn", f"{ours}/attention")
+        names += norm(f"{theirs}.self_attn_layer_norm", f"{ours}/attention_norm")
         if side == "decoder":
-            found += _attention(f"{theirs}.encoder_attn", f"{ours}/cross_attention")
-            found += norm(f"{theirs}.encoder_attn_layer_norm", f"{ours}/cross_attention_norm")
-        found += dense(f"{theirs}.fc1", f"{ours}/feedforward_in")
-        found += dense(f"{theirs}.fc2", f"{ours}/feedforward_out")
-        found += norm(f"{theirs}.final_layer_norm", f"{ours}/feedforward_norm")
-    return (*found, Name("final_logits_bias", BIAS, ROW))
+            names += _attention(f"{theirs}.encoder_attn", f"{ours}/cross_attention")
+            names += norm(f"{theirs}.encoder_attn_layer_norm", f"{ours}/cross_attention_norm")
+        names += dense(f"{theirs}.fc1", f"{ours}/feedforward_in")
+        names += dense(f"{theirs}.fc2", f"{ours}/feedforward_out")
+        names += norm(f"{theirs}.final_layer_norm", f"{ours}/feedforward_norm")
+    return (*names, Name("final_logits_bias", BIAS, ROW))
 
 
 def _equal_sizes(settings: Settings, key: str) -> int:
@@ -138,6 +138,7 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
     settings.only("decoder_vocab_size", words)
     shared = settings.take("share_encoder_decoder_embeddings", True)
     tied = settings.take("tie_word_embeddings", True)
+    # Values that are not supported become problems; defaults stand in below, so that all problems are told at once.
     if (shared, tied) not in _TIES:
         settings.problems.append(
             "tie_word_embeddings=False is not supported together with share_encoder_decoder_embeddings=True, only with "
@@ -288,30 +289,21 @@ MARIAN = {tie: _family(tie) for tie in _WORDS}  # by `DecoderConfig.tie`
 
 def misfits(config: EncoderConfig, decoder: DecoderConfig) -> list[str]:
     """Return the reasons why a translation model cannot be exported as a MarianMT; empty if it can."""
-    found = []
-
-    def require(condition: bool, reason: str) -> None:
-        if not condition:
-            found.append(reason)
-
-    for name, fixed in (("model", config.fixed_attention), ("decoder", decoder.fixed_attention)):
-        require(
-            not fixed.offsets,
-            f"hard-coded heads have neither queries nor keys, which its layers need ({name}.fixed_attention.offsets)",
-        )
-    require(config.norm_position == "post", "it has LayerNorm after the residual sums (model.norm_position)")
-    for reason in unlike_bert(config):
-        require(False, reason)
-    require(not config.embedding_norm, "it has no LayerNorm on the embeddings (model.embedding_norm)")
-    require(config.positions == "sinusoidal", "its positions are sinusoidal (model.positions)")
-    require(config.absolute_positions == "input", "it adds positions to the input (model.absolute_positions)")
-    require(not config.token_types, "it has no token type embeddings (model.token_types)")
-    require(not config.is_projected, "its embeddings have the width of the layers (model.embedding_width)")
-    require(
-        config.layer_norm_epsilon == EPSILON,
-        f"the epsilon of its LayerNorm is {EPSILON} (model.layer_norm_epsilon={config.layer_norm_epsilon})",
-    )
-    return found
+    learnt = "hard-coded heads have neither queries nor keys, which its layers need"
+    epsilon = f"the epsilon of its LayerNorm is {EPSILON} (model.layer_norm_epsilon={config.layer_norm_epsilon})"
+    conditions = {
+        f"{learnt} (model.fixed_attention.offsets)": not config.fixed_attention.offsets,
+        f"{learnt} (decoder.fixed_attention.offsets)": not decoder.fixed_attention.offsets,
+        "it has LayerNorm after the residual sums (model.norm_position)": config.norm_position == "post",
+        **dict.fromkeys(unlike_bert(config), False),
+        "it has no LayerNorm on the embeddings (model.embedding_norm)": not config.embedding_norm,
+        "its positions are sinusoidal (model.positions)": config.positions == "sinusoidal",
+        "it adds positions to the input (model.absolute_positions)": config.absolute_positions == "input",
+        "it has no token type embeddings (model.token_types)": not config.token_types,
+        "its embeddings have the width of the layers (model.embedding_width)": not config.is_projected,
+        epsilon: config.layer_norm_epsilon == EPSILON,
+    }
+    return [reason for reason, holds in conditions.items() if not holds]
 
 
 def with_biases(params: Mapping[str, np.ndarray], tie: str) -> dict[str, np.ndarray]:
@@ -319,20 +311,20 @@ def with_biases(params: Mapping[str, np.ndarray], tie: str) -> dict[str, np.ndar
 
     params: {path: array}.
     """
-    found = dict(params)
+    arrays = dict(params)
     for name in MARIAN[tie].names:
         (path,) = name.paths
-        kernel = found.get(re.sub("/bias$", "/kernel", path))
-        if path not in found and kernel is not None:
+        kernel = arrays.get(re.sub("/bias$", "/kernel", path))
+        if path not in arrays and kernel is not None:
             # The axes of a projection from the width to heads are layer, width, head and width of a head.
             to_heads = path.split("/")[-2] in ("query", "key", "value")
             shape = (kernel.shape[0], *kernel.shape[2:]) if to_heads else (kernel.shape[0], kernel.shape[-1])
-            found[path] = np.zeros(shape, kernel.dtype)
-    return found
+            arrays[path] = np.zeros(shape, kernel.dtype)
+    return arrays
 
 
 def vocabulary_order(rows: int, pad: int, start: str) -> np.ndarray:
-    """Return the order of the words in an export: the id here of each id there.
+    """Return the order of the words in an export: for each id there, the id in the run.
 
     With `decoder.start=zero`, padding becomes the last word. CTranslate2 drops the last word of a MarianMT and lets the
     decoder begin with the zero vector, as transformers does if padding has a zero embedding. With `begin` the order
@@ -353,22 +345,22 @@ def reordered(params: Mapping[str, np.ndarray], decoder: DecoderConfig, pad: int
 
     tokens: size of the tokenizer's vocabulary.
     """
-    found, tables = dict(params), _WORDS[decoder.tie]
-    if tokens < len(found[BIAS]):
-        found[BIAS] = np.append(found[BIAS][:tokens], np.minimum(found[BIAS][tokens:], NEVER))
+    arrays, tables = dict(params), _WORDS[decoder.tie]
+    if tokens < len(arrays[BIAS]):
+        arrays[BIAS] = np.append(arrays[BIAS][:tokens], np.minimum(arrays[BIAS][tokens:], NEVER))
     if decoder.start == "zero":
         path = _TARGET[decoder.tie]
-        table, bias = found[path].copy(), found[BIAS].copy()
+        table, bias = arrays[path].copy(), arrays[BIAS].copy()
         if table[pad].any() and decoder.tie != "none":  # otherwise another table holds the output's vectors
             bias[pad] = NEVER
         table[pad] = 0
-        found |= {path: table, BIAS: bias}
-    order = vocabulary_order(len(found[BIAS]), pad, decoder.start)
-    return {path: leaf[order] if path in (*tables, BIAS) else leaf for path, leaf in found.items()}
+        arrays |= {path: table, BIAS: bias}
+    order = vocabulary_order(len(arrays[BIAS]), pad, decoder.start)
+    return {path: leaf[order] if path in (*tables, BIAS) else leaf for path, leaf in arrays.items()}
 
 
 def without_padding(params: dict[str, Any], pad: int) -> dict[str, Any]:
-    """Return the nested parameters with a final bias for padding by which it has no probability."""
+    """Return the nested parameters with a final bias by which padding has no probability."""
     bias = np.array(params[BIAS])
     bias[pad] = min(bias[pad], NEVER)
     return params | {BIAS: bias}
@@ -390,8 +382,8 @@ def start_of(
 
     Raises ValueError if it is neither the zero vector nor the begin token, which without a token of its own is padding.
     """
-    given, default = values.get("decoder_start_token_id"), values.get("pad_token_id")
-    start = default if given is None else given
+    stored, default = values.get("decoder_start_token_id"), values.get("pad_token_id")
+    start = default if stored is None else stored
     if type(start) is not int or not 0 <= start < len(table):
         raise ValueError(f"{file}: decoder_start_token_id must be a token id below {len(table)}, got {start!r}")
     if not table[start].any():
@@ -411,10 +403,10 @@ def check_tokens(values: Mapping[str, Any], specials: SpecialTokens, file: pathl
     file: that file, for the error message.
     """
     for key, expected in (("pad_token_id", specials.pad), ("eos_token_id", specials.end)):
-        found = values.get(key, expected)
-        if found not in (expected, [expected]):
+        stored = values.get(key, expected)
+        if stored not in (expected, [expected]):
             raise ValueError(
-                f"{file}: {key}={found!r}, but the tokenizer's id is {expected}: copy both from the same model"
+                f"{file}: {key}={stored!r}, but the tokenizer's id is {expected}: copy both from the same model"
             )
 
 
@@ -496,39 +488,41 @@ def write_generation(
     """
     longest, shortest = (parse_length(text, "decoding") for text in (config.max_length, config.min_length))
     # In transformers, lengths count the token from which the decoder starts.
-    most = positions if longest.factor else min(longest.constant, positions) + 1
-    written: dict[str, Any] = {
+    maximum = positions if longest.factor else min(longest.constant, positions) + 1
+    values: dict[str, Any] = {
         **tokens,
         "bad_words_ids": [[id] for id in forbidden],
         "forced_eos_token_id": None,
         "num_beams": config.beam_size,
-        "max_length": most,
+        "max_length": maximum,
     }
-    lost = []
+    not_carried = []
     if config.beam_size > 1:
-        written["early_stopping"] = "never" if config.stop == "bound" else True
+        values["early_stopping"] = "never" if config.stop == "bound" else True
         if config.normalization == "gnmt" and config.length_penalty:  # a penalty of 0 is the same for all lengths
-            lost.append(
+            not_carried.append(
                 f"decoding.normalization=gnmt with length_penalty={config.length_penalty}: transformers divides scores "
                 "by the length to the power of a penalty, which is left at its default of 1, so translations may "
                 "differ."
             )
         else:
-            written["length_penalty"] = 0.0 if config.normalization == "none" else config.length_penalty
+            values["length_penalty"] = 0.0 if config.normalization == "none" else config.length_penalty
         if config.ends == "all":
-            lost.append(
+            not_carried.append(
                 "decoding.ends=all: in transformers, hypotheses end only among the first beams (ends=first), so "
                 "translations may differ in rare cases."
             )
     elif (config.stop, config.ends) != ("full", "first"):
-        lost.append("Beam search with a single beam: transformers appends the most probable token instead.")
+        not_carried.append("Beam search with a single beam: transformers appends the most probable token instead.")
     if longest.factor:
-        lost.append(
+        not_carried.append(
             f"decoding.max_length={config.max_length}: in transformers, the maximum length does not depend on the "
-            f"source; it is {most}."
+            f"source; it is {maximum}."
         )
     if shortest.factor:
-        lost.append(f"decoding.min_length={config.min_length}: in transformers, it does not depend on the source.")
+        not_carried.append(
+            f"decoding.min_length={config.min_length}: in transformers, it does not depend on the source."
+        )
     elif shortest.constant:
-        written["min_length"] = shortest.constant
-    return written, lost
+        values["min_length"] = shortest.constant
+    return values, not_carried

@@ -41,6 +41,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, order_V: np.ndarray, ma
         }
     else:
         models, pieces = _sentencepiece(files)
+        # MarianTokenizer and CTranslate2 find these tokens by name, whatever they are called in the model.
         ids = vars(tokenizer.specials)
         pieces |= {ids["pad"]: PAD, ids["end"]: END, ids["unknown"]: UNKNOWN}
         for name, model in zip((SOURCE_MODEL, TARGET_MODEL), models, strict=True):
@@ -97,9 +98,9 @@ def _converted(tokenizer: Tokenizer, content: bytes, order_V: np.ndarray) -> tup
         added["id"] = int(new_V[added["id"]])
     library = huggingface.Tokenizer.from_str(json.dumps(values))
     ids = vars(tokenizer.specials)
-    present = {token.content for token in library.get_added_tokens_decoder().values()}
+    added_tokens = {token.content for token in library.get_added_tokens_decoder().values()}
     for role in ("begin", "pad", "end", "unknown", "mask"):
-        if pieces[ids[role]] not in present:
+        if pieces[ids[role]] not in added_tokens:
             library.add_special_tokens([AddedToken(pieces[ids[role]], special=True)])
     end = pieces[ids["end"]]
     library.post_processor = processors.TemplateProcessing(
@@ -121,13 +122,13 @@ def _check(tokenizer: Tokenizer, library: huggingface.Tokenizer, new_V: np.ndarr
         id for id in range(tokenizer.vocabulary_size) if id not in tokenizer.special_ids and new_V[id] not in special
     ]
     plain = ids[:MOST_CHECKED]
-    for at in range(0, len(plain), CHECKED_TOGETHER):
-        text = tokenizer.decode(plain[at : at + CHECKED_TOGETHER])
+    for start in range(0, len(plain), CHECKED_TOGETHER):
+        text = tokenizer.decode(plain[start : start + CHECKED_TOGETHER])
         expected = new_V[tokenizer.encode(text)].tolist() if text else []
-        found = library.encode(text, add_special_tokens=False).ids
-        if found != expected:
+        tokens = library.encode(text, add_special_tokens=False).ids
+        if tokens != expected:
             raise ValueError(
-                f"with its new ids, the tokenizer encodes {text!r} as {found}, expected {expected}: the tokens of this "
-                "tokenizer cannot be given other ids; train the model with another tokenizer (data.tokenizer)"
+                f"with its new ids, the tokenizer encodes {text!r} as {tokens}, expected {expected}: train the model "
+                "with another tokenizer (data.tokenizer)"
             )
     library.encode_special_tokens = False

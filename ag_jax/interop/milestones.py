@@ -42,13 +42,13 @@ def convert(
     target = directories.on_disk(path)
     directories.check_free(target)
     steps = _steps(workdir)
-    found = {}
+    exports = {}
     with directories.whole(target) as partial:
-        for of, step in steps.items():
-            is_branch = stated.repository and of != hub.MAIN
-            of_step = dataclasses.replace(stated, revision=of) if is_branch else stated
-            found[of] = exporting.convert(workdir, step, str(partial / of), dtype, of_step, part)
-    return found
+        for directory, step in steps.items():
+            is_branch = stated.repository and directory != hub.MAIN
+            of_step = dataclasses.replace(stated, revision=directory) if is_branch else stated
+            exports[directory] = exporting.convert(workdir, step, str(partial / directory), dtype, of_step, part)
+    return exports
 
 
 def _steps(workdir: epath.Path) -> dict[str, int]:

@@ -60,9 +60,10 @@ _NAMES = (
 
 
 def _base(settings: Settings, kind: str) -> float:
-    """Return the base of the rotary positions of a kind of layers, of a new or an old config.json.
+    """Return the base of the rotary positions of a kind of layers.
 
-    In an old one, a `local_rope_theta` that is null stands for the base of the layers without a window.
+    It is in `rope_parameters`, or in `global_rope_theta` and `local_rope_theta`. If the latter is null, it is that of
+    the layers without a window.
     """
     parameters = settings.take("rope_parameters", {})
     of_kind = parameters.get(kind) or {}
@@ -73,14 +74,14 @@ def _base(settings: Settings, kind: str) -> float:
         return default
     if kind == _LOCAL and not of_kind and settings.has(old) and settings.raw(old) is None:
         return _base(settings, _GLOBAL)
-    given = Settings({"rope_theta": of_kind.get("rope_theta"), old: settings.raw(old)})
-    base = given.take("rope_theta", given.take(old, default))
-    settings.problems += given.problems
+    bases = Settings({"rope_theta": of_kind.get("rope_theta"), old: settings.raw(old)})
+    base = bases.take("rope_theta", bases.take(old, default))
+    settings.problems += bases.problems
     return float(base)
 
 
 def _windows(settings: Settings, layers: int) -> dict[str, Any]:
-    """Return the settings of windows: from `layer_types`, or from the number in older configs."""
+    """Return the settings of windows, from `layer_types` or else from `global_attn_every_n_layers`."""
     every = settings.take("global_attn_every_n_layers", 3)
     default = [_LOCAL if index % max(every, 1) else _GLOBAL for index in range(layers)]
     types = settings.take("layer_types", default)
@@ -179,7 +180,7 @@ def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
 
 def misfits(config: EncoderConfig) -> list[str]:
     """Return the properties of every ModernBERT that an encoder lacks, each with the setting that decides it."""
-    found = {
+    conditions = {
         f"its positions are rotary (model.positions={config.positions})": config.positions == "rotary",
         f"it has LayerNorm before attention and feed-forward (model.norm_position={config.norm_position})": (
             config.norm_position == "pre"
@@ -193,7 +194,7 @@ def misfits(config: EncoderConfig) -> list[str]:
         "it has no token type embeddings (model.token_types)": not config.token_types,
         "its embeddings have the width of the encoder (model.embedding_width)": not config.is_projected,
     }
-    return [reason for reason, holds in found.items() if not holds]
+    return [reason for reason, holds in conditions.items() if not holds]
 
 
 MODERNBERT = Family(

@@ -59,50 +59,51 @@ class StoredTensor:
 
 
 def stored_tensors(table: Sequence[Name], ours: Mapping[str, Shape]) -> list[StoredTensor]:
-    """Return descriptions of the tensors that hold the parameters `ours`, a dict of shapes by path, in a checkpoint of
-    the library transformers.
+    """Return the tensors of a checkpoint of transformers that hold a model's parameters.
 
-    Entries of the table for other parameters are left out.
+    table: the name table; its entries for other parameters are left out.
+    ours: shapes of the parameters by path.
+
     Raises ValueError for parameters that the table has no name for.
     """
-    found: list[StoredTensor] = []
-    named: set[str] = set()
+    entries: list[StoredTensor] = []
+    paths: set[str] = set()
     for name in table:
         if not all(path in ours for path in name.paths):
             continue
-        named.update(name.paths)
+        paths.update(name.paths)
         shapes = tuple(ours[path] for path in name.paths)
         if LAYER not in name.theirs:
-            found.append(StoredTensor(name.theirs, name.layout.shape(*shapes), name.paths, shapes, None, name.layout))
+            entries.append(StoredTensor(name.theirs, name.layout.shape(*shapes), name.paths, shapes, None, name.layout))
             continue
         inner = tuple(shape[1:] for shape in shapes)
         for layer in range(name.first, shapes[0][0]):
             theirs = name.theirs.replace(LAYER, str(layer))
-            found.append(StoredTensor(theirs, name.layout.shape(*inner), name.paths, inner, layer, name.layout))
-    if nameless := [f"  {path} {shape}" for path, shape in ours.items() if path not in named]:
+            entries.append(StoredTensor(theirs, name.layout.shape(*inner), name.paths, inner, layer, name.layout))
+    if nameless := [f"  {path} {shape}" for path, shape in ours.items() if path not in paths]:
         raise ValueError(
-            "the table of tensor names has no entry for these parameters, so the model cannot be converted; add them "
-            "to the table of its family:\n" + "\n".join(nameless)
+            "the table of tensor names has no entry for these parameters, add them to that of the family:\n"
+            + "\n".join(nameless)
         )
-    return found
+    return entries
 
 
 def check(
-    wanted: Iterable[StoredTensor],
+    entries: Iterable[StoredTensor],
     theirs: Mapping[str, Shape],
     problem: str,
     expected: Sequence[str] = (),
     remedy: str = "",
 ) -> list[str]:
-    """Check that a file holds all wanted tensors; return the names of the file's other tensors, which must all be
-    among the expected ones.
+    """Check that a file holds a model's tensors, and return the names of its other tensors.
 
+    entries: the tensors of the model.
     theirs: shapes of the file's tensors by name.
     problem, remedy: beginning and end of the error message.
-    expected: prefixes of the names of tensors that may be in the file without being wanted.
+    expected: prefixes of the names that other tensors may have.
     Raises ValueError that counts the missing, extra and misshapen tensors, and lists the first ten of each.
     """
-    by_name = {stored.theirs: stored for stored in wanted}
+    by_name = {stored.theirs: stored for stored in entries}
     missing = [f"  missing: {stored}" for name, stored in by_name.items() if name not in theirs]
     misshapen = [
         f"  of another shape: {stored}: found {theirs[name]}"
@@ -110,9 +111,9 @@ def check(
         if name in theirs and theirs[name] != stored.shape
     ]
     # A tensor without a parameter is an error unless the user expects it: weights must not be dropped silently.
-    left = [name for name in theirs if name not in by_name]
+    others = [name for name in theirs if name not in by_name]
     extra = [
-        f"  without a parameter here: {name} {theirs[name]}" for name in left if not name.startswith(tuple(expected))
+        f"  without a parameter here: {name} {theirs[name]}" for name in others if not name.startswith(tuple(expected))
     ]
     if missing or misshapen or extra:
         listed = [line for kind in (missing, misshapen, extra) for line in [*kind[:10], *["  ..."] * (len(kind) > 10)]]
@@ -123,17 +124,18 @@ def check(
             + "\nFor tensors missing or of another shape, copy config.json and the weights anew from the same model."
             + remedy
         )
-    return left
+    return others
 
 
-def load(wanted: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-    """Read the wanted tensors one after another; return the parameters that the tensors hold, {path: float32 array}.
+def load(entries: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Shape]) -> dict[str, np.ndarray]:
+    """Read tensors one after another, and return the parameters that they hold, {path: float32 array}.
 
+    entries: the tensors to be read.
     ours: shapes of the parameters by path.
     Raises ValueError, with the names of the tensor and of its file, for values that are not finite.
     """
     arrays: dict[str, np.ndarray] = {}
-    for stored in wanted:
+    for stored in entries:
         # A float64 too large for float32 becomes infinite, which is reported below.
         with np.errstate(over="ignore", invalid="ignore"):
             theirs = np.asarray(tensors.read(stored.theirs), np.float32)
@@ -151,14 +153,17 @@ def load(wanted: Sequence[StoredTensor], tensors: Tensors, ours: Mapping[str, Sh
     return arrays | unused  # of a model with no layer from `Name.first` on
 
 
-def store(wanted: Iterable[StoredTensor], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Return {name: array} of the tensors `wanted`, made from the parameters `ours` and converted to `dtype`: the
-    inverse of `load`.
+def store(entries: Iterable[StoredTensor], ours: Mapping[str, np.ndarray], dtype: np.dtype) -> dict[str, np.ndarray]:
+    """Return the tensors that hold a model's parameters, {name: array}: the inverse of `load`.
+
+    entries: the tensors to be made.
+    ours: the parameters by path.
+    dtype: the type of the tensors.
 
     Raises ValueError if a value is not finite, or too large for `dtype`.
     """
     tensors = {}
-    for stored in wanted:
+    for stored in entries:
         parts = [ours[path] if stored.layer is None else ours[path][stored.layer] for path in stored.paths]
         whole = np.ascontiguousarray(stored.layout.store(*parts))
         if not np.isfinite(whole).all():

@@ -69,15 +69,15 @@ class Pretrained:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of what a trial starts from: parameters, settings of the encoder, tokenizer, the head's pooling and
-        dropout rate, and the token type of second texts.
+        """SHA-256 of what a trial starts from.
 
-        Settings count if they differ from their defaults, so that one that a later version adds changes nothing, and if
-        they say what is computed, not how (`HOW`). A suite compares the digest with that of its trials, to notice a
-        checkpoint that was trained or imported again.
+        These are the parameters, the settings of the encoder, the tokenizer, the head's pooling and dropout rate, and
+        the token type of second texts. Settings count if they say what is computed, not how (`HOW`), and if they differ
+        from their defaults, so that one that a later version adds changes nothing. A suite compares the digest with
+        that of its trials, to notice a checkpoint that was trained or imported again.
         """
-        found = hashlib.sha256()
-        hash_params(found, self.params)
+        digest = hashlib.sha256()
+        hash_params(digest, self.params)
         settings = {
             field.name: value
             for field in dataclasses.fields(self.config)
@@ -85,8 +85,8 @@ class Pretrained:
         }
         origin = self.origin
         rest = self.tokenizer.fingerprint(), origin.pooling, origin.head_dropout, origin.second_type, settings
-        found.update(json.dumps(rest, default=dataclasses.asdict).encode())
-        return found.hexdigest()
+        digest.update(json.dumps(rest, default=dataclasses.asdict).encode())
+        return digest.hexdigest()
 
     @property
     def has_words(self) -> bool:
@@ -107,12 +107,12 @@ class Pretrained:
         return any(opened is not None and opened.config.translates for opened in (self.run, self.imported))
 
 
-def hash_params(found: Any, params: Any) -> None:
+def hash_params(digest: Any, params: Any) -> None:
     """Add the paths, types, shapes and values of parameters to a hash of `hashlib`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         array = np.asarray(leaf)
-        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,9 +246,9 @@ def is_huggingface(directory: epath.PathLike) -> bool:
 
 
 def open_encoder(checkpoint: epath.PathLike, step: int | None = None, *, fresh: bool = False) -> Pretrained:
-    """Open the encoder of a run (its newest checkpoint, or the checkpoint of `step`), of a trial or of a Hugging Face
-    directory; with `fresh`, without its parameters.
+    """Open the encoder of a run, of a trial or of a Hugging Face directory.
 
+    step: of a run's checkpoint, the newest by default.
     fresh: return only its architecture and tokenizer, without parameters.
     Raises FileNotFoundError or ValueError with what was expected, also for a step of a model that has no steps, and for
     a translation model whose vocabulary has no begin token.
@@ -293,14 +293,14 @@ def open_finetuned(directory: epath.PathLike, kinds: Sequence[str]) -> FineTuned
     Raises ValueError if the model has no such head, FileNotFoundError if there is no model.
     """
     place = storage.directory(directory)
-    wanted = " or ".join(kinds)
+    names = " or ".join(kinds)
     if finetuned.locate(place) is None and is_huggingface(place):
         tuned, _ = importing.open_finetuned(str(place))
     else:
         tuned = finetuned.load(place)
     if tuned.head.kind not in kinds:
         raise ValueError(
-            f"{directory} has a head for {tuned.head.kind}, but {wanted} is expected: give a model fine-tuned for that"
+            f"{directory} has a head for {tuned.head.kind}, but {names} is expected: give a model fine-tuned for that"
         )
     return tuned
 
@@ -395,11 +395,11 @@ def _pretrained(
     # The mask decoder, which is left out, may have been the only reader of absolute positions.
     if config.absolute_positions == "none":
         encoder["embeddings"] = {name: leaf for name, leaf in encoder["embeddings"].items() if name != "position"}
-    given = {"encoder": encoder}
+    initial = {"encoder": encoder}
     first = {"dense": pooler} if style == "bert" and pooler else {}
     # The head of a task works at the width of the encoder, that for words at the width of the embeddings.
     if style == "modernbert" and words and not config.is_projected:
         first = {name: words["words"][name] for name in ("dense", "norm")}
     if head := first | words:
-        given["task_head"] = head
-    return Pretrained(config, tokenizer, given, style, description, origin)
+        initial["task_head"] = head
+    return Pretrained(config, tokenizer, initial, style, description, origin)

@@ -1,4 +1,4 @@
-"""The files from which sentence-transformers knows how to compute vectors of texts with a model: read and write them.
+"""Read and write the files that tell sentence-transformers how to compute vectors of texts with a model.
 
 modules.json                        the modules in their order, such as Transformer, Pooling and Normalize, with the
                                     folder of each
@@ -88,6 +88,7 @@ def write(vectors: SentenceVectors, width: int, directory: pathlib.Path) -> None
     """
     if vectors.unsupported or vectors == SentenceVectors():
         return
+    # Types and folders are those that sentence-transformers itself writes; the first module has the model's folder.
     names = ["Transformer", "Pooling", *(["Normalize"] if vectors.normalize else [])]
     paths = ["", POOLING, "2_Normalize"]
     modules = [

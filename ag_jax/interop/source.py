@@ -101,7 +101,7 @@ def _check_sizes(file: pathlib.Path, values: Mapping[str, Any], family: Family, 
     shapes, problems = tensors.shapes, list[str]()
     for key, layer in family.layers.items():
         pattern = re.compile(re.escape(layer).replace(re.escape(LAYER), r"(\d+)"))
-        stored = {found[1] for name in shapes if (found := pattern.match(name))}
+        stored = {match[1] for match in map(pattern.match, shapes) if match}
         # Stored layers that are not declared are reported later, with all tensors that have no place (`names.check`).
         if values[key] > len(stored):
             problems.append(f"{key}={values[key]}, but the tensors {layer}* are of {len(stored)} layers")
@@ -136,12 +136,12 @@ def untied_shapes(source: Source) -> dict[str, tuple[int, ...]]:
 
 
 def _current_names(names: Sequence[str], family: Family) -> dict[str, str]:
-    """Return the name in current transformers of each stored tensor.
+    """Return the name in current transformers of each stored tensor, {stored name: name}.
 
     A prefix that all names share, as `module.`, `_orig_mod.` or `base_model.model.` of wrappers, is left out if more
     tensors have a place without it.
     """
-    known = {name.theirs for name in family.names}
+    table = {name.theirs for name in family.names}
 
     def without(depth: int) -> dict[str, str]:
         short = {name: name.split(".", depth)[-1] for name in names}
@@ -149,7 +149,7 @@ def _current_names(names: Sequence[str], family: Family) -> dict[str, str]:
         return {name: _current_name(shorter, family, has_root) for name, shorter in short.items()}
 
     def fitting(depth: int) -> int:
-        return sum(re.sub(r"\b\d+\b", LAYER, name) in known for name in without(depth).values())
+        return sum(re.sub(r"\b\d+\b", LAYER, name) in table for name in without(depth).values())
 
     parts = zip(*(name.split(".")[:-1] for name in names), strict=False)
     shared = len([*itertools.takewhile(lambda part: len({*part}) == 1, parts)])
@@ -175,8 +175,7 @@ def _current_name(name: str, family: Family, has_root: bool) -> str:
 
 
 def _original_name(name: str, family: Family, names: Collection[str]) -> str:
-    """Return the name under which the stored tensor `name` is read: the original's name if the tensor is a tied copy
-    whose original is not stored, otherwise `name`.
+    """Return the name of a stored tensor, or of its original if it is a tied copy whose original is not stored.
 
     A tied copy is, for example, the output layer's weight, with the word embeddings as the original.
 

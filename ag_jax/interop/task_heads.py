@@ -101,9 +101,7 @@ def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> 
 
 
 def misfits(family: Family, exported: Head) -> list[str]:
-    """Return the reasons why a task head cannot be exported as a transformers model of `family` (such as BERT); empty
-    if the head can be exported.
-    """
+    """Return the reasons why a task head cannot be exported as a model of a family; empty if it can."""
     head, style = HEADS[exported.kind], exported.style
     if not head.ending:
         return ["transformers has no class that ranks phrases for a pronoun"]
@@ -124,16 +122,16 @@ def misfits(family: Family, exported: Head) -> list[str]:
 
 def settings(family: Family, head: Head, config: EncoderConfig) -> dict[str, Any]:
     """Return the keys and values of config.json that describe a task head, given the config of the encoder."""
-    exported = HEADS[head.kind]
+    stored_head = HEADS[head.kind]
     common = family.write_heads(HeadSettings(head.pooling, head.dropout), config)
-    if not exported.has_labels:
+    if not stored_head.has_labels:
         return common
     labels = head.labels or ("LABEL_0",)
-    written = common | {
+    values = common | {
         "id2label": dict(enumerate(labels)),
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-    return written | ({"problem_type": exported.problem_type} if exported.problem_type else {})
+    return values | ({"problem_type": stored_head.problem_type} if stored_head.problem_type else {})
 
 
 def kind_of(family: Family, architectures: Collection[str]) -> str | None:
@@ -155,10 +153,10 @@ def read(family: Family, kind: str, values: Mapping[str, Any], stated: HeadSetti
     Raises ValueError for options that are not supported.
     """
     problems = [
-        f"{key}={values[key]!r} is not supported, only {wanted!r}"
-        for key, wanted in _ONLY.items()
+        f"{key}={values[key]!r} is not supported, only {supported!r}"
+        for key, supported in _ONLY.items()
         # Heads of a single layer, and those of ModernBERT, do not read these keys.
-        if not HEADS[kind].layer and family is not MODERNBERT and values.get(key, wanted) != wanted
+        if not HEADS[kind].layer and family is not MODERNBERT and values.get(key, supported) != supported
     ]
     if values.get("problem_type") == "multi_label_classification":
         problems.append("problem_type='multi_label_classification' is not supported: a text has one label here")
@@ -171,9 +169,9 @@ def read(family: Family, kind: str, values: Mapping[str, Any], stated: HeadSetti
             "config.json has options of a task head that ag-jax does not support; choose a model without them:\n"
             + "\n".join(f"  {problem}" for problem in problems)
         )
-    shown = labels if kind in ("classification", "tagging") else ()
+    head_labels = labels if kind in ("classification", "tagging") else ()
     style = "modernbert" if family is MODERNBERT else family.root
-    return Head("", kind, shown, style, max_length=max_length, dropout=stated.dropout, pooling=stated.pooling)
+    return Head("", kind, head_labels, style, max_length=max_length, dropout=stated.dropout, pooling=stated.pooling)
 
 
 def _labels(values: Mapping[str, Any]) -> tuple[str, ...]:

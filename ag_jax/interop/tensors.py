@@ -35,7 +35,7 @@ class _Entry:
 
 
 class Tensors:
-    """Tensors on disk by name. `shapes` are known at once; `read(name)` reads a tensor."""
+    """Tensors on disk by name: `shapes` has the shapes of all, `read` reads one."""
 
     def __init__(self, entries: Mapping[str, _Entry]):
         self._entries = entries
@@ -97,7 +97,7 @@ def open_directory(directory: pathlib.Path) -> Tensors:
 
 
 def _files(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Return the safetensors files of a directory: the single file of a whole model, else all shards in the index."""
+    """Return the safetensors files of a directory: the file of a whole model, else all shards in the index."""
     if (directory / WHOLE).exists():
         return [directory / WHOLE]
     if (directory / INDEX).exists():

@@ -33,17 +33,17 @@ def read(directory: pathlib.Path, family: Family) -> Tokenizer:
 
 def _read(directory: pathlib.Path, family: Family) -> Tokenizer:
     model = next(iter(sorted(directory.glob("*.model"))), None)
-    kept = [directory / name for name in ("tokenizer.json", "vocab.json", "vocab.txt")]
-    if model is None or any(file.exists() for file in kept):
+    others = [directory / name for name in ("tokenizer.json", "vocab.json", "vocab.txt")]
+    if model is None or any(file.exists() for file in others):
         return tokenizers.load(directory)
     kind = family.model_type
     vocabularies.settings_beside(model, _CLASSES.get(kind, ()), {"do_lower_case": False, "split_by_punct": False})
     options: dict[str, Any] = {"fairseq": kind in _FAIRSEQ, "mask": _MASKS.get(kind, "")}
     converted = vocabularies.read(model, lambda _: sentencepiece_models.convert(model.read_bytes(), **options))
     vocabularies.add_tokens(converted, directory)
-    named = vocabularies.special_names(directory)
+    specials = vocabularies.special_names(directory)
     return vocabularies.read(
-        model, lambda _: tokenizers.of_library(converted, str(model), named, by_sentencepiece=True)
+        model, lambda _: tokenizers.of_library(converted, str(model), specials, by_sentencepiece=True)
     )
 
 
@@ -75,12 +75,12 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
     library = library or sentencepiece_models.convert(content)
     roles = vars(tokenizer.specials)
     special = {role: library.id_to_token(roles[role]) for role in ("begin", "pad", "end", "unknown", "mask")}
-    present = {token.content for token in library.get_added_tokens_decoder().values()}
-    spaced = not isinstance(library.model, huggingface.models.WordPiece)
+    added_tokens = {token.content for token in library.get_added_tokens_decoder().values()}
+    has_spaces = not isinstance(library.model, huggingface.models.WordPiece)
     for role, token in special.items():
         # The mask is always added, for lstrip: where spaces are part of pieces, the mask takes the space before it.
-        if token not in present or role == "mask":
-            library.add_special_tokens([AddedToken(token, special=True, lstrip=spaced and role == "mask")])
+        if token not in added_tokens or role == "mask":
+            library.add_special_tokens([AddedToken(token, special=True, lstrip=has_spaces and role == "mask")])
     begin, end = special["begin"], special["end"]
     two = tokenizer.specials.type_of_second(config.token_types)
     between = " ".join([f"{end}:0"] * tokenizer.specials.pair_separators)
@@ -103,7 +103,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
         "sep_token": end,
         "pad_token": special["pad"],
         "unk_token": special["unknown"],
-        "mask_token": {"__type": "AddedToken", "content": special["mask"], "lstrip": spaced, "rstrip": False}
+        "mask_token": {"__type": "AddedToken", "content": special["mask"], "lstrip": has_spaces, "rstrip": False}
         | {"normalized": False, "single_word": False, "special": True},
         "clean_up_tokenization_spaces": False,
         **tokenizer.settings,

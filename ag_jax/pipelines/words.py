@@ -86,7 +86,7 @@ class FillMask(BatchedPipeline):
         return [Guess(self.tokenizer.decode([index]).strip(), float(scores[index])) for index in order]
 
     def _logits(self, texts: list[str], batch_size: int | None) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield for each text, in the order of their lengths, its number and float32 [masks, vocabulary].
+        """Yield for each text, in the order of their lengths, its number and its logits, float32 [masks, vocabulary].
 
         One batch is in memory at a time, because the scores of a large vocabulary for many texts may not fit.
         """
