@@ -23,7 +23,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 from ag_jax.distributed import hosts, storage
 from ag_jax.training import damage, metrics
 from ag_jax.training.damage import CorruptCheckpointError
-from ag_jax.training.fingerprint import StoredFingerprint, changed, fingerprint, of_json, paths
+from ag_jax.training.fingerprint import changed, fingerprint, of_json, paths
 from ag_jax.training.state import TrainState
 
 Tree = Any
@@ -249,10 +249,8 @@ class Checkpoints:
         _check(step, paths(state), written)
         return Checkpoint(state, progress)
 
-    def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], StoredFingerprint]:
-        """Return a checkpoint's training state, progress of the training loop, and stored fingerprint (a checksum for
-        each array of the state), after a check of the parameters' shapes.
-        """
+    def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], dict[str, int]]:
+        """Return state, progress and stored fingerprint of a checkpoint, after a check of the parameters' shapes."""
         with self._reader() as reader:
             with self._judged(step):
                 saved = dict(reader.item_metadata(step)["state"])
@@ -263,10 +261,11 @@ class Checkpoints:
 
     def _load(
         self, reader: ocp.CheckpointManager, step: int, like: Tree
-    ) -> tuple[Tree, dict[str, Any], StoredFingerprint]:
-        """Return a checkpoint's training state, progress of the training loop, and stored fingerprint (a checksum for
-        each array of the state). The progress is compared with its stored checksum; comparing the arrays is left to the
-        caller.
+    ) -> tuple[Tree, dict[str, Any], dict[str, int]]:
+        """Return state, progress and stored fingerprint of a checkpoint.
+
+        The progress is compared with its stored checksum; comparing the arrays with the fingerprint, which has a
+        checksum of each, is left to the caller.
         """
         items = ocp.args.Composite(state=ocp.args.StandardRestore(like), progress=ocp.args.JsonRestore())
         restored = reader.restore(step, args=items)
@@ -314,10 +313,7 @@ class Checkpoints:
             )
             state, _, written = self._load(self._manager, step, like)
             params = state["params"]
-        if isinstance(written, list):
-            written = written[1:]  # without the number of `step`, which comes first; `changed` ignores the optimizer's
-        else:
-            written = {path: number for path, number in written.items() if path.startswith("params/")}
+        written = {path: number for path, number in written.items() if path.startswith("params/")}
         _check(step, paths({"params": params}), written)
         return params
 
@@ -340,22 +336,14 @@ class Checkpoints:
                 if hosts.is_first():
                     print(f"warning: {moved}; moved to {aside}, resuming from step {step}", file=sys.stderr)
             return found
-        if damaged or hosts.from_first("damaged checkpoints", self._has_moved_damaged):
-            reasons = "".join(f"  {error}\n" for error in damaged) or f"  they were moved to {ASIDE}\n"
+        if damaged:
+            reasons = "".join(f"  {error}\n" for error in damaged)
             raise ValueError(
                 f"all checkpoints of {self._directory.parent} are damaged, so training cannot be resumed:\n{reasons}"
                 f"Nothing was changed. To start anew, rename or delete {self._directory.parent}, or choose another "
                 "directory"
             )
         return None
-
-    def _has_moved_damaged(self) -> bool:
-        """Return whether `corrupt_checkpoints` holds damaged checkpoints of the run.
-
-        Earlier versions of ag_jax moved them there even if no other checkpoint was left.
-        """
-        aside = self._directory.parent / ASIDE
-        return aside.exists() and any(aside.iterdir())
 
     def _set_aside(self, step: int) -> epath.Path:
         """Move a damaged checkpoint to `ASIDE`, replacing an older one of the same step; return its new path."""
@@ -388,7 +376,7 @@ def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
     """
     if steps := steps_in(workdir / "checkpoints"):
         with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
-            metrics.check_rows(workdir, checkpoints.restore_progress(steps[-1]).get("rows"))
+            metrics.check_rows(workdir, checkpoints.restore_progress(steps[-1])["rows"])
     return metrics.read_metrics(workdir)
 
 
@@ -443,21 +431,21 @@ def _silence_orbax() -> None:
     sys.unraisablehook = report
 
 
-def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], StoredFingerprint]:
+def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the two parts of what a checkpoint stores beside its arrays: progress, and the fingerprint of the arrays.
 
     Raises CorruptCheckpointError if the progress differs from its checksum, or the fingerprint is missing.
     """
     progress = dict(stored)
     written = progress.pop(FINGERPRINT, None)
-    if not isinstance(written, dict | list):
+    if not isinstance(written, dict):
         raise CorruptCheckpointError(step, "its fingerprint is missing")
-    if isinstance(written, dict) and written.pop(PROGRESS, None) != of_json(progress):
+    if written.pop(PROGRESS, None) != of_json(progress):
         raise CorruptCheckpointError(step, "the progress differs from what was saved")
     return progress, written
 
 
-def _check(step: int, arrays: dict[str, jax.Array], written: StoredFingerprint) -> None:
+def _check(step: int, arrays: dict[str, jax.Array], written: dict[str, int]) -> None:
     """Raise CorruptCheckpointError if arrays differ from the stored fingerprint."""
     if different := changed(arrays, written):
         raise CorruptCheckpointError(

@@ -1,7 +1,7 @@
 """Settings of the training loop: length, batches, logging, evaluations and checkpoints."""
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +74,6 @@ class TrainingConfig:
     profile: tuple[Annotated[int, ">= 1"], ...] = ()
     tensorboard: bool = True
     wandb: str | None = None
-
-    EARLIER_NONE: ClassVar = {
-        "evaluate_every": 0,
-        "keep_every": 0,
-        "step_timeout": 0,
-        "initial_weights": "",
-        "wandb": "",
-    }
 
     def __post_init__(self):
         if self.microbatches and self.batch_size % self.microbatches:

@@ -61,10 +61,10 @@ class Progress:
     run: sums of the primary metric since the first step.
     tokens: number of tokens seen, without padding.
     history: the evaluations so far, in order.
-    start_sha256: digest of what a fine-tuning started from; None for other jobs, and if an earlier version of ag_jax
-        began the fine-tuning.
+    start_sha256: digest of what a fine-tuning started from; None for other jobs.
     settings: the settings of a pre-training run, as in its `config.json`; None for other jobs.
-    rows: length and checksum of `metrics.jsonl` when the checkpoint was saved (`MetricWriter.digest`).
+    rows: length and checksum of `metrics.jsonl` when the checkpoint was saved (`MetricWriter.digest`); None at the
+        start of a job.
     """
 
     interval: Sums = dataclasses.field(default_factory=dict)
@@ -83,12 +83,10 @@ class Progress:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Progress":
-        """Return the progress that `to_json` of this or an earlier version of ag_jax turned into `stored`.
-
-        Some earlier versions stored no evaluations; `history` is then empty.
-        """
-        history = [Evaluation(**evaluation) for evaluation in stored.get("history", [])]
-        return cls(**{**stored, "history": history})
+        """Return the progress that `to_json` turned into `stored`; that of a new job if `stored` is empty."""
+        if not stored:
+            return cls()
+        return cls(**{**stored, "history": [Evaluation(**evaluation) for evaluation in stored["history"]]})
 
     def is_evaluated(self, step: int) -> bool:
         """Return whether the model was evaluated after `step`."""
@@ -137,7 +135,7 @@ class Job:
     keep: (state, history) -> whether it saved something; called after each evaluation, to save the best model so far.
         If it saved something, a checkpoint is saved next, so that both are of the same step.
     best: history -> step of the evaluation whose checkpoint is kept beside the newest ones; None keeps no other.
-    read_progress: JSON values of a checkpoint -> `Progress`.
+    read_progress: JSON values of a checkpoint, empty if there is none -> `Progress`.
     remedy: path of the last good checkpoint, or "none" -> advice for the error that the loss is not finite.
     wandb: () -> run at Weights & Biases that gets the metrics, or None.
     saved_steps: steps whose checkpoints are saved and never deleted, besides those that `config` names.

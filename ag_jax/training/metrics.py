@@ -195,10 +195,11 @@ def _digest(data: bytes, before: Sequence[int] = (0, 0)) -> list[int]:
 
 
 def check_rows(workdir: epath.Path, digest: Sequence[int] | None) -> None:
-    """Raise ValueError if `metrics.jsonl` does not begin with the rows that it had when a checkpoint was saved. Print a
-    warning if there is no such file.
+    """Raise ValueError if `metrics.jsonl` does not begin with the rows that it had when a checkpoint was saved.
 
-    digest: `MetricWriter.digest` when the checkpoint was saved; None, and nothing is checked, in earlier versions.
+    If there is no such file, print a warning.
+
+    digest: `MetricWriter.digest` when the checkpoint was saved; None, and nothing is checked, without a checkpoint.
     """
     if digest is None:
         return

@@ -5,7 +5,7 @@ Shape letters of parameters: N layers, D features, H heads, W width of a head, F
 
 import dataclasses
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -65,8 +65,6 @@ class OptimizerConfig:
     clip_norm: Annotated[float, "> 0"] | None = 1.0
     clip_updates: bool = False
     muon_momentum: Annotated[float, ">= 0", "< 1"] = 0.95
-
-    EARLIER_NONE: ClassVar = {"clip_norm": 0.0}
 
     def __post_init__(self):
         if self.decay in ("constant", "inverse_sqrt"):

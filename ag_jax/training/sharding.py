@@ -7,7 +7,7 @@ them, because it needs the fewest messages: one sum of the gradients in a step.
 
 import dataclasses
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import flax.linen as nn
 import jax
@@ -39,8 +39,6 @@ class MeshConfig:
     data: Annotated[int, ">= 1", "<= 1048576"] | None = None
     fsdp: Annotated[int, ">= 1", "<= 1048576"] = 1
     tensor: Annotated[int, ">= 1", "<= 1048576"] = 1
-
-    EARLIER_NONE: ClassVar = {"data": 0}
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:

@@ -19,7 +19,6 @@ from ag_jax import config_reader
 from ag_jax.training import loop, progress
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
-from ag_jax.training.job import Progress
 from ag_jax.training.loop import Interrupted, NonFiniteError
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from ag_jax.training.optimizer import OptimizerConfig
@@ -133,7 +132,7 @@ def test_what_an_evaluation_saved_has_a_checkpoint_beside_it(tmp_path):
 
 @pytest.mark.parametrize("step", [6, 12])
 def test_an_evaluation_that_died_is_made_again(uninterrupted, tmp_path, step):
-    """At step 6 a checkpoint of an earlier version follows its evaluation; the last step is saved before it."""
+    """At step 6 the checkpoint is saved after the evaluation, at the last step before it."""
     whole, summary = uninterrupted
     job = tiny_job(tmp_path, checkpoint_every=6)
     (honest,) = job.evaluators
@@ -145,19 +144,6 @@ def test_an_evaluation_that_died_is_made_again(uninterrupted, tmp_path, step):
 
     with pytest.raises(OSError, match="no space left"):
         loop.Loop(dataclasses.replace(job, evaluators=(dies,))).run()
-    assert loop.Loop(job).run() == summary
-    assert rows_without_clock(job) == rows_without_clock(whole)
-
-
-def test_a_checkpoint_of_an_earlier_version_has_no_evaluations(uninterrupted, tmp_path):
-    whole, summary = uninterrupted
-    with pytest.raises(Interrupted):
-        loop.Loop(tiny_job(tmp_path, batches=signalled_at(5, signal.SIGTERM))).run()
-
-    def earlier(stored):
-        return Progress.from_json({name: stored[name] for name in ("interval", "run", "tokens") if name in stored})
-
-    job = dataclasses.replace(tiny_job(tmp_path), read_progress=earlier)
     assert loop.Loop(job).run() == summary
     assert rows_without_clock(job) == rows_without_clock(whole)
 

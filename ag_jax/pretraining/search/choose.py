@@ -210,10 +210,8 @@ def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) 
     path = storage.directory(directory) / BEST
     if not path.exists():
         raise ValueError(f"{path} does not exist: expected the --workdir of a finished `ag-jax search`")
-    content = read_json(path, dict, {"arms": dict, "metric": str})
-    had = {"arguments": {}} | content  # files of earlier versions do not have them
-    check_fields(path, had, {"arguments": dict})
-    had = had["arguments"]
+    content = read_json(path, dict, {"arguments": dict, "arms": dict, "metric": str})
+    had = content["arguments"]
     if other := [name for name in expected if had.get(name, expected[name]) != expected[name]]:
         raise ValueError(
             f"{path} is of a search with {', '.join(f'{name}={had[name]}' for name in other)}, expected "

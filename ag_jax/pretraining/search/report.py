@@ -314,8 +314,7 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
 def robustness_table(found: Mapping[str, Any]) -> list[str]:
     """Return the lines of the table of robustness, with the tests between arms, as Markdown.
 
-    found: the numbers of a search, as `numbers` returns them. Files of earlier versions do not say how many points
-        diverged, and leave them out.
+    found: the numbers of a search, as `numbers` returns them.
     """
     explained = (
         "A point has left the plateau if its validation loss is below that of guessing by frequency, without context, "
@@ -325,19 +324,14 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
         "search with rungs says little about robustness. Median and range are over the points that were trained to the "
         "end, whose losses are finite."
     )
-    if any("diverged" not in of_arm["robustness"] for of_arm in found["arms"].values()):
-        explained += (
-            " These numbers are from an earlier version, which left out points that diverged, too: run the search's "
-            "command again to count them."
-        )
     rows = []
     for arm, of_arm in found["arms"].items():
         one = of_arm["robustness"]
         # `failed` counts points that diverged, too, which have a column of their own.
         share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
         low, high = shown(one["lowest"]), shown(one["highest"])
-        otherwise = one["failed"] - one.get("diverged", 0)
-        counts = [f"{one['left_plateau']} of {one['points']}", share, str(one.get("diverged", "–")), str(otherwise)]
+        otherwise = one["failed"] - one["diverged"]
+        counts = [f"{one['left_plateau']} of {one['points']}", share, str(one["diverged"]), str(otherwise)]
         rows.append([arm, *counts, shown(one["median"]), f"{low} to {high}"])
     header = [
         "Arm",

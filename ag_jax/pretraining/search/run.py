@@ -153,9 +153,9 @@ def _check_devices(study: Study, workdir: epath.Path, own: set[int], retry: bool
 
 
 def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path, retry: bool) -> None:
-    """Raise ValueError if a run that is to be trained is past a rung at which `search.metric` was not noted.
+    """Raise ValueError if a run that is to be trained is past a rung at which its numbers were not noted.
 
-    A comparison with its present value would not be fair to the others.
+    A comparison with its present numbers would not be fair to the others.
     """
     if not rungs or (state := states.read(directory, config, retry)).is_over:
         return
@@ -163,8 +163,7 @@ def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epat
     if passed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
         raise ValueError(
             f"{directory} is at step {newest}, and its {config.search.metric} at the rung at step {passed[0]} is not "
-            "known, because it was trained with other search.rungs or by another search.metric: use those, or choose "
-            "another --workdir"
+            "known, because it was trained with other search.rungs: use those, or choose another --workdir"
         )
 
 

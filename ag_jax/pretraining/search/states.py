@@ -15,7 +15,7 @@ from typing import Any
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.distributed import storage
 from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig
@@ -35,9 +35,6 @@ _OF_FAILURE = (
 )
 # Settings that do not decide whether a run fails.
 NOT_OF_FAILURE = tuple(name for name in run.MAY_DIFFER if name not in _OF_FAILURE)
-# Settings whose values earlier versions left out of `failure.json`, and those that these versions did not have.
-EARLIER_NOT_OF_FAILURE = ("title", "comparison.", "data.cache_dir", "inspection.", "search.")
-LATER_SETTINGS = ("data.expected_gigabytes",)
 
 Numbers = dict[str, float | None]  # of losses and metrics, by their names; None for one that was not measured
 
@@ -50,8 +47,7 @@ class RunState:
         measured, because nothing was counted for it, such as a share of the alarms of a model that raised none.
     failure: why the run failed; None if it did not.
     diverged: whether it failed because a number was not finite, and not for want of memory.
-    rungs: `LOSSES` and `search.metric` after each step, written as text, at which it was compared with others; without
-        the steps at which `search.metric` was not noted.
+    rungs: `LOSSES` and `search.metric` after each step, written as text, at which it was compared with others.
     """
 
     measured: Numbers | None = None
@@ -73,34 +69,26 @@ def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -
 
     retry: leave out a failure that --retry would forget, that of `failure.json`.
 
-    Raises ValueError, with the file's name, if a file is damaged, or if a summary has no number `search.metric`.
+    Raises ValueError, with the file's name, if a file is damaged, or lacks the number `search.metric`.
     """
     metric = config.search.metric
     names = dict.fromkeys((*LOSSES, metric))
-    rungs = {
-        step: {name: numbers[name] for name in names}
-        for step, numbers in _rungs(directory / RUNGS).items()
-        if metric in numbers
-    }
+    with reading(directory / RUNGS, "train the points in another --workdir"):
+        rungs = {step: {name: numbers[name] for name in names} for step, numbers in _rungs(directory / RUNGS).items()}
     summary = run.read_summary(directory)
     if summary is not None and run.is_complete(summary, config):
-        check_fields(directory / run.SUMMARY, {"validation": {}} | summary, {"validation": dict})
-        numbers = numbers_of(summary)
-        if metric not in numbers:
-            raise ValueError(
-                f"{directory / run.SUMMARY} has no number {metric}, by which search.metric judges points: expected one "
-                f"of {', '.join(numbers)}"
-            )
-        if (reason := not_finite(numbers, metric)) is not None:
+        with reading(directory / run.SUMMARY, "train the points in another --workdir"):
+            numbers = numbers_of(summary)
+            measured = {name: numbers[name] for name in names}
+        if (reason := not_finite(measured, metric)) is not None:
             return RunState(failure=reason, diverged=True, rungs=rungs)
-        return RunState(measured={name: numbers[name] for name in names}, rungs=rungs)
+        return RunState(measured=measured, rungs=rungs)
     path = directory / FAILURE
-    failure = read_json(path, dict, {"reason": str}) if path.exists() and not retry else None
-    # The files of the first versions do not have the settings.
-    if failure is None or failure.get("settings", _settings(config)) not in _known_settings(config):
+    if retry or not path.exists():
         return RunState(rungs=rungs)
-    failure = {"diverged": not failure["reason"].startswith(OUT_OF_MEMORY)} | failure  # of earlier versions
-    check_fields(path, failure, {"diverged": bool})
+    failure = read_json(path, dict, {"reason": str, "diverged": bool, "settings": str})
+    if failure["settings"] != _settings(config):
+        return RunState(rungs=rungs)
     return RunState(failure=failure["reason"], diverged=failure["diverged"], rungs=rungs)
 
 
@@ -108,7 +96,7 @@ def numbers_of(summary: Mapping[str, Any]) -> Numbers:
     """Return the numbers of a run's summary by which points can be judged: `LOSSES`, and the metrics of the last
     evaluation that are one number, not one for each layer, or were not measured.
     """
-    metrics = summary.get("validation", {}).items()
+    metrics = summary["validation"].items()
     return {name: summary[name] for name in LOSSES} | {
         name: value for name, value in metrics if value is None or isinstance(value, (int, float))
     }
@@ -131,25 +119,11 @@ def _settings(config: ExperimentConfig) -> str:
     Settings at their defaults are left out, so that a setting that a later version adds does not change the hash.
     """
     defaults = config_reader.flat(config_reader.to_dict(ExperimentConfig()))
-    kept = _without(config, NOT_OF_FAILURE).items()
-    return _hash({name: value for name, value in kept if name not in defaults or defaults[name] != value})
-
-
-def _known_settings(config: ExperimentConfig) -> set[str]:
-    """Return the hashes by which `failure.json` may name the settings of `config`, those of earlier versions included.
-
-    Earlier versions took all settings, `data.expected_tokens` among them, which many configs have only set since.
-    """
-    earlier = _without(config, (*EARLIER_NOT_OF_FAILURE, *LATER_SETTINGS))
-    return {_settings(config), _hash(earlier), _hash(earlier | {"data.expected_tokens": None})}
-
-
-def _without(config: ExperimentConfig, names: tuple[str, ...]) -> dict[str, Any]:
-    settings = config_reader.flat(config_reader.to_dict(config))
-    return {name: value for name, value in settings.items() if not config_reader.is_among(name, names)}
-
-
-def _hash(settings: Mapping[str, Any]) -> str:
+    settings = {
+        name: value
+        for name, value in config_reader.flat(config_reader.to_dict(config)).items()
+        if not config_reader.is_among(name, NOT_OF_FAILURE) and (name not in defaults or defaults[name] != value)
+    }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
