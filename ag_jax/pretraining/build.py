@@ -133,7 +133,6 @@ def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> Ad
         model,
         kind="adamw",
         clip_updates=False,
-        muon_momentum=OptimizerConfig.muon_momentum,
         learning_rate=asa.learning_rate or model.learning_rate,
         weight_decay=model.weight_decay if asa.weight_decay is None else asa.weight_decay,
         clip_norm=asa.clip_norm,

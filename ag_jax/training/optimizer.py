@@ -18,6 +18,8 @@ from ag_jax.training import schedules
 from ag_jax.training.schedules import Decay
 
 MUON, OTHERS = "muon", "others"
+# Decay rate of the gradient's running mean in Muon, with Nesterov's correction (Jordan et al. 2024).
+MUON_MOMENTUM = 0.95
 # Root mean square of the entries of a Muon update, which is about that of AdamW's (Liu et al. 2025, section 2.2).
 MUON_RMS = 0.2
 
@@ -49,7 +51,6 @@ class OptimizerConfig:
     clip_norm: maximum global norm of the gradient; None does not clip it.
     clip_updates: divide the update of a parameter by the root mean square of gradient / sqrt(second moment) where this
         is above 1 (StableAdamW of Wortsman et al. 2023), for parameters that have AdamW; goes well with clip_norm=none.
-    muon_momentum: decay rate of the gradient's running mean in `muon`, with Nesterov's correction.
     """
 
     kind: Literal["adamw", "lion", "muon"] = "adamw"
@@ -64,7 +65,6 @@ class OptimizerConfig:
     weight_decay: Annotated[float, ">= 0"] = 0.0
     clip_norm: Annotated[float, "> 0"] | None = 1.0
     clip_updates: bool = False
-    muon_momentum: Annotated[float, ">= 0", "< 1"] = 0.95
 
     def __post_init__(self):
         if self.decay in ("constant", "inverse_sqrt"):
@@ -78,11 +78,6 @@ class OptimizerConfig:
             raise ValueError(
                 "optimizer.clip_updates=True divides by a second moment, which optimizer.kind=lion lacks: set it to "
                 "False, or choose adamw or muon"
-            )
-        if self.muon_momentum != OptimizerConfig.muon_momentum and self.kind != "muon":
-            raise ValueError(
-                f"optimizer.muon_momentum={self.muon_momentum} has no effect with optimizer.kind={self.kind}: set "
-                "kind=muon, or leave it out"
             )
 
 
@@ -229,7 +224,7 @@ def _optimizer(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientT
         return others
     # Orthogonal updates are scaled to the size of AdamW's, so that both share a learning rate and a weight decay.
     muon = optax.chain(
-        scale_by_muon(beta=config.muon_momentum, weight_dimension_numbers=_matrix_axes),
+        scale_by_muon(beta=MUON_MOMENTUM, weight_dimension_numbers=_matrix_axes),
         optax.stateless(_as_large_as_adamw),
         decay,
         optax.scale_by_learning_rate(rate),
