@@ -194,8 +194,8 @@ BUGS = (
     Bug(
         "a stopped run does not save",
         "ag_jax/training/loop.py",
-        "or is_last or stopped or kept or paused:",
-        "or is_last or kept or paused:",
+        "or is_last or stop_reason or has_saved_best or is_paused:",
+        "or is_last or has_saved_best or is_paused:",
         "tests/training/test_loop.py tests/test_command.py",
     ),
     Bug(
@@ -495,8 +495,8 @@ BUGS = (
     Bug(
         "a traced warm-up falls from step 0 on",
         "ag_jax/training/schedules.py",
-        "done = jnp.clip((step - start) / jnp.maximum(total_steps - start, 1), 0.0, 1.0)",
-        "done = jnp.clip(step / jnp.maximum(total_steps, 1), 0.0, 1.0)",
+        "x = jnp.clip((step - start) / jnp.maximum(total_steps - start, 1), 0.0, 1.0)",
+        "x = jnp.clip(step / jnp.maximum(total_steps, 1), 0.0, 1.0)",
         "tests/training/test_hyperparameters.py tests/training/test_optimizer.py",
     ),
     Bug(
@@ -509,8 +509,8 @@ BUGS = (
     Bug(
         "a paused run does not save",
         "ag_jax/training/loop.py",
-        "or is_last or stopped or kept or paused:",
-        "or is_last or stopped or kept:",
+        "or is_last or stop_reason or has_saved_best or is_paused:",
+        "or is_last or stop_reason or has_saved_best:",
         "tests/pretraining/search/test_real_runs.py",
     ),
     Bug(
@@ -526,10 +526,10 @@ BUGS = (
         """        if failures:
             status = "failed"
         elif""",
-        """        if failures and not done:
+        """        if failures and not measurements:
             status = "failed"
-        elif done and failures:
-            status, losses = "done", _means(done)
+        elif measurements and failures:
+            status, measured = "done", _means(measurements)
         elif""",
         "tests/pretraining/search/test_search.py",
     ),
@@ -578,7 +578,7 @@ BUGS = (
     Bug(
         "a part trains the points of the others",
         "ag_jax/pretraining/search/run.py",
-        "mine = [one for one in next_runs if one.number in own]",
+        "mine = [one for one in next_runs if one.number in point_numbers]",
         "mine = next_runs",
         "tests/pretraining/search/test_search.py",
     ),
@@ -634,15 +634,15 @@ BUGS = (
     Bug(
         "the best checkpoint of a resumed run is deleted before its next evaluation",
         "ag_jax/training/loop.py",
-        "- {*there}\n            self.checkpoints.keep_best(self._best())",
-        "- {*there}\n            self.checkpoints.keep_best(None)",
+        "- {*saved_steps}\n            self.checkpoints.keep_best(self._best())",
+        "- {*saved_steps}\n            self.checkpoints.keep_best(None)",
         "tests/pretraining/test_best.py",
     ),
     Bug(
         "training.keep_best of a resumed run: an evaluation whose checkpoint is gone counts as the best",
         "ag_jax/training/loop.py",
-        "if one.step not in self.deleted])",
-        "if True])",
+        "if evaluation.step not in self.deleted]",
+        "if True]",
         "tests/pretraining/test_best.py",
     ),
     Bug(

@@ -39,7 +39,7 @@ class Bucket(gcsfs.core.GCSFileSystem):
     """File system of the objects in all buckets."""
 
     # Until the store answers again: whether a line says that it fails, and whether a request was given up.
-    _said, _gave_up = False, False
+    _has_warned, _gave_up = False, False
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options | {"use_listings_cache": False})
@@ -56,9 +56,9 @@ class Bucket(gcsfs.core.GCSFileSystem):
         deadline = began + patience
         address, data = _address(path, names, options), options.get("data")
         while True:
-            left = deadline - time.monotonic()
+            seconds_left = deadline - time.monotonic()
             # A connection can be lost without notice, so another one is tried before the time is over.
-            silence = max(1.0, min(left, patience / 3))
+            silence = max(1.0, min(seconds_left, patience / 3))
             self.requests_timeout = aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
             if isinstance(data, bytes | bytearray | memoryview) and len(data) > LARGE:
                 options["data"] = io.BytesIO(data)  # sent in pieces, so that other requests are answered meanwhile
@@ -79,8 +79,8 @@ class Bucket(gcsfs.core.GCSFileSystem):
                         f"{patience:g} seconds ({_reason(error)}). Check the network and run the same "
                         "command again; --store_timeout=SECONDS sets how long to try"
                     ) from error
-                if time.monotonic() - began > SAID_AFTER and not Bucket._said:
-                    Bucket._said = True
+                if time.monotonic() - began > SAID_AFTER and not Bucket._has_warned:
+                    Bucket._has_warned = True
                     print(
                         f"{address}: the store fails ({_reason(error)}); trying for {patience:g} seconds",
                         file=sys.stderr,
@@ -89,7 +89,7 @@ class Bucket(gcsfs.core.GCSFileSystem):
                 tries += 1
                 await asyncio.sleep(pause)
             else:
-                Bucket._said = Bucket._gave_up = False
+                Bucket._has_warned = Bucket._gave_up = False
                 return answer
 
     async def _isdir(self, path: str) -> bool:
@@ -119,21 +119,21 @@ class Bucket(gcsfs.core.GCSFileSystem):
         """
         bucket, name, _ = self.split_path(path)
         try:
-            found = self.call("GET", "b/{}/o", bucket, prefix=name, maxResults=1, json_out=True)
+            listing = self.call("GET", "b/{}/o", bucket, prefix=name, maxResults=1, json_out=True)
         except FileNotFoundError:
             raise ValueError(
                 f"{path}: there is no bucket {bucket}; check the name, or create it: gcloud storage buckets create "
                 f"gs://{bucket}"
             ) from None
-        if name and name in [item["name"] for item in found.get("items", [])]:
+        if name and name in [item["name"] for item in listing.get("items", [])]:
             raise ValueError(f"{path} is an object, where a directory is expected: choose another directory")
 
     def remove_if(self, path: str, content: bytes) -> None:
         """Remove an object that has this content, unless another process writes it meanwhile."""
         bucket, name, _ = self.split_path(path)
         try:
-            headers, found = self.call("GET", "b/{}/o/{}", bucket, name, alt="media")
-            if found == content:
+            headers, text = self.call("GET", "b/{}/o/{}", bucket, name, alt="media")
+            if text == content:
                 generation = headers["x-goog-generation"]
                 self.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=generation)
         except (FileNotFoundError, FileExistsError):
@@ -149,18 +149,18 @@ def _may_pass(error: Exception) -> bool:
 
 def _lasting(error: Exception, method: str, address: str) -> storage.StoreError:
     """Return the exception for a failure that will not pass by itself."""
-    done = _DONE_BY.get(method, "written")
+    verb = _DONE_BY.get(method, "written")
     text = _reason(error)
     if text.startswith("Forbidden"):  # with this beginning, gcsfs tries to list an object that it may not read
         return storage.StoreError(
-            f"Forbidden: {address} cannot be {done} with these credentials: give them the role Storage Object Admin "
+            f"Forbidden: {address} cannot be {verb} with these credentials: give them the role Storage Object Admin "
             "for the bucket, or use others (gcloud auth application-default login)"
         )
     if isinstance(error, google.auth.exceptions.GoogleAuthError) or getattr(error, "code", None) == 401:
         return storage.StoreError(
-            f"{address} cannot be {done} without credentials ({text}): gcloud auth application-default login"
+            f"{address} cannot be {verb} without credentials ({text}): gcloud auth application-default login"
         )
-    return storage.StoreError(f"{address} cannot be {done}: {text}")
+    return storage.StoreError(f"{address} cannot be {verb}: {text}")
 
 
 def _reason(error: Exception) -> str:

@@ -91,13 +91,14 @@ def _on_cloud_tpu() -> bool:
 
 def _detected(timeout: float) -> HostPosition | None:
     try:
-        found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(timeout))
+        coordinator, hosts, host, devices = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(timeout)
+        )
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"cannot find out which hosts there are ({error}): "
             "give --coordinator=HOST:PORT --hosts=N --host=I, or --hosts=1"
         ) from error
-    coordinator, hosts, host, devices = found
     if coordinator is None or hosts is None or host is None:
         return None
     return HostPosition(coordinator, hosts, host, None if devices is None else tuple(devices))
@@ -200,10 +201,10 @@ def from_first(what: str, make: Callable[[], Any]) -> Any:
         return make()
     number = next(_numbers)
     if not is_first():
-        made = wait_for(f"{number}/0", 0, what)
-        if "error" in made:
-            raise ValueError(made["error"])
-        return made["value"]
+        answer = wait_for(f"{number}/0", 0, what)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return answer["value"]
     try:
         value = make()
     except (ValueError, OSError) as error:
@@ -271,14 +272,14 @@ class _Lookout(threading.Thread):
     def run(self) -> None:
         """Check for failed hosts every `LOOK_EVERY` seconds until this host finishes."""
         while not self._done.wait(LOOK_EVERY):
-            gone = [host for host, connection in self._connections.items() if not is_open(connection)]
+            lost_hosts = [host for host, connection in self._connections.items() if not is_open(connection)]
             note = look("failure")  # after the connections, because a host that leaves a note writes it before it ends
             if note and note["host"] != index():
                 _say(f"host {index()} ends because host {note['host']} failed: {note['message']}")
                 leave_at_once(note["status"])
-            if gone and not note:
+            if lost_hosts and not note:
                 message = (
-                    f"host {gone[0]} is gone: its process was killed, crashed or lost its network. "
+                    f"host {lost_hosts[0]} is gone: its process was killed, crashed or lost its network. "
                     "Start the command on all hosts again, it goes on from the last checkpoint"
                 )
                 _say(f"host {index()} ends, {message}")

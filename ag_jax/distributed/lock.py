@@ -61,10 +61,10 @@ def hold_in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[
 
     Every host must call it; host 0 takes the lock.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
 
         def take() -> None:
-            held.enter_context(in_turn(directory, say))
+            stack.enter_context(in_turn(directory, say))
 
         hosts.from_first(f"the lock of {directory}", take)
         yield
@@ -96,8 +96,8 @@ def is_held(directory: epath.Path) -> bool:
 
     The holder of a lock of another machine may run as long as the file is there.
     """
-    found = _Lock(directory).read() if (directory / FILE).exists() else None
-    return found is not None and (found[1] is None or not found[1].is_gone())
+    content = _Lock(directory).read() if (directory / FILE).exists() else None
+    return content is not None and (content[1] is None or not content[1].is_gone())
 
 
 class Claims:
@@ -111,7 +111,7 @@ class Claims:
     """
 
     def __init__(self):
-        self._seen: dict[epath.Path, tuple[str, float]] = {}
+        self._texts: dict[epath.Path, tuple[str, float]] = {}
 
     @contextlib.contextmanager
     def __call__(self, directory: epath.Path) -> Iterator[object]:
@@ -120,18 +120,18 @@ class Claims:
         Raises OSError if the directory cannot be written.
         """
         lock = _Lock(directory, is_claim=True)
-        taken = lock.take_if_free(self._is_unchanged)
+        is_taken = lock.take_if_free(self._is_unchanged)
         try:
-            yield taken and lock
+            yield is_taken and lock
         finally:
-            if taken:
+            if is_taken:
                 lock.release()
 
     def _is_unchanged(self, directory: epath.Path, text: str) -> bool:
         """Return whether the lock's file has had this text for `STALE_AFTER` seconds."""
-        seen, since = self._seen.get(directory, (None, 0.0))  # not "", the text of a file that was just created
-        if seen != text:
-            self._seen[directory] = text, time.monotonic()
+        text_before, since = self._texts.get(directory, (None, 0.0))  # not "", the text of a file that was just created
+        if text_before != text:
+            self._texts[directory] = text, time.monotonic()
             return False
         return time.monotonic() - since > STALE_AFTER
 
@@ -199,7 +199,7 @@ class _Lock:
         object store fails.
         """
         try:
-            self._made = self._is_temporary or not self._directory.exists()
+            self._may_remove = self._is_temporary or not self._directory.exists()
             self._holder = Holder.this_process()
             while not self._create():
                 self._remove_if_stale()
@@ -217,17 +217,17 @@ class _Lock:
         is_unchanged: (directory, text of the lock's file) -> whether the file has had this text for so long that its
             holder must have ended.
         """
-        self._made, self._holder = True, Holder.this_process()
-        taken = self._create()
-        if not taken and (found := self.read()):
-            text, holder = found
-            gone = holder.is_gone() if holder else None
-            if is_unchanged(self._directory, text) if gone is None else gone:
-                self._remove(found)
-                taken = self._create()
-        if taken:
+        self._may_remove, self._holder = True, Holder.this_process()
+        is_taken = self._create()
+        if not is_taken and (content := self.read()):
+            text, holder = content
+            has_ended = holder.is_gone() if holder else None
+            if is_unchanged(self._directory, text) if has_ended is None else has_ended:
+                self._remove(content)
+                is_taken = self._create()
+        if is_taken:
             self._start()
-        return taken
+        return is_taken
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
@@ -243,7 +243,7 @@ class _Lock:
         with contextlib.suppress(Exception):  # stores raise different types; a file left behind is a stale lock
             if self._is_ours():
                 self._path.unlink()
-            if self._made and not storage.is_remote(self._path):
+            if self._may_remove and not storage.is_remote(self._path):
                 os.rmdir(self._directory)  # fails, without harm, if the directory is not empty
 
     def _create(self) -> bool:
@@ -266,27 +266,27 @@ class _Lock:
 
     def _remove_if_stale(self) -> None:
         """Remove the lock file if it is stale. Raises ValueError if the lock's holder still runs."""
-        found = self.read()
-        if found is None:  # its holder released it in the meantime
+        content = self.read()
+        if content is None:  # its holder released it in the meantime
             return
-        text, holder = found
-        gone = holder.is_gone() if holder else None
-        if gone is None:
-            gone, holder = self._wait_for_change(text)
-        if not gone:
+        text, holder = content
+        has_ended = holder.is_gone() if holder else None
+        if has_ended is None:
+            has_ended, holder = self._wait_for_change(text)
+        if not has_ended:
             who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
             raise ValueError(f"{self._what} is in use by {who}: wait until that process ends, or choose another")
-        self._remove(found)
+        self._remove(content)
 
-    def _remove(self, found: tuple[str, Holder | None]) -> None:
-        """Remove the lock file if it still has the stale content `found`.
+    def _remove(self, content: tuple[str, Holder | None]) -> None:
+        """Remove the lock file if it still has this content, which is stale.
 
         Another process may have found the same file stale. Between the last read of the file and its removal, it could
         replace the file with its own lock, which would then be removed. So only one process of this machine at a time
         removes a file, and at `gs://` only one of all.
         """
         if storage.is_remote(self._path):
-            storage.remove_if(self._path, found[0])
+            storage.remove_if(self._path, content[0])
             return
         try:
             folder = os.open(self._directory, os.O_RDONLY)
@@ -295,7 +295,7 @@ class _Lock:
         try:
             with contextlib.suppress(OSError):  # some network file systems have no flock
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            if self.read() == found:
+            if self.read() == content:
                 self._path.unlink(missing_ok=True)
         finally:
             os.close(folder)
@@ -317,9 +317,9 @@ class _Lock:
         deadline = time.monotonic() + STALE_AFTER
         while time.monotonic() < deadline:
             time.sleep(LOOK_EVERY)
-            found = self.read()
-            if found is None or found[0] != text:
-                return found is None, found and found[1]
+            content = self.read()
+            if content is None or content[0] != text:
+                return content is None, content and content[1]
         return True, None
 
     def read(self) -> tuple[str, Holder | None] | None:
@@ -335,8 +335,8 @@ class _Lock:
             return text, None
 
     def _is_ours(self) -> bool:
-        found = self.read()
-        return found is not None and found[1] == self._holder
+        content = self.read()
+        return content is not None and content[1] == self._holder
 
     def _text(self, beats: int) -> str:
         return json.dumps(dataclasses.asdict(self._holder) | {"beats": beats}) + "\n"
@@ -349,9 +349,9 @@ class _Lock:
             with contextlib.suppress(
                 Exception
             ):  # such as a full disk, or a store's error; the next rewrite may succeed
-                holder = found[1] if (found := self.read()) else None
+                holder = content[1] if (content := self.read()) else None
                 # Without a file, another process may have taken the lock over and released it since.
-                is_missed = found is None and (self._is_claim or time.time() - written > STALE_AFTER)
+                is_missed = content is None and (self._is_claim or time.time() - written > STALE_AFTER)
                 if holder not in (self._holder, None) or is_missed:
                     self._leave(holder)
                     return

@@ -98,7 +98,7 @@ def _lead(
     """Call the roll on host 0: accept connections until all hosts have joined, and return them by host number."""
     present: dict[int, socket.socket] = {}
     names = {0: socket.gethostname()}
-    told, told_at = None, 0.0
+    last_status, last_time = None, 0.0
     with _listen(position) as listener, contextlib.ExitStack() as opened:
         listener.settimeout(TICK)
         while True:
@@ -107,8 +107,8 @@ def _lead(
                 present.pop(host).close()
             missing = [host for host in range(1, position.hosts) if host not in present]
             status = {"joined": position.hosts - len(missing), "missing": missing}
-            if status != told or time.monotonic() - told_at > SAY_EVERY:
-                told, told_at = status, time.monotonic()
+            if status != last_status or time.monotonic() - last_time > SAY_EVERY:
+                last_status, last_time = status, time.monotonic()
                 say(_progress(position, status))
                 _tell(present, status)
             if not missing:
@@ -137,23 +137,23 @@ def _greet(
     try:
         hello = json.loads(_line(connection))
         host, hosts, name = int(hello["host"]), int(hello["hosts"]), str(hello["name"])
-        known = hello["ag_jax"] == PROTOCOL
+        is_same_version = hello["ag_jax"] == PROTOCOL
     except (OSError, ValueError, KeyError, TypeError):
         # Any program can connect to an open port, so this is no error of the run.
         connection.close()
         return
-    refused = None
-    if not known:
-        refused = "this host runs another version of ag_jax than host 0: install the same everywhere"
+    reason = None
+    if not is_same_version:
+        reason = "this host runs another version of ag_jax than host 0: install the same everywhere"
     elif hosts != position.hosts:
-        refused = f"--hosts is {hosts} here and {position.hosts} on host 0: give the same number everywhere"
+        reason = f"--hosts is {hosts} here and {position.hosts} on host 0: give the same number everywhere"
     elif host in present or not 0 < host < position.hosts:
-        refused = (
+        reason = (
             f"--host={host} is taken by {names.get(host, 'nobody')}: give each host its own, "
             f"from 0 to {position.hosts - 1}"
         )
-    if refused:
-        _tell({host: connection}, {"refused": refused})
+    if reason:
+        _tell({host: connection}, {"refused": reason})
         connection.close()
         return
     present[host], names[host] = connection, name
@@ -198,18 +198,18 @@ def _progress(position: HostPosition, status: dict[str, Any]) -> str:
     joined = f"{status['joined']} of {position.hosts} hosts joined"
     if not status["missing"]:
         return joined
-    return f"{joined}; waiting at {position.coordinator} for host {_shown(status['missing'])}"
+    return f"{joined}; waiting at {position.coordinator} for host {_host_list(status['missing'])}"
 
 
 def _missing_and_advice(position: HostPosition, missing: list[int], timeout: float) -> str:
     name, port = position.address
     return (
         f"{position.hosts - len(missing)} of {position.hosts} hosts joined within {timeout:.0f} seconds; missing: host "
-        f"{_shown(missing)}. " + ADVICE.format(address=f"{name}:{port}", port=port)
+        f"{_host_list(missing)}. " + ADVICE.format(address=f"{name}:{port}", port=port)
     )
 
 
-def _shown(missing: list[int]) -> str:
+def _host_list(missing: list[int]) -> str:
     return ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
 
 

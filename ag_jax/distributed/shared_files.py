@@ -18,6 +18,10 @@ def wait_for(path: epath.Path) -> list[int]:
         return []
     written = hosts.from_first(f"the file {path.name}", path.read_text)
     deadline = time.monotonic() + WITHIN
-    while not (found := path.exists() and path.read_text() == written) and time.monotonic() < deadline:
+    while not (is_same := path.exists() and path.read_text() == written) and time.monotonic() < deadline:
         time.sleep(0.5)
-    return [host for host, sees in enumerate(hosts.exchange(f"whether {path.name} is shared", found)) if not sees]
+    return [
+        host
+        for host, is_same_there in enumerate(hosts.exchange(f"whether {path.name} is shared", is_same))
+        if not is_same_there
+    ]

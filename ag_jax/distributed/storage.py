@@ -194,7 +194,7 @@ class GrowingFile:
     def __init__(self, path: epath.Path, text: str):
         """Write the file with the initial content `text`, in place of any older file."""
         self._path, self._remote = path, is_remote(path)
-        self._parts, self._uploaded, self._at = [text], 0, 0.0
+        self._parts, self._uploaded, self._uploaded_at = [text], 0, 0.0
         write_whole(path, text)
 
     def add(self, text: str) -> None:
@@ -204,14 +204,14 @@ class GrowingFile:
                 file.write(text)
             return
         self._parts.append(text)
-        if time.monotonic() - self._at > UPLOAD_EVERY:
+        if time.monotonic() - self._uploaded_at > UPLOAD_EVERY:
             self.flush()
 
     def flush(self) -> None:
         """Upload the text that was added since the last upload; on a disk, do nothing."""
         if self._remote and len(self._parts) > self._uploaded:
             self._path.write_text("".join(self._parts))
-            self._uploaded, self._at = len(self._parts), time.monotonic()
+            self._uploaded, self._uploaded_at = len(self._parts), time.monotonic()
 
 
 class LocalCopy:

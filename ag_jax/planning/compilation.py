@@ -169,7 +169,7 @@ def kernel_cycles(program: HloModule, device: Chip) -> KernelCycles:
 def too_large(message: str) -> TooLarge | None:
     """Parse the memory needed and available from a compiler's error; None if the error is about something else."""
     for pattern in _TOO_LARGE:
-        found = pattern.search(message)
-        if found:
-            return TooLarge(float(found[1]) * _UNITS[found[2]], float(found[3]) * _UNITS[found[4]])
+        match = pattern.search(message)
+        if match:
+            return TooLarge(float(match[1]) * _UNITS[match[2]], float(match[3]) * _UNITS[match[4]])
     return None

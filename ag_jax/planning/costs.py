@@ -182,8 +182,8 @@ class _Counter:
         self.hbm_bytes += other.hbm_bytes
         self.bytes += other.bytes
         for key, row in other.collectives.items():
-            own = self.collectives.setdefault(key, [0.0, 0.0, 0.0])
-            self.collectives[key] = [one + more for one, more in zip(own, row, strict=True)]
+            sums = self.collectives.setdefault(key, [0.0, 0.0, 0.0])
+            self.collectives[key] = [one + more for one, more in zip(sums, row, strict=True)]
         self.unknown_loops += other.unknown_loops
         if other.cycles is not None:
             self.cycles = (self.cycles or 0.0) + other.cycles
@@ -247,15 +247,15 @@ def _slices(one: Instruction) -> int:
 def _group_size(one: Instruction, devices: int) -> int:
     """Return the number of devices in each group of a collective; all devices if its attributes name no groups."""
     iota = one.attribute(r"replica_groups=\[(\d+,\d+)\]")
-    listed = one.attribute(r"replica_groups=\{\{([0-9,]+)\}")
-    named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", one.attributes)
+    first_group = one.attribute(r"replica_groups=\{\{([0-9,]+)\}")
+    mesh_axes = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", one.attributes)
     if iota:
         return int(iota.split(",")[1])
-    if listed:
-        return listed.count(",") + 1
-    if named:
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
+    if first_group:
+        return first_group.count(",") + 1
+    if mesh_axes:
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh_axes[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", mesh_axes[2]))
     return devices
 
 
@@ -296,13 +296,13 @@ def moved_bytes(
         return update.physical_bytes * (is_counted(one.arrays[0]) + is_counted(update))
     operands = [array for name in one.operands for array in inside.arrays(name)]
     results = one.arrays[: len(one.arrays) // 2] if opcode.endswith("-start") else one.arrays
-    counted = sum(array.physical_bytes for array in (*operands, *results) if is_counted(array))
-    declared = float(one.attribute(r'"bytes_accessed":"?(\d+)') or 0) if opcode == "custom-call" else 0.0
-    if not declared:
-        return counted
+    counted_bytes = sum(array.physical_bytes for array in (*operands, *results) if is_counted(array))
+    declared_bytes = float(one.attribute(r'"bytes_accessed":"?(\d+)') or 0) if opcode == "custom-call" else 0.0
+    if not declared_bytes:
+        return counted_bytes
     # A kernel says how many bytes it moves: it may read arrays several times, or only a part of them.
     once = sum(array.bytes for array in (*operands, *results))
-    return counted + declared - once if declared > once else counted * declared / once
+    return counted_bytes + declared_bytes - once if declared_bytes > once else counted_bytes * declared_bytes / once
 
 
 def _written(root: Instruction, inside: Computation, program: HloModule, whole: HloArray) -> float:
@@ -340,8 +340,8 @@ def _touched(name: str, inside: Computation, program: HloModule, whole: HloArray
 def product_flops(instruction: Instruction, inside: Computation) -> float:
     """Return the FLOPs, two per multiply-add, of a product, convolution or kernel with a declared cost; otherwise 0."""
     if instruction.opcode == "custom-call":
-        declared = instruction.attribute(r'"cost_estimate":(\{[^{}]*\})')
-        return float(json.loads(declared).get("flops", 0)) if declared else 0.0
+        estimate = instruction.attribute(r'"cost_estimate":(\{[^{}]*\})')
+        return float(json.loads(estimate).get("flops", 0)) if estimate else 0.0
     if instruction.opcode == "dot":
         left = inside.arrays(instruction.operands[0])[0].shape
         contracted = instruction.attribute(r"lhs_contracting_dims=\{([0-9,]*)\}") or ""

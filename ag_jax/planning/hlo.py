@@ -72,8 +72,8 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str | None:
         """Return the first group of a regular expression in the attributes; None if it is not found."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else None
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else None
 
 
 class Computation:
@@ -156,9 +156,9 @@ class HloModule:
 
         around: the computation that the loop is an instruction of.
         """
-        noted = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
-        if noted:
-            return int(noted)
+        trip_count = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
+        if trip_count:
+            return int(trip_count)
         condition = self.computations[loop.attribute(r"condition=%?([\w.\-]+)")]
         if condition.root.opcode not in ("compare", "fusion"):
             return None
@@ -226,8 +226,8 @@ def parse_instruction(line: str) -> Instruction:
 
 def _end_of_array(text: str) -> int:
     """Return the index just after the array type with which `text` begins."""
-    found = _ARRAY.match(text)
-    return found.end() if found else text.index(" ")
+    match = _ARRAY.match(text)
+    return match.end() if match else text.index(" ")
 
 
 def _closing(text: str, open_at: int) -> int:

@@ -255,8 +255,8 @@ class _Planner:
         changed config with the compiled step, or with the memory error if the step does not fit.
         """
         config = with_settings(self.config, settings)
-        named = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
-        with _reported(f"compiling for {self.topology.name}: {named}"):
+        changes = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
+        with _reported(f"compiling for {self.topology.name}: {changes}"):
             return Attempt(settings, config, compile_step(config, self.topology, self.devices))
 
     def state_bytes(self) -> float:
@@ -290,9 +290,9 @@ class _Planner:
         attempt whose step fits into memory, or None if no step fits.
         """
         for settings in self.candidates(own):
-            found = self.attempt(settings)
-            if found.fits:
-                return found
+            attempt = self.attempt(settings)
+            if attempt.fits:
+                return attempt
         return None
 
     def _divides(self, split: int) -> bool:

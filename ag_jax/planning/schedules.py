@@ -53,9 +53,9 @@ def request() -> pathlib.Path:
     """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ag_jax_schedules_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    given = os.environ.get(_ENVIRONMENT, "")
-    if "xla_jf_dump" not in given:
-        os.environ[_ENVIRONMENT] = f"{given} {_FLAGS.format(folder)}".strip()
+    flags = os.environ.get(_ENVIRONMENT, "")
+    if "xla_jf_dump" not in flags:
+        os.environ[_ENVIRONMENT] = f"{flags} {_FLAGS.format(folder)}".strip()
     return folder
 
 
@@ -65,14 +65,14 @@ def find(kernel: Instruction, folder: pathlib.Path) -> Schedule | None:
     The newest one if several programs have such a kernel. Of equal kernels in a program, libtpu compiles one, so that
     the schedule may have another kernel's number.
     """
-    found = []
+    analyses = []
     for analysis in folder.glob(f"*-{_without_number(kernel.name)}*-schedule-analysis_final_bundles.txt"):
         written = _KERNEL.search(analysis.read_text())
         if written is not None and _are_equal(kernel, hlo.parse_instruction(f"  {written[1]}")):
-            found.append(analysis)
-    if not found:
+            analyses.append(analysis)
+    if not analyses:
         return None
-    newest = max(found, key=lambda path: path.stat().st_mtime_ns)
+    newest = max(analyses, key=lambda path: path.stat().st_mtime_ns)
     prefix, _, number = newest.name.removesuffix("-schedule-analysis_final_bundles.txt").rpartition("-")
     bundles = folder / f"{prefix}-{int(number) + 1:02}-final_bundles.txt"
     return read(bundles.read_text()) if bundles.exists() else None

@@ -20,20 +20,20 @@ Outcome = Compiled | TooLarge
 
 
 def largest(
-    probe: Callable[[int], Outcome], known: dict[int, Outcome], fixed_bytes: float, available: float
+    probe: Callable[[int], Outcome], outcomes: dict[int, Outcome], fixed_bytes: float, available: float
 ) -> tuple[int, Outcome | None]:
     """Return the largest number of rows that was found to fit, and its compiled step; 0 and None if no row fits.
 
     The search ends when a number of rows larger by a share of at most `NEAR` does not fit.
 
     probe: compiles for a number of rows.
-    known: outcomes that need no probe, by number of rows.
+    outcomes: those that need no probe, by number of rows.
     fixed_bytes: bytes that a step with an empty batch would need.
     available: bytes that a device has.
     There are at most `MOST_PROBES` compilations, of which at most `MOST_FITTING` fit: if memory is not linear, a few
     more rows may fit.
     """
-    outcomes, fitting = dict(known), 0
+    outcomes, fitting = dict(outcomes), 0
     for _ in range(MOST_PROBES):
         low = max((rows for rows, outcome in outcomes.items() if isinstance(outcome, Compiled)), default=0)
         high = min((rows for rows, outcome in outcomes.items() if isinstance(outcome, TooLarge)), default=None)

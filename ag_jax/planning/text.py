@@ -26,17 +26,17 @@ def report(plan: Plan, price: float | None = None) -> str:
     """Return a plan as text, with the cost of the run if `price`, dollars a chip-hour, is given."""
     blocks = [_heading(plan), _fit(plan)]
     if plan.chosen:
-        found = _estimates(plan.chosen, plan.topology)
-        blocks += [_step(plan.chosen, plan.topology, found), _limits(plan.chosen, plan.topology, found, price)]
-        blocks.append(_forecast(plan.chosen, plan.topology, found, price))
+        timing = _estimates(plan.chosen, plan.topology)
+        blocks += [_step(plan.chosen, plan.topology, timing), _limits(plan.chosen, plan.topology, timing, price)]
+        blocks.append(_forecast(plan.chosen, plan.topology, timing, price))
     blocks.append(_largest(plan))
     return "\n\n".join(filter(None, blocks))
 
 
 def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
     """Return the content of `plan.json`, with the cost of the run if `price`, dollars a chip-hour, is given."""
-    chosen = plan.chosen
-    found = _estimates(chosen, plan.topology) if chosen else None
+    attempt = plan.chosen
+    timing = _estimates(attempt, plan.topology) if attempt else None
     return {
         "versions": plan.versions,
         "topology": plan.topology.name,
@@ -50,11 +50,11 @@ def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
         "own": _attempt_json(plan.own),
         "suggestion": _attempt_json(plan.suggestion),
         "largest": _attempt_json(plan.largest),
-        "estimates_of": chosen and chosen.settings,
-        "bounds": found and _bounds_json(found),
-        "forecast": found and _forecast_json(found),
+        "estimates_of": attempt and attempt.settings,
+        "bounds": timing and _bounds_json(timing),
+        "forecast": timing and _forecast_json(timing),
         "price_per_chip_hour": price,
-        "cost": found and price and _costs(found, price),
+        "cost": timing and price and _costs(timing, price),
         "chip": dataclasses.asdict(plan.topology.chip),
         "config": config_reader.to_dict(plan.own.config),
     }
@@ -64,22 +64,22 @@ def _estimates(attempt: Attempt, topology: Topology) -> Estimates:
     return estimates(attempt.config, topology, attempt.compiled)
 
 
-def _bounds_json(found: Estimates) -> dict[str, Any]:
-    parts = {name: dataclasses.asdict(getattr(found, name)) for name in ("task", "computed", "roofline")}
-    totals = {"task_flops": found.task.total, "computed_flops": found.computed.total, "binds": found.roofline.binds}
-    return parts | totals | dataclasses.asdict(found.bound)
+def _bounds_json(timing: Estimates) -> dict[str, Any]:
+    parts = {name: dataclasses.asdict(getattr(timing, name)) for name in ("task", "computed", "roofline")}
+    totals = {"task_flops": timing.task.total, "computed_flops": timing.computed.total, "binds": timing.roofline.binds}
+    return parts | totals | dataclasses.asdict(timing.bound)
 
 
-def _forecast_json(found: Estimates) -> dict[str, Any]:
+def _forecast_json(timing: Estimates) -> dict[str, Any]:
     """Return the forecast, or the reason why there is none."""
-    if found.forecast is None or isinstance(found.parts, str):
-        return {"none_because": found.parts}
-    return {"parts": dataclasses.asdict(found.parts)} | dataclasses.asdict(found.forecast)
+    if timing.forecast is None or isinstance(timing.parts, str):
+        return {"none_because": timing.parts}
+    return {"parts": dataclasses.asdict(timing.parts)} | dataclasses.asdict(timing.forecast)
 
 
-def _costs(found: Estimates, price: float) -> dict[str, float]:
+def _costs(timing: Estimates, price: float) -> dict[str, float]:
     """Return the cost of the run in dollars, by the bound and by the forecast; empty if its length is not known."""
-    speeds = {"bound": found.bound, "forecast": found.forecast}
+    speeds = {"bound": timing.bound, "forecast": timing.forecast}
     hours = {name: speed.chip_hours for name, speed in speeds.items() if speed}
     return {name: of * price for name, of in hours.items() if of is not None}
 
@@ -118,10 +118,12 @@ def _heading(plan: Plan) -> str:
 
 def _fit(plan: Plan) -> str:
     """Return the lines on whether the config fits, with the suggested change if it does not."""
-    own, usable = plan.own, plan.topology.chip.per_device().usable_bytes
-    if isinstance(own.outcome, Compiled):
-        return "It fits.\n" + _memory(own.outcome, usable)
-    lines = [f"IT DOES NOT FIT: a device needs {_gib(own.outcome.needed)} and has {_gib(own.outcome.available)}."]
+    attempt, usable = plan.own, plan.topology.chip.per_device().usable_bytes
+    if isinstance(attempt.outcome, Compiled):
+        return "It fits.\n" + _memory(attempt.outcome, usable)
+    lines = [
+        f"IT DOES NOT FIT: a device needs {_gib(attempt.outcome.needed)} and has {_gib(attempt.outcome.available)}."
+    ]
     if plan.chosen:
         flags = " ".join(map(shlex.quote, config_reader.flags(plan.chosen.settings)))
         lines += [f"With {flags} it does; everything below is about that.", _memory(plan.chosen.compiled, usable)]
@@ -138,22 +140,22 @@ def _memory(step: Compiled, usable: float) -> str:
         ("temporary", memory.temporary),
         ("code", memory.code),
     )
-    named = ", ".join(f"{name} {_gib(size)}" for name, size in parts)
-    return f"  memory of a device    {_gib(memory.total)} of {_gib(usable)}: {named}"
+    sizes = ", ".join(f"{name} {_gib(size)}" for name, size in parts)
+    return f"  memory of a device    {_gib(memory.total)} of {_gib(usable)}: {sizes}"
 
 
-def _step(attempt: Attempt, topology: Topology, found: Estimates) -> str:
+def _step(attempt: Attempt, topology: Topology, timing: Estimates) -> str:
     """Return the lines on FLOPs, HBM traffic and collective communication of a step on one device."""
     costs = attempt.compiled.costs
     parts = ", ".join(
         f"{name.replace('_', ' ')} {value / topology.devices / 1e12:.3g}"
-        for name, value in dataclasses.asdict(found.computed).items()
+        for name, value in dataclasses.asdict(timing.computed).items()
         if value
     )
     reported = ", ".join(f"{name} {value:.3g}" for name, value in attempt.compiled.reported.items()) or "nothing"
     lines = [
         "A step, on one device",
-        f"  model                 {found.computed.total / topology.devices / 1e12:.4g} TFLOP ({parts})",
+        f"  model                 {timing.computed.total / topology.devices / 1e12:.4g} TFLOP ({parts})",
         f"  program               {costs.flops / 1e12:.4g} TFLOP of products, {costs.hbm_bytes / 1e9:.4g} GB of HBM "
         "traffic",
         f"  compiler's own sum    {reported} (it counts the body of a loop once)",
@@ -169,23 +171,23 @@ def _step(attempt: Attempt, topology: Topology, found: Estimates) -> str:
     return "\n".join(lines)
 
 
-def _limits(attempt: Attempt, topology: Topology, found: Estimates, price: float | None) -> str:
+def _limits(attempt: Attempt, topology: Topology, timing: Estimates, price: float | None) -> str:
     """Return the lines on the bounds of step time, speed, and the run's duration and cost."""
-    limits = found.roofline
+    limits = timing.roofline
     lines = [
         "Lower bounds of time, for this program on this slice",
         f"  a step                {limits.seconds * 1e3:.4g} ms or more: products {limits.products * 1e3:.4g}, HBM "
         + f"{limits.memory * 1e3:.4g}, messages {limits.messages * 1e3:.4g}{_network(limits)}; {_BINDS[limits.binds]}",
     ]
-    return "\n".join(lines + _speed(found.bound, attempt, topology, price, at_most=" at most", or_more=" or more"))
+    return "\n".join(lines + _speed(timing.bound, attempt, topology, price, at_most=" at most", or_more=" or more"))
 
 
-def _forecast(attempt: Attempt, topology: Topology, found: Estimates, price: float | None) -> str:
+def _forecast(attempt: Attempt, topology: Topology, timing: Estimates, price: float | None) -> str:
     """Return the lines on the forecast of step time, speed, and the run's duration and cost."""
     title = "Forecast of time, from the compiler's own estimates (no TPU has confirmed them)"
-    if found.forecast is None or isinstance(found.parts, str):
-        return f"{title}\n  none, because {found.parts}"
-    parts, seconds = found.parts, found.forecast.seconds
+    if timing.forecast is None or isinstance(timing.parts, str):
+        return f"{title}\n  none, because {timing.parts}"
+    parts, seconds = timing.parts, timing.forecast.seconds
     lines = [
         title,
         f"  a step                {seconds * 1e3:.4g} ms: operations {parts.operations * 1e3:.4g}, kernels "
@@ -193,7 +195,7 @@ def _forecast(attempt: Attempt, topology: Topology, found: Estimates, price: flo
     ]
     if seconds > parts.seconds:
         lines.append("                        less than a lower bound, which is taken instead")
-    return "\n".join(lines + _speed(found.forecast, attempt, topology, price))
+    return "\n".join(lines + _speed(timing.forecast, attempt, topology, price))
 
 
 def _network(times: Roofline | Forecast) -> str:

@@ -62,10 +62,10 @@ class Topology:
         if self.slices < 1:
             raise ValueError(f"--slices must be at least 1, got {self.slices}")
         if self.slices > 1 and self.chip.network_bandwidth is None:
-            known = ", ".join(chip.name for chip in chips.TPUS if chip.network_bandwidth)
+            names = ", ".join(chip.name for chip in chips.TPUS if chip.network_bandwidth)
             raise ValueError(
                 f"--slices={self.slices} needs the bandwidth between slices, which is not known here for "
-                f"{self.chip.name}: choose one of {known}"
+                f"{self.chip.name}: choose one of {names}"
             )
 
     @property
@@ -138,11 +138,11 @@ def _set_environment() -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of jax, jaxlib and libtpu, on which the result of a compilation depends."""
-    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    result = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
     package, library = importlib.util.find_spec("libtpu"), os.environ.get("TPU_LIBRARY_PATH", "")
     if package and (not library or library.startswith(os.path.dirname(package.origin))):
-        return found | {"libtpu": importlib.metadata.version("libtpu")}
-    return found | {"libtpu": library or "none"}
+        return result | {"libtpu": importlib.metadata.version("libtpu")}
+    return result | {"libtpu": library or "none"}
 
 
 def _chips(shape: str) -> int:

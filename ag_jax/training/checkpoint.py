@@ -60,13 +60,13 @@ class _Newest:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return for each checkpoint whether it is kept."""
         del context
-        newest = max((found.step for found in checkpoints), default=None)
+        newest = max((checkpoint.step for checkpoint in checkpoints), default=None)
 
         def rank(step: int) -> tuple[bool, bool, int]:
             return step == newest, step % self.every == 0, step
 
-        kept = sorted((found.step for found in checkpoints), key=rank)[-self.count :]
-        return [found.step in kept for found in checkpoints]
+        steps = sorted((checkpoint.step for checkpoint in checkpoints), key=rank)[-self.count :]
+        return [checkpoint.step in steps for checkpoint in checkpoints]
 
 
 class _BestStep:
@@ -81,7 +81,7 @@ class _BestStep:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return for each checkpoint whether it is that of the step."""
         del context
-        return [found.step == self.step for found in checkpoints]
+        return [checkpoint.step == self.step for checkpoint in checkpoints]
 
 
 class Checkpoints:
@@ -109,14 +109,14 @@ class Checkpoints:
     ):
         policy = checkpoint_managers.preservation_policy
         self._best = _BestStep()
-        kept = [_Newest(keep_last, checkpoint_every), policy.CustomSteps(list(milestones)), self._best]
+        policies = [_Newest(keep_last, checkpoint_every), policy.CustomSteps(list(milestones)), self._best]
         if keep_every:
-            kept.append(policy.EveryNSteps(keep_every))
+            policies.append(policy.EveryNSteps(keep_every))
         self._directory, self._read_only = storage.directory(directory), read_only
         _silence_orbax()
         if storage.is_remote(self._directory):
             _adapt_orbax()
-        self._policy = policy.AnyPreservationPolicy(kept)
+        self._policy = policy.AnyPreservationPolicy(policies)
         self._manager = self._open(alone=read_only)
 
     def _open(self, *, alone: bool) -> ocp.CheckpointManager:
@@ -242,10 +242,10 @@ class Checkpoints:
                 "damaged": damaged,
                 "reason": error.reason if isinstance(error, CorruptCheckpointError) else str(error),
             }
-        problems = [found for found in hosts.exchange(f"checkpoint {step}", problem) if found]
+        problems = [failure for failure in hosts.exchange(f"checkpoint {step}", problem) if failure]
         # OSErrors first: while one host cannot read the checkpoint, none may treat it as damaged and move it away.
-        for found in sorted(problems, key=lambda found: found["damaged"]):
-            raise CorruptCheckpointError(step, found["reason"]) if found["damaged"] else OSError(found["reason"])
+        for failure in sorted(problems, key=lambda failure: failure["damaged"]):
+            raise CorruptCheckpointError(step, failure["reason"]) if failure["damaged"] else OSError(failure["reason"])
         _check(step, paths(state), written)
         return Checkpoint(state, progress)
 
@@ -327,7 +327,7 @@ class Checkpoints:
         damaged: list[CorruptCheckpointError] = []
         for step in reversed(hosts.from_first("the checkpoints", self.steps)):
             try:
-                found = self.restore(step, like)
+                checkpoint = self.restore(step, like)
             except CorruptCheckpointError as error:
                 damaged.append(error)
                 continue
@@ -335,7 +335,7 @@ class Checkpoints:
                 aside = self._set_aside(moved.step)
                 if hosts.is_first():
                     print(f"warning: {moved}; moved to {aside}, resuming from step {step}", file=sys.stderr)
-            return found
+            return checkpoint
         if damaged:
             reasons = "".join(f"  {error}\n" for error in damaged)
             raise ValueError(
@@ -460,15 +460,15 @@ def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
         leaves = paths(tree).items()
         return {path: tuple(leaf.shape) for path, leaf in leaves if path.startswith("params/")}
 
-    found, expected = shapes(saved), shapes(like)
+    in_checkpoint, in_config = shapes(saved), shapes(like)
     different = [
-        f"  {name}: checkpoint {found.get(name, 'none')}, config {expected.get(name, 'none')}"
-        for name in sorted(found | expected)
-        if found.get(name) != expected.get(name)
+        f"  {name}: checkpoint {in_checkpoint.get(name, 'none')}, config {in_config.get(name, 'none')}"
+        for name in sorted(in_checkpoint | in_config)
+        if in_checkpoint.get(name) != in_config.get(name)
     ]
     if different:
         raise ValueError(
             f"the checkpoint {where} is of another model:\n" + "\n".join(different[:10]) + "\n"
-            f"({len(different)} of {len(found | expected)} parameters differ; "
+            f"({len(different)} of {len(in_checkpoint | in_config)} parameters differ; "
             "use the config that the run was started with, or another workdir)"
         )

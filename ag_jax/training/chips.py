@@ -126,9 +126,9 @@ def of_kind(device_kind: str) -> Chip | None:
 
 def tpu(generation: str) -> Chip:
     """Return the TPU of a generation, such as v5e. Raises ValueError that lists the known generations."""
-    found = next((chip for chip in TPUS if chip.name == generation), None)
-    if found is None:
+    chip = next((chip for chip in TPUS if chip.name == generation), None)
+    if chip is None:
         raise ValueError(
             f"unknown TPU generation {generation!r}: choose one of {', '.join(chip.name for chip in TPUS)}"
         )
-    return found
+    return chip

@@ -119,15 +119,15 @@ class TrainingConfig:
 
     def _check_words(self) -> None:
         """Raise ValueError for milestones in words that are not ascending, or that the run does not reach."""
-        given = self.milestone_words
-        if tuple(sorted(set(given))) != given:
+        milestones = self.milestone_words
+        if tuple(sorted(set(milestones))) != milestones:
             raise ValueError(
-                f"training.milestone_words={','.join(map(str, given))} must be ascending and without repetition"
+                f"training.milestone_words={','.join(map(str, milestones))} must be ascending and without repetition"
             )
-        if self.words is not None and given and given[-1] > self.words:
+        if self.words is not None and milestones and milestones[-1] > self.words:
             raise ValueError(
-                f"training.milestone_words has {given[-1]:,}, but the run ends at training.words={self.words:,}: leave "
-                "it out, or raise training.words"
+                f"training.milestone_words has {milestones[-1]:,}, but the run ends at training.words={self.words:,}: "
+                "leave it out, or raise training.words"
             )
 
     def evaluations_from(self, step: int) -> int:

@@ -50,8 +50,8 @@ class Criterion:
 
     def number(self, history: Sequence[Evaluation]) -> int:
         """Return the place of the best evaluation in the history, counted from 1; 0 if there is none."""
-        found = self.index(evaluation.values.get(self.metric) for evaluation in history)
-        return 0 if found is None else found + 1
+        index = self.index(evaluation.values.get(self.metric) for evaluation in history)
+        return 0 if index is None else index + 1
 
     def evaluation(self, history: Sequence[Evaluation]) -> Evaluation | None:
         """Return the best evaluation; None if there is none."""

@@ -66,9 +66,9 @@ def first_line(error: Any) -> str:
 
 def store_failure(error: BaseException) -> str:
     """Return in one line why an object store could not be read or written, and what helps."""
-    found = next((each for each in _chain(error) if isinstance(each, storage.StoreError)), None)
-    if found is not None:
-        return str(found)
+    failure = next((each for each in _chain(error) if isinstance(each, storage.StoreError)), None)
+    if failure is not None:
+        return str(failure)
     cause = cause_of(error)
     if "PERMISSION_DENIED" in cause:
         return f"{cause}. Give these credentials the role Storage Object Admin for the bucket"

@@ -93,19 +93,20 @@ class Loop:
         """Return the state of the newest checkpoint, or a new state if there is none, and the step of this state."""
         job, config = self.job, self.job.config
         with self.watchdog.patience("the newest checkpoint, or new parameters"):
-            found = self.checkpoints.restore_latest(job.program.abstract)
-            is_own = found is not None
-            if found is None:
-                found = job.first(job.program.abstract)
-            state = found.state if found else job.create()
-            self.progress = job.read_progress(found.progress if found else {})
+            checkpoint = self.checkpoints.restore_latest(job.program.abstract)
+            is_resumed = checkpoint is not None
+            if checkpoint is None:
+                checkpoint = job.first(job.program.abstract)
+            state = checkpoint.state if checkpoint else job.create()
+            self.progress = job.read_progress(checkpoint.progress if checkpoint else {})
             hosts.from_first("the metrics", lambda: metric_sums.check_rows(job.workdir, self.progress.rows))
             start = int(state.step)
             # An earlier process may have deleted checkpoints that the progress still lists.
-            there = hosts.from_first("the checkpoints", self.checkpoints.steps)
-            self.deleted = {one.step for one in self.progress.history if one.step <= start} - {*there}
+            saved_steps = hosts.from_first("the checkpoints", self.checkpoints.steps)
+            evaluated_steps = {evaluation.step for evaluation in self.progress.history if evaluation.step <= start}
+            self.deleted = evaluated_steps - {*saved_steps}
             self.checkpoints.keep_best(self._best())
-            self.saved_step = start if is_own else -1
+            self.saved_step = start if is_resumed else -1
         self.mark = time.perf_counter()
         # A run that has reached its time limit, or has lost its patience, takes no further step when it is resumed.
         self.is_over = config.time_limit is not None and hosts.from_first("the time limit", self._time_is_up)
@@ -124,7 +125,7 @@ class Loop:
                 wandb=job.wandb(),
             )
             self.line = ProgressLine(job.name, start, config.steps, self.metric)
-            if is_own:
+            if is_resumed:
                 self.line.say(f"resumed from the checkpoint of step {start}")
             if config.profile and start >= config.profile[1]:
                 first, last = config.profile
@@ -164,8 +165,8 @@ class Loop:
                 with self.watchdog.compiling("the train step"):
                     self.train_step.lower(state, placed, job.key, job.hyperparameters).compile()
                 self._save(state)
-            named = f"the train step for batches of shape {batch['tokens'].shape}"
-            with self.watchdog.compiling(named), self.profile.step(step, state):
+            what = f"the train step for batches of shape {batch['tokens'].shape}"
+            with self.watchdog.compiling(what), self.profile.step(step, state):
                 state, step_metrics = self.train_step(state, placed, job.key, job.hyperparameters)
             self.watchdog.follow(step, step_metrics["loss"][0])
             if is_new:
@@ -177,25 +178,26 @@ class Loop:
             self.pending.append((step, step_metrics))
             if self._time_is_up() and self.job.learning_rate(step - 1) > 0:  # 0 at the first step of a warm-up
                 stop.request(TIME_LIMIT)
-            stopped, kept, paused = stop.reached(), False, self._is_paused(step)
-            is_last = step == config.steps or stopped == TIME_LIMIT
-            if stopped == TIME_LIMIT and step < config.steps:
+            stop_reason, has_saved_best, is_paused = stop.reached(), False, self._is_paused(step)
+            is_last = step == config.steps or stop_reason == TIME_LIMIT
+            if stop_reason == TIME_LIMIT and step < config.steps:
                 self.line.say(f"{TIME_LIMIT}={config.time_limit} seconds: the run ends at step {step}")
             if step % config.log_every == 0 or is_last:
                 self._log(step)
             if self._is_evaluation_step(step) and not is_last:
-                kept = self._evaluate(state, step)
+                has_saved_best = self._evaluate(state, step)
                 is_last = job.stop(self.progress.history)
                 if is_last:
                     if step % config.log_every:
                         self._log(step)
                     self.line.say(f"the last evaluations brought no improvement: the run ends at step {step}")
-            if step % config.checkpoint_every == 0 or step in milestones or is_last or stopped or kept or paused:
+            is_due = step % config.checkpoint_every == 0 or step in milestones
+            if is_due or is_last or stop_reason or has_saved_best or is_paused:
                 self._save(state)
-            if stopped and not is_last:
+            if stop_reason and not is_last:
                 self.checkpoints.wait()
-                raise Interrupted(f"{stopped}: stopped at step {step} of {config.steps}; everything is saved")
-            if paused:
+                raise Interrupted(f"{stop_reason}: stopped at step {step} of {config.steps}; everything is saved")
+            if is_paused:
                 return state
             if is_last:
                 break
@@ -253,8 +255,8 @@ class Loop:
         values = metric_sums.divide(self.progress.interval)
         self.progress.interval = {}
         values.pop("tokens")
-        at: Any = np.float32(step - 1)
-        coefficients = {name: float(value) for name, value in self.objective.coefficients(at).items()}
+        schedule_step: Any = np.float32(step - 1)
+        coefficients = {name: float(value) for name, value in self.objective.coefficients(schedule_step).items()}
         learning_rate = float(self.job.learning_rate(step - 1))
         if not self.has_logged:  # JAX compiles the schedules when they are first called
             self.speed.paused(time.perf_counter() - began)
@@ -275,10 +277,10 @@ class Loop:
             # where another batch size begins.
             row["mfu"] = self.job.utilisation(step - interval.timed_steps, step, interval.timed_seconds)
         self.writer.write(row)
-        left = self.speed.seconds_left(config.steps - step, config.evaluations_from(max(step, 1)))
-        if left is not None and config.time_limit is not None:
-            left = max(0.0, min(left, config.time_limit - _seconds_so_far(self.progress, self.mark)))
-        self.line.update(row, left)
+        seconds_left = self.speed.seconds_left(config.steps - step, config.evaluations_from(max(step, 1)))
+        if seconds_left is not None and config.time_limit is not None:
+            seconds_left = max(0.0, min(seconds_left, config.time_limit - _seconds_so_far(self.progress, self.mark)))
+        self.line.update(row, seconds_left)
 
     def _evaluate(self, state: TrainState, step: int) -> bool:
         """Run the evaluators and add their values to the history; return whether `job.keep` saved the model.
@@ -310,24 +312,25 @@ class Loop:
         progress.history.append(Evaluation(step, train_loss, progress.seconds, values))
         progress.since_evaluation, progress.seconds = {}, 0.0
         self.line.say(self.job.describe(progress.history[-1]))
-        kept = self.job.keep(state, progress.history)
+        has_saved_best = self.job.keep(state, progress.history)
         self.checkpoints.keep_best(self._best())
         self.line.begin(None)
         self.mark = time.perf_counter()
-        again = self.mark - began
+        next_seconds = self.mark - began
         if not self.has_evaluated and batches_done:  # the first batch waited for compilation, so the others count
             count = len(batches_done)
-            again = (batches_done[-1] - batches_done[0]) / max(count - 1, 1) * count
+            next_seconds = (batches_done[-1] - batches_done[0]) / max(count - 1, 1) * count
         self.has_evaluated = True
-        self.speed.evaluated(self.mark - began, again)
-        return kept
+        self.speed.evaluated(self.mark - began, next_seconds)
+        return has_saved_best
 
     def _best(self) -> int | None:
         """Return the step whose checkpoint is kept, as the job chooses it, among evaluations that have a checkpoint.
 
         A run may resume with `keep_best` when the checkpoints of its first evaluations are gone.
         """
-        return self.job.best([one for one in self.progress.history if one.step not in self.deleted])
+        history = [evaluation for evaluation in self.progress.history if evaluation.step not in self.deleted]
+        return self.job.best(history)
 
     def _add_seconds(self) -> None:
         now = time.perf_counter()
@@ -356,5 +359,5 @@ def _seconds_so_far(progress: Progress, mark: float) -> float:
 
     mark: the time up to which `progress` counts them.
     """
-    before = sum(found.seconds for found in progress.history)
+    before = sum(evaluation.seconds for evaluation in progress.history)
     return before + progress.seconds + time.perf_counter() - mark

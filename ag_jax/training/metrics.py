@@ -53,8 +53,7 @@ def not_finite(metrics: Sums) -> list[str]:
 
 def losses(names: Iterable[str], first: str = "") -> list[str]:
     """Return the `names` that end in `_loss`, in the given order, but with `first` before the others."""
-    found = [name for name in names if name.endswith("_loss")]
-    return sorted(found, key=lambda name: name != first)
+    return sorted((name for name in names if name.endswith("_loss")), key=lambda name: name != first)
 
 
 class MetricWriter:
@@ -85,8 +84,8 @@ class MetricWriter:
         self._workdir, self._wandb = workdir, wandb
         path = workdir / "metrics.jsonl"
         rows = read_metrics(workdir) if path.exists() else []
-        kept = [row for row in rows if row["step"] < step + (logged if row["split"] == "train" else evaluated)]
-        self._events, text = None, "".join(json.dumps(row) + "\n" for row in kept)
+        rows = [row for row in rows if row["step"] < step + (logged if row["split"] == "train" else evaluated)]
+        self._events, text = None, "".join(json.dumps(row) + "\n" for row in rows)
         self.digest = _digest(text.encode())
         with self._explained():
             self._rows = storage.GrowingFile(path, text)

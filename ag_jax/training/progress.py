@@ -36,8 +36,8 @@ class ValidationProgress:
         if self._total is None:
             self._show(f"validating: {self._done:,} batches so far")
             return
-        left = (now - self._began) / self._done * (self._total - self._done)
-        self._show(f"validating: {self._done:,} of {self._total:,} batches, {_clock(left)} left")
+        seconds_left = (now - self._began) / self._done * (self._total - self._done)
+        self._show(f"validating: {self._done:,} of {self._total:,} batches, {_clock(seconds_left)} left")
 
 
 def _clock(seconds: float) -> str:
@@ -111,14 +111,14 @@ class ProgressLine:
         rate = f"lr {row['learning_rate']:.2e}"
         speed = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:,.0f} tokens/s"
         mfu = "" if row.get("mfu") is None else f"MFU {row['mfu']:.1%}"
-        left = "" if seconds_left is None else f"{_clock(seconds_left)} left"
-        shown = [text for text in (first, *others, rate, speed, mfu, left) if text]
+        time_left = "" if seconds_left is None else f"{_clock(seconds_left)} left"
+        texts = [text for text in (first, *others, rate, speed, mfu, time_left) if text]
         if self._bar:
             # Of a terminal that is too narrow for all, the last of these is left out first.
             for text in reversed([mfu, speed, rate, *others]):
-                if len("  ".join(shown)) > self._room() and text in shown:
-                    shown.remove(text)
-        self._training = "  ".join(shown)
+                if len("  ".join(texts)) > self._room() and text in texts:
+                    texts.remove(text)
+        self._training = "  ".join(texts)
         if self._bar:
             self._bar.update(self._task, completed=row["step"], status=self._training)
         else:

@@ -54,8 +54,8 @@ def learning_rate(
             share = jnp.float32(1)
         else:
             start = warmup_steps if decay_steps is None else jnp.maximum(warmup_steps, total_steps - decay_steps)
-            done = jnp.clip((step - start) / jnp.maximum(total_steps - start, 1), 0.0, 1.0)
-            share = final_share + (1 - final_share) * FALLS[decay](done)
+            x = jnp.clip((step - start) / jnp.maximum(total_steps - start, 1), 0.0, 1.0)
+            share = final_share + (1 - final_share) * FALLS[decay](x)
         return peak * jnp.where(step < warmup_steps, step / reference, share)
 
     return schedule

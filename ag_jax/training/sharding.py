@@ -79,12 +79,11 @@ def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
 
     def sharding(leaf) -> NamedSharding:
         names: Any = leaf.names if isinstance(leaf, nn.Partitioned) else ()
-        axes, taken = [], set()
+        axes: list[str | None] = []
         for size, name in zip(nn.unbox(leaf).shape, names, strict=False):
             axis = RULES.get(name)
-            split = axis is not None and axis not in taken and size % mesh.shape[axis] == 0
-            axes.append(axis if split else None)
-            taken.add(axes[-1])
+            is_split = axis is not None and axis not in axes and size % mesh.shape[axis] == 0
+            axes.append(axis if is_split else None)
         return NamedSharding(mesh, PartitionSpec(*axes))
 
     return jax.tree.map(sharding, abstract_params, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
@@ -100,8 +99,8 @@ def process_rows(mesh: Mesh, rows: int) -> np.ndarray:
 
     The rows of a host need not be contiguous, and hosts hold the same rows where `tensor` spans them.
     """
-    held = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
-    return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
+    indices = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
+    return np.unique(np.concatenate([np.arange(rows)[index] for index in indices]))
 
 
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

@@ -44,13 +44,13 @@ class Speedometer:
         self._compiled_steps += 1
         self._compiled_tokens += tokens
 
-    def evaluated(self, seconds: float, again: float) -> None:
+    def evaluated(self, seconds: float, next_seconds: float) -> None:
         """Leave an evaluation out of `seconds` and of the timed steps.
 
-        again: seconds that the next evaluation is expected to take, without compilation.
+        next_seconds: seconds that the next evaluation is expected to take, without compilation.
         """
         self.paused(seconds)
-        self._evaluation_seconds = again
+        self._evaluation_seconds = next_seconds
 
     def paused(self, seconds: float) -> None:
         """Leave time in which no step was computed out of `seconds` and of the timed steps."""
@@ -62,16 +62,17 @@ class Speedometer:
         seconds = now - self._began
         steps = step - self._step - self._compiled_steps
         timed = max(seconds - self._compiling, 1e-9)
-        found = Interval(seconds, timed, steps, tokens - self._tokens - self._compiled_tokens)
+        interval = Interval(seconds, timed, steps, tokens - self._tokens - self._compiled_tokens)
         if steps:
-            self._recent.append(found)
+            self._recent.append(interval)
         self._step, self._tokens, self._began = step, tokens, now
         self._compiling, self._compiled_steps, self._compiled_tokens = 0.0, 0, 0
-        return found
+        return interval
 
     def seconds_left(self, steps: int, evaluations: int) -> float | None:
         """Return the estimated duration of so many steps and evaluations; None before `read` returned a timed step."""
         if not self._recent:
             return None
-        timed = sum(found.timed_seconds for found in self._recent) / sum(found.timed_steps for found in self._recent)
-        return steps * timed + evaluations * self._evaluation_seconds
+        seconds = sum(interval.timed_seconds for interval in self._recent)
+        step_seconds = seconds / sum(interval.timed_steps for interval in self._recent)
+        return steps * step_seconds + evaluations * self._evaluation_seconds

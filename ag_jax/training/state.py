@@ -60,20 +60,20 @@ def create_state(params: Params, optimizer: optax.GradientTransformation) -> Tra
     return TrainState(jnp.int32(0), params, optimizer.init(params))
 
 
-def with_params(state: TrainState, given: Params, shardings: TrainState) -> TrainState:
-    """Return `state` with some or all of its parameters replaced by those in `given`.
+def with_params(state: TrainState, new_params: Params, shardings: TrainState) -> TrainState:
+    """Return `state` with some or all of its parameters replaced by those in `new_params`.
 
-    given: nested dict with some or all of the parameters; every host has its complete arrays.
+    new_params: nested dict with some or all of the parameters; every host has its complete arrays.
     shardings: shardings of `state`.
     """
 
-    def replaced(own: Any, new: Any, places: Any) -> Any:
-        if isinstance(own, dict):
-            return {name: replaced(own[name], new[name], places[name]) if name in new else own[name] for name in own}
-        value = np.asarray(new, own.dtype)
+    def replaced(old: Any, new: Any, places: Any) -> Any:
+        if isinstance(old, dict):
+            return {name: replaced(old[name], new[name], places[name]) if name in new else old[name] for name in old}
+        value = np.asarray(new, old.dtype)
         return jax.make_array_from_callback(value.shape, places, lambda index: value[index])
 
-    return dataclasses.replace(state, params=replaced(state.params, given, shardings.params))
+    return dataclasses.replace(state, params=replaced(state.params, new_params, shardings.params))
 
 
 def abstract_state(

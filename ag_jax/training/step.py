@@ -138,8 +138,8 @@ def compile_evaluation_step(
 ) -> jax.stages.Wrapped:
     """Return `evaluation_step` jitted for a mesh, as a function of (params, batch, step, hyperparameters)."""
 
-    def step(params: Any, batch: Batch, at: Array, hyperparameters: Hyperparameters):
-        return evaluation_step(params, batch, at, objective=make_objective(hyperparameters))
+    def step(params: Any, batch: Batch, number: Array, hyperparameters: Hyperparameters):
+        return evaluation_step(params, batch, number, objective=make_objective(hyperparameters))
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(

@@ -35,7 +35,7 @@ class StopSignal:
         self._steps = 0  # steps that this host has begun
         self._last: int | None = None  # the step after which all hosts stop
         self._notice: str | None = None
-        self._asked: str | None = None  # a reason of the program's own
+        self._reason: str | None = None  # a reason of the program's own
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._key = f"stop/{next(_numbers)}"
@@ -57,7 +57,7 @@ class StopSignal:
 
     def request(self, reason: str) -> None:
         """Stop all hosts after a common step for a reason other than a signal, which `reached` then returns."""
-        self._asked = reason
+        self._reason = reason
 
     def reached(self) -> str | None:
         """Return the name of the signal, or the reason of a request, if all hosts must stop after the current step,
@@ -66,7 +66,7 @@ class StopSignal:
         This must be called once in every step, because the calls count the steps.
         """
         if hosts.count() == 1:
-            return self._requested() or self._asked
+            return self._requested() or self._reason
         with self._lock:
             self._steps += 1
             return self._notice if self._last is not None and self._steps >= self._last else None
@@ -75,8 +75,8 @@ class StopSignal:
         while not self._done.wait(LOOK_EVERY):
             if received := self._requested():
                 hosts.publish(self._key, f"{received} on host {hosts.index()}")
-            elif self._asked:
-                hosts.publish(self._key, self._asked)
+            elif self._reason:
+                hosts.publish(self._key, self._reason)
             notice = hosts.look(self._key)
             if notice:
                 self._agree(notice)

@@ -40,10 +40,10 @@ def _cost_at(of_seeds: Sequence[RunState], step: int, by: Criterion) -> float | 
     """
     if any(state.failure is not None for state in of_seeds):
         return math.inf
-    found = [state.rungs[str(step)] for state in of_seeds if str(step) in state.rungs]
-    if len(found) < len(of_seeds):
+    rung_numbers = [state.rungs[str(step)] for state in of_seeds if str(step) in state.rungs]
+    if len(rung_numbers) < len(of_seeds):
         return None
-    cost = by.cost(_means(found)[by.metric])
+    cost = by.cost(_means(rung_numbers)[by.metric])
     return cost if math.isfinite(cost) else math.inf
 
 
@@ -114,24 +114,24 @@ class Result:
     diverged: bool = False
 
 
-def results(study: Study, states: States) -> list[Result]:
+def results_of(study: Study, states: States) -> list[Result]:
     """Return what came of each point, in the order of the points."""
     _, stopped = halved(study, states)
-    found = []
+    of_points = []
     for number, point in enumerate(study.points):
         of_seeds, step, status, measured = _of_point(study, states, number), None, "unfinished", {}
         failures = {seed: reason for seed in point.configs if (reason := states[number, seed].failure) is not None}
-        done = [state.measured for state in of_seeds if state.measured is not None]
+        measurements = [state.measured for state in of_seeds if state.measured is not None]
         if failures:
             status = "failed"
-        elif len(done) == len(of_seeds):
-            status, measured = "done", _means(done)
+        elif len(measurements) == len(of_seeds):
+            status, measured = "done", _means(measurements)
         elif number in stopped:
             step = stopped[number]
             status, measured = "stopped", _means([state.rungs[str(step)] for state in of_seeds])
         diverged = any(state.diverged for state in of_seeds)
-        found.append(Result(point, status, measured, step, failures, diverged))  # type: ignore[arg-type]
-    return found
+        of_points.append(Result(point, status, measured, step, failures, diverged))  # type: ignore[arg-type]
+    return of_points
 
 
 def _means(of_seeds: Sequence[Numbers]) -> Numbers:
@@ -143,7 +143,7 @@ def _means(of_seeds: Sequence[Numbers]) -> Numbers:
     return means
 
 
-def ranked(found: Sequence[Result], metric: str) -> list[Result]:
+def ranked(results: Sequence[Result], metric: str) -> list[Result]:
     """Return the points from the best to the worst, with ties in their order.
 
     First those that are done, by the metric, and last of these those that did not measure it; then those that were
@@ -156,45 +156,45 @@ def ranked(found: Sequence[Result], metric: str) -> list[Result]:
         group = ("done", "stopped", "failed", "unfinished").index(result.status)
         return group, -(result.stopped_at or 0), by.cost(result.measured.get(metric))
 
-    return sorted(found, key=key)
+    return sorted(results, key=key)
 
 
-def best(found: Sequence[Result], metric: str) -> Result | None:
+def best(results: Sequence[Result], metric: str) -> Result | None:
     """Return the best point by a metric among those that are done and measured it, the earlier of two alike; None if
     there is none.
     """
-    first = next(iter(ranked(found, metric)), None)
+    first = next(iter(ranked(results, metric)), None)
     is_known = first is not None and first.status == "done" and first.measured[metric] is not None
     return first if is_known else None
 
 
-def by_arm(found: Sequence[Result]) -> dict[str, list[Result]]:
+def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Return the points of each arm, in their order."""
     arms: dict[str, list[Result]] = {}
-    for result in found:
+    for result in results:
         arms.setdefault(result.point.arm, []).append(result)
     return arms
 
 
-def best_json(study: Study, found: Sequence[Result]) -> dict[str, Any]:
+def best_json(study: Study, results: Sequence[Result]) -> dict[str, Any]:
     """Return the content of `best.json`: the best point of each arm that has one.
 
     Its settings are all that the grid of any arm searches: those that the grid of its own arm lacks have the value with
     which the point was trained, so that another config does not put its own in their place.
     """
     searched = dict.fromkeys(setting for point in study.points for setting in point.settings)
-    chosen: dict[str, Any] = {}
-    for arm, of_arm in by_arm(found).items():
+    arms: dict[str, Any] = {}
+    for arm, of_arm in by_arm(results).items():
         if (winner := best(of_arm, study.search.metric)) is not None:
             trained = config_reader.flat(config_reader.to_dict(next(iter(winner.point.configs.values()))))
-            chosen[arm] = {
+            arms[arm] = {
                 "point": winner.point.name,
                 "settings": {setting: trained[setting] for setting in searched},
                 study.search.metric: winner.measured[study.search.metric],
                 "chosen_among": len(of_arm),
             }
     of_file = {"command": study.command, "arguments": dict(study.arguments)}
-    return {**of_file, "metric": study.search.metric, "arms": chosen}
+    return {**of_file, "metric": study.search.metric, "arms": arms}
 
 
 def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,26 +211,26 @@ def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) 
     if not path.exists():
         raise ValueError(f"{path} does not exist: expected the --workdir of a finished `ag-jax search`")
     content = read_json(path, dict, {"arguments": dict, "arms": dict, "metric": str})
-    had = content["arguments"]
-    if other := [name for name in expected if had.get(name, expected[name]) != expected[name]]:
+    arguments = content["arguments"]
+    if other := [name for name in expected if arguments.get(name, expected[name]) != expected[name]]:
         raise ValueError(
-            f"{path} is of a search with {', '.join(f'{name}={had[name]}' for name in other)}, expected "
+            f"{path} is of a search with {', '.join(f'{name}={arguments[name]}' for name in other)}, expected "
             f"{', '.join(f'{name}={expected[name]}' for name in other)}: give the --workdir of such a search"
         )
-    found, metric = content["arms"], content["metric"]
-    check_fields(path, found, dict.fromkeys(found, dict))
-    for winner in found.values():
+    arms, metric = content["arms"], content["metric"]
+    check_fields(path, arms, dict.fromkeys(arms, dict))
+    for winner in arms.values():
         check_fields(path, winner, {"settings": dict, metric: float})
-    alike = [found[name] for name in found if name == arm or name.partition("_")[0] == arm]
+    alike = [arms[name] for name in arms if name == arm or name.partition("_")[0] == arm]
     if not alike:
-        raise ValueError(f"{path} has no best point of arm {arm}: it has {', '.join(found) or 'none'}")
+        raise ValueError(f"{path} has no best point of arm {arm}: it has {', '.join(arms) or 'none'}")
     by = Criterion.of_objective(metric)
     return dict(min(alike, key=lambda winner: by.cost(winner[metric]))["settings"])
 
 
-def values_of(found: Sequence[Result]) -> Iterator[tuple[str, list[Any]]]:
+def values_of(results: Sequence[Result]) -> Iterator[tuple[str, list[Any]]]:
     """Yield each setting of which the points of an arm have several values, with these values in their order."""
-    for setting in found[0].point.settings:
-        values = list(dict.fromkeys(result.point.settings[setting] for result in found))
+    for setting in results[0].point.settings:
+        values = list(dict.fromkeys(result.point.settings[setting] for result in results))
         if len(values) > 1:
             yield setting, values

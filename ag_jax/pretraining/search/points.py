@@ -64,10 +64,10 @@ class Study:
     @property
     def arms(self) -> dict[str, list[int]]:
         """The numbers of the points of each arm."""
-        found: dict[str, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         for number, point in enumerate(self.points):
-            found.setdefault(point.arm, []).append(number)
-        return found
+            numbers.setdefault(point.arm, []).append(number)
+        return numbers
 
     def rung_steps(self, point: Point) -> list[int]:
         """Return the steps at which a point is compared with the others of its arm, before it goes on."""
@@ -123,7 +123,7 @@ def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConf
             )
     _check_length(config_reader.load(source, overrides).training.words, grid, overrides, search)
     common = overrides | ({} if search.steps is None else {"training.steps": search.steps})
-    labels, found = _labels(grid), {}
+    labels, points_by_name = _labels(grid), {}
     for values in itertools.product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))
         loaded, configs = config_reader.load(source, common | settings), {}
@@ -132,19 +132,19 @@ def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConf
             try:
                 configs[seed] = pretraining_config.parse(loaded)
             except ValueError as error:
-                given = ", ".join(f"{setting}={config_reader.shown(value)}" for setting, value in settings.items())
-                raise ValueError(f"{error} (at the point {given})") from error
+                texts = ", ".join(f"{setting}={config_reader.shown(value)}" for setting, value in settings.items())
+                raise ValueError(f"{error} (at the point {texts})") from error
         # From the config, in which 1 is 1.0 where a setting is a number with a point.
         checked = config_reader.flat(config_reader.to_dict(configs[search.seeds[0]]))
         settings = {setting: checked[setting] for setting in grid}
         name = "-".join(f"{labels[setting]}{_text(value)}" for setting, value in settings.items())
-        if name in found:
+        if name in points_by_name:
             raise ValueError(
                 f"two points would have the directory {name}: give values that differ in letters, digits, dots or signs"
             )
-        found[name] = Point(arm, name, settings, configs)
-    _check_distinct(list(found.values()))
-    return list(found.values())
+        points_by_name[name] = Point(arm, name, settings, configs)
+    _check_distinct(list(points_by_name.values()))
+    return list(points_by_name.values())
 
 
 def _check_length(
@@ -187,8 +187,8 @@ def with_steps(study: Study, workdir: epath.Path, is_begun: Callable[[epath.Path
 def _labels(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
     """Return the name of each setting in the names of directories: its last part, unless another one has the same."""
     last = {setting: SHORT.get(setting, setting.rpartition(".")[2]) for setting in settings}
-    taken = list(last.values())
-    return {setting: name if taken.count(name) == 1 else setting for setting, name in last.items()}
+    names = list(last.values())
+    return {setting: name if names.count(name) == 1 else setting for setting, name in last.items()}
 
 
 def _text(value: Any) -> str:
@@ -207,9 +207,9 @@ def _in_effect(point: Point) -> str:
 
 def _check_distinct(points: Sequence[Point]) -> None:
     """Raise ValueError if two points of an arm would be the same run, because a setting has no effect."""
-    seen: dict[str, Point] = {}
+    first_points: dict[str, Point] = {}
     for point in points:
-        other = seen.setdefault(_in_effect(point), point)
+        other = first_points.setdefault(_in_effect(point), point)
         if other is not point:
             differ = [setting for setting, value in point.settings.items() if other.settings[setting] != value]
             raise ValueError(
@@ -251,13 +251,13 @@ def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
                     f"search.rungs compares runs after the same steps, and training.{name}={value} may end them "
                     "before: leave one of them out"
                 )
-        at = _rung_steps(search, config)
-        if len(set(at)) < len(at):
+        steps = _rung_steps(search, config)
+        if len(set(steps)) < len(steps):
             raise ValueError(
                 f"search.rungs={','.join(map(str, search.rungs))} of {training.steps} steps are the steps "
-                f"{', '.join(map(str, at))}: leave out those that come twice"
+                f"{', '.join(map(str, steps))}: leave out those that come twice"
             )
-        for fraction, step in zip(search.rungs, at, strict=True):
+        for fraction, step in zip(search.rungs, steps, strict=True):
             first = max(training.log_every, 2 if config.optimizer.warmup_steps else 1)
             if not first <= step < training.steps:
                 raise ValueError(

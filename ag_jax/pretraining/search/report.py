@@ -44,17 +44,18 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
 
     thresholds: the end of the plateau, of every finished run.
     """
-    metric, left = study.search.metric, _left_plateau(results, states, thresholds)
+    metric, left_plateau = study.search.metric, _left_plateau(results, states, thresholds)
     of_arms: dict[str, Any] = {}
     for arm, of_arm in choose.by_arm(results).items():
         winner = choose.best(of_arm, metric)  # None if no point is done and has the metric
         of_arms[arm] = {
             "best": None if winner is None else winner.point.name,
             "points": {
-                one.point.name: _point(study, one, states, left, thresholds) for one in choose.ranked(of_arm, metric)
+                one.point.name: _point(study, one, states, left_plateau, thresholds)
+                for one in choose.ranked(of_arm, metric)
             },
             "settings": _settings(of_arm, metric),
-            "robustness": _robustness(of_arm, metric, left),
+            "robustness": _robustness(of_arm, metric, left_plateau),
         }
     return {
         "title": study.title,
@@ -64,7 +65,7 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
         **({"overridden": list(study.overridden)} if study.overridden else {}),
         **({"incomparable": list(study.incomparable)} if study.incomparable else {}),
         "arms": of_arms,
-        "paired": _paired(results, left),
+        "paired": _paired(results, left_plateau),
     }
 
 
@@ -75,24 +76,24 @@ def _left_plateau(results: Sequence[Result], states: States, thresholds: Thresho
     has a run that diverged, so its point did not leave the plateau. Points that failed for another reason, were stopped
     or are not finished are left out.
     """
-    found = {}
+    left_plateau = {}
     for number, one in enumerate(results):
         if one.diverged:
-            found[one.point.arm, one.point.name] = False
+            left_plateau[one.point.arm, one.point.name] = False
         elif one.status == "done":
-            found[one.point.arm, one.point.name] = all(
+            left_plateau[one.point.arm, one.point.name] = all(
                 (measured := states[number, seed].measured) is not None
                 and (loss := measured["validation_loss"]) is not None
                 and loss < thresholds[number, seed].loss
                 for seed in one.point.configs
             )
-    return found
+    return left_plateau
 
 
 def _point(
-    study: Study, one: Result, states: States, left: Mapping[tuple[str, str], bool], thresholds: Thresholds
+    study: Study, one: Result, states: States, left_plateau: Mapping[tuple[str, str], bool], thresholds: Thresholds
 ) -> dict[str, Any]:
-    number = next(at for at, point in enumerate(study.points) if point is one.point)
+    number = next(index for index, point in enumerate(study.points) if point is one.point)
     of_seeds = {
         str(seed): measured
         | {
@@ -109,13 +110,13 @@ def _point(
         **one.measured,
         "seeds": of_seeds,
         **({"failures": {str(seed): reason for seed, reason in one.failures.items()}} if one.failures else {}),
-        "left_plateau": left.get((one.point.arm, one.point.name)),
+        "left_plateau": left_plateau.get((one.point.arm, one.point.name)),
     }
 
 
-def _values(found: Sequence[Result], metric: str) -> list[float]:
+def _values(results: Sequence[Result], metric: str) -> list[float]:
     """Return the values of a metric, of the points that are done and measured it."""
-    return [value for one in found if one.status == "done" and (value := one.measured[metric]) is not None]
+    return [value for one in results if one.status == "done" and (value := one.measured[metric]) is not None]
 
 
 def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str, Any]]]:
@@ -123,25 +124,27 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
     done and measured the metric.
     """
     by = Criterion.of_objective(metric)
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for setting, values in choose.values_of(of_arm):
-        found[setting] = []
+        rows[setting] = []
         for value in values:
             of_value = _values([one for one in of_arm if one.point.settings[setting] == value], metric)
             best, median = (min(of_value, key=by.cost), statistics.median(of_value)) if of_value else (None, None)
-            found[setting].append({"value": value, "points": len(of_value), "best": best, "median": median})
-    return found
+            rows[setting].append({"value": value, "points": len(of_value), "best": best, "median": median})
+    return rows
 
 
-def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
+def _robustness(of_arm: Sequence[Result], metric: str, left_plateau: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
     """Return how many of the points that are done or diverged left the plateau, how many failed, how many of these
     diverged, and the median and the range of the metric over the points that are done and measured it.
     """
-    known = [left[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left]
+    outcomes = [
+        left_plateau[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left_plateau
+    ]
     values = _values(of_arm, metric)
     return {
-        "points": len(known),
-        "left_plateau": sum(known),
+        "points": len(outcomes),
+        "left_plateau": sum(outcomes),
         "failed": sum(one.status == "failed" for one in of_arm),
         "diverged": sum(one.diverged for one in of_arm),
         "median": statistics.median(values) if values else None,
@@ -150,7 +153,7 @@ def _robustness(of_arm: Sequence[Result], metric: str, left: Mapping[tuple[str, 
     }
 
 
-def _paired(results: Sequence[Result], left: Mapping[tuple[str, str], bool]) -> list[dict[str, Any]]:
+def _paired(results: Sequence[Result], left_plateau: Mapping[tuple[str, str], bool]) -> list[dict[str, Any]]:
     """Return for each two arms with the same points how many left the plateau in one arm alone, with McNemar's test.
 
     Only points that are done or diverged in both arms count.
@@ -160,17 +163,21 @@ def _paired(results: Sequence[Result], left: Mapping[tuple[str, str], bool]) -> 
         arm: {tuple(one.point.settings.items()): one.point.name for one in of_arm}
         for arm, of_arm in choose.by_arm(results).items()
     }
-    found = []
+    rows = []
     for one, other in itertools.combinations(names, 2):
         if names[one].keys() != names[other].keys():
             continue
         of_points = [((one, name), (other, names[other][settings])) for settings, name in names[one].items()]
-        pairs = [(left[first], left[second]) for first, second in of_points if first in left and second in left]
-        alone = [sum(pair == wanted for pair in pairs) for wanted in ((True, False), (False, True))]
-        found.append(
-            {"arms": [one, other], "points": len(pairs), "left_plateau_alone": alone, "p_value": mcnemar(*alone)}
+        pairs = [
+            (left_plateau[first], left_plateau[second])
+            for first, second in of_points
+            if first in left_plateau and second in left_plateau
+        ]
+        counts = [sum(pair == outcome for pair in pairs) for outcome in ((True, False), (False, True))]
+        rows.append(
+            {"arms": [one, other], "points": len(pairs), "left_plateau_alone": counts, "p_value": mcnemar(*counts)}
         )
-    return found
+    return rows
 
 
 def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
@@ -204,40 +211,45 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
             ]
             for row in row_values
         ]
-        shown = [[config_reader.shown(value) for value in values] for values in (row_values, column_values)]
-        maps.append(HeatMap(arm, metric, rows, columns, shown[0], shown[1], best, by.is_lower_better))
+        labels = [[config_reader.shown(value) for value in values] for values in (row_values, column_values)]
+        maps.append(HeatMap(arm, metric, rows, columns, labels[0], labels[1], best, by.is_lower_better))
     return maps
 
 
 def markdown(
-    study: Study, results: Sequence[Result], found: Mapping[str, Any], figures: Sequence[tuple[str, str]]
+    study: Study, results: Sequence[Result], content: Mapping[str, Any], figures: Sequence[tuple[str, str]]
 ) -> str:
     """Return the report of a search as Markdown.
 
-    found: its numbers, as `numbers` returns them.
+    content: its numbers, as `numbers` returns them.
     figures: (caption, path relative to the report) of each figure.
     """
     metric = study.search.metric
     warnings = flag_warnings([*study.overridden, *study.incomparable])
     lines = [f"# Search: {study.title}", "", f"`{study.command}`", "", *warnings]
-    if not found["complete"]:
+    if not content["complete"]:
         unfinished = sum(one.status == "unfinished" for one in results)
         lines += [f"**{unfinished} of {len(results)} points are not finished: run the same command again.**", ""]
-    lines += ["## Robustness", "", *robustness_table(found)]
+    lines += ["## Robustness", "", *robustness_table(content)]
     for arm, of_arm in choose.by_arm(results).items():
-        numbers_of_arm = found["arms"][arm]
-        lines += [f"## {arm}", "", *_chosen(numbers_of_arm, metric, study), *_ranking(of_arm, numbers_of_arm, metric)]
+        numbers_of_arm = content["arms"][arm]
+        lines += [
+            f"## {arm}",
+            "",
+            *_best_point(numbers_of_arm, metric, study),
+            *_ranking(of_arm, numbers_of_arm, metric),
+        ]
         lines += _settings_table(numbers_of_arm["settings"], metric)
         lines += [line for caption, path in figures if caption == arm for line in (f"![{metric}, {arm}]({path})", "")]
     return "\n".join(lines).rstrip("\n")
 
 
-def _chosen(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
+def _best_point(of_arm: Mapping[str, Any], metric: str, study: Study) -> list[str]:
     count = len(of_arm["points"])
     unfinished = sum(one["status"] == "unfinished" for one in of_arm["points"].values())
     if of_arm["best"] is None:
-        done = sum(one["status"] == "done" for one in of_arm["points"].values())
-        reason = f"{done} are done, but did not measure `{metric}`" if done else "all failed"
+        finished = sum(one["status"] == "done" for one in of_arm["points"].values())
+        reason = f"{finished} are done, but did not measure `{metric}`" if finished else "all failed"
         reason = f"{unfinished} are not finished" if unfinished else reason
         return [f"There is no best point: of {count} points, {reason}.", ""]
     so_far = f", of which {unfinished} are not finished," if unfinished else ""
@@ -261,19 +273,19 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     guided = any(_settled(of_point) for of_point in numbers_of_arm["points"].values())
     header += ["Guidance settled at step"] if guided else []
     rows = []
-    told = {True: "left", False: "not left", None: "–"}
+    words = {True: "left", False: "not left", None: "–"}
     for place, one in enumerate(choose.ranked(of_arm, metric), 1):
         values = [config_reader.shown(one.point.settings[setting]) for setting in settings]
         measured = [
-            shown(one.measured[name], NOT_MEASURED) if one.measured else "diverged" if one.diverged else one.status
+            decimals(one.measured[name], NOT_MEASURED) if one.measured else "diverged" if one.diverged else one.status
             for name in (*other, "validation_loss", "train_loss", "average_train_loss")
         ]
         of_point = numbers_of_arm["points"][one.point.name]
-        plateau = told[of_point["left_plateau"]]
-        at = [seed["left_plateau_at_step"] for seed in of_point["seeds"].values()]
+        plateau = words[of_point["left_plateau"]]
+        steps = [seed["left_plateau_at_step"] for seed in of_point["seeds"].values()]
         # The validation loss decides; the logged train losses, whose steps are told, may not show it for every seed.
-        if of_point["left_plateau"] and None not in at:
-            plateau += f" at step {', '.join(map(str, at))}"
+        if of_point["left_plateau"] and None not in steps:
+            plateau += f" at step {', '.join(map(str, steps))}"
         if one.stopped_at is not None:
             plateau = f"stopped at step {one.stopped_at}"
         settled = [", ".join(map(str, _settled(of_point))) or "–"] if guided else []
@@ -302,8 +314,8 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
             f"`{setting}`",
             config_reader.shown(of["value"]),
             str(of["points"]),
-            shown(of["best"]),
-            shown(of["median"]),
+            decimals(of["best"]),
+            decimals(of["median"]),
         ]
         for setting, values in settings.items()
         for of in values
@@ -311,10 +323,10 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
     return [explained, "", *table(["Setting", "Value", "Points", "Best", "Median"], rows)]
 
 
-def robustness_table(found: Mapping[str, Any]) -> list[str]:
+def robustness_table(content: Mapping[str, Any]) -> list[str]:
     """Return the lines of the table of robustness, with the tests between arms, as Markdown.
 
-    found: the numbers of a search, as `numbers` returns them.
+    content: the numbers of a search, as `numbers` returns them.
     """
     explained = (
         "A point has left the plateau if its validation loss is below that of guessing by frequency, without context, "
@@ -325,29 +337,29 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
         "end, whose losses are finite."
     )
     rows = []
-    for arm, of_arm in found["arms"].items():
+    for arm, of_arm in content["arms"].items():
         one = of_arm["robustness"]
         # `failed` counts points that diverged, too, which have a column of their own.
         share = f"{one['left_plateau'] / one['points']:.0%}" if one["points"] else "–"
-        low, high = shown(one["lowest"]), shown(one["highest"])
+        low, high = decimals(one["lowest"]), decimals(one["highest"])
         otherwise = one["failed"] - one["diverged"]
         counts = [f"{one['left_plateau']} of {one['points']}", share, str(one["diverged"]), str(otherwise)]
-        rows.append([arm, *counts, shown(one["median"]), f"{low} to {high}"])
+        rows.append([arm, *counts, decimals(one["median"]), f"{low} to {high}"])
     header = [
         "Arm",
         "Left the plateau",
         "Share",
         "Diverged",
         "Failed otherwise",
-        f"Median `{found['metric']}`",
+        f"Median `{content['metric']}`",
         "Range",
     ]
     lines = [explained, "", *table(header, rows)]
-    for pair in found["paired"]:
-        (one, other), (alone, other_alone) = pair["arms"], pair["left_plateau_alone"]
+    for pair in content["paired"]:
+        (one, other), (only_one, only_other) = pair["arms"], pair["left_plateau_alone"]
         lines += [
-            f"{one} and {other} have the same points, {pair['points']} of them counted in both: {alone} left the "
-            f"plateau in {one} alone, {other_alone} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test; "
+            f"{one} and {other} have the same points, {pair['points']} of them counted in both: {only_one} left the "
+            f"plateau in {one} alone, {only_other} in {other} alone (p = {pair['p_value']:.2g}, exact McNemar test; "
             f"p < .05 takes at least {MCNEMAR_NEEDS} points that leave it in one arm alone). The test assumes that "
             "points are independent; points that differ only in a setting without effect are not.",
             "",
@@ -355,6 +367,6 @@ def robustness_table(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def shown(value: float | None, without: str = "–") -> str:
+def decimals(value: float | None, without: str = "–") -> str:
     """Return a loss or metric with three decimals; for None, the text `without`."""
     return without if value is None else f"{value:.3f}"

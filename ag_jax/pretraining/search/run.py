@@ -56,11 +56,11 @@ def search(
     first_configs = {f"{point.arm}/{point.name}": next(iter(point.configs.values())) for point in study.points}
     study = dataclasses.replace(study, incomparable=tuple(comparable.warnings(first_configs, "points")))
     arms.announce([*study.overridden, *study.incomparable])
-    own = numbers_of(share, len(study.points), "points")
-    hosts.from_first("the run directories", functools.partial(_check, study, workdir, own, retry))
-    if failed := hosts.from_first("the failures", functools.partial(_failed, study, workdir, own, retry)):
+    point_numbers = numbers_of(share, len(study.points), "points")
+    hosts.from_first("the run directories", functools.partial(_check, study, workdir, point_numbers, retry))
+    if failed := hosts.from_first("the failures", functools.partial(_failed, study, workdir, point_numbers, retry)):
         hosts.tell(f"{failed} runs failed before and are not trained again: --retry trains them")
-    _train(study, workdir, own)
+    _train(study, workdir, point_numbers)
     # On all hosts together, because the search fails on all of them if every point failed.
     hosts.from_first("the report", functools.partial(_report, study, workdir))
     return workdir / "report.md"
@@ -68,9 +68,9 @@ def search(
 
 def _report(study: Study, workdir: epath.Path) -> None:
     """Write the report and the files beside it. Raises ValueError, after that, if every point failed."""
-    found = _write(study, workdir)
-    if all(result.status == "failed" for result in found):
-        reasons = "\n".join(f"  {one.point.arm}/{one.point.name}: {_reason(one)}" for one in found)
+    results = _write(study, workdir)
+    if all(result.status == "failed" for result in results):
+        reasons = "\n".join(f"  {one.point.arm}/{one.point.name}: {_reason(one)}" for one in results)
         raise ValueError(
             f"every point of {workdir} failed:\n{reasons}\nChange the settings that made the runs fail, or train "
             "them again with --retry"
@@ -81,14 +81,14 @@ def _reason(result: Result) -> str:
     return next(iter(result.failures.values()))
 
 
-def _check(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> None:
+def _check(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bool) -> None:
     """Raise ValueError if a run directory holds another run, the text of a run has changed, a run would not measure
     `search.metric`, or this process is to train a run whose batches its devices cannot divide.
 
     This is done before the first run is trained, so that a conflict shows now and not hours later. Nothing is written,
     because another machine may be at work in these directories.
 
-    own: numbers of the points that this process trains.
+    point_numbers: numbers of the points that this process trains.
     retry: whether runs that failed are trained again.
     """
     _check_metric(study, workdir)
@@ -108,7 +108,7 @@ def _check(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> Non
             elif config.translates and (config.data, config.translation) not in checked:
                 checked.add((config.data, config.translation))
                 pretraining_corpus.check_tests(config)
-    _check_devices(study, workdir, own, retry)
+    _check_devices(study, workdir, point_numbers, retry)
 
 
 def _check_metric(study: Study, workdir: epath.Path) -> None:
@@ -129,22 +129,22 @@ def _check_metric(study: Study, workdir: epath.Path) -> None:
         vocabulary = VocabularyInfo(config.model.vocabulary_size or config.data.tokenizer.vocabulary_size)
         trace = mask_trace.of_run(config.adversarial, config.model.layers, point.directory(workdir, seed))
         program = build.make_program(config, vocabulary, sharding.make_mesh(config.mesh), trace)
-        known = run.evaluation_metrics(config, program)
-        if metric not in known:
+        names = run.evaluation_metrics(config, program)
+        if metric not in names:
             raise ValueError(
                 f"search.metric={metric} is no number that the runs of {point.arm}/{point.name} measure: expected one "
-                f"of {', '.join((*LOSSES, *known))}"
+                f"of {', '.join((*LOSSES, *names))}"
             )
 
 
-def _check_devices(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> None:
-    """Raise ValueError if a run of the points in `own` is left to train whose batches the devices do not divide."""
-    found = states.read_all(study, workdir, retry)
-    _, stopped = choose.halved(study, found)
-    for number in sorted(own - stopped.keys()):
+def _check_devices(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bool) -> None:
+    """Raise ValueError if a run of these points is left to train whose batches the devices do not divide."""
+    runs = states.read_all(study, workdir, retry)
+    _, stopped = choose.halved(study, runs)
+    for number in sorted(point_numbers - stopped.keys()):
         point = study.points[number]
         for seed, config in point.configs.items():
-            if found[number, seed].is_over:
+            if runs[number, seed].is_over:
                 continue
             try:
                 build.check_rows(config, sharding.make_mesh(config.mesh))
@@ -160,17 +160,17 @@ def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epat
     if not rungs or (state := states.read(directory, config, retry)).is_over:
         return
     newest = max(steps_in(directory / "checkpoints"), default=0)
-    if passed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
+    if missed := [step for step in rungs if step < newest and str(step) not in state.rungs]:
         raise ValueError(
-            f"{directory} is at step {newest}, and its {config.search.metric} at the rung at step {passed[0]} is not "
+            f"{directory} is at step {newest}, and its {config.search.metric} at the rung at step {missed[0]} is not "
             "known, because it was trained with other search.rungs: use those, or choose another --workdir"
         )
 
 
-def _failed(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> int:
-    """Return how many runs of the points in `own` failed before; with `retry`, forget that they did, and return 0."""
+def _failed(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bool) -> int:
+    """Return how many runs of these points failed before; with `retry`, forget that they did, and return 0."""
     failed = 0
-    for number in own:
+    for number in point_numbers:
         for seed, config in study.points[number].configs.items():
             directory = study.points[number].directory(workdir, seed)
             if retry:
@@ -180,8 +180,8 @@ def _failed(study: Study, workdir: epath.Path, own: set[int], retry: bool) -> in
     return failed
 
 
-def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
-    """Train the runs of the points in `own`, until none of them has something left to do or time is up."""
+def _train(study: Study, workdir: epath.Path, point_numbers: set[int]) -> None:
+    """Train the runs of these points, until none of them has something left to do or time is up."""
     began = time.monotonic()
 
     def read_next() -> list[list[int | None]]:
@@ -191,26 +191,28 @@ def _train(study: Study, workdir: epath.Path, own: set[int]) -> None:
         return [[one.number, one.seed, one.pause_at] for one in next_runs]
 
     while next_runs := [NextRun(*values) for values in hosts.from_first("the runs to train", read_next)]:
-        mine = [one for one in next_runs if one.number in own]
+        mine = [one for one in next_runs if one.number in point_numbers]
         if not mine:
             hosts.tell(
                 f"{len(next_runs)} runs of other parts are not as far; if points are left for this part, run it again"
             )
             return
-        for left, next_run in zip(range(len(mine), 0, -1), mine, strict=True):
+        for runs_left, next_run in zip(range(len(mine), 0, -1), mine, strict=True):
             limit = study.search.stop_after
             if limit is not None and hosts.from_first("the time", lambda: time.monotonic() - began) >= limit:
-                hosts.tell(f"search.stop_after={limit:g}: {left} runs are left; run the same command again to go on")
+                hosts.tell(
+                    f"search.stop_after={limit:g}: {runs_left} runs are left; run the same command again to go on"
+                )
                 return
-            _run(study, workdir, next_run, f"{left} to go")
+            _run(study, workdir, next_run, f"{runs_left} to go")
 
 
-def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> None:
+def _run(study: Study, workdir: epath.Path, next_run: NextRun, runs_left: str) -> None:
     """Train one run as far as `next_run` says, and note what it measures there, or why it failed."""
     point = study.points[next_run.number]
     config, directory = point.configs[next_run.seed], point.directory(workdir, next_run.seed)
     name, metric = f"{point.arm}/{directory.name}", study.search.metric
-    hosts.tell(f"{name}: to step {next_run.pause_at or config.training.steps} ({left})")
+    hosts.tell(f"{name}: to step {next_run.pause_at or config.training.steps} ({runs_left})")
     try:
         summary = run.train(
             config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=next_run.pause_at
@@ -225,8 +227,8 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
         if next_run.pause_at is not None and summary["steps"] != next_run.pause_at:
             # Another process has trained it further since, and has noted what it measured at the rung, unless it is
             # one with other rungs.
-            passed = [next_run.pause_at]
-            hosts.from_first("the rung", functools.partial(_check_rungs, passed, config, directory, retry=False))
+            rungs = [next_run.pause_at]
+            hosts.from_first("the rung", functools.partial(_check_rungs, rungs, config, directory, retry=False))
             hosts.tell(f"{name}: another process has it at step {summary['steps']} already")
             return
         numbers = states.numbers_of(summary)
@@ -234,7 +236,7 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, left: str) -> Non
         if reason is None:
             if next_run.pause_at is not None and hosts.is_first():
                 states.write_rung(directory, next_run.pause_at, numbers)
-            hosts.tell(f"{name}: {metric} {report.shown(numbers[metric], report.NOT_MEASURED)}")
+            hosts.tell(f"{name}: {metric} {report.decimals(numbers[metric], report.NOT_MEASURED)}")
             return
         failed, diverged = f"{reason} at step {next_run.pause_at}", True
     if hosts.is_first():
@@ -250,40 +252,40 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
     """
     workdir.mkdir(parents=True, exist_ok=True)
     plateaus: dict[Any, float] = {}
-    found: States | None = None
-    while (now := states.read_all(study, workdir)) != found:
-        found = now
-        results = choose.results(study, found)
+    runs: States | None = None
+    while (now := states.read_all(study, workdir)) != runs:
+        runs = now
+        results = choose.results_of(study, runs)
         thresholds = {
             (number, seed): _threshold(config, point.directory(workdir, seed), plateaus)
             for number, point in enumerate(study.points)
             for seed, config in point.configs.items()
-            if found[number, seed].measured is not None
+            if runs[number, seed].measured is not None
         }
-        numbers = report.numbers(study, results, found, thresholds)
+        numbers = report.numbers(study, results, runs, thresholds)
         storage.write_whole(workdir / "search.json", json.dumps(numbers, indent=2) + "\n")
         if numbers["complete"]:
             storage.write_whole(workdir / BEST, json.dumps(choose.best_json(study, results), indent=2) + "\n")
-        drawn = figures.heat_maps(report.heat_maps(study, results), workdir / "figures")
-        storage.write_whole(workdir / "report.md", report.markdown(study, results, numbers, drawn) + "\n")
+        images = figures.heat_maps(report.heat_maps(study, results), workdir / "figures")
+        storage.write_whole(workdir / "report.md", report.markdown(study, results, numbers, images) + "\n")
     return results
 
 
-def _threshold(config: ExperimentConfig, directory: epath.Path, known: dict[Any, float]) -> Threshold:
+def _threshold(config: ExperimentConfig, directory: epath.Path, plateaus: dict[Any, float]) -> Threshold:
     """Return the validation loss below which a run has left the plateau, the first step at which its train loss was
     below the same for training, and that at which guidance had settled.
 
     The two bounds differ in replaced-token detection if validation masks another share than training.
 
-    known: the plateau loss of each text, which is computed once for all runs on it.
+    plateaus: the plateau loss of each text, which is computed once for all runs on it.
     """
     primary = workloads.workload_of(config).primary_metric
 
     def end(of: ExperimentConfig) -> float:
         text = of.data, of.replaced_tokens
-        if text not in known:
-            known[text] = plateau_loss(of, directory)
-        return known[text] - primary.margin
+        if text not in plateaus:
+            plateaus[text] = plateau_loss(of, directory)
+        return plateaus[text] - primary.margin
 
     data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
     rows = saved_metrics(directory) if (directory / "metrics.jsonl").exists() else []

@@ -128,12 +128,12 @@ def _settings(config: ExperimentConfig) -> str:
 
 
 def _rungs(path: epath.Path) -> dict[str, Numbers]:
-    found = read_json(path) if path.exists() else {}
-    check_fields(path, found, dict.fromkeys(found, dict))
-    for numbers in found.values():
+    rungs = read_json(path) if path.exists() else {}
+    check_fields(path, rungs, dict.fromkeys(rungs, dict))
+    for numbers in rungs.values():
         measured = [name for name, value in numbers.items() if value is not None]
         check_fields(path, numbers, dict.fromkeys((*LOSSES, *measured), float))
-    return found
+    return rungs
 
 
 def read_all(study: Study, workdir: epath.Path, retry: bool = False) -> States:
