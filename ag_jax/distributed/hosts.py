@@ -105,9 +105,10 @@ def _detected(timeout: float) -> HostPosition | None:
 
 
 def join(position: HostPosition, timeout: float) -> None:
-    """Wait for the other hosts, at most `timeout` seconds, and start JAX with them.
+    """Start JAX with the other hosts, and a thread that ends this process if another host fails.
 
-    Must be called before anything uses a device. Raises ValueError with advice if a host does not join in time.
+    Waits for the other hosts, at most `timeout` seconds. Must be called before anything uses a device. Raises
+    ValueError with advice if a host does not join in time.
     """
     connections = call_the_roll(position, timeout, _say)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -234,9 +235,10 @@ def agree(what: str, facts: dict[str, Any]) -> None:
 
 
 def abandon(status: int, message: str) -> None:
-    """End this host with an exit status, and the other hosts, which would wait for it forever. Not collective.
+    """End this process with an exit status, and those of all other hosts. Not collective.
 
-    Unlike the normal end of a process, it does not wait for the other hosts. In a run on one host it only returns.
+    The others would wait for this one forever. Unlike the normal end of a process, it does not wait for the other
+    hosts. In a run on one host it only returns.
     """
     if count() == 1:
         return

@@ -301,12 +301,10 @@ class _Lock:
             os.close(folder)
 
     def _wait_for_change(self, text: str) -> tuple[bool, Holder | None]:
-        """Wait, at most `STALE_AFTER` seconds, until the lock file's content is no longer `text`; return (whether the
-        lock is gone, the new holder).
+        """Wait, at most `STALE_AFTER` seconds, until the lock file's content is no longer `text`.
 
-        The lock is gone if the file was removed, or if the content
-        did not change, which means that the lock is stale. Otherwise the changed file names the new holder, which is
-        None if the file is damaged.
+        Returns (whether the lock's holder has ended, the new holder). It has ended if the file was removed, or if the
+        content did not change. Otherwise the changed file names the new holder, which is None if the file is damaged.
         """
         print(
             f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its "
@@ -359,8 +357,9 @@ class _Lock:
                 written = time.time()
 
     def _leave(self, holder: Holder | None) -> None:
-        """Note that this process lost its lock, or end it before it writes again if the lock is no claim: the lock was
-        not renewed for two minutes, and `holder` took it, or a process that has released it since.
+        """Note that another process took over this lock; end this process, before it writes again, if it is no claim.
+
+        The lock was not renewed for two minutes, and `holder` took it, or a process that has released it since.
         """
         self._lost.set()
         who = f"process {holder.pid} on {holder.host}" if holder else "another process"

@@ -36,12 +36,12 @@ class StoreError(OSError):
 
 
 def patience() -> float:
-    """Return the seconds for which a request to an object store that fails or is not answered is repeated."""
+    """Return for how many seconds requests to an object store are repeated."""
     return _patience
 
 
 def set_patience(seconds: float) -> None:
-    """Set the result of `patience` for this process. Raises ValueError if it is not positive."""
+    """Set the result of `patience` for this process. Raises ValueError if it is less than a second."""
     global _patience
     if seconds < 1:
         raise ValueError(f"--store_timeout must be at least 1 second, got {seconds:g}")
@@ -151,7 +151,7 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
 
 
 def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, may_write: bool = True) -> T:
-    """Return the result of `write` for `directory`, or for a substitute if `directory` cannot or may not be written.
+    """Write files into a directory, or into a substitute if it cannot or may not be written; return `write`'s result.
 
     So a result that took long to compute is not lost. The directories tried are `directory` (if `may_write`),
     `ag-jax-output/NAME` in the current directory, and a new temporary directory. If `directory` cannot be written, a

@@ -63,7 +63,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def patience(self, what: str, seconds: float = COMPILING) -> Iterator[None]:
-        """Context manager in which `seconds` more than usual may pass without progress, for the work named `what`."""
+        """Allow `seconds` more than usual without progress inside, for the work named `what`."""
         self.beat(what)
         self._extra = seconds
         try:

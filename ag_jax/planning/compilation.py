@@ -106,8 +106,9 @@ class TooLarge:
 
 
 def compile_step(config: ExperimentConfig, topology: Topology, devices: list[jax.Device]) -> Compiled | TooLarge:
-    """Compile the training step of `config` for these devices; return the memory and costs of the step, or a `TooLarge`
-    if the step does not fit into the memory of a device.
+    """Compile the training step of `config` for these devices; return its memory and costs.
+
+    Returns a `TooLarge` if the step does not fit into the memory of a device.
 
     topology: the slice that has the devices.
 

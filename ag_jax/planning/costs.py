@@ -41,7 +41,7 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """How many collective operations of one kind and one group size a program has, and their bytes on one device.
+    """Number of a program's collective operations of one kind and one group size, and their bytes on one device.
 
     kind: one of `COLLECTIVES`, with `BETWEEN_SLICES` after it if the data goes over the network between TPU slices.
     devices: number of devices in a group; between slices, the number of slices.
@@ -190,8 +190,9 @@ class _Counter:
         self.kernels += other.kernels
 
     def products_and_collectives(self, one: Instruction, computation: Computation, times: int) -> None:
-        """Add the FLOPs and the collective communication of an instruction to the sums; for a fusion, add the FLOPs and
-        communication of all instructions inside.
+        """Add the FLOPs and the collective communication of an instruction to the sums.
+
+        For a fusion, these are those of all instructions inside.
         """
         kind = one.opcode.removesuffix("-start")
         if one.opcode == "fusion":
@@ -265,6 +266,7 @@ def moved_bytes(
     """Return how many bytes an instruction reads and writes, counting only arrays for which `is_counted` is true.
 
     A slice reads only the part that is taken, and an update in place writes only the part that changes.
+
     inside: the computation that the instruction belongs to.
     """
     opcode = one.opcode

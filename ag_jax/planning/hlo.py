@@ -103,7 +103,7 @@ class Computation:
         return one
 
     def carried(self, one: Instruction) -> int | None:
-        """Return which element of the computation's only parameter, a tuple, an instruction takes; None for others."""
+        """Return the index at which an instruction reads the computation's only parameter, a tuple; None for others."""
         if one.opcode != "get-tuple-element" or self.origin(one.operands[0]).opcode != "parameter":
             return None
         index = one.attribute(r"index=(\d+)")

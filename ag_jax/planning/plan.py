@@ -213,8 +213,9 @@ def with_settings(config: ExperimentConfig, settings: dict[str, Any]) -> Experim
 
 @contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Report the work in a `with` block, described by `what`, to stderr: when the work begins, every `REMIND_EVERY`
-    seconds with the time so far, and when the work ends.
+    """Report the work of the code inside, described by `what`, to stderr.
+
+    There is a line when the work begins, one every `REMIND_EVERY` seconds with the time so far, and one when it ends.
     """
     began, done = time.monotonic(), threading.Event()
 
@@ -251,8 +252,9 @@ class _Planner:
         self.rows = config.training.batch_size // config.training.microbatches // self.parts
 
     def attempt(self, settings: dict[str, Any]) -> Attempt:
-        """Compile a step with `settings` (by `section.key`) changed, printing the compile time to stderr; return the
-        changed config with the compiled step, or with the memory error if the step does not fit.
+        """Compile the step of the config with `settings`, by `section.key`, changed; print the compile time to stderr.
+
+        Returns the changed config with the compiled step, or with the memory error if the step does not fit.
         """
         config = with_settings(self.config, settings)
         changes = ", ".join(f"{name}={value}" for name, value in settings.items()) or "the config as it is"
@@ -286,9 +288,7 @@ class _Planner:
         return attempts.get(rows)
 
     def suggestion(self, own: Attempt) -> Attempt | None:
-        """Compile the config with each set of changes that the method `candidates` yields, in turn; return the first
-        attempt whose step fits into memory, or None if no step fits.
-        """
+        """Return the first of the changed configs (`candidates`) whose step fits into memory; None if no step fits."""
         for settings in self.candidates(own):
             attempt = self.attempt(settings)
             if attempt.fits:

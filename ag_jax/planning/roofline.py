@@ -22,16 +22,15 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The lower bound of the step's time: the largest bound, because computation, memory traffic and communication
-        may overlap.
+        """The lower bound of the step's time: the largest bound.
+
+        Computation, memory traffic and communication may overlap.
         """
         return max(self.products, self.memory, self.messages, self.network)
 
     @property
     def binds(self) -> str:
-        """What limits the step's time: `products` (matrix products), `memory` (HBM traffic), `messages` (communication
-        between chips) or `network` (communication between slices).
-        """
+        """The name of the largest bound: `products`, `memory`, `messages` or `network`."""
         return max(("products", "memory", "messages", "network"), key=lambda name: getattr(self, name))
 
 

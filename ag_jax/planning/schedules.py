@@ -62,8 +62,8 @@ def request() -> pathlib.Path:
 def find(kernel: Instruction, folder: pathlib.Path) -> Schedule | None:
     """Return the schedule of a kernel in the folder of `request`; None if there is none.
 
-    The newest one if several programs have such a kernel. Of equal kernels in a program, libtpu compiles one, so that
-    the schedule may have another kernel's number.
+    If several programs have such a kernel, it is the newest one. Of equal kernels in a program, libtpu compiles one, so
+    that the schedule may have another kernel's number.
     """
     analyses = []
     for analysis in folder.glob(f"*-{_without_number(kernel.name)}*-schedule-analysis_final_bundles.txt"):

@@ -46,10 +46,10 @@ class Checkpoint:
 
 
 class _Newest:
-    """Orbax policy that keeps the newest checkpoint and the newest of those before it, of which multiples of `every`
-    come first.
+    """Orbax policy that keeps the newest checkpoint and some before it.
 
-    Without this order, the checkpoint of an interruption would push out one of those that an uninterrupted run keeps.
+    Of those before it, checkpoints at multiples of `every` come first, then the newest. Without this order, the
+    checkpoint of an interruption would push out one of those that an uninterrupted run keeps.
 
     count: number of checkpoints that are kept, at most.
     """
@@ -150,8 +150,9 @@ class Checkpoints:
             ) from error
 
     def _suspects(self) -> str:
-        """Return the names of the metadata files that may be damaged, joined for an error message: the files that are
-        not valid JSON, or all files if every file is valid JSON.
+        """Return the names of the metadata files that may be damaged, joined for an error message.
+
+        These are the files that are not valid JSON, or all files if every file is valid JSON.
         """
         files = [self._directory / str(step) / _DESCRIPTION for step in steps_in(self._directory)]
         broken = []
@@ -179,7 +180,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def keep_best(self, step: int | None) -> None:
-        """From now on, also keep the checkpoint of `step`, and no longer that of an earlier call."""
+        """Keep the checkpoint of `step` besides the others, instead of the step of the last call; None keeps none."""
         self._best.step = step
 
     def save(self, state: TrainState, progress: dict[str, Any]) -> float:
@@ -209,8 +210,9 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of writing a checkpoint into an OSError that gives advice and, on a disk, lists the complete
-        checkpoints.
+        """Turn any error of the code inside, which writes a checkpoint, into an OSError with advice.
+
+        On a disk, it also lists the complete checkpoints.
         """
         try:
             yield
@@ -273,7 +275,11 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _judged(self, step: int) -> Iterator[None]:
-        """Raise CorruptCheckpointError if reading fails because of damage, else OSError or FileNotFoundError."""
+        """Turn any error of the code inside, which reads a checkpoint, into one that says whether it is damage.
+
+        Raises CorruptCheckpointError for damage, FileNotFoundError if there is no such checkpoint, and OSError
+        otherwise.
+        """
         try:
             yield
         except CorruptCheckpointError:
@@ -296,10 +302,10 @@ class Checkpoints:
             return _split(step, restored["progress"])[0]
 
     def restore_params(self, step: int) -> Tree:
-        """Return the parameters in the checkpoint of `step` on this process's first device, whatever devices they were
-        trained on.
+        """Return the parameters in the checkpoint of `step`, on this process's first device.
 
-        The rest of the state is read into the memory of the host, because it may not fit on the device.
+        They may have been trained on any devices. The rest of the state is read into the memory of the host, because it
+        may not fit on the device.
 
         Raises CorruptCheckpointError if they differ from those that were saved, and OSError if something else prevents
         reading them.
@@ -369,7 +375,7 @@ def steps_in(directory: epath.Path) -> list[int]:
 
 
 def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
-    """Return the rows of a run's `metrics.jsonl`, which must begin with those that its newest checkpoint knows.
+    """Return the rows of a run's `metrics.jsonl`, after a check against the checksum in its newest checkpoint.
 
     Raises FileNotFoundError if there is no such file, and ValueError if its rows were changed or removed. A run without
     checkpoints is read as it is.
@@ -381,7 +387,7 @@ def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
 
 
 def _adapt_orbax() -> None:
-    """Let Orbax access object stores as everything else does.
+    """Give Orbax the time limits and permissions with which the other code accesses object stores.
 
     TensorStore, which reads and writes the arrays, gives up after `storage.patience()` seconds. Its own limit is a
     quarter of an hour for requests that fail, and none for those that are not answered. The wait before a repetition
@@ -410,7 +416,7 @@ def _adapt_orbax() -> None:
 
 
 def _silence_orbax() -> None:
-    """Silence what Orbax logs when a read or write fails, because the failure is raised as an exception as well.
+    """Silence what Orbax logs when a read or write fails, which it also raises as an exception.
 
     Otherwise there would be a message for every read or write that Orbax then abandons.
     """
@@ -432,7 +438,7 @@ def _silence_orbax() -> None:
 
 
 def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the two parts of what a checkpoint stores beside its arrays: progress, and the fingerprint of the arrays.
+    """Split what a checkpoint stores beside its arrays into progress and the fingerprint of the arrays.
 
     Raises CorruptCheckpointError if the progress differs from its checksum, or the fingerprint is missing.
     """

@@ -120,12 +120,12 @@ GPUS = (
 
 
 def of_kind(device_kind: str) -> Chip | None:
-    """Return the chip with this `jax.Device.device_kind`; None if it is unknown, so that no utilisation is reported."""
+    """Return the chip with this `jax.Device.device_kind`; None if it is unknown."""
     return next((chip for chip in TPUS + GPUS if device_kind in chip.kinds), None)
 
 
 def tpu(generation: str) -> Chip:
-    """Return the TPU of a generation, such as v5e. Raises ValueError that lists the known generations."""
+    """Return the TPU of a generation, such as v5e. Raises ValueError if the generation is unknown."""
     chip = next((chip for chip in TPUS if chip.name == generation), None)
     if chip is None:
         raise ValueError(

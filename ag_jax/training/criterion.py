@@ -14,7 +14,7 @@ from ag_jax.training.job import Evaluation
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """Rule by which evaluations are compared: a metric, and whether it is to be low.
+    """Rule by which evaluations are compared: a metric, and whether low or high values are better.
 
     metric: name of the metric.
     is_lower_better: whether the lowest value is the best, not the highest.
@@ -25,12 +25,13 @@ class Criterion:
 
     @classmethod
     def of_objective(cls, metric: str) -> "Criterion":
-        """Return the criterion for a metric of an objective: losses and `nll` are to be low, all others high."""
+        """Return the criterion for a metric of an objective: low losses and `nll` are better, all others high."""
         return cls(metric, metric.endswith("loss") or metric == "nll")
 
     def cost(self, value: float | None) -> float:
-        """Return a number that is the lower, the better the value is: the value, negated if it is to be high, and
-        infinity for None, which stands for a metric that was not measured.
+        """Return the value as a cost, which is lower for better values.
+
+        It is negated if high values are better. None, a metric that was not measured, costs infinity.
         """
         if value is None:
             return math.inf
@@ -59,7 +60,7 @@ class Criterion:
         return history[number - 1] if number else None
 
     def is_over(self, history: Sequence[Evaluation], patience: int | None, after: int = 0) -> bool:
-        """Return whether the last `patience` evaluations brought no better value; never for None.
+        """Return whether the last `patience` evaluations brought no better value; False if `patience` is None.
 
         Equal values, and values that are no finite number, are not better.
 

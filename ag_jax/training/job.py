@@ -51,9 +51,7 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Progress:
-    """Metric sums over the latest steps and over all steps, token count, evaluations, start and files of a job.
-
-    It is saved in a checkpoint with the training state.
+    """What the training loop knows of a job besides the training state, with which it is saved in checkpoints.
 
     interval: sums of the metrics since the last row in `metrics.jsonl`.
     since_evaluation: sums of the primary metric since the last evaluation.
@@ -94,7 +92,7 @@ class Progress:
 
 
 def never(history: list[Evaluation]) -> bool:
-    """Return False, for "do not stop": the function `Job.stop` for jobs that never stop before the last step."""
+    """Return False: the value of `Job.stop` in jobs that never stop before the last step."""
     del history
     return False
 

@@ -29,7 +29,7 @@ TOLD_FROM = 1.0  # seconds that training waits for a save from which on a line s
 
 
 class NonFiniteError(Exception):
-    """Error of a run of which a loss or a gradient, or in an evaluation an output of the model, is not finite."""
+    """Error of a run with a loss or gradient that is not finite, or in an evaluation an output of the model."""
 
 
 class Loop:
@@ -51,8 +51,7 @@ class Loop:
         self.profile = Profile(config.profile, job.workdir)
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step, or until the job's stop rule or time limit ends the run; return the result of
-        `job.finish`.
+        """Train to the last step, or until a stop rule or time limit ends the run; return the result of `job.finish`.
 
         A job that pauses is trained to `job.pause_at`, and the result is that of `job.pause`; a job that is past that
         step already is not trained.
@@ -226,8 +225,9 @@ class Loop:
         return step == self.job.config.steps or bool(every and step and step % every == 0)
 
     def _collect(self) -> None:
-        """Add the metrics of the steps since the last call to the metric sums; raise NonFiniteError at the first step
-        with a metric that is not finite.
+        """Add the metrics of the steps since the last call to the metric sums.
+
+        Raises NonFiniteError at the first step with a metric that is not finite.
         """
         steps, on_device = [step for step, _ in self.pending], [values for _, values in self.pending]
         self.pending, progress = [], self.progress
@@ -325,7 +325,7 @@ class Loop:
         return has_saved_best
 
     def _best(self) -> int | None:
-        """Return the step whose checkpoint is kept, as the job chooses it, among evaluations that have a checkpoint.
+        """Return the best step by `job.best`, among the evaluations whose checkpoint was not deleted; None if none is.
 
         A run may resume with `keep_best` when the checkpoints of its first evaluations are gone.
         """

@@ -136,9 +136,7 @@ def make_optimizer(
 
 
 def _groups(params: Any) -> Any:
-    """Return for each top-level entry of the parameters the label, "model" or `ADVERSARY`, by which `optax.partition`
-    finds the optimizer of the entry.
-    """
+    """Return the label for `optax.partition`, "model" or `ADVERSARY`, of each top-level entry of the parameters."""
     if not isinstance(params, dict):  # `tree_map_params` passes one object in place of all parameters
         return "model"
     return {name: ADVERSARY if name == ADVERSARY else "model" for name in params}
@@ -166,7 +164,7 @@ def _matrix_axes(params: Any) -> Any:
 
 
 def _as_large_as_adamw(updates: Any, params: Any) -> Any:
-    """Return orthogonal updates, times 0.2 sqrt(max(rows, columns)) (Liu et al. 2025, equation 4).
+    """Scale orthogonal updates by 0.2 sqrt(max(rows, columns)), to the size of AdamW's (Liu et al. 2025, equation 4).
 
     An orthogonal matrix has entries with the root mean square 1 / sqrt(max(rows, columns)).
     """

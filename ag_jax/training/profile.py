@@ -47,8 +47,9 @@ class Profile:
         return self._local is not None and step == self._steps[1]
 
     def finish(self, state: Any) -> tuple[epath.Path, float]:
-        """End the running trace once `state` is ready and write its files; return their folder, and the seconds that
-        this took. Only after `is_complete`.
+        """End the running trace once `state` is ready, and write its files; only after `is_complete`.
+
+        Returns the folder of the files, and the seconds that this took.
         """
         jax.block_until_ready(state)
         before = time.perf_counter()

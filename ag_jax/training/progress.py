@@ -41,7 +41,7 @@ class ValidationProgress:
 
 
 def _clock(seconds: float) -> str:
-    """Return a duration as minutes and seconds, such as 3:07, from an hour on with the hours, such as 1:03:07."""
+    """Return a duration as text: minutes and seconds, such as 3:07, or with hours, such as 1:03:07."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

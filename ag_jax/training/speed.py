@@ -39,13 +39,13 @@ class Speedometer:
         self._evaluation_seconds = 0.0  # of an evaluation, by the last one
 
     def compiled(self, seconds: float, tokens: int) -> None:
-        """Leave one step, in which the program was compiled, and its tokens out of the timed ones; `seconds` has it."""
+        """Count a step in which the program was compiled: it is in `Interval.seconds`, but is no timed step."""
         self._compiling += seconds
         self._compiled_steps += 1
         self._compiled_tokens += tokens
 
     def evaluated(self, seconds: float, next_seconds: float) -> None:
-        """Leave an evaluation out of `seconds` and of the timed steps.
+        """Leave the time of an evaluation out of the interval.
 
         next_seconds: seconds that the next evaluation is expected to take, without compilation.
         """
@@ -53,7 +53,7 @@ class Speedometer:
         self._evaluation_seconds = next_seconds
 
     def paused(self, seconds: float) -> None:
-        """Leave time in which no step was computed out of `seconds` and of the timed steps."""
+        """Leave time in which no step was computed out of the interval."""
         self._began += seconds
 
     def read(self, step: int, tokens: int) -> Interval:

@@ -17,7 +17,9 @@ from ag_jax.training import sharding
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything that a train step changes; random keys are not stored, because they are derived from the step.
+    """Everything that a train step changes: step, parameters and optimizer state.
+
+    Random keys are derived from the step, and are not stored.
 
     step: number of updates done, int32.
     params: nested dict of parameters, without axis names.

@@ -60,8 +60,7 @@ class StopSignal:
         self._reason = reason
 
     def reached(self) -> str | None:
-        """Return the name of the signal, or the reason of a request, if all hosts must stop after the current step,
-        otherwise None.
+        """Return why all hosts must stop after the current step: a signal, or the reason of a request; None if not.
 
         This must be called once in every step, because the calls count the steps.
         """

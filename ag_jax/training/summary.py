@@ -11,8 +11,9 @@ from ag_jax.training.job import Progress
 
 
 def summarise(workdir: epath.Path, metric: str, progress: Progress) -> dict[str, Any]:
-    """Return the content of `summary.json` for a run whose last evaluation is done; `metric` is the primary
-    metric of the run.
+    """Return the content of `summary.json` for a run whose last evaluation is done.
+
+    metric: the primary metric of the run.
 
     In the result, `train_loss` is the mean of `metric` over the last twentieth of the steps, as far back as the rows of
     `metrics.jsonl` begin, `validation_loss` is its value in the last evaluation, and `average_train_loss` its mean over

@@ -100,7 +100,7 @@ class WandbRun:
 
     @contextlib.contextmanager
     def _survived(self):
-        """Context manager: if wandb fails in the `with` block, print a warning, and send no more rows from then on."""
+        """Turn any error of the code inside, which calls wandb, into a warning, and send no more rows."""
         try:
             yield
         except Exception as error:

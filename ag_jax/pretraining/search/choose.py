@@ -1,4 +1,4 @@
-"""What a search does next, and which points win: halving at rungs, the ranking, and `best.json`."""
+"""Choice among the points of a search: halving at rungs, the ranking, and `best.json`."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ Status = Literal["done", "failed", "stopped", "unfinished"]
 
 @dataclasses.dataclass(frozen=True)
 class NextRun:
-    """A run that a search trains next, and how far.
+    """A run that a search trains next, and the step to which it trains it.
 
     number: number of the point.
     seed: seed of the run.
@@ -33,8 +33,9 @@ class NextRun:
 
 
 def _cost_at(of_seeds: Sequence[RunState], step: int, by: Criterion) -> float | None:
-    """Return the cost of the mean over the seeds of a point after a step; infinity if a seed failed or did not measure
-    the metric, None if unknown.
+    """Return the cost of a point after a step, by the mean of the metric over its seeds; None if it is unknown.
+
+    It is infinite if a seed failed or did not measure the metric.
 
     by: the metric.
     """
@@ -115,7 +116,7 @@ class Result:
 
 
 def results_of(study: Study, states: States) -> list[Result]:
-    """Return what came of each point, in the order of the points."""
+    """Return the result of each point, in the order of the points."""
     _, stopped = halved(study, states)
     of_points = []
     for number, point in enumerate(study.points):
@@ -160,8 +161,9 @@ def ranked(results: Sequence[Result], metric: str) -> list[Result]:
 
 
 def best(results: Sequence[Result], metric: str) -> Result | None:
-    """Return the best point by a metric among those that are done and measured it, the earlier of two alike; None if
-    there is none.
+    """Return the best point by a metric among those that are done and measured it; None if there is none.
+
+    Of equal points, it is the first.
     """
     first = next(iter(ranked(results, metric)), None)
     is_known = first is not None and first.status == "done" and first.measured[metric] is not None
@@ -198,7 +200,9 @@ def best_json(study: Study, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a finished search chose for an arm, {"section.key": value}: all that its grids search.
+    """Return the settings that a finished search chose for an arm, {"section.key": value}.
+
+    They are all settings that its grids search.
 
     directory: the --workdir of the search.
     arm: name of the arm; it stands also for all arms whose names begin with it and `_`, such as `ag` for `ag` and
@@ -229,7 +233,7 @@ def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) 
 
 
 def values_of(results: Sequence[Result]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each setting of which the points of an arm have several values, with these values in their order."""
+    """Yield (setting, its values) for each setting of which the points of an arm have several values."""
     for setting in results[0].point.settings:
         values = list(dict.fromkeys(result.point.settings[setting] for result in results))
         if len(values) > 1:

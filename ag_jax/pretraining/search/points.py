@@ -239,8 +239,9 @@ def _check_arms(source: str, points: Sequence[Point]) -> None:
 
 
 def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
-    """Raise ValueError for a rung before the first logged row of a run, where it has no train loss yet, or after the
-    first step of a warm-up, which trains nothing.
+    """Raise ValueError for rungs at which points cannot be compared.
+
+    Before the first logged row, a run has no train loss, and the first step of a warm-up trains nothing.
     """
     for point in points:
         config = next(iter(point.configs.values()))

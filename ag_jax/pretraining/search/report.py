@@ -22,7 +22,7 @@ NOT_MEASURED = "not measured"  # in the place of a number, if nothing was counte
 
 
 class Threshold(NamedTuple):
-    """The end of the plateau for a finished run, and how soon the run learned.
+    """The loss at the end of a finished run's plateau, and the steps at which the run learned.
 
     loss: the loss below which a run has left the plateau.
     step: first logged step at which the train loss was below the plateau of training by the same margin; None if there
@@ -70,7 +70,7 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
 
 
 def _left_plateau(results: Sequence[Result], states: States, thresholds: Thresholds) -> dict[tuple[str, str], bool]:
-    """Return whether each point that is done or diverged left the plateau with all seeds, {(arm, point): whether}.
+    """Return {(arm, point): whether it left the plateau with all seeds} of the points that are done or diverged.
 
     The mean over the seeds does not count, because a low loss of one seed would hide that another has not learned. Nor
     has a run that diverged, so its point did not leave the plateau. Points that failed for another reason, were stopped
@@ -120,8 +120,9 @@ def _values(results: Sequence[Result], metric: str) -> list[float]:
 
 
 def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str, Any]]]:
-    """Return for each value of each setting the best and the median over the other settings, of the points that are
-    done and measured the metric.
+    """Return for each value of each setting the best and the median of the metric over the other settings.
+
+    Only points that are done and measured the metric count.
     """
     by = Criterion.of_objective(metric)
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -135,8 +136,10 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
 
 
 def _robustness(of_arm: Sequence[Result], metric: str, left_plateau: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
-    """Return how many of the points that are done or diverged left the plateau, how many failed, how many of these
-    diverged, and the median and the range of the metric over the points that are done and measured it.
+    """Return how many points of an arm left the plateau, failed and diverged, and the spread of the metric.
+
+    `points` and `left_plateau` count points that are done or diverged, and `failed` those that diverged, too. Median
+    and range are over the points that are done and measured the metric.
     """
     outcomes = [
         left_plateau[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left_plateau
@@ -181,8 +184,9 @@ def _paired(results: Sequence[Result], left_plateau: Mapping[tuple[str, str], bo
 
 
 def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
-    """Return for each arm the best value of the metric by two settings, those with the most values; none for an arm
-    that has fewer.
+    """Return for each arm the best value of the metric by two settings, those with the most values.
+
+    Arms of which fewer than two settings have several values are left out.
     """
     metric = study.search.metric
     by = Criterion.of_objective(metric)

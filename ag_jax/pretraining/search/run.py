@@ -82,7 +82,9 @@ def _reason(result: Result) -> str:
 
 
 def _check(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bool) -> None:
-    """Raise ValueError if a run directory holds another run, the text of a run has changed, a run would not measure
+    """Raise ValueError if a run of the search cannot be trained, resumed or compared with the others.
+
+    That is so if a run directory holds another run, the text of a run has changed, a run would not measure
     `search.metric`, or this process is to train a run whose batches its devices cannot divide.
 
     This is done before the first run is trained, so that a conflict shows now and not hours later. Nothing is written,
@@ -272,10 +274,11 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
 
 
 def _threshold(config: ExperimentConfig, directory: epath.Path, plateaus: dict[Any, float]) -> Threshold:
-    """Return the validation loss below which a run has left the plateau, the first step at which its train loss was
-    below the same for training, and that at which guidance had settled.
+    """Return the loss at the end of a run's plateau, and the steps at which the run learned.
 
-    The two bounds differ in replaced-token detection if validation masks another share than training.
+    `Threshold.loss` is the bound for the validation loss, and `Threshold.step` the first step at which the train loss
+    was below the same for training. The two bounds differ in replaced-token detection if validation masks another share
+    than training.
 
     plateaus: the plateau loss of each text, which is computed once for all runs on it.
     """

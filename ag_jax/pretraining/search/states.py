@@ -1,4 +1,4 @@
-"""How far the runs of a search are, read from their directories: the tree of runs is all the state that a search has.
+"""State of the runs of a search, read from their directories, which are all the state that a search has.
 
 A run is done when its `summary.json` is there and is of all its steps, or of what `training.time_limit` or
 `training.patience` allow. `failure.json` says why a run failed, with which settings, and whether
@@ -41,7 +41,7 @@ Numbers = dict[str, float | None]  # of losses and metrics, by their names; None
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """How far one run is.
+    """State of one run: its numbers, why it failed, and its numbers at rungs.
 
     measured: `LOSSES` and `search.metric` of a finished run; None for any other. The metric is None if it was not
         measured, because nothing was counted for it, such as a share of the alarms of a model that raised none.
@@ -93,8 +93,10 @@ def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -
 
 
 def numbers_of(summary: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of a run's summary by which points can be judged: `LOSSES`, and the metrics of the last
-    evaluation that are one number, not one for each layer, or were not measured.
+    """Return the numbers of a run's summary by which points can be judged.
+
+    These are `LOSSES`, and the metrics of the last evaluation that are one number, not one for each layer, or that were
+    not measured.
     """
     metrics = summary["validation"].items()
     return {name: summary[name] for name in LOSSES} | {
@@ -114,7 +116,7 @@ def not_finite(numbers: Mapping[str, float | None], metric: str) -> str | None:
 
 
 def _settings(config: ExperimentConfig) -> str:
-    """Return a hash of the settings with which a run may fail, such as its batch size and the devices that it uses.
+    """Return a hash of the settings that may decide whether a run fails, such as batch size and devices.
 
     Settings at their defaults are left out, so that a setting that a later version adds does not change the hash.
     """
