@@ -44,7 +44,8 @@ def hold(directory: epath.Path, what: str = "") -> Iterator[None]:
     Every host must call it; host 0 takes the lock. A lock left behind by a process that ended is replaced. If this
     machine cannot tell whether the holder still runs, the call waits up to two minutes to see whether the file changes.
 
-    Raises ValueError, on every host, if another process holds the lock or the directory cannot be written.
+    Raises ValueError, on every host, if another process holds the lock, and OSError (ValueError on other hosts than the
+    first) if the directory cannot be written.
     """
     lock = _Lock(directory, what=what)
     hosts.from_first(f"the lock of {directory}", lock.take)
@@ -195,20 +196,12 @@ class _Lock:
     def take(self) -> None:
         """Create the lock file, and start the thread that rewrites it regularly to show that this process still runs.
 
-        Raises ValueError if another process holds the lock or the directory cannot be written, and StoreError if an
-        object store fails.
+        Raises ValueError if another process holds the lock, and OSError if the directory cannot be written.
         """
-        try:
-            self._may_remove = self._is_temporary or not self._directory.exists()
-            self._holder = Holder.this_process()
-            while not self._create():
-                self._remove_if_stale()
-        except storage.StoreError:
-            raise
-        except OSError as error:
-            raise ValueError(
-                f"cannot write to {self._what}: {error.strerror or error}. Choose a directory that can be written"
-            ) from error
+        self._may_remove = self._is_temporary or not self._directory.exists()
+        self._holder = Holder.this_process()
+        while not self._create():
+            self._remove_if_stale()
         self._start()
 
     def take_if_free(self, is_unchanged: Callable[[epath.Path, str], bool]) -> bool:

@@ -218,11 +218,7 @@ def _line(connection: socket.socket) -> str:
     while not received.endswith(b"\n"):
         byte = connection.recv(1)
         if not byte or len(received) > LONGEST:
-            raise ValueError(
-                f"expected the message of a host that joins, one line of at most {LONGEST} bytes, but got "
-                f"{len(received)} bytes without a line end: the sender is no host of this run, so ag-jax closes the "
-                "connection"
-            )
+            raise ValueError(f"expected a line of at most {LONGEST} bytes, got {len(received)} without a line end")
         received += byte
     return received.decode()
 

@@ -6,6 +6,7 @@ spaces.
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 
@@ -115,7 +116,7 @@ class Computation:
 
 
 class HloModule:
-    """All computations of a compiled HLO module, parsed from its text. Raises ValueError if it has no entry.
+    """All computations of a compiled HLO module, parsed from its text.
 
     computations: by name.
     entry: name of the computation that a run starts with.
@@ -135,11 +136,6 @@ class HloModule:
                 name = ""
             elif name and _START.match(line):
                 lines.append(parse_instruction(line))
-        if self.entry not in self.computations:
-            raise ValueError(
-                "expected the text of a compiled HLO module, got a text with no ENTRY computation: pass the whole text "
-                "of `Compiled.as_text()`"
-            )
 
     def called(self, instruction: Instruction) -> Computation | None:
         """Return the computation that a fusion, call or asynchronous start runs; None if it names none."""
@@ -232,12 +228,6 @@ def _end_of_array(text: str) -> int:
 
 def _closing(text: str, open_at: int) -> int:
     """Return the index of the parenthesis that closes the parenthesis at `open_at`."""
-    depth = 0
-    for at in range(open_at, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
-        if not depth:
-            return at
-    raise ValueError(
-        f"expected balanced parentheses in an instruction of the HLO text, got {text[:80]!r}: pass the whole text of "
-        "`Compiled.as_text()`"
-    )
+    # Lazily, because an instruction may go on with the megabytes of a kernel's program.
+    depths = itertools.accumulate({"(": 1, ")": -1}.get(text[index], 0) for index in range(open_at, len(text)))
+    return next(index for index, depth in enumerate(depths, open_at) if not depth)

@@ -159,8 +159,7 @@ def parse(text: str, slices: int = 1) -> Topology:
 
     slices: number of such slices.
 
-    Raises ValueError that lists the slices nearest in size if there is no such slice, and for an impossible number of
-    slices.
+    Raises ValueError if there is no such slice, and for an impossible number of slices.
     """
     match = re.fullmatch(r"(v\d\w*|tpu7x|trillium|ironwood)[:-](\d+(?:x\d+)*)", text.strip().lower())
     if not match:
@@ -168,18 +167,8 @@ def parse(text: str, slices: int = 1) -> Topology:
             f"--topology is GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got {text!r}"
         )
     chip = chips.tpu(_ALIASES.get(match[1], match[1]))
-    asked, shapes = match[2], SHAPES[chip.name]
-    if "x" not in asked:
-        found = [shape for shape in shapes if _size(chip, shape) == int(asked)]
-        size = int(asked) / (chip.cores if chip.name in _COUNTED_IN_CORES else 1)
-    else:
-        found = [shape for shape in shapes if shape == asked]
-        size = _chips(asked)
-    if not found:
-        # By ratio, because slices double in size; 0.5 is for a size of 0, which has no logarithm.
-        near = sorted(shapes, key=lambda shape: abs(math.log(_chips(shape) / max(size, 0.5))))[:4]
-        listed = ", ".join(
-            f"{chip.name}:{shape} ({Topology(chip, shape).accelerator})" for shape in sorted(near, key=_chips)
-        )
-        raise ValueError(f"there is no {chip.name} slice {asked!r}; the nearest in size are {listed}")
-    return Topology(chip, found[0], slices)
+    for shape in SHAPES[chip.name]:
+        if match[2] in (shape, str(_size(chip, shape))):
+            return Topology(chip, shape, slices)
+    names = ", ".join(f"{chip.name}:{shape} ({Topology(chip, shape).accelerator})" for shape in SHAPES[chip.name])
+    raise ValueError(f"there is no {chip.name} slice {match[2]!r}: choose one of {names}")

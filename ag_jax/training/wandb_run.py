@@ -57,9 +57,8 @@ class WandbRun:
         labels: group and tags of the run.
         name: name of the run at wandb; None for the name of the directory.
 
-        Raises ValueError if wandb is not installed or cannot start, for example without an API key.
+        Raises ValueError if wandb cannot start, for example without an API key.
         """
-        check_installed(project)
         import wandb
 
         identity = workdir / "wandb_id"

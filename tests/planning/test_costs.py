@@ -249,11 +249,6 @@ def test_padding_of_tiles():
     assert not HloArray("f32", (3, 5), "1,0:T(8,128)S(1)").in_hbm and HloArray("f32", (), ":T(128)").in_hbm
 
 
-def test_no_module():
-    with pytest.raises(ValueError, match="no ENTRY computation"):
-        HloModule("nothing")
-
-
 def stack(layers, width, rows, unrolled):
     """Loss and gradient of `layers` equal layers, as a loop or one after the other."""
 

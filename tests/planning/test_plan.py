@@ -191,7 +191,7 @@ def request(**flags) -> cli.Request:
     ("flags", "message"),
     [
         ({}, "this verb needs --topology=SLICE"),
-        ({"topology": "v5e:5x5"}, "there is no v5e slice '5x5'; the nearest in size are"),
+        ({"topology": "v5e:5x5"}, "there is no v5e slice '5x5': choose one of"),
         ({"topology": "v5e:2x2", "slices": 0}, "--slices must be at least 1, got 0"),
         ({"topology": "v5e:2x2", "config": None}, "this verb needs --config=CONFIG"),
         (

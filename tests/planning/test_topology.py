@@ -42,9 +42,9 @@ def test_names(text, name, accelerator, chips_, devices, hosts):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("v5e:3x3", r"no v5e slice '3x3'; the nearest in size are v5e:2x2 \(v5litepod-4\), v5e:2x4 .*, v5e:4x4 "),
-        ("v4-12", r"no v4 slice '12'; the nearest in size are .*v4:2x2x1 \(v4-8\), v4:2x2x2 \(v4-16\)"),
-        ("v5e-100000", r"the nearest in size are .*v5e:16x16 \(v5litepod-256\)$"),
+        ("v5e:3x3", r"no v5e slice '3x3': choose one of v5e:1x1 \(v5litepod-1\), v5e:2x2 \(v5litepod-4\), v5e:2x4 "),
+        ("v4-12", r"no v4 slice '12': choose one of v4:2x2x1 \(v4-8\), v4:2x2x2 \(v4-16\)"),
+        ("v5e-100000", r"choose one of .*v5e:16x16 \(v5litepod-256\)$"),
         ("v5e:0x4", "no v5e slice '0x4'"),
         ("v9:2x2", "unknown TPU generation 'v9': choose one of v2, v3, v4, v5e, v5p, v6e, tpu7x"),
         ("two chips", "GENERATION:SHAPE such as v5e:4x4, or a name such as v5litepod-16; got 'two chips'"),

@@ -209,11 +209,10 @@ def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) 
         `ag_strength`, and the best point of all of them is returned.
     expected: arguments that the config file of the search must not have had with another value, {name: value}.
 
-    Raises ValueError if there is no `best.json`, if the search had other arguments, or if there is no such arm.
+    Raises FileNotFoundError if there is no `best.json`, and ValueError if the search had other arguments, or if there
+    is no such arm.
     """
     path = storage.directory(directory) / BEST
-    if not path.exists():
-        raise ValueError(f"{path} does not exist: expected the --workdir of a finished `ag-jax search`")
     content = read_json(path, dict, {"arguments": dict, "arms": dict, "metric": str})
     arguments = content["arguments"]
     if other := [name for name in expected if arguments.get(name, expected[name]) != expected[name]]:

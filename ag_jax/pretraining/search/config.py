@@ -52,13 +52,11 @@ class SearchConfig:
 
     @staticmethod
     def _check_values(setting: str, values: Any) -> None:
-        """Raise ValueError unless `values` is a list of different values of a setting."""
+        """Raise ValueError unless `values` is a list of values of a setting."""
         if not isinstance(values, (tuple, list)) or not values:
             raise ValueError(f"{setting} must be a list of at least one value, such as (1, 2), got {values!r}")
         if any(isinstance(value, (tuple, list, dict)) for value in values):
             raise ValueError(f"{setting} must be a list of numbers or texts, got {values!r}")
-        if len({(type(value) is bool, value) for value in values}) < len(values):
-            raise ValueError(f"{setting} has a value twice, in {values!r}: give each value once")
 
     def settings_of(self, arm: str) -> dict[str, list[Any]]:
         """Return the values of each setting in the grid of an arm, {"section.key": values}."""

@@ -140,7 +140,8 @@ def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConf
         name = "-".join(f"{labels[setting]}{_text(value)}" for setting, value in settings.items())
         if name in points_by_name:
             raise ValueError(
-                f"two points would have the directory {name}: give values that differ in letters, digits, dots or signs"
+                f"two points would have the directory {name}: give each value once, and values that differ in letters, "
+                "digits, dots or signs"
             )
         points_by_name[name] = Point(arm, name, settings, configs)
     _check_distinct(list(points_by_name.values()))
