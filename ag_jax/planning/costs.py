@@ -363,19 +363,22 @@ def _convolution_flops(instruction: Instruction, inside: Computation) -> float:
     """
     left, right = (inside.arrays(name)[0].shape for name in instruction.operands[:2])
     result = instruction.arrays[0].shape
+    # Roles of the axes, such as bf01_io01->bf01: b rows, f and i features, digits the axes along which a window moves.
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     window = instruction.attribute(r"window=\{([^}]*)\}") or ""
-    fields = dict(field.split("=") for field in window.split())
-    spatial = sum(label.isdigit() for label in labels[1])
-    places = 1
-    for axis in range(spatial):
-        size, dilated = (int(fields[name].split("x")[axis]) if name in fields else 1 for name in ("size", "lhs_dilate"))
-        stride, spread = (
-            int(fields[name].split("x")[axis]) if name in fields else 1 for name in ("stride", "rhs_dilate")
-        )
-        low = int(fields["pad"].split("x")[axis].split("_")[0]) if "pad" in fields else 0
-        width, steps = left[labels[1].index(str(axis))], result[labels[3].index(str(axis))]
-        reached = (step * stride + tap * spread - low for step in range(steps) for tap in range(size))
-        places *= sum(0 <= place <= (width - 1) * dilated and place % dilated == 0 for place in reached)
+    # Such as size=3x5 pad=1_1x0_0: a number for each axis, and of padding one for each end.
+    fields = {name: values.split("x") for name, values in (field.split("=") for field in window.split())}
+
+    def number(name: str, axis: int, default: int) -> int:
+        return int(fields[name][axis].split("_")[0]) if name in fields else default
+
+    taps_on_input = 1  # pairs (position of the window, element of the window) that fall on an element of the input
+    for axis in range(sum(label.isdigit() for label in labels[1])):
+        size, stride, spread = (number(name, axis, 1) for name in ("size", "stride", "rhs_dilate"))
+        dilation, padding = number("lhs_dilate", axis, 1), number("pad", axis, 0)
+        width, positions = left[labels[1].index(str(axis))], result[labels[3].index(str(axis))]
+        # A dilated input has zeros between its elements, which are at the multiples of the dilation.
+        places = (step * stride + tap * spread - padding for step in range(positions) for tap in range(size))
+        taps_on_input *= sum(0 <= place <= (width - 1) * dilation and place % dilation == 0 for place in places)
     rows, features = result[labels[3].index("b")], result[labels[3].index("f")]
-    return 2.0 * places * rows * features * right[labels[2].index("i")]
+    return 2.0 * taps_on_input * rows * features * right[labels[2].index("i")]
