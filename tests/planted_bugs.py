@@ -725,8 +725,8 @@ BUGS = (
     Bug(
         "arms of a search are paired by the names of their points",
         "ag_jax/pretraining/search/report.py",
-        "tuple(one.point.settings.items()): one.point.name",
-        "one.point.name: one.point.name",
+        "tuple(result.point.settings.items()): result.point.name",
+        "result.point.name: result.point.name",
         "tests/pretraining/search/test_search.py",
     ),
     Bug(

@@ -233,7 +233,7 @@ def test_failures_that_last_are_one_line(bucket, monkeypatch, fault, expected):
 
 def test_a_store_that_was_given_up_is_not_waited_for_again(bucket, monkeypatch):
     monkeypatch.setattr(storage, "_patience", 4.0)
-    monkeypatch.setattr("ag_jax.distributed.bucket.GIVEN_UP", 0.1)
+    monkeypatch.setattr("ag_jax.distributed.bucket.PATIENCE_AFTER_FAILURE", 0.1)
     bucket.plan = lambda asked: CUT
     path, seconds = epath.Path("gs://bucket/file"), []
     for _ in range(2):

@@ -28,8 +28,10 @@ import google.auth.exceptions
 from ag_jax.distributed import storage
 
 LONGEST_PAUSE = 32.0  # seconds between two tries of a request
-SAID_AFTER = 10.0  # seconds of failures after which a line says that a request is repeated
-GIVEN_UP = 5.0  # seconds for which requests are repeated after one was given up, until the store answers again
+WARN_AFTER = 10.0  # seconds of failures after which a line says that a request is repeated
+PATIENCE_AFTER_FAILURE = (
+    5.0  # seconds for which requests are repeated after one was given up, until the store answers again
+)
 LARGE = 2**20  # bytes; aiohttp warns of longer ones in one piece
 _ONCE = gcsfs.core.GCSFileSystem._request.__wrapped__  # without the repetitions of gcsfs
 _DONE_BY = {"GET": "read", "DELETE": "deleted"}
@@ -52,7 +54,7 @@ class Bucket(gcsfs.core.GCSFileSystem):
         """
         began, tries, patience = time.monotonic(), 0, storage.patience()
         if Bucket._gave_up:  # a command that ends because of it need not wait again, such as to remove its lock
-            patience = min(patience, GIVEN_UP)
+            patience = min(patience, PATIENCE_AFTER_FAILURE)
         deadline = began + patience
         address, data = _address(path, names, options), options.get("data")
         while True:
@@ -79,7 +81,7 @@ class Bucket(gcsfs.core.GCSFileSystem):
                         f"{patience:g} seconds ({_reason(error)}). Check the network and run the same "
                         "command again; --store_timeout=SECONDS sets how long to try"
                     ) from error
-                if time.monotonic() - began > SAID_AFTER and not Bucket._has_warned:
+                if time.monotonic() - began > WARN_AFTER and not Bucket._has_warned:
                     Bucket._has_warned = True
                     print(
                         f"{address}: the store fails ({_reason(error)}); trying for {patience:g} seconds",

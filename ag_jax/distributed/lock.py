@@ -337,9 +337,7 @@ class _Lock:
         beats, written = 0, time.time()
         while not self._done.wait(BEAT_EVERY):
             beats += 1
-            with contextlib.suppress(
-                Exception
-            ):  # such as a full disk, or a store's error; the next rewrite may succeed
+            with contextlib.suppress(Exception):  # such as a full disk or a store's error: the next rewrite may succeed
                 holder = content[1] if (content := self.read()) else None
                 # Without a file, another process may have taken the lock over and released it since.
                 is_missed = content is None and (self._is_claim or time.time() - written > STALE_AFTER)

@@ -164,7 +164,7 @@ def _report(
 ) -> dict[int, socket.socket]:
     """Report this host to host 0, retrying until all hosts have joined, and return {0: the connection to host 0}."""
     hello = {"ag_jax": PROTOCOL, "host": position.host, "hosts": position.hosts, "name": socket.gethostname()}
-    said_at, status, why = time.monotonic(), None, "no answer"
+    last_time, status, why = time.monotonic(), None, "no answer"
     while time.monotonic() < deadline:
         try:
             with contextlib.ExitStack() as opened:
@@ -183,8 +183,8 @@ def _report(
             why = "host 0 closed the connection, or is no host of ag_jax that waits for others"
         except OSError as error:
             why = str(error)
-        if time.monotonic() - said_at > SAY_EVERY:
-            said_at = time.monotonic()
+        if time.monotonic() - last_time > SAY_EVERY:
+            last_time = time.monotonic()
             say(f"host {position.host} of {position.hosts} cannot reach host 0 at {position.coordinator} yet ({why})")
         time.sleep(min(TICK, max(deadline - time.monotonic(), 0.0)))
     missing = [0] if status is None else status["missing"]

@@ -6,18 +6,18 @@ from etils import epath
 
 from ag_jax.distributed import hosts
 
-WITHIN = 90.0  # seconds in which a file that one host wrote must show on another; NFS may take a minute
+TIMEOUT = 90.0  # seconds in which a file that one host wrote must show on another; NFS may take a minute
 
 
 def wait_for(path: epath.Path) -> list[int]:
-    """Wait up to `WITHIN` seconds until every host reads the file's text as host 0 does; return the hosts that do not.
+    """Wait up to `TIMEOUT` seconds until every host reads the file's text as host 0 does; return the hosts that do not.
 
     The hosts are returned by number. Every host must call this function.
     """
     if hosts.count() == 1:
         return []
     written = hosts.from_first(f"the file {path.name}", path.read_text)
-    deadline = time.monotonic() + WITHIN
+    deadline = time.monotonic() + TIMEOUT
     while not (is_same := path.exists() and path.read_text() == written) and time.monotonic() < deadline:
         time.sleep(0.5)
     return [

@@ -161,12 +161,14 @@ class _Counter:
                 if instruction.opcode == "custom-call" and _KERNEL in instruction.attributes:
                     self.kernels.append((instruction, computation, times))
 
-    def conditional(self, one: Instruction, times: int) -> None:
+    def conditional(self, instruction: Instruction, times: int) -> None:
         """Add the costs of the branch of a conditional with the most FLOPs, because which branch will run is unknown.
 
         In a training step that is the branch with an attack, which runs in all steps once the attack has begun.
         """
-        names = re.findall(r"%([\w.\-]+)", one.attribute(r"branch_computations=\{([^}]*)\}") or one.attributes)
+        names = re.findall(
+            r"%([\w.\-]+)", instruction.attribute(r"branch_computations=\{([^}]*)\}") or instruction.attributes
+        )
         branches = []
         for name in names:
             if name in self.program.computations:
@@ -189,23 +191,25 @@ class _Counter:
             self.cycles = (self.cycles or 0.0) + other.cycles
         self.kernels += other.kernels
 
-    def products_and_collectives(self, one: Instruction, computation: Computation, times: int) -> None:
+    def products_and_collectives(self, instruction: Instruction, computation: Computation, times: int) -> None:
         """Add the FLOPs and the collective communication of an instruction to the sums.
 
         For a fusion, these are those of all instructions inside.
         """
-        kind = one.opcode.removesuffix("-start")
-        if one.opcode == "fusion":
-            called = self.program.called(one)
+        kind = instruction.opcode.removesuffix("-start")
+        if instruction.opcode == "fusion":
+            called = self.program.called(instruction)
             for inner in called.instructions:
                 self.products_and_collectives(inner, called, times)
         elif kind in COLLECTIVES:
-            self.collective(kind, _group_size(one, self.devices), one, computation, times)
-        elif kind == "send" and (transfer := one.attribute(r'_xla_megascale_transfer_type="(\w+)"')):
+            self.collective(kind, _group_size(instruction, self.devices), instruction, computation, times)
+        elif kind == "send" and (transfer := instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"')):
             # The devices of a slice have done their part by an ordinary collective before.
             kind = transfer.lower().replace("_", "-") + BETWEEN_SLICES
-            self.collective(kind, _slices(one), one, computation, times, operands=one.operands[:1])
-        flops = product_flops(one, computation)
+            self.collective(
+                kind, _slices(instruction), instruction, computation, times, operands=instruction.operands[:1]
+            )
+        flops = product_flops(instruction, computation)
         self.flops += times * flops
         self.once_flops += flops
 
@@ -213,7 +217,7 @@ class _Counter:
         self,
         kind: str,
         group: int,
-        one: Instruction,
+        instruction: Instruction,
         computation: Computation,
         times: int,
         operands: Sequence[str] | None = None,
@@ -223,7 +227,7 @@ class _Counter:
         group: number of devices, or of slices, that take part.
         operands: names of the operands that are sent; None for all.
         """
-        sent = one.operands if operands is None else operands
+        sent = instruction.operands if operands is None else operands
         size = sum(array.bytes for name in sent for array in computation.arrays(name))
         others = (group - 1) / group
         # Bytes that a device sends, as a share of its operand, which for an all-gather is only the device's own part.
@@ -233,23 +237,25 @@ class _Counter:
             row[index] += times * value
 
 
-def _slices(one: Instruction) -> int:
+def _slices(instruction: Instruction) -> int:
     """Return the number of slices that a message of XLA's runtime between slices goes to, with its own.
 
     Its target is written as `{SLICES}x{DEVICES}`, each with numbers and ranges, such as {1,2}x{0:3}.
     """
-    target = one.attribute(r'_xla_megascale_target="\{([0-9,:]+)\}x')
+    target = instruction.attribute(r'_xla_megascale_target="\{([0-9,:]+)\}x')
     if target is None:
-        raise ValueError(f"the message {one.name} names no slices: this version of libtpu writes another format")
+        raise ValueError(
+            f"the message {instruction.name} names no slices: this version of libtpu writes another format"
+        )
     ends = [[int(number) for number in part.split(":")] for part in target.split(",")]
     return sum(end[-1] - end[0] + 1 for end in ends)
 
 
-def _group_size(one: Instruction, devices: int) -> int:
+def _group_size(instruction: Instruction, devices: int) -> int:
     """Return the number of devices in each group of a collective; all devices if its attributes name no groups."""
-    iota = one.attribute(r"replica_groups=\[(\d+,\d+)\]")
-    first_group = one.attribute(r"replica_groups=\{\{([0-9,]+)\}")
-    mesh_axes = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", one.attributes)
+    iota = instruction.attribute(r"replica_groups=\[(\d+,\d+)\]")
+    first_group = instruction.attribute(r"replica_groups=\{\{([0-9,]+)\}")
+    mesh_axes = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", instruction.attributes)
     if iota:
         return int(iota.split(",")[1])
     if first_group:
@@ -261,7 +267,7 @@ def _group_size(one: Instruction, devices: int) -> int:
 
 
 def moved_bytes(
-    one: Instruction, inside: Computation, program: HloModule, is_counted: Callable[[HloArray], bool]
+    instruction: Instruction, inside: Computation, program: HloModule, is_counted: Callable[[HloArray], bool]
 ) -> float:
     """Return how many bytes an instruction reads and writes, counting only arrays for which `is_counted` is true.
 
@@ -269,37 +275,39 @@ def moved_bytes(
 
     inside: the computation that the instruction belongs to.
     """
-    opcode = one.opcode
-    if opcode in _FREE or opcode.endswith("-done") or any(name in one.attributes for name in _FREE_CUSTOM):
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode.endswith("-done") or any(name in instruction.attributes for name in _FREE_CUSTOM):
         return 0.0
     if opcode in ("copy-start", "slice-start"):  # the arrays of the result are source and destination
-        source, destination = one.arrays[:2]
+        source, destination = instruction.arrays[:2]
         return min(source.physical_bytes, destination.physical_bytes) * (is_counted(source) + is_counted(destination))
     if opcode == "fusion":
-        called = program.called(one)
+        called = program.called(instruction)
         roots = [called.of[name] for name in called.root.operands] if called.root.opcode == "tuple" else [called.root]
         written = sum(
             _written(root, called, program, array)
-            for root, array in zip(roots, one.arrays, strict=False)
+            for root, array in zip(roots, instruction.arrays, strict=False)
             if is_counted(array)
         )
         read = sum(
             _touched(called.parameters[place].name, called, program, array)
-            for place, name in enumerate(one.operands)
+            for place, name in enumerate(instruction.operands)
             for array in inside.arrays(name)
             if is_counted(array)
         )
         return read + written
     if opcode in _SLICES:
-        sources = inside.arrays(one.operands[0])
-        return sum(array.physical_bytes * (is_counted(array) + all(map(is_counted, sources))) for array in one.arrays)
+        sources = inside.arrays(instruction.operands[0])
+        return sum(
+            array.physical_bytes * (is_counted(array) + all(map(is_counted, sources))) for array in instruction.arrays
+        )
     if opcode == "dynamic-update-slice":  # reads the update and writes it in place
-        update = inside.arrays(one.operands[1])[0]
-        return update.physical_bytes * (is_counted(one.arrays[0]) + is_counted(update))
-    operands = [array for name in one.operands for array in inside.arrays(name)]
-    results = one.arrays[: len(one.arrays) // 2] if opcode.endswith("-start") else one.arrays
+        update = inside.arrays(instruction.operands[1])[0]
+        return update.physical_bytes * (is_counted(instruction.arrays[0]) + is_counted(update))
+    operands = [array for name in instruction.operands for array in inside.arrays(name)]
+    results = instruction.arrays[: len(instruction.arrays) // 2] if opcode.endswith("-start") else instruction.arrays
     counted_bytes = sum(array.physical_bytes for array in (*operands, *results) if is_counted(array))
-    declared_bytes = float(one.attribute(r'"bytes_accessed":"?(\d+)') or 0) if opcode == "custom-call" else 0.0
+    declared_bytes = float(instruction.attribute(r'"bytes_accessed":"?(\d+)') or 0) if opcode == "custom-call" else 0.0
     if not declared_bytes:
         return counted_bytes
     # A kernel says how many bytes it moves: it may read arrays several times, or only a part of them.

@@ -98,16 +98,16 @@ class Computation:
 
     def origin(self, name: str) -> Instruction:
         """Return the instruction whose result the instruction `name` has: itself, or what it is a copy of."""
-        one = self.of[name]
-        while one.opcode in ("copy", "bitcast") and one.operands[0] in self.of:
-            one = self.of[one.operands[0]]
-        return one
+        instruction = self.of[name]
+        while instruction.opcode in ("copy", "bitcast") and instruction.operands[0] in self.of:
+            instruction = self.of[instruction.operands[0]]
+        return instruction
 
-    def carried(self, one: Instruction) -> int | None:
+    def carried(self, instruction: Instruction) -> int | None:
         """Return the index at which an instruction reads the computation's only parameter, a tuple; None for others."""
-        if one.opcode != "get-tuple-element" or self.origin(one.operands[0]).opcode != "parameter":
+        if instruction.opcode != "get-tuple-element" or self.origin(instruction.operands[0]).opcode != "parameter":
             return None
-        index = one.attribute(r"index=(\d+)")
+        index = instruction.attribute(r"index=(\d+)")
         return None if index is None else int(index)
 
     def arrays(self, name: str) -> tuple[HloArray, ...]:

@@ -25,7 +25,7 @@ from ag_jax.training.state import TrainState
 from ag_jax.training.stopping import Interrupted, StopSignal
 
 TIME_LIMIT = "training.time_limit"
-TOLD_FROM = 1.0  # seconds that training waits for a save from which on a line says so
+LONG_WAIT = 1.0  # seconds of waiting for a save after which a line says so
 
 
 class NonFiniteError(Exception):
@@ -345,7 +345,7 @@ class Loop:
             self.writer.flush()  # rows before a checkpoint must not be lost, because a resumed run does not repeat them
             with self.watchdog.compiling("the first checkpoint"):
                 waited = self.checkpoints.save(state, self.progress.to_json())
-            if waited > TOLD_FROM:
+            if waited > LONG_WAIT:
                 self.line.say(
                     f"checkpoint of step {int(state.step)}: training waited {waited:.0f} seconds until that of step "
                     f"{self.saved_step} was saved; raise training.checkpoint_every, so that saves fit between them"

@@ -58,7 +58,7 @@ def test_hosts_that_share_the_directory(tmp_path, monkeypatch):
 
 
 def test_hosts_that_do_not_share_the_directory_are_refused_even_if_an_old_run_lies_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_files, "WITHIN", 0.0)
+    monkeypatch.setattr(shared_files, "TIMEOUT", 0.0)
     for host in range(2):
         run.claim_workdir(small(), epath.Path(tmp_path / str(host)))
         (tmp_path / str(host) / "hosts.json").write_text("{}")
@@ -71,7 +71,7 @@ def test_hosts_that_do_not_share_the_directory_are_refused_even_if_an_old_run_li
 def test_hosts_that_do_not_share_the_directory_of_a_suite_are_refused_before_anything_is_read(
     tmp_path, monkeypatch, part
 ):
-    monkeypatch.setattr(shared_files, "WITHIN", 0.0)
+    monkeypatch.setattr(shared_files, "TIMEOUT", 0.0)
     source = f"{REPOSITORY}/configs/finetune/glue.py:checkpoint=not_there,data=not_there,tasks=rte"
     errors = FakeHosts(monkeypatch, 2).run(
         lambda host: comparison.finetune(source, {}, epath.Path(tmp_path / str(host)), part)

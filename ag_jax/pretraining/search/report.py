@@ -51,8 +51,8 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
         of_arms[arm] = {
             "best": None if winner is None else winner.point.name,
             "points": {
-                one.point.name: _point(study, one, states, left_plateau, thresholds)
-                for one in choose.ranked(of_arm, metric)
+                result.point.name: _point(study, result, states, left_plateau, thresholds)
+                for result in choose.ranked(of_arm, metric)
             },
             "settings": _settings(of_arm, metric),
             "robustness": _robustness(of_arm, metric, left_plateau),
@@ -61,7 +61,7 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
         "title": study.title,
         "command": study.command,
         "metric": metric,
-        "complete": not any(one.status == "unfinished" for one in results),
+        "complete": not any(result.status == "unfinished" for result in results),
         **({"overridden": list(study.overridden)} if study.overridden else {}),
         **({"incomparable": list(study.incomparable)} if study.incomparable else {}),
         "arms": of_arms,
@@ -77,46 +77,46 @@ def _left_plateau(results: Sequence[Result], states: States, thresholds: Thresho
     or are not finished are left out.
     """
     left_plateau = {}
-    for number, one in enumerate(results):
-        if one.diverged:
-            left_plateau[one.point.arm, one.point.name] = False
-        elif one.status == "done":
-            left_plateau[one.point.arm, one.point.name] = all(
+    for number, result in enumerate(results):
+        if result.diverged:
+            left_plateau[result.point.arm, result.point.name] = False
+        elif result.status == "done":
+            left_plateau[result.point.arm, result.point.name] = all(
                 (measured := states[number, seed].measured) is not None
                 and (loss := measured["validation_loss"]) is not None
                 and loss < thresholds[number, seed].loss
-                for seed in one.point.configs
+                for seed in result.point.configs
             )
     return left_plateau
 
 
 def _point(
-    study: Study, one: Result, states: States, left_plateau: Mapping[tuple[str, str], bool], thresholds: Thresholds
+    study: Study, result: Result, states: States, left_plateau: Mapping[tuple[str, str], bool], thresholds: Thresholds
 ) -> dict[str, Any]:
-    number = next(index for index, point in enumerate(study.points) if point is one.point)
+    number = next(index for index, point in enumerate(study.points) if point is result.point)
     of_seeds = {
         str(seed): measured
         | {
             "left_plateau_at_step": thresholds[number, seed].step,
             "guidance_settled_at_step": thresholds[number, seed].guidance_step,
         }
-        for seed in one.point.configs
+        for seed in result.point.configs
         if (measured := states[number, seed].measured) is not None
     }
     return {
-        "settings": dict(one.point.settings),
-        "status": one.status,
-        **({"stopped_at_step": one.stopped_at} if one.stopped_at is not None else {}),
-        **one.measured,
+        "settings": dict(result.point.settings),
+        "status": result.status,
+        **({"stopped_at_step": result.stopped_at} if result.stopped_at is not None else {}),
+        **result.measured,
         "seeds": of_seeds,
-        **({"failures": {str(seed): reason for seed, reason in one.failures.items()}} if one.failures else {}),
-        "left_plateau": left_plateau.get((one.point.arm, one.point.name)),
+        **({"failures": {str(seed): reason for seed, reason in result.failures.items()}} if result.failures else {}),
+        "left_plateau": left_plateau.get((result.point.arm, result.point.name)),
     }
 
 
 def _values(results: Sequence[Result], metric: str) -> list[float]:
     """Return the values of a metric, of the points that are done and measured it."""
-    return [value for one in results if one.status == "done" and (value := one.measured[metric]) is not None]
+    return [value for result in results if result.status == "done" and (value := result.measured[metric]) is not None]
 
 
 def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str, Any]]]:
@@ -129,7 +129,7 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
     for setting, values in choose.values_of(of_arm):
         rows[setting] = []
         for value in values:
-            of_value = _values([one for one in of_arm if one.point.settings[setting] == value], metric)
+            of_value = _values([result for result in of_arm if result.point.settings[setting] == value], metric)
             best, median = (min(of_value, key=by.cost), statistics.median(of_value)) if of_value else (None, None)
             rows[setting].append({"value": value, "points": len(of_value), "best": best, "median": median})
     return rows
@@ -142,14 +142,16 @@ def _robustness(of_arm: Sequence[Result], metric: str, left_plateau: Mapping[tup
     and range are over the points that are done and measured the metric.
     """
     outcomes = [
-        left_plateau[one.point.arm, one.point.name] for one in of_arm if (one.point.arm, one.point.name) in left_plateau
+        left_plateau[result.point.arm, result.point.name]
+        for result in of_arm
+        if (result.point.arm, result.point.name) in left_plateau
     ]
     values = _values(of_arm, metric)
     return {
         "points": len(outcomes),
         "left_plateau": sum(outcomes),
-        "failed": sum(one.status == "failed" for one in of_arm),
-        "diverged": sum(one.diverged for one in of_arm),
+        "failed": sum(result.status == "failed" for result in of_arm),
+        "diverged": sum(result.diverged for result in of_arm),
         "median": statistics.median(values) if values else None,
         "lowest": min(values, default=None),
         "highest": max(values, default=None),
@@ -163,7 +165,7 @@ def _paired(results: Sequence[Result], left_plateau: Mapping[tuple[str, str], bo
     """
     # By settings, because names have only the last parts of the settings' names.
     names = {
-        arm: {tuple(one.point.settings.items()): one.point.name for one in of_arm}
+        arm: {tuple(result.point.settings.items()): result.point.name for result in of_arm}
         for arm, of_arm in choose.by_arm(results).items()
     }
     rows = []
@@ -202,9 +204,9 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
                 min(
                     _values(
                         [
-                            one
-                            for one in of_arm
-                            if (one.point.settings[rows], one.point.settings[columns]) == (row, column)
+                            result
+                            for result in of_arm
+                            if (result.point.settings[rows], result.point.settings[columns]) == (row, column)
                         ],
                         metric,
                     ),
@@ -232,7 +234,7 @@ def markdown(
     warnings = flag_warnings([*study.overridden, *study.incomparable])
     lines = [f"# Search: {study.title}", "", f"`{study.command}`", "", *warnings]
     if not content["complete"]:
-        unfinished = sum(one.status == "unfinished" for one in results)
+        unfinished = sum(result.status == "unfinished" for result in results)
         lines += [f"**{unfinished} of {len(results)} points are not finished: run the same command again.**", ""]
     lines += ["## Robustness", "", *robustness_table(content)]
     for arm, of_arm in choose.by_arm(results).items():
@@ -278,29 +280,33 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     header += ["Guidance settled at step"] if guided else []
     rows = []
     words = {True: "left", False: "not left", None: "–"}
-    for place, one in enumerate(choose.ranked(of_arm, metric), 1):
-        values = [config_reader.shown(one.point.settings[setting]) for setting in settings]
+    for place, result in enumerate(choose.ranked(of_arm, metric), 1):
+        values = [config_reader.shown(result.point.settings[setting]) for setting in settings]
         measured = [
-            decimals(one.measured[name], NOT_MEASURED) if one.measured else "diverged" if one.diverged else one.status
+            decimals(result.measured[name], NOT_MEASURED)
+            if result.measured
+            else "diverged"
+            if result.diverged
+            else result.status
             for name in (*other, "validation_loss", "train_loss", "average_train_loss")
         ]
-        of_point = numbers_of_arm["points"][one.point.name]
+        of_point = numbers_of_arm["points"][result.point.name]
         plateau = words[of_point["left_plateau"]]
         steps = [seed["left_plateau_at_step"] for seed in of_point["seeds"].values()]
         # The validation loss decides; the logged train losses, whose steps are told, may not show it for every seed.
         if of_point["left_plateau"] and None not in steps:
             plateau += f" at step {', '.join(map(str, steps))}"
-        if one.stopped_at is not None:
-            plateau = f"stopped at step {one.stopped_at}"
+        if result.stopped_at is not None:
+            plateau = f"stopped at step {result.stopped_at}"
         settled = [", ".join(map(str, _settled(of_point))) or "–"] if guided else []
         rows.append([str(place), *values, *measured, plateau, *settled])
     lines = table(header, rows)
     if guided:
         lines += ["Guidance has settled once 95 % of the fall of its loss is done.", ""]
-    for one in of_arm:
-        for seed, reason in one.failures.items():
-            lines.append(f"* {one.point.name}, seed {seed}, failed: {reason.splitlines()[0] if reason else ''}")
-    return [*lines, *([""] if any(one.failures for one in of_arm) else [])]
+    for result in of_arm:
+        for seed, reason in result.failures.items():
+            lines.append(f"* {result.point.name}, seed {seed}, failed: {reason.splitlines()[0] if reason else ''}")
+    return [*lines, *([""] if any(result.failures for result in of_arm) else [])]
 
 
 def _settled(of_point: Mapping[str, Any]) -> list[int]:

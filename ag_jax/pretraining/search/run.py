@@ -70,7 +70,7 @@ def _report(study: Study, workdir: epath.Path) -> None:
     """Write the report and the files beside it. Raises ValueError, after that, if every point failed."""
     results = _write(study, workdir)
     if all(result.status == "failed" for result in results):
-        reasons = "\n".join(f"  {one.point.arm}/{one.point.name}: {_reason(one)}" for one in results)
+        reasons = "\n".join(f"  {result.point.arm}/{result.point.name}: {_reason(result)}" for result in results)
         raise ValueError(
             f"every point of {workdir} failed:\n{reasons}\nChange the settings that made the runs fail, or train "
             "them again with --retry"
