@@ -29,9 +29,8 @@ from ag_jax.distributed import storage
 
 LONGEST_PAUSE = 32.0  # seconds between two tries of a request
 WARN_AFTER = 10.0  # seconds of failures after which a line says that a request is repeated
-PATIENCE_AFTER_FAILURE = (
-    5.0  # seconds for which requests are repeated after one was given up, until the store answers again
-)
+# Seconds for which requests are repeated after one was given up, until the store answers again.
+PATIENCE_AFTER_FAILURE = 5.0
 LARGE = 2**20  # bytes; aiohttp warns of longer ones in one piece
 _ONCE = gcsfs.core.GCSFileSystem._request.__wrapped__  # without the repetitions of gcsfs
 _DONE_BY = {"GET": "read", "DELETE": "deleted"}
