@@ -350,7 +350,7 @@ def test_what_the_machine_lacks_is_named(error, said, monkeypatch, capsys):
 def test_verbs_that_take_one_model_name_it(tmp_path):
     (tmp_path / "a-seed0").mkdir()
     (tmp_path / "report.json").write_text(json.dumps({"arms": {"a": {}}, "seeds": [0]}))
-    summary = dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), 1.0)
+    summary = {"steps": 9} | dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), 1.0)
     (tmp_path / "a-seed0" / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "a-seed0" / "config.json").write_text(json.dumps({"data": {}, "model": {}, "training": {}}))
     for arguments, said in (

@@ -44,7 +44,7 @@ from tests.viewer import views
 TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
 TEXT = "we build strong roads " * 5  # 20 tokens: of the models' 24 positions 22, of the run's 16 tokens 14 are free
 MARIAN = {"positions": "sinusoidal", "position_offset": 0, "token_types": 0, "embedding_norm": False}
-SUMMARY = {"train_loss": 3.0, "average_train_loss": 3.0}
+SUMMARY = {"steps": 9, "train_loss": 3.0, "average_train_loss": 3.0}
 
 
 def save_trial(directory, score, seed, metric="accuracy"):

@@ -123,7 +123,7 @@ def test_the_best_run_of_a_comparison_fills_masks(places, tmp_path):
     shutil.copytree(places / "run", tmp_path / "mlm-seed1")
     (tmp_path / "mlm-seed0").mkdir()  # the worse run, without a model
     for name, loss in (("mlm-seed0", 2.75), ("mlm-seed1", 2.5)):
-        summary = {"train_loss": 2.0, "validation_loss": loss, "average_train_loss": 2.0}
+        summary = {"steps": 9, "train_loss": 2.0, "validation_loss": loss, "average_train_loss": 2.0}
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "report.json").write_text('{"arms": {"mlm": {}}, "seeds": [0, 1]}')
     text = "we build <mask> good"

@@ -146,5 +146,5 @@ def checkpoint(config: ExperimentConfig, like: TrainState) -> Checkpoint:
     checkpoints = Checkpoints(directory / "checkpoints", read_only=True)
     found = checkpoints.restore(step, like)
     checkpoints.close()
-    history = [{**evaluation, "seconds": 0.0} for evaluation in found.progress.get("history", [])]
+    history = [{**evaluation, "seconds": 0.0} for evaluation in found.progress["history"]]
     return dataclasses.replace(found, progress={**found.progress, "seconds": 0.0, "history": history})

@@ -1,7 +1,7 @@
 """The settings of a pre-training or translation run: a frozen dataclass with a section for each part of the program."""
 
 import dataclasses
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from etils import epath
 
@@ -33,8 +33,6 @@ class ComparisonConfig:
 
     arms: str | None = None
     seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
-
-    EARLIER_NONE: ClassVar = {"arms": ""}
 
     def __post_init__(self):
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -312,7 +310,7 @@ def parse(config: config_reader.ConfigDict | dict[str, Any]) -> ExperimentConfig
 def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return {setting: value} of stored settings and of a config.
 
-    A setting that did not exist yet when that run began counts as its default, except for `EARLIER_DEFAULTS`.
+    A setting that the stored ones lack counts as its default, as for `parse`.
     """
     there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
     return there, config_reader.flat(config_reader.to_dict(config))
@@ -344,7 +342,7 @@ def read_settings(path: epath.PathLike) -> dict[str, Any]:
         if key in found:
             raise ValueError(f"{path} is the config of {what}, expected that of a pre-training run{remedy}")
     check_fields(path, found, {"data": dict, "model": dict, "training": dict})
-    return config_reader.upgraded(ExperimentConfig, found)
+    return found
 
 
 def read_source(directory: str) -> tuple[epath.Path, ExperimentConfig]:

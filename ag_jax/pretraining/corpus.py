@@ -254,9 +254,8 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> No
     if recorded is None:
         if (workdir / "metrics.jsonl").exists():
             _say(
-                f"WARNING: the run in {workdir} was begun by a version that kept no summary of its text: {SUMMARY} "
-                "is written from the text as it is now. If the text has changed since the run began, other rows "
-                "are held out now"
+                f"WARNING: the run in {workdir} has lost the summary of its text: {SUMMARY} is written from the text "
+                "as it is now. If the text has changed since the run began, other rows are held out now"
             )
     else:
         files, rows = _changed_files(recorded["files"], summary["files"]), _changed_facts(recorded, corpus)

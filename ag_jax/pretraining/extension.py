@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.distributed import storage
 from ag_jax.pretraining.config import ExperimentConfig
 
@@ -29,9 +29,9 @@ def is_finished(steps: int, workdir: epath.Path) -> bool:
     """Return whether the run in `workdir` was trained for all of its `steps` steps."""
     if steps in earlier_lengths(workdir):
         return True
-    # The run may have been ended by its time limit; summaries of earlier versions have no number of steps.
+    # The run may have been ended by its time limit.
     path = workdir / SUMMARY
-    return path.exists() and read_json(path, dict).get("steps", steps) == steps
+    return path.exists() and read_json(path, fields={"steps": int})["steps"] == steps
 
 
 def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -71,15 +71,19 @@ def _steps(fractions: Iterable[float], lengths: Sequence[int]) -> set[int]:
 
 
 def _stored_milestones(workdir: epath.Path) -> list[float]:
-    """Return the milestones of a run's `config.json`, which may be others than those given now, such as those of an
-    earlier version; none before the run begins.
+    """Return the milestones of a run's `config.json`, which may be others than those given now; none before it begins.
+
+    A run may be resumed with other milestones, which are not written to `config.json`.
     """
     path = workdir / "config.json"
-    return read_json(path, dict).get("training", {}).get("milestones", []) if path.exists() else []
+    if not path.exists():
+        return []
+    with reading(path):
+        return read_json(path)["training"]["milestones"]
 
 
 def _stored_steps(workdir: epath.Path) -> list[int]:
-    """Return the steps that `begin` stored; none for a run that was not extended, or by an earlier version."""
+    """Return the steps that `begin` stored; none for a run that was not extended."""
     path = workdir / KEPT
     if not path.exists():
         return []

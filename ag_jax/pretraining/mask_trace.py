@@ -83,7 +83,7 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
     rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
     if not rows:
         raise ValueError(f"{wanted}: that run masked no attention; choose one with method=asa")
-    planned = _planned_steps(directory, rows[-1]["step"])
+    planned = _planned_steps(directory)
     if planned is None:
         raise ValueError(
             f"{wanted}, that was trained to its end: it stopped after step {rows[-1]['step']}; resume it first"
@@ -101,20 +101,16 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
     return Trace(tuple(middle / planned for middle in middles), shares)
 
 
-def _planned_steps(directory: epath.Path, last_logged: int) -> int | None:
-    """Return the planned number of steps of a run or trial, whose last logged step is `last_logged`; None if the
-    training did not reach its end.
+def _planned_steps(directory: epath.Path) -> int | None:
+    """Return the planned number of steps of the run or trial in a directory; None if the training did not end.
 
     A trial that `patience` stopped early has ended, too: its result.json has the planned number. So has a run that
     `training.time_limit` ended: its schedules are those of `training.steps`, and so is the time scale of its masks.
 
     Raises FailedTrialError for a trial that failed.
-
-    directory: directory of the run or trial.
-    last_logged: the last logged step, which is the planned number of a trial unless its result.json has another one.
     """
     if (directory / "result.json").exists():
-        found = {"planned_steps": last_logged} | read_json(directory / "result.json")
+        found = read_json(directory / "result.json")
         if "failed" in found:
             raise FailedTrialError(
                 f"adversarial.masking.trace={directory} is a trial that failed ({found['failed']}), whose masks are "

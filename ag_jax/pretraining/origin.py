@@ -6,7 +6,6 @@ pooler.safetensors   BERT's pooler, if the weights came with one that this run's
 
 import dataclasses
 import json
-import sys
 from typing import Annotated
 
 import numpy as np
@@ -14,8 +13,8 @@ import safetensors.numpy
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.data.json_files import read_json
-from ag_jax.distributed import hosts, storage
+from ag_jax.data.json_files import read_json, reading
+from ag_jax.distributed import storage
 from ag_jax.models.config import Pooling
 
 FILE, POOLER = "origin.json", "pooler.safetensors"
@@ -99,56 +98,21 @@ def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
 
 
 def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
-    """Return the description of the imported model that a run's weights started from (an `Origin` with empty fields if
-    unknown), and the pooler of the imported model ({} if no pooler is stored).
+    """Return the description of the imported model that a run's weights started from, and the model's pooler.
+
+    Without such a model the `Origin` has empty fields. The pooler is {} if none is stored.
 
     width: the number of features that the pooler must have.
-
-    Runs of earlier versions stored no origin. For them the origin of the nearest run that they started from is
-    returned, found through `training.initial_weights`, with `new` empty; if such a run is missing, there is a warning.
 
     Raises ValueError, with the file's name, if a file is damaged or the pooler has other shapes or values that are not
     finite.
     """
-    place = _run_with_origin(directory)
-    if place is None:
+    path = directory / FILE
+    if not path.exists():
         return Origin(), {}
-    values = read_json(place / FILE)
-    try:
-        origin = config_reader.parse(Origin, values)
-    except ValueError as error:
-        raise ValueError(f"{place / FILE}: {error}; copy it anew, or convert the model again") from error
-    if place != directory:  # which of its parts were new there says nothing about this run
-        origin = dataclasses.replace(origin, new=())
-    return origin, _read_pooler(place / POOLER, width)
-
-
-def _run_with_origin(directory: epath.Path) -> epath.Path | None:
-    """Follow the run in `directory` back to the run that it started from, and so on; return the first run directory
-    that has an `origin.json`, or None.
-
-    The run that a run started from is its `training.initial_weights`.
-    """
-    seen = []
-    while not (directory / FILE).exists():
-        seen.append(directory)
-        training = read_json(directory / "config.json").get("training")
-        start = training.get("initial_weights") if isinstance(training, dict) else None
-        if not start or not isinstance(start, str):
-            return None
-        source = storage.directory(start)
-        if source in seen:  # runs that name one another would be followed forever
-            return None
-        if not (source / "config.json").exists():
-            if hosts.is_first():
-                print(
-                    f"warning: {directory} does not store where its weights came from, and {source}, which it started "
-                    "from, is not there: the licence and the family of a model imported there are unknown",
-                    file=sys.stderr,
-                )
-            return None
-        directory = source
-    return directory
+    with reading(path, "copy it anew, or import the model again"):
+        origin = config_reader.parse(Origin, read_json(path))
+    return origin, _read_pooler(directory / POOLER, width)
 
 
 def _read_pooler(file: epath.Path, width: int) -> Pooler:

@@ -101,11 +101,7 @@ def numbers(
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
         if any({"time_limit", "patience"} & summary.keys() for summary in arm.summaries):
-            result["arms"][arm.name]["ended_at_step"] = [
-                # The summaries of earlier versions, which trained all steps, have no number of steps.
-                summary.get("steps", arm.settings.get("training.steps"))
-                for summary in arm.summaries
-            ]
+            result["arms"][arm.name]["ended_at_step"] = [summary["steps"] for summary in arm.summaries]
         if None not in (settled := [settled_step(rows) for rows in arm.metrics]):
             result["arms"][arm.name]["guidance_settled_at_step"] = settled
         if (share := masked_share(arm.metrics)) is not None:
@@ -154,8 +150,9 @@ def differences_section(
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
-    """Return the median tokens per second of the logged intervals, without the first, which in runs of earlier versions
-    includes compilation, and without intervals that consist of compilation.
+    """Return the median tokens per second of the logged intervals; None if no interval was timed.
+
+    The first interval, which is often slower, and intervals that consist of compilation do not count.
     """
     found = [row["tokens_per_second"] for row in rows if row["split"] == "train"][1:]
     speeds = sorted(speed for speed in found if speed is not None)

@@ -300,7 +300,7 @@ def check_settings(progress: dict[str, Any], config: ExperimentConfig, workdir: 
     config: the config of the run.
     """
     may_differ = (*MAY_DIFFER, *MAY_CHANGE, *(branch.MAY_DIFFER if config.training.branch_from else ()))
-    stored = progress.get("settings")  # none in checkpoints of earlier versions
+    stored = progress.get("settings")  # None in a checkpoint that no pre-training wrote
     if stored and (different := pretraining_config.different_settings(stored, config, may_differ)):
         raise ValueError(
             f"{workdir / 'config.json'} has other settings than those with which the checkpoint was trained, so it was "
@@ -536,7 +536,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
 def is_complete(found: dict[str, Any], config: ExperimentConfig) -> bool:
     """Return whether `found`, the summary of a run, is of all steps of a config, of its time limit or its patience."""
     steps, limit = config.training.steps, config.training.time_limit
-    if found.get("steps", steps) == steps:  # the summaries of earlier versions have no number of steps
+    if found["steps"] == steps:
         return True
     if "patience" in found:
         return config.training.patience is not None and config.training.patience <= found["patience"]
@@ -550,8 +550,8 @@ def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: 
     fraction: one of `training.milestones`.
     """
     workdir = storage.directory(workdir)
-    found = read_summary(workdir) or {}
-    step = min(round(fraction * config.training.steps), found.get("steps", config.training.steps))
+    found = read_summary(workdir)
+    step = min(round(fraction * config.training.steps), found["steps"] if found else config.training.steps)
     saved = checkpoint_steps(workdir)
     is_lost = saved and step not in saved and fraction == max(config.training.milestones)
     return saved[-1] if is_lost else step
@@ -681,7 +681,8 @@ def read_summary(workdir: epath.PathLike) -> dict[str, Any] | None:
     path = epath.Path(workdir) / SUMMARY
     if not path.exists():
         return None
-    return read_json(path, dict, dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), float))
+    losses = dict.fromkeys(("train_loss", "validation_loss", "average_train_loss"), float)
+    return read_json(path, fields=losses | {"steps": int})
 
 
 def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool = False) -> dict[str, Any]:

@@ -150,8 +150,7 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
     if not corpus.words:
         raise ValueError(
             "training.words, training.max_epochs and training.milestone_words need the number of words of the text, "
-            "which is known neither of pairs, nor of sources with weights, nor of text that an earlier version of "
-            "ag_jax prepared: leave these settings and the weights out, or give another data.cache_dir"
+            "which is known neither of pairs nor of sources with weights: leave these settings, or the weights, out"
         )
     pace = _Pace(config, corpus.words["train"] * config.data.duplicates, len(corpus.train))
     steps = training.steps if training.words is None else pace.steps(training.words)

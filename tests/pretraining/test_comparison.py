@@ -349,13 +349,6 @@ def test_runs_that_the_time_ended_are_shown():
     text = report.markdown("T", MLM, arms, found, [], "c")
     assert "| Ended by `training.time_limit` at step | – | 50 |" in text
 
-    of_earlier_version = {key: value for key, value in summary.items() if key != "steps"}
-    mixed = dataclasses.replace(
-        arms[1], summaries=[of_earlier_version, *arms[1].summaries], settings={"training.steps": 70}
-    )
-    two = dataclasses.replace(arms[0], summaries=[summary, summary])
-    assert report.numbers([two, mixed], (0, 1), MLM, 6.0)["arms"]["ag"]["ended_at_step"] == [70, 50]
-
 
 def test_runs_that_another_limit_ended_are_named(overrides):
     """One that reached its last step did so within the limit, as far as anybody knows."""

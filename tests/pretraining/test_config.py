@@ -235,97 +235,10 @@ def test_translations_that_cannot_be(settings, message):
         parse(nested(settings))
 
 
-def test_a_config_from_before_translation_reads_as_it_was():
-    stored = config_reader.to_dict(ExperimentConfig())
-    for section in ("decoder", "translation", "decoding"):
-        del stored[section]
-    new = ("sinusoid", "embedding_norm", "embedding_scale", "norm_position", "activation", "attention_biases")
-    for name in (*new, "feedforward_biases", "fixed_attention", "positions"):
-        del stored["model"][name]
-    for name in ("decoder_heads", "cross_heads"):
-        del stored["guidance"][name]
-    assert parse(config_reader.upgraded(ExperimentConfig, stored)) == ExperimentConfig()
-
-
 def test_integers_are_numbers():
     config = default_config()
     config.guidance.alpha = 3
     assert parse(config).guidance.alpha == 3.0
-
-
-# What stood for none in configs that earlier versions stored: every setting that may be none today.
-OFF = {
-    "data.validation_source": "",
-    "data.cache_dir": "",
-    "data.tokenizer.path": "",
-    "data.masking.static_copies": 0,
-    "model.vocabulary_size": 0,
-    "model.feedforward": 0,
-    "model.embedding_width": 0,
-    "model.convolution": 0,
-    "model.relative.buckets": 0,
-    "replaced_tokens.weight": 0.0,
-    "guidance.heads": "",
-    "adversarial.asa.keep_init": 0.0,
-    "adversarial.asa.learning_rate": 0.0,
-    "adversarial.asa.weight_decay": -1.0,
-    "adversarial.asa.clip_norm": 0.0,
-    "adversarial.masking.trace": "",
-    "adversarial.freelb.max_norm": 0.0,
-    "adversarial.smart.step_size": 0.0,
-    "optimizer.clip_norm": 0.0,
-    "mesh.data": 0,
-    "training.evaluate_every": 0,
-    "training.keep_every": 0,
-    "training.step_timeout": 0,
-    "training.initial_weights": "",
-    "training.wandb": "",
-    "comparison.arms": "",
-}
-
-
-# Settings that may be none, and that no version had when none was a number or an empty text.
-ALWAYS_NONE = {
-    "model.rotary_base_local",
-    "model.window",
-    "data.expected_tokens",
-    "data.expected_gigabytes",
-    "data.max_words",
-    "data.target",
-    "data.validation_target",
-    "data.max_words_ratio",
-    "data.max_tokens",
-    "data.validation_rows",
-    "data.validation_tokens",
-    "data.masking.evaluation_rate",
-    "optimizer.decay_steps",
-    "guidance.decoder_heads",
-    "guidance.cross_heads",
-    "search.steps",
-    "search.stop_after",
-    "training.branch_from",
-    "training.time_limit",
-    "training.words",
-    "training.max_epochs",
-    "training.patience",
-    "training.best_metric",
-}
-
-
-def test_what_stood_for_none_in_earlier_configs_is_none():
-    may_be_none = set()
-    for key in config_reader.flat(config_reader.to_dict(ExperimentConfig())):
-        try:
-            parse(nested({key: None}))
-        except ValueError:
-            continue
-        may_be_none.add(key)
-    assert may_be_none == OFF.keys() | ALWAYS_NONE
-    stored = config_reader.flat(config_reader.upgraded(ExperimentConfig, nested(OFF)))
-    assert stored == dict.fromkeys([*OFF, "data.validation_rows"])  # it was not there, and there was no limit
-    renamed = {"model.segments": 2, "model.decoder_passes": 3}
-    stored = config_reader.flat(config_reader.upgraded(ExperimentConfig, nested(renamed)))
-    assert stored == {"model.token_types": 2, "model.mask_decoder_passes": 3}
 
 
 def nested(flat):

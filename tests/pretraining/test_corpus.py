@@ -151,7 +151,7 @@ def test_files_that_change_without_changing_the_rows_are_accepted_once(config, w
     assert evaluated_on["is_the_text_of_the_run"] is True and "warning" not in evaluated_on
 
 
-def test_a_run_of_an_older_version_gets_its_summary_with_a_warning(config, workdir, capsys):
+def test_a_run_that_lost_the_summary_of_its_text_gets_one_with_a_warning(config, workdir, capsys):
     before = saved(workdir)
     (workdir / "corpus.json").unlink()
     (workdir / "metrics.jsonl").write_text("")
@@ -160,7 +160,7 @@ def test_a_run_of_an_older_version_gets_its_summary_with_a_warning(config, workd
     assert not (workdir / "corpus.json").exists(), "an evaluation may be of a run that cannot be written"
     capsys.readouterr()
     begin(config, workdir)
-    assert "kept no summary of its text" in capsys.readouterr().err
+    assert "has lost the summary of its text" in capsys.readouterr().err
     assert saved(workdir) == before | {"metrics.jsonl": b""}
 
 

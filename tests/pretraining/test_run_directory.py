@@ -58,11 +58,10 @@ def test_what_is_worth_keeping_keeps_its_config(tmp_path, kept):
     run.claim_workdir(dataclasses.replace(FIRST, title="another title"), workdir)
 
 
-def test_a_run_of_a_version_without_a_limit_of_validation_rows_validates_on_all_of_them(tmp_path):
-    """Another limit is accepted only if both read all rows that are held out."""
+def test_another_limit_of_validation_rows_is_accepted_only_if_both_read_all_rows(tmp_path):
     workdir = epath.Path(tmp_path / "run")
     settings = config_reader.to_dict(FIRST)
-    del settings["data"]["validation_rows"]
+    settings["data"]["validation_rows"] = None
     (workdir / "checkpoints" / "0").mkdir(parents=True)
     (workdir / "config.json").write_text(json.dumps(settings))
     assert config_of(workdir).data.validation_rows is None
@@ -85,7 +84,7 @@ def test_checkpoints_that_are_averaged_stay_equally_far_apart(tmp_path, average,
     values["translation"]["average"] = average
     (tmp_path / "checkpoints" / "0").mkdir(parents=True)
     (tmp_path / "config.json").write_text(json.dumps(values))
-    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": FIRST.training.steps}))
     training = dataclasses.replace(FIRST.training, checkpoint_every=7, steps=FIRST.training.steps + more)
     changed = dataclasses.replace(FIRST, training=training)
     if may_differ:

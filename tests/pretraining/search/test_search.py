@@ -797,7 +797,7 @@ def test_plateaus_of_training_and_of_validation_are_those_of_their_masks(monkeyp
         ("failure.json", '{"reason": "", "diverged": true}', "a JSON string under the key 'settings', got nothing"),
         (
             "summary.json",
-            '{"train_loss": 1, "validation_loss": 1, "average_train_loss": 1, "validation": 3}',
+            '{"steps": 8, "train_loss": 1, "validation_loss": 1, "average_train_loss": 1, "validation": 3}',
             "expected other content",
         ),
         ("summary.json", '{"train_loss": 1}', "a JSON number under the key 'validation_loss', got nothing"),
