@@ -66,7 +66,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(text, tmp_path_factory):
-    """A run with an adversary, beside guidance."""
+    """A run with an adversary and guidance."""
     patch, device = pytest.MonkeyPatch(), jax.devices()[0]
     patch.setattr(jax, "devices", lambda: [device])
     workdir = epath.Path(tmp_path_factory.mktemp("runs") / "whole")
