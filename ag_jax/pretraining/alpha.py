@@ -79,20 +79,9 @@ def hyperparameters(config: ExperimentConfig, workdir: epath.Path) -> Hyperparam
 
     Not collective: any host may call it.
 
-    Raises ValueError if this file is missing or damaged.
+    Raises FileNotFoundError if this file is missing, and ValueError if it is damaged.
     """
     found = Hyperparameters.of(config.optimizer, config.guidance)
     if config.guidance.alpha_rule == "value":
         return found
-    path = workdir / ALPHA
-    if not path.exists():
-        raise missing(workdir)
-    return dataclasses.replace(found, alpha=np.float32(read_json(path, dict, {"alpha": float})["alpha"]))
-
-
-def missing(workdir: epath.Path) -> ValueError:
-    """Return the error for a run that has begun with the rule `auto`, and has no `alpha.json`."""
-    return ValueError(
-        f"{workdir / ALPHA} is missing, which has the alpha that guidance.alpha_rule=auto chose for this run: copy it "
-        "back"
-    )
+    return dataclasses.replace(found, alpha=np.float32(read_json(workdir / ALPHA, fields={"alpha": float})["alpha"]))

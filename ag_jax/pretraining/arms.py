@@ -49,16 +49,10 @@ def check_argument(source: str, verb: str) -> None:
 def of_report(workdir: epath.PathLike) -> tuple[list[str], list[int]]:
     """Return the names and the seeds of the arms of a finished comparison of pre-training, from its `report.json`.
 
-    Raises ValueError if there is no such comparison.
+    Raises FileNotFoundError if there is no such comparison.
     """
-    path = epath.Path(workdir) / "report.json"
-    if not path.exists():
-        raise ValueError(
-            f"{workdir} holds no finished comparison, because {path} does not exist: give the --workdir of `ag-jax "
-            "compare`"
-        )
-    found = read_json(path, fields={"arms": dict, "seeds": list})
-    return list(found["arms"]), found["seeds"]
+    report = read_json(epath.Path(workdir) / "report.json", fields={"arms": dict, "seeds": list})
+    return list(report["arms"]), report["seeds"]
 
 
 def load(source: str, arm: str, overrides: Mapping[str, Any]) -> config_reader.ConfigDict:

@@ -60,9 +60,6 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
     """
     directory, step = source(config)
     named = f"training.branch_from={directory}:{step}"
-    path = directory / "config.json"
-    if not path.exists():
-        raise FileNotFoundError(f"{named}: {path} does not exist: give the directory of a run")
     if step not in (saved := steps_in(directory / "checkpoints")):
         raise ValueError(
             f"{named}: that run has no checkpoint of step {step}; it has {', '.join(map(str, saved)) or 'none'}. "
@@ -71,7 +68,7 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
     if config.training.words is None:
         check_length(config)
     different = pretraining_config.different_settings(
-        pretraining_config.read_settings(path), config, (*may_differ, *MAY_DIFFER)
+        pretraining_config.read_settings(directory / "config.json"), config, (*may_differ, *MAY_DIFFER)
     )
     if different:
         raise ValueError(

@@ -151,21 +151,7 @@ def optimizer_of(config: ExperimentConfig, hyperparameters: Hyperparameters) -> 
 
 def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
     """Raise ValueError if the devices of `mesh` do not divide the rows of a microbatch."""
-    rows, parts = _rows(config), mesh.shape["data"] * mesh.shape["fsdp"]
-    if rows % parts:
-        raise ValueError(
-            f"{rows} rows of a microbatch cannot be split over mesh.data * mesh.fsdp = {parts} devices: choose "
-            f"training.batch_size / training.microbatches as a multiple of {parts}"
-        )
-    if uneven := [size for size in config.training.earlier_batch_sizes if size % parts]:
-        raise ValueError(
-            f"{uneven[0]} rows of training.earlier_batch_sizes cannot be split over mesh.data * mesh.fsdp = {parts} "
-            f"devices: choose multiples of {parts}"
-        )
-
-
-def _rows(config: ExperimentConfig) -> int:
-    return config.training.batch_size // config.training.microbatches
+    config.check_rows(mesh.shape["data"] * mesh.shape["fsdp"])
 
 
 def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, trace: Trace | None = None) -> Program:
@@ -189,7 +175,8 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, t
 
     objective = functools.partial(make_objective, config, vocabulary, model, mesh.size, trace=trace)
     optimizer = functools.partial(optimizer_of, config)
-    return program.make_program(objective, optimizer, init, mesh, _rows(config))
+    rows = config.training.batch_size // config.training.microbatches
+    return program.make_program(objective, optimizer, init, mesh, rows)
 
 
 def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:

@@ -9,7 +9,7 @@ from ag_jax import config_reader, imported
 from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
-from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.json_files import read_json, reading
 from ag_jax.data.order import BatchSizes
 from ag_jax.distributed import storage
 from ag_jax.models.config import DecoderConfig, EncoderConfig
@@ -106,26 +106,9 @@ class ExperimentConfig:
                 f"optimizer.warmup_steps={self.optimizer.warmup_steps} and optimizer.decay_steps={falls} are more than "
                 f"training.steps={self.training.steps} together: lower one of them"
             )
-        limit, words, text = self.training.max_epochs, self.training.words, self.data.max_words
-        if limit is not None and words is not None and text is not None and words > limit * text:
-            raise ValueError(
-                f"training.words={words:,} is more than training.max_epochs={limit:g} times data.max_words={text:,}, "
-                f"which is {int(limit * text):,}: lower training.words"
-            )
         if self.model.heads % self.mesh.tensor:
             raise ValueError(f"mesh.tensor={self.mesh.tensor} must divide model.heads={self.model.heads}")
-        rows = self.training.batch_size // self.training.microbatches
-        parts = (self.mesh.data or 1) * self.mesh.fsdp
-        if rows % parts:
-            raise ValueError(
-                f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
-                f"mesh.data * mesh.fsdp = {parts}"
-            )
-        if uneven := [size for size in self.training.earlier_batch_sizes if size % parts]:
-            raise ValueError(
-                f"training.earlier_batch_sizes has {uneven[0]}, which must be a multiple of mesh.data * mesh.fsdp = "
-                f"{parts}"
-            )
+        self.check_rows((self.mesh.data or 1) * self.mesh.fsdp)
         if self.guidance.alpha_rule == "auto" and self.guidance.mode == "bias":
             raise ValueError(
                 "guidance.alpha_rule=auto compares the guidance loss with the model's own, and mode=bias has no "
@@ -141,6 +124,20 @@ class ExperimentConfig:
         guidance.guided_layers(self.guidance, self.model.local_layers, self.model.window)
         guidance.assign_decoder_heads(self.guidance, self.model.heads)
         guidance.assign_cross_heads(self.guidance, self.model.heads)
+
+    def check_rows(self, parts: int) -> None:
+        """Raise ValueError if the rows of a microbatch cannot be split into as many `parts` of equal size."""
+        rows = self.training.batch_size // self.training.microbatches
+        if rows % parts:
+            raise ValueError(
+                f"the {rows} rows of a microbatch (training.batch_size / training.microbatches) must be a multiple of "
+                f"mesh.data * mesh.fsdp = {parts}"
+            )
+        if uneven := [size for size in self.training.earlier_batch_sizes if size % parts]:
+            raise ValueError(
+                f"training.earlier_batch_sizes has {uneven[0]}, which must be a multiple of mesh.data * mesh.fsdp = "
+                f"{parts}"
+            )
 
     def _check_translation(self) -> None:
         """Raise ValueError if settings of a translation do not go together, or are set in another run."""
@@ -334,37 +331,31 @@ def read_settings(path: epath.PathLike) -> dict[str, Any]:
 
     Raises ValueError, with the file's name, if it is not the config of a pre-training run.
     """
-    found = read_json(path)
-    for key, what, remedy in (
-        ("tasks", "a suite of fine-tuning", ""),
-        ("model_type", "a Hugging Face model", "; `ag-jax import` makes a run of it"),
-    ):
-        if key in found:
-            raise ValueError(f"{path} is the config of {what}, expected that of a pre-training run{remedy}")
-    check_fields(path, found, {"data": dict, "model": dict, "training": dict})
-    return found
+    settings = read_json(path)
+    if not {"data", "model", "training"} <= settings.keys():
+        raise ValueError(
+            f"{path} is not the config of a pre-training run: give the directory of one; of a Hugging Face model, "
+            "`ag-jax import` makes one"
+        )
+    return settings
 
 
 def read_source(directory: str) -> tuple[epath.Path, ExperimentConfig]:
     """Return the absolute path and the config of the run in `directory`, for a config file with the argument `run`.
 
-    Raises ValueError if `directory` is not a run directory.
+    Raises FileNotFoundError or ValueError if `directory` is not a run directory.
     """
-    found = storage.directory(directory)
-    if not (found / "config.json").exists():
-        raise ValueError(f"run={directory} is no run directory: {found / 'config.json'} does not exist")
-    return found, read(found / "config.json")
+    path = storage.directory(directory)
+    return path, read(path / "config.json")
 
 
 def read(path: epath.PathLike) -> ExperimentConfig:
     """Read and check a run's `config.json`. Raises ValueError, with the file's name, if it is not such a config."""
-    values = read_settings(path)
+    settings = read_settings(path)
     try:
-        return parse(values)
-    except imported.CannotImport as error:
-        raise ValueError(f"the run of {path} was trained with a custom pattern: {error}") from error
+        with reading(path, "put back a copy of the file, or use the version of ag_jax that wrote it"):
+            return parse(settings)
     except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged, or was written by another version of ag_jax: {error}. Put back a copy, or use the "
-            "version that wrote it"
-        ) from error
+        if isinstance(error.__cause__, imported.CannotImport):  # the file is not to blame
+            raise error.__cause__ from error
+        raise

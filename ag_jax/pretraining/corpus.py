@@ -18,7 +18,7 @@ from etils import epath
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig
 from ag_jax.data.corpus import Corpus
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import read_json, reading
 from ag_jax.data.parallel import pairs
 from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
 from ag_jax.distributed import hosts, lock, storage
@@ -155,16 +155,9 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
     path = workdir / SUMMARY
     if not path.exists():
         return None
-    try:
-        summary = read_json(path)
-        if missing := {"files", "train rows", "validation rows"} - summary.keys():
-            raise ValueError(f"the summary of the text has no {', '.join(map(repr, sorted(missing)))}")
-        _named(summary["files"])
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): put back a copy, or delete it if you are sure that the text is that of "
-            "the run"
-        ) from error
+    with reading(path, "put back a copy, or delete it if you are sure that the text is that of the run"):
+        summary = read_json(path, fields={"train rows": int, "validation rows": int})
+        _named(summary["files"])  # only for its errors
     return summary
 
 

@@ -10,7 +10,7 @@ import json
 
 from etils import epath
 
-from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.distributed import hosts, storage
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.masking import Trace
@@ -28,18 +28,16 @@ def of_run(config: AdversarialConfig, layers: int, workdir: epath.Path) -> Trace
     path = workdir / FILE
     if config.method != "scheduled" or not path.exists():
         return read(config, layers)
-    stored = read_json(path, fields={"progress": list, "shares": list})
-    progress, shares = stored["progress"], stored["shares"]
-    rows = [row if isinstance(row, list) else [] for row in shares]
-    if {len(row) for row in rows} != {layers} or len(rows) != len(progress):
-        raise ValueError(
-            f"{path}: expected a share for each of {layers} layers at each of {len(progress)} points of the run, got "
-            f"others in {len(rows)} rows; put back a copy of the file"
-        )
-    for row in (progress, *rows):
-        values = {str(number): value for number, value in enumerate(row)}
-        check_fields(path, values, dict.fromkeys(values, float))
-    return Trace(tuple(progress), tuple(map(tuple, rows)))
+    with reading(path, "put back a copy of the file"):
+        stored = read_json(path, fields={"progress": list, "shares": list})
+        progress = tuple(map(float, stored["progress"]))
+        shares = tuple(tuple(map(float, row)) for row in stored["shares"])
+        if {len(row) for row in shares} != {layers} or len(shares) != len(progress):
+            raise ValueError(
+                f"expected a share for each of {layers} layers at each of {len(progress)} points of the run, got "
+                f"others in {len(shares)} rows"
+            )
+    return Trace(progress, shares)
 
 
 def record(config: AdversarialConfig, layers: int, workdir: epath.Path) -> None:
@@ -76,10 +74,7 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
     try:
         rows = saved_metrics(directory)
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{wanted}: {directory / 'metrics.jsonl'} does not exist; train that run first "
-            "(in a comparison: let an arm before this one train it)"
-        ) from error
+        raise ValueError(f"{wanted}: {directory / 'metrics.jsonl'} does not exist; train that run first") from error
     rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
     if not rows:
         raise ValueError(f"{wanted}: that run masked no attention; choose one with method=asa")

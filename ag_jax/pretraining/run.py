@@ -26,7 +26,7 @@ from ag_jax.attention.adversary import split_params
 from ag_jax.attention.guidance import Assignment, GuidanceConfig
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.corpus import Corpus
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import read_json, reading
 from ag_jax.data.order import once_count
 from ag_jax.data.text.files import warn_once
 from ag_jax.data.tokenizers import Tokenizer
@@ -150,7 +150,10 @@ def make_job(
 
     def losses_at_the_start() -> dict[str, Any]:
         if is_begun(workdir):
-            raise alpha.missing(workdir)
+            raise ValueError(
+                f"{workdir / alpha.ALPHA} is missing, which has the alpha that guidance.alpha_rule=auto chose for this "
+                "run: copy it back"
+            )
         first_batch = functools.partial(batches.iterate, 0, 1, rows=host_rows)
         return metrics_evaluator(program, Hyperparameters(), first_batch)(create().params, 0, lambda: None)
 
@@ -384,21 +387,16 @@ def check_workdir(config: ExperimentConfig, workdir: epath.Path) -> int | None:
 
 def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
     path = workdir / "config.json"
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        steps = check_workdir(config, workdir)
-        if steps == config.training.steps:
-            _renew(config, workdir)
-            return
-        if steps is not None:
-            extension.begin(steps, config, workdir)
-        elif path.exists():
-            _remove_attempt(workdir)
-        storage.write_whole(path, json.dumps(config_reader.to_dict(config), indent=2) + "\n")
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to --workdir={workdir}: {error}. Choose a directory that can be written"
-        ) from error
+    workdir.mkdir(parents=True, exist_ok=True)
+    steps = check_workdir(config, workdir)
+    if steps == config.training.steps:
+        _renew(config, workdir)
+        return
+    if steps is not None:
+        extension.begin(steps, config, workdir)
+    elif path.exists():
+        _remove_attempt(workdir)
+    storage.write_whole(path, json.dumps(config_reader.to_dict(config), indent=2) + "\n")
 
 
 def _renew(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -423,9 +421,12 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
 
     Raises ValueError, with the settings that differ, if `config` is for another run.
     """
+    path = workdir / "config.json"
     there, here = pretraining_config.both_settings(stored, config)
     steps = there["training.steps"]
-    extends = config.training.steps > steps and extension.is_finished(steps, workdir)
+    with reading(path):
+        is_longer = config.training.steps > steps
+    extends = is_longer and extension.is_finished(steps, workdir)
     may_differ: tuple[str, ...] = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
     if not extends and any(settings["translation.average"] > 1 for settings in (there, here)):
         # This setting decides which checkpoints are averaged, so it may change only when a finished run is extended.
@@ -436,7 +437,7 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
         may_differ = (*may_differ, "data.validation_rows")  # with both limits, all held-out rows are read
     if different := pretraining_config.different_settings(stored, config, may_differ):
         raise ValueError(
-            f"--workdir={workdir} holds a run of another config, by its config.json:\n" + "\n".join(different) + "\n"
+            f"--workdir={workdir} holds a run of another config, by {path}:\n" + "\n".join(different) + "\n"
             "Use that config, or choose another directory. Only a finished run may be extended, by raising "
             "training.steps"
         )
@@ -668,12 +669,7 @@ def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenize
 
 def read_config(workdir: epath.PathLike) -> ExperimentConfig:
     """Read the config of a run directory. Raises FileNotFoundError if there is none, ValueError if it is damaged."""
-    path = storage.directory(workdir) / "config.json"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist: --workdir must be the directory of a run, made by `ag-jax train`"
-        )
-    return pretraining_config.read(path)
+    return pretraining_config.read(storage.directory(workdir) / "config.json")
 
 
 def read_summary(workdir: epath.PathLike) -> dict[str, Any] | None:

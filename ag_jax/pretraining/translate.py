@@ -447,16 +447,10 @@ def translate(open_model: Callable[[], Translator], source: str, output: str) ->
     name = "standard input" if source == "-" else source
     if source == "-":
         lines = lines_of(sys.stdin.buffer, name)
-    elif "://" in source:
-        raise ValueError(
-            f"--input={source} must be a local file: copy it to a disk, or send it to standard input with --input=-"
-        )
     elif pathlib.Path(source).is_file():
         lines = _lines_of_file(pathlib.Path(source))
     else:
-        raise FileNotFoundError(
-            f"--input={source} does not exist, or is not a file: give a file, or - for standard input"
-        )
+        raise ValueError(f"--input={source} must be a local file, or - for standard input")
     if output == "-":
         for text in translate_stream(open_model(), lines, name):
             sys.stdout.buffer.write(f"{text}\n".encode())  # in UTF-8 like the input, whatever the locale

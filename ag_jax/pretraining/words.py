@@ -18,7 +18,7 @@ from typing import Any
 from etils import epath
 
 from ag_jax.data.corpus import Corpus
-from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.distributed import hosts, storage
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
@@ -196,19 +196,8 @@ def record(found: WordSteps, workdir: epath.Path) -> None:
 def read(workdir: epath.Path) -> WordSteps:
     """Read the steps of a run. Raises FileNotFoundError if it has none, and ValueError if the file is damaged."""
     path = workdir / FILE
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist: expected a run with training.milestone_words, such as one of babylm/strict_small"
-        )
-    stored = read_json(path, dict)
-    check_fields(path, stored, {"epoch_words": int, "epoch_rows": int, "steps": int, "milestones": dict})
-    milestones = stored["milestones"]
-    check_fields(path, milestones, dict.fromkeys(milestones, int))
-    if damaged := [words for words in milestones if not words.isdecimal()]:
-        raise ValueError(f"{path} is damaged: expected numbers of words in milestones, got {damaged[0]!r}")
-    return WordSteps(
-        stored["epoch_words"],
-        stored["epoch_rows"],
-        stored["steps"],
-        {int(words): step for words, step in milestones.items()},
-    )
+    stored = read_json(path, fields={"epoch_words": int, "epoch_rows": int, "steps": int, "milestones": dict})
+    check_fields(path, stored["milestones"], dict.fromkeys(stored["milestones"], int))
+    with reading(path):
+        milestones = {int(words): step for words, step in stored["milestones"].items()}
+    return WordSteps(stored["epoch_words"], stored["epoch_rows"], stored["steps"], milestones)

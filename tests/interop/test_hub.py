@@ -108,4 +108,4 @@ def test_a_push_that_cannot_begin_writes_nothing(flags, failure, said, api, work
 
 def test_an_export_that_fails_creates_no_repository(api, tmp_path, capsys):
     assert export(tmp_path / "nowhere", tmp_path / "out", "--push=mine") == 1
-    assert "config.json does not exist" in capsys.readouterr().err and not api.create_repo.called
+    assert "nowhere/config.json" in capsys.readouterr().err and not api.create_repo.called

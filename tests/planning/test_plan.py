@@ -200,7 +200,7 @@ def request(**flags) -> cli.Request:
         ),
         ({"topology": "v5e:2x2", "price": float("nan")}, "--price must be dollars per chip-hour"),
         ({"topology": "v5e:2x2", "overrides": {"mesh.fsdp": 8}}, "needs 8 devices, but there are 4"),
-        ({"topology": "v5e:16x16"}, "32 rows of a microbatch cannot be split over mesh.data * mesh.fsdp = 256 devices"),
+        ({"topology": "v5e:16x16"}, "must be a multiple of mesh.data * mesh.fsdp = 256"),
     ],
 )
 def test_refusals(flags, message, capsys, request_libtpu):

@@ -212,9 +212,9 @@ def test_the_trace_of_a_run_stays_when_the_earlier_run_goes_on(whole, tmp_path):
     assert mask_trace.read(config, 2) != trace == mask_trace.of_run(config, 2, workdir)
     mask_trace.record(config, 2, workdir)
     assert mask_trace.of_run(config, 2, workdir) == trace
-    for damaged in ('{"progress": [0.5], "shares": [[0.1]]}', '{"progress": [0.5], "shares": [[0.1, "0.2"]]}', "{}"):
+    for damaged in ('{"progress": [0.5], "shares": [[0.1]]}', '{"progress": [0.5], "shares": [[0.1, "much"]]}', "{}"):
         (workdir / "trace.json").write_text(damaged)
-        with pytest.raises(ValueError, match="run/trace.json: expected"):
+        with pytest.raises(ValueError, match="run/trace.json: "):
             mask_trace.of_run(config, 2, workdir)
 
 

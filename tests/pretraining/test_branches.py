@@ -135,7 +135,7 @@ def test_milestones_in_words_that_lie_before_a_branch(stable, text, tmp_path):  
             "that run has no checkpoint of step 3; it has 0, 2, 4, 6. training.keep_every",
         ),
         ({"training.branch_from": "{}:6", "training.steps": 6}, "is not before the last step, training.steps=6"),
-        ({"training.branch_from": "{}x:4"}, "config.json does not exist: give the directory of a run"),
+        ({"training.branch_from": "{}x:4"}, "x:4: that run has no checkpoint of step 4; it has none"),
         (
             {"training.batch_size": 2, "seed": 1},
             "another config:\n  seed: there 0, now 1\n  training.batch_size: there 4",

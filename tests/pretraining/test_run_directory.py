@@ -50,9 +50,7 @@ def test_what_is_worth_keeping_keeps_its_config(tmp_path, kept):
         (workdir / kept).mkdir(parents=True)
     else:
         (workdir / kept).write_text('{"step": 1, "split": "train"}\n')
-    with pytest.raises(
-        ValueError, match="holds a run of another config, by its config.json:\n  seed: there 0, now 5\n"
-    ):
+    with pytest.raises(ValueError, match="holds a run of another config, by .*config.json:\n  seed: there 0, now 5\n"):
         run.claim_workdir(CORRECTED, workdir)
     assert config_of(workdir) == FIRST and (workdir / "corpus.json").exists()
     run.claim_workdir(dataclasses.replace(FIRST, title="another title"), workdir)
@@ -97,7 +95,7 @@ def test_checkpoints_that_are_averaged_stay_equally_far_apart(tmp_path, average,
 def test_the_config_of_another_program_is_left_alone(tmp_path):
     theirs = '{"model_type": "bert", "hidden_size": 12}'
     (tmp_path / "config.json").write_text(theirs)
-    with pytest.raises(ValueError, match="holds a run of another config|is the config of a"):
+    with pytest.raises(ValueError, match="config.json is not the config of a pre-training run"):
         run.claim_workdir(FIRST, epath.Path(tmp_path))
     assert (tmp_path / "config.json").read_text() == theirs
 
@@ -136,7 +134,7 @@ def test_relative_paths(tmp_path, monkeypatch):
     run.claim_workdir(FIRST, epath.Path(tmp_path / "runs" / "a"))
     assert run.read_config("runs/a") == FIRST
     for read in (run.read_config, run.open_run, run.evaluate):
-        with pytest.raises(FileNotFoundError, match=f"{tmp_path}/runs/b/config.json does not exist: --workdir must be"):
+        with pytest.raises(FileNotFoundError, match=f"{tmp_path}/runs/b/config.json"):
             read("runs/b")
     settings = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
     assert settings == config_reader.to_dict(FIRST)

@@ -105,10 +105,6 @@ def test_settings_that_contradict_one_another():
         config(**{"training.milestone_words": (3, 2)})
     with pytest.raises(ValueError, match="has 300, but the run ends at training.words=200"):
         config(**{"training.milestone_words": (100, 300), "training.words": 200})
-    with pytest.raises(
-        ValueError, match="words=101 is more than training.max_epochs=10 times data.max_words=10, .* 100"
-    ):
-        config(**{"training.words": 101, "training.max_epochs": 10.0, "data.max_words": 10})
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +216,7 @@ def test_settings_that_cannot_be_followed_leave_no_directory(text, tmp_path):
     ("damage", "message"),
     [
         (lambda stored: stored.pop("steps"), "steps"),
-        (lambda stored: stored["milestones"].update({"-5": 3}), "expected numbers of words in milestones, got '-5'"),
+        (lambda stored: stored["milestones"].update({"many": 3}), "'many'"),
         (lambda stored: stored["milestones"].update({"150": "3"}), "150"),
     ],
 )
