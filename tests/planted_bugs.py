@@ -502,8 +502,8 @@ BUGS = (
     Bug(
         "programs are not shared over learning rates",
         "ag_jax/pretraining/build.py",
-        "optimizer=any_values.in_optimizer(found.optimizer),",
-        "optimizer=found.optimizer,",
+        "optimizer=any_values.in_optimizer(in_effect.optimizer),",
+        "optimizer=in_effect.optimizer,",
         "tests/pretraining/test_adversarial_runs.py tests/pretraining/search/test_real_runs.py",
     ),
     Bug(
@@ -739,7 +739,7 @@ BUGS = (
     Bug(
         "steps in words are those of a failed attempt's tokenizer",
         "ag_jax/pretraining/words.py",
-        "workdir if begun else None",
+        "workdir if has_begun else None",
         "workdir",
         "tests/pretraining/test_words.py",
     ),

@@ -53,8 +53,8 @@ def begin(
     if config.guidance.alpha_rule == "value":
         return hyperparameters(config, workdir)
     if not hosts.from_first("whether alpha is known", (workdir / ALPHA).exists):
-        found = losses()
-        hosts.from_first("alpha", lambda: _write(workdir, metric, coefficient, found))
+        losses_at_start = losses()
+        hosts.from_first("alpha", lambda: _write(workdir, metric, coefficient, losses_at_start))
     alpha = hosts.from_first("alpha", lambda: float(hyperparameters(config, workdir).alpha))
     return dataclasses.replace(Hyperparameters.of(config.optimizer, config.guidance), alpha=np.float32(alpha))
 
@@ -62,9 +62,9 @@ def begin(
 def _write(workdir: epath.Path, metric: str, coefficient: float, losses: Mapping[str, Any]) -> None:
     loss, guidance_loss = coefficient * float(losses[metric]), float(losses[GUIDANCE_LOSS])
     alpha = comparable(loss, guidance_loss)
-    named = metric if coefficient == 1 else f"{coefficient:g} {metric}"
+    label = metric if coefficient == 1 else f"{coefficient:g} {metric}"
     print(
-        f"guidance.alpha_rule=auto: alpha {alpha:g}, because {named} is {loss:.3f} and {GUIDANCE_LOSS} "
+        f"guidance.alpha_rule=auto: alpha {alpha:g}, because {label} is {loss:.3f} and {GUIDANCE_LOSS} "
         f"{guidance_loss:.3g} at step 0",
         file=sys.stderr,
         flush=True,
@@ -81,7 +81,7 @@ def hyperparameters(config: ExperimentConfig, workdir: epath.Path) -> Hyperparam
 
     Raises FileNotFoundError if this file is missing, and ValueError if it is damaged.
     """
-    found = Hyperparameters.of(config.optimizer, config.guidance)
+    result = Hyperparameters.of(config.optimizer, config.guidance)
     if config.guidance.alpha_rule == "value":
-        return found
-    return dataclasses.replace(found, alpha=np.float32(read_json(workdir / ALPHA, fields={"alpha": float})["alpha"]))
+        return result
+    return dataclasses.replace(result, alpha=np.float32(read_json(workdir / ALPHA, fields={"alpha": float})["alpha"]))

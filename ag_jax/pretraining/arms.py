@@ -28,10 +28,10 @@ def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]
     check_argument(source, verb)
     if not listed:
         raise ValueError(f"{source} names no arms to compare; set {setting}, or use `ag-jax {verb}` without arms")
-    found = listed.split(",")
-    if len(set(found)) < len(found):
+    result = listed.split(",")
+    if len(set(result)) < len(result):
         raise ValueError(f"arms must be different, got {listed}: name each of them once")
-    return found
+    return result
 
 
 def check_argument(source: str, verb: str) -> None:
@@ -73,14 +73,17 @@ def check_seed(config: ExperimentConfig, seeds: Sequence[int], setting: str) -> 
 
 
 def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each flag that overrides a setting in which the arms of the config file differ."""
-    own = {arm: config_reader.flat(load(source, arm, {}).to_dict()) for arm in compared}
+    """Return a sentence for each flag that overrides a setting in which the arms of the config file differ.
+
+    compared: names of the arms.
+    """
+    of_arms = {arm: config_reader.flat(load(source, arm, {}).to_dict()) for arm in compared}
     sentences = []
     for key, value in overrides.items():
-        lost = {arm: settings.get(key) for arm, settings in own.items()}
-        if len({repr(of_arm) for of_arm in lost.values()}) > 1:
+        values = {arm: settings.get(key) for arm, settings in of_arms.items()}
+        if len({repr(of_arm) for of_arm in values.values()}) > 1:
             sentences.append(
-                f"{' '.join(config_reader.flags({key: value}))} overrides what the arms set: {listed(lost)}"
+                f"{' '.join(config_reader.flags({key: value}))} overrides what the arms set: {listed(values)}"
             )
     return sentences
 
@@ -103,8 +106,9 @@ def command(verb: str, source: str, overrides: Mapping[str, Any]) -> str:
 
 
 def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Raise ValueError if two arms have the same settings; the error names the command-line flags that gave both arms
-    one value where the config file gives them different values.
+    """Raise ValueError if two arms have the same settings.
+
+    The error names the command-line flags that gave both arms one value where the config file has different ones.
 
     in_effect: the checked config of each arm, with settings that have no effect at their defaults.
     """

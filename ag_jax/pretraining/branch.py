@@ -43,11 +43,11 @@ def source(config: ExperimentConfig) -> tuple[epath.Path, int]:
 
     Raises ValueError for another form.
     """
-    given = config.training.branch_from or ""
-    name, colon, step = given.rpartition(":")
+    text = config.training.branch_from or ""
+    name, colon, step = text.rpartition(":")
     if not (name and colon and step.isdecimal()):
         raise ValueError(
-            f"training.branch_from={given} must be the directory of a run and the step of one of its checkpoints, as "
+            f"training.branch_from={text} must be the directory of a run and the step of one of its checkpoints, as "
             "in runs/stable:50000"
         )
     return storage.directory(name), int(step)
@@ -59,10 +59,10 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
     may_differ: settings in which any resumed run may differ, as in `config_reader.is_among`.
     """
     directory, step = source(config)
-    named = f"training.branch_from={directory}:{step}"
+    setting = f"training.branch_from={directory}:{step}"
     if step not in (saved := steps_in(directory / "checkpoints")):
         raise ValueError(
-            f"{named}: that run has no checkpoint of step {step}; it has {', '.join(map(str, saved)) or 'none'}. "
+            f"{setting}: that run has no checkpoint of step {step}; it has {', '.join(map(str, saved)) or 'none'}. "
             "training.keep_every or training.milestones keep more"
         )
     if config.training.words is None:
@@ -72,7 +72,7 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
     )
     if different:
         raise ValueError(
-            f"{named} is a run of another config:\n" + "\n".join(different) + "\n"
+            f"{setting} is a run of another config:\n" + "\n".join(different) + "\n"
             "A branch may have another training.steps, optimizer.decay, decay_steps and final_share: set the others as "
             "there"
         )
@@ -103,14 +103,14 @@ def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
     Prints where the branch begins, and learning rate and coefficient of guidance of both runs there if they differ.
     """
     directory, step = source(config)
-    theirs = pretraining_config.read(directory / "config.json")
+    origin_config = pretraining_config.read(directory / "config.json")
     for name in _COPIED:
         if (directory / name).exists():
             storage.write_whole(workdir / name, (directory / name).read_bytes())
     tokenizers.load(directory / "tokenizer").save(workdir / "tokenizer")
     rows = [row for row in saved_metrics(directory) if row["step"] <= step]
     storage.write_whole(workdir / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    before, after = (_scheduled(run, place, step) for run, place in ((theirs, directory), (config, workdir)))
+    before, after = (_scheduled(run, place, step) for run, place in ((origin_config, directory), (config, workdir)))
     jumps = "".join(
         f"; {name} jumps from {before[name]:.3g} in that run to {after[name]:.3g} in this one"
         for name in after
@@ -125,11 +125,11 @@ def _scheduled(config: ExperimentConfig, workdir: epath.Path, step: int) -> dict
     workdir: the run's directory, with `alpha.json` if `guidance.alpha_rule` is `auto`.
     """
     steps = config.training.steps
-    found = {"the learning rate": learning_rate_schedule(config.optimizer, steps)(step)}
+    values = {"the learning rate": learning_rate_schedule(config.optimizer, steps)(step)}
     if config.guidance.mode != "none":
         in_effect = alpha.hyperparameters(config, workdir).in_guidance(config.guidance)
-        found["the coefficient of guidance"] = guidance.coefficient_schedule(in_effect, steps)(jnp.int32(step))
-    return {name: float(value) for name, value in found.items()}
+        values["the coefficient of guidance"] = guidance.coefficient_schedule(in_effect, steps)(jnp.int32(step))
+    return {name: float(value) for name, value in values.items()}
 
 
 def checkpoint(config: ExperimentConfig, like: TrainState) -> Checkpoint:
@@ -141,7 +141,7 @@ def checkpoint(config: ExperimentConfig, like: TrainState) -> Checkpoint:
     """
     directory, step = source(config)
     checkpoints = Checkpoints(directory / "checkpoints", read_only=True)
-    found = checkpoints.restore(step, like)
+    restored = checkpoints.restore(step, like)
     checkpoints.close()
-    history = [{**evaluation, "seconds": 0.0} for evaluation in found.progress["history"]]
-    return dataclasses.replace(found, progress={**found.progress, "seconds": 0.0, "history": history})
+    history = [{**evaluation, "seconds": 0.0} for evaluation in restored.progress["history"]]
+    return dataclasses.replace(restored, progress={**restored.progress, "seconds": 0.0, "history": history})

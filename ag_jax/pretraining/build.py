@@ -129,7 +129,7 @@ def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> Ad
     if config.method != "asa":
         return None
     asa = config.asa
-    own = dataclasses.replace(
+    settings = dataclasses.replace(
         model,
         kind="adamw",
         clip_updates=False,
@@ -137,7 +137,7 @@ def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> Ad
         weight_decay=model.weight_decay if asa.weight_decay is None else asa.weight_decay,
         clip_norm=asa.clip_norm,
     )
-    return AdversaryOptimizer(own, asa.delay_steps)
+    return AdversaryOptimizer(settings, asa.delay_steps)
 
 
 def optimizer_of(config: ExperimentConfig, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
@@ -155,8 +155,9 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
 
 
 def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, trace: Trace | None = None) -> Program:
-    """Return the jitted training and evaluation steps of a run, and its initialisation, for the devices of `mesh`;
-    `trace` is that of `guided_and_attacked`.
+    """Return the jitted training and evaluation steps of a run, and its initialisation, for the devices of `mesh`.
+
+    trace: as in `guided_and_attacked`.
 
     The `Hyperparameters` of the config are arguments of the steps, and have no effect here.
 
@@ -186,8 +187,7 @@ def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, trace: Trace | None = None) -> Program:
-    """Return the jitted steps of a run (`make_program`), cached for configs with the same `static_settings`
-    and the same trace.
+    """Return the jitted steps of a run (`make_program`), cached by `static_settings` and trace.
 
     So they are compiled once for all seeds of a comparison, and for all points of a search that differ only in
     `Hyperparameters`.
@@ -214,13 +214,13 @@ def static_settings(config: ExperimentConfig) -> ExperimentConfig:
     Those are hyperparameters, seed and title, settings without effect, what only the training loop reads, and the
     sections of comparisons, searches and reports.
     """
-    any_values, training, found = Hyperparameters(), config.training, config.in_effect
+    any_values, training, in_effect = Hyperparameters(), config.training, config.in_effect
     return dataclasses.replace(
-        found,
+        in_effect,
         title=ExperimentConfig.title,
         seed=ExperimentConfig.seed,
-        guidance=any_values.in_guidance(found.guidance),
-        optimizer=any_values.in_optimizer(found.optimizer),
+        guidance=any_values.in_guidance(in_effect.guidance),
+        optimizer=any_values.in_optimizer(in_effect.optimizer),
         training=TrainingConfig(
             steps=training.steps,
             batch_size=training.batch_size,
@@ -242,8 +242,8 @@ _cached_program = functools.lru_cache(maxsize=8)(make_program)
 @functools.lru_cache(maxsize=32)
 def _cached_shapes(config: ExperimentConfig, vocabulary: VocabularyInfo) -> dict[str, tuple[int, ...]]:
     model, example = reference_model(config, vocabulary), pipeline.empty_batch(config.data, rows=1)
-    made = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
-    return shapes_of(unboxed(made))
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), example, deterministic=True)["params"])
+    return shapes_of(unboxed(params))
 
 
 def _info(vocabulary: Vocabulary) -> VocabularyInfo:

@@ -15,10 +15,10 @@ def warnings(of_runs: Mapping[str, ExperimentConfig], what: str) -> list[str]:
     of_runs: the config of each arm or point, by name.
     what: `arms`, whose values are named one by one, or `points`.
     """
-    measured = {name: _measured_on(config) for name, config in of_runs.items()}
+    settings_of = {name: _measured_on(config) for name, config in of_runs.items()}
     sentences = []
-    for setting in dict.fromkeys(key for settings in measured.values() for key in settings):
-        values = {name: settings.get(setting) for name, settings in measured.items()}
+    for setting in dict.fromkeys(key for settings in settings_of.values() for key in settings):
+        values = {name: settings.get(setting) for name, settings in settings_of.items()}
         distinct = dict.fromkeys(map(config_reader.shown, values.values()))
         if len(distinct) > 1:
             listed = arms.listed(values) if what == "arms" else ", ".join(distinct)

@@ -59,20 +59,20 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
     """
     config = pretraining_config.parse(config_reader.load(source, overrides))
     arms.check_seed(config, config.comparison.seeds, "comparison.seeds")
-    compared, configs = arms.names(source, config.comparison.arms, "comparison.arms", "train"), {}
+    arm_names, configs = arms.names(source, config.comparison.arms, "comparison.arms", "train"), {}
     for seed in config.comparison.seeds:
-        for arm in compared:
-            named = arms.load(source, arm, overrides)
-            named.seed = seed
-            configs[arm, seed] = pretraining_config.parse(named)
+        for arm in arm_names:
+            settings = arms.load(source, arm, overrides)
+            settings.seed = seed
+            configs[arm, seed] = pretraining_config.parse(settings)
             words.check_flags(configs[arm, seed], overrides)
     # Seeds change no setting that tells two arms apart, so the first seed stands for all.
     in_effect = {arm: of_arm.in_effect for (arm, seed), of_arm in configs.items() if seed == config.comparison.seeds[0]}
     arms.check_distinct(source, in_effect, overrides)
-    measured = {workloads.workload_of(config).primary_metric.label for config in configs.values()}
-    if len(measured) > 1:
+    losses = {workloads.workload_of(config).primary_metric.label for config in configs.values()}
+    if len(losses) > 1:
         raise ValueError(
-            f"the arms of {source} are measured by different losses ({', '.join(sorted(measured))}), which cannot "
+            f"the arms of {source} are measured by different losses ({', '.join(sorted(losses))}), which cannot "
             "be compared: set replaced_tokens.generator=none, and decoder.layers, alike in every arm"
         )
     if len({(config.translation.tests, config.translation.tokenize) for config in configs.values()}) > 1:
@@ -109,9 +109,10 @@ def compare(
         with lock.hold(workdir):
             return _compare(source, overrides, configs, workdir, overridden, incomparable)
     # Parts train at the same time, so each locks only the runs that it trains, and the directory for the report alone.
-    if left := _train_share(configs, workdir, share):
+    if unfinished := _train_share(configs, workdir, share):
         hosts.tell(
-            f"part {part} is done; {left} of {len(configs)} runs are left to other parts, the last of which reports"
+            f"part {part} is done; {unfinished} of {len(configs)} runs are left to other parts, the last of which "
+            "reports"
         )
         return None
     with lock.hold_in_turn(workdir, hosts.tell):
@@ -120,18 +121,18 @@ def compare(
 
 def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epath.Path, share: parts.Share) -> int:
     """Train or resume the runs of a share; return the number of runs of other shares that are not finished."""
-    own = parts.numbers_of(share, len(configs), "runs")
+    numbers = parts.numbers_of(share, len(configs), "runs")
     directories = {key: _directory(workdir, *key) for key in configs}
     configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
     _check_runs(configs, directories)
     for number, (key, config) in enumerate(configs.items()):
-        if number in own:
+        if number in numbers:
             _train(config, directories[key], Labels(group=workdir.name, tags=(key[0],)))
 
-    def left() -> int:
+    def count_unfinished() -> int:
         return sum(_finished(config, directories[key]) is None for key, config in configs.items())
 
-    return hosts.from_first("the runs that are left", left)
+    return hosts.from_first("the runs that are left", count_unfinished)
 
 
 def _check_runs(
@@ -183,7 +184,7 @@ def _compare(
     overridden: Sequence[str],
     incomparable: Sequence[str],
 ) -> epath.Path:
-    compared = list(dict.fromkeys(arm for arm, _ in configs))
+    arm_names = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {key: _directory(workdir, *key) for key in configs}
     configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
     _check_runs(configs, directories)
@@ -216,22 +217,22 @@ def _compare(
             metrics=[saved_metrics(directories[arm, seed]) for seed in seeds],
             settings=_settings(configs[arm, seeds[0]]),
         )
-        for arm in compared
+        for arm in arm_names
     ]
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
     numbers = report.numbers(results, seeds, headline, workload.plateau_loss(first, corpus))
     command = arms.command("compare", source, overrides)
-    opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in compared}
-    left = {arm: of_arm["left_plateau_at_step"] for arm, of_arm in numbers["arms"].items()}
-    figures = _figures(workdir, opened, results, corpus, Plateau(numbers["plateau_loss"], left))
-    measured = last_layer.measure(configs, directories)
-    for arm, of_arm in measured.items():
+    opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arm_names}
+    leaving_steps = {arm: of_arm["left_plateau_at_step"] for arm, of_arm in numbers["arms"].items()}
+    figures = _figures(workdir, opened, results, corpus, Plateau(numbers["plateau_loss"], leaving_steps))
+    shares = last_layer.measure(configs, directories)
+    for arm, of_arm in shares.items():
         numbers["arms"][arm]["last_layer"] = of_arm
     translations: dict[str, Any] = {}
     if scores_translations:
         scored = {
             arm: [scores.score_run(directories[arm, seed], config=configs[arm, seed]) for seed in seeds]
-            for arm in compared
+            for arm in arm_names
         }
         translations = translation_report.numbers(first.translation, scored)
     content = {
@@ -243,7 +244,7 @@ def _compare(
         **({"translations": translations} if translations else {}),
     }
     storage.write_whole(workdir / "report.json", json.dumps(content, indent=2) + "\n")
-    more = translation_report.markdown(translations, seeds, compared[0]) + last_layer.markdown(measured)
+    more = translation_report.markdown(translations, seeds, arm_names[0]) + last_layer.markdown(shares)
     text = report.markdown(first.title, headline, results, numbers, figures, command, [*overridden, *warnings], more)
     storage.write_whole(path, text + "\n")
     return path
@@ -267,11 +268,11 @@ def _settings(config: ExperimentConfig) -> dict[str, Any]:
     """Return the flat settings of an arm, without those that differ between runs and those that have no effect."""
     flat = config_reader.flat(config_reader.to_dict(config))
     unused = ["guidance."] * (config.guidance.mode == "none") + ["adversarial."] * (config.adversarial.method == "none")
-    kept = ("guidance.mode", "adversarial.method")
+    shown_settings = ("guidance.mode", "adversarial.method")
     return {
         key: value
         for key, value in flat.items()
-        if key not in ("title", "seed") and (key in kept or not key.startswith(tuple(unused)))
+        if key not in ("title", "seed") and (key in shown_settings or not key.startswith(tuple(unused)))
     }
 
 
@@ -294,21 +295,21 @@ def _figures(
         workloads.workload_of(next(iter(runs.values()))[1]).primary_metric,
     )
     about = f"{workdir.name}: {next(iter(runs.values()))[1].title}"
-    drawn = []
+    figures = []
     for x, name in (("step", "steps"), ("tokens_seen", "tokens")):
         path = directory / f"loss_over_{name}.png"
         if x == "tokens_seen" and curves.same_tokens(series):
             continue  # the same curves again
-        drawn.append((f"Loss over {name}", plots.loss_curves(series, path, x, headline, plateau, about)))
+        figures.append((f"Loss over {name}", plots.loss_curves(series, path, x, headline, plateau, about)))
     guided = {arm.name: arm.metrics[0] for arm in results if runs[arm.name][1].guidance.mode != "none"}
     if guided:
         caption = "Attention mass on each pattern's target, by layer"
-        drawn.append((caption, plots.mass_curves(guided, directory / "attention_mass.png", about)))
+        figures.append((caption, plots.mass_curves(guided, directory / "attention_mass.png", about)))
 
     attacked = {arm.name: share for arm in results if (share := attacks.masked_share(arm.metrics)) is not None}
     if attacked:
         path = attack_figures.masked_figure({"": attacked}, directory / "masked_share.png", about)
-        drawn.append(("Masked share", path))
+        figures.append(("Masked share", path))
 
     columns = {arm: _maps_during_training(directory, config) for arm, (directory, config) in runs.items()}
     assignment = max((build.assignment(config) for _, config in runs.values()), key=lambda one: len(one.counts))
@@ -318,28 +319,30 @@ def _figures(
     if patterns:
         targets = maps.targets(last, special, patterns)
         path = plots.pattern_figure(last.tokens, targets, directory / "patterns.png", last.sentence)
-        drawn.append(("Targets of the guided heads for the sentence", path))
+        figures.append(("Targets of the guided heads for the sentence", path))
     layers = assignment.layers or range(last.weights_NHQK.shape[0])
     layer, head = layers[len(layers) // 2], 0
     for name, count in [*assignment.counts, ("free", 1)]:  # the first head of each pattern, then the first free head
         if head < last.weights_NHQK.shape[1]:
             caption = f"Layer {layer + 1}, head {head + 1} ({name}) during training"
             path = directory / f"maps_layer{layer + 1}_head{head + 1}.png"
-            drawn.append((caption, plots.map_figure(columns, layer, head, path, about)))
+            figures.append((caption, plots.map_figure(columns, layer, head, path, about)))
         head += count
     if not next(iter(runs.values()))[1].translates:
         means = {arm: series[-1][1] for arm, series in columns.items()}
         steps = dict.fromkeys(_last_step(config, place) for place, config in runs.values())
-        at = f"{about}, step {' and '.join(f'{step:,}' for step in steps)}"
-        drawn.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png", at)))
+        title = f"{about}, step {' and '.join(f'{step:,}' for step in steps)}"
+        figures.append((last_layer.CAPTION, plots.mean_figure(means, directory / "last_layer.png", title)))
     else:
-        drawn.append(translation_report.cross_attention(runs, directory / "cross_attention.png", about))
-    drawn.append(("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special)))
-    kept = {path.name for _, path in drawn}
+        figures.append(translation_report.cross_attention(runs, directory / "cross_attention.png", about))
+    figures.append(
+        ("All heads, as a page to open in a browser", _page(directory / "maps.html", runs, columns, special))
+    )
+    names = {path.name for _, path in figures}
     for path in itertools.chain.from_iterable(map(directory.glob, FIGURES)):
-        if path.name not in kept:  # a figure of an earlier report, such as one of other arms
+        if path.name not in names:  # a figure of an earlier report, such as one of other arms
             path.unlink()
-    return [(caption, f"figures/{path.name}") for caption, path in drawn]
+    return [(caption, f"figures/{path.name}") for caption, path in figures]
 
 
 def _last_step(config: ExperimentConfig, workdir: epath.Path) -> int:

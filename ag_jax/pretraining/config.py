@@ -153,8 +153,10 @@ class ExperimentConfig:
                         f"settings of the section {section} have an effect only in a run that translates: set "
                         "decoder.layers and data.format=parallel, or leave them at their defaults"
                     )
-            if given := [name for name in ("decoder_heads", "cross_heads") if getattr(self.guidance, name)]:
-                raise ValueError(f"guidance.{given[0]} needs a model with a decoder: set decoder.layers, or remove it")
+            if settings := [name for name in ("decoder_heads", "cross_heads") if getattr(self.guidance, name)]:
+                raise ValueError(
+                    f"guidance.{settings[0]} needs a model with a decoder: set decoder.layers, or remove it"
+                )
             return
         model, defaults = self.model, EncoderConfig()
         # Without the first two, `EncoderConfig` accepts positions only where a decoder has them: in the embeddings.
@@ -196,9 +198,7 @@ class ExperimentConfig:
             )
 
     def _check_fixed_attention(self) -> None:
-        """Raise ValueError if heads whose weights are hard-coded are to be guided or attacked, or in a decoder look at
-        later tokens.
-        """
+        """Raise ValueError if heads with hard-coded weights are guided, attacked, or look ahead in a decoder."""
         if ahead := [offset for offset in self.decoder.fixed_attention.offsets if offset > 0]:
             raise ValueError(
                 f"decoder.fixed_attention.offsets has {ahead[0]}, where the decoder has not written a token yet: use "
@@ -213,10 +213,10 @@ class ExperimentConfig:
 
     def _check_replaced_tokens(self) -> None:
         generator, replacement = self.replaced_tokens.generator, self.data.masking.replacement
-        wanted = "unigram" if generator == "unigram" else "mask"
-        if replacement != wanted:
+        expected = "unigram" if generator == "unigram" else "mask"
+        if replacement != expected:
             raise ValueError(
-                f"replaced_tokens.generator={generator} needs data.masking.replacement={wanted}, got "
+                f"replaced_tokens.generator={generator} needs data.masking.replacement={expected}, got "
                 f"{replacement}: change one of the two"
             )
         if self.detects_replaced_tokens and self.data.format in PAIR_FORMATS:
@@ -295,7 +295,7 @@ def check_scores(encoder: EncoderConfig, guided: GuidanceConfig, adversarial: Ad
 
 
 def default_config() -> config_reader.ConfigDict:
-    """Return all settings at their defaults, for a config file to change."""
+    """Return all settings of a run at their defaults, for a config file to change."""
     return config_reader.default(ExperimentConfig)
 
 
@@ -305,12 +305,12 @@ def parse(config: config_reader.ConfigDict | dict[str, Any]) -> ExperimentConfig
 
 
 def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return {setting: value} of stored settings and of a config.
+    """Return {setting: value} of stored settings, and {setting: value} of a config.
 
     A setting that the stored ones lack counts as its default, as for `parse`.
     """
-    there = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
-    return there, config_reader.flat(config_reader.to_dict(config))
+    before = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
+    return before, config_reader.flat(config_reader.to_dict(config))
 
 
 def different_settings(stored: dict[str, Any], config: ExperimentConfig, may_differ: tuple[str, ...]) -> list[str]:
@@ -318,11 +318,11 @@ def different_settings(stored: dict[str, Any], config: ExperimentConfig, may_dif
 
     may_differ: settings that are left out, as in `config_reader.is_among`.
     """
-    there, here = both_settings(stored, config)
+    before, after = both_settings(stored, config)
     return [
-        f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
-        for key in sorted(there | here)
-        if there.get(key) != here.get(key) and not config_reader.is_among(key, may_differ)
+        f"  {key}: there {before.get(key)!r}, now {after.get(key)!r}"
+        for key in sorted(before | after)
+        if before.get(key) != after.get(key) and not config_reader.is_among(key, may_differ)
     ]
 
 

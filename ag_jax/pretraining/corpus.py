@@ -33,8 +33,9 @@ NAMED = 10  # most files of a kind that a message lists
 
 
 def prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
-    """Make the tokenizer and the rows of a run; writes nothing to the run directory. Hosts with a common cache share
-    the work.
+    """Return the tokenizer and the rows of a run, made or read from the cache, without writing to the run directory.
+
+    Hosts with a common cache share the work.
 
     workdir: the run directory; None for a run that has not begun.
 
@@ -66,11 +67,10 @@ def prepare_ahead(data: DataConfig, part: str | None = None) -> Corpus | None:
 
 
 def record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> None:
-    """Store a new run's tokenizer and facts about its text (the summary `corpus.json`), or check a resumed run's rows
-    against the stored facts.
+    """Store a new run's tokenizer and facts about its text, or compare a resumed run's rows with the stored facts.
 
-    A resumed run's summary is rewritten if it is missing or if the files changed; if the rows changed, too, the old
-    summary is kept under `earlier`.
+    The facts are the summary `corpus.json`. A resumed run's summary is rewritten if it is missing or if the files
+    changed; if the rows changed, too, the old summary is kept under `earlier`.
 
     Raises ValueError, on every host, if the rows changed and `data.accept_changed_text` is not set.
     """
@@ -79,11 +79,11 @@ def record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> Non
 
 def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Raise ValueError if the files of the text changed since a run began; called before they are tokenised."""
-    recorded = read_summary(workdir)
-    if recorded is None or config.data.accept_changed_text:  # `record` says what changed
+    summary = read_summary(workdir)
+    if summary is None or config.data.accept_changed_text:  # `record` says what changed
         return
-    if changes := _changed_files(recorded["files"], pipeline.source_files(config.data, claim=lock.Claims())):
-        rows = f"the run was trained on {recorded['train rows']:,} rows, {recorded['validation rows']:,} were held out"
+    if changes := _changed_files(summary["files"], pipeline.source_files(config.data, claim=lock.Claims())):
+        rows = f"the run was trained on {summary['train rows']:,} rows, {summary['validation rows']:,} were held out"
         _refuse_unless_accepted(config, workdir, [*changes, f"  {rows}"])
 
 
@@ -129,8 +129,9 @@ def check_tests(config: ExperimentConfig) -> None:
 
 
 def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tuple[Corpus, dict[str, Any]]:
-    """Return a run's tokenizer and rows, and a description of the held-out text; warn if the model may have been
-    trained on some of the held-out text.
+    """Return a run's tokenizer and rows, and a description of the held-out text.
+
+    Warns if the model may have been trained on some of the held-out text.
 
     The description has the source, its numbers of documents, rows and tokens, `is_the_text_of_the_run` (true, false, or
     None if unknown) and, if there is one, the warning.
@@ -157,20 +158,21 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
         return None
     with reading(path, "put back a copy, or delete it if you are sure that the text is that of the run"):
         summary = read_json(path, fields={"train rows": int, "validation rows": int})
-        _named(summary["files"])  # only for its errors
+        _by_name(summary["files"])  # only for its errors
     return summary
 
 
 def other_texts(runs: Mapping[str, tuple[ExperimentConfig, epath.Path]]) -> list[str]:
-    """Return a sentence for each run that was trained on other text than the first run with the same settings of data,
-    such as if the text changed between them.
+    """Return a sentence for each run whose text differs from that of the first run with the same settings of data.
+
+    Such as if the text changed between them.
 
     runs: config and directory of each run.
     """
     sentences = []
     first: dict[DataConfig, tuple[str, dict[str, Any]]] = {}
     for name, (config, workdir) in runs.items():
-        if (recorded := read_summary(workdir)) is None:
+        if (summary := read_summary(workdir)) is None:
             continue
         # Without the settings that do not change the rows.
         of_rows = dataclasses.replace(
@@ -182,12 +184,12 @@ def other_texts(runs: Mapping[str, tuple[ExperimentConfig, epath.Path]]) -> list
             expected_tokens=None,
             expected_gigabytes=None,
         )
-        other, there = first.setdefault(of_rows, (name, recorded))
+        other, other_summary = first.setdefault(of_rows, (name, summary))
         changes = [
-            f"{fact} {there[fact]:,} there, {recorded[fact]:,} here"
+            f"{fact} {other_summary[fact]:,} there, {summary[fact]:,} here"
             for fact in ("train rows", "validation rows")
-            if there[fact] != recorded[fact]
-        ] + [line.strip() for line in _changed_files(there["files"], recorded["files"])]
+            if other_summary[fact] != summary[fact]
+        ] + [line.strip() for line in _changed_files(other_summary["files"], summary["files"])]
         if changes:
             sentences.append(f"{name} was trained on other text than {other}: {'; '.join(changes)}")
     return sentences
@@ -235,7 +237,7 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> No
         if (workdir / TOKENIZER).exists():  # of an attempt that ended here
             (workdir / TOKENIZER).rmtree()
         corpus.tokenizer.save(workdir / TOKENIZER)
-    recorded = read_summary(workdir)
+    stored = read_summary(workdir)
     summary: dict[str, Any] = {
         "source": config.data.source,
         **corpus.facts(),
@@ -244,20 +246,20 @@ def _record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> No
         **({"expected tokens": config.data.expected_tokens} if config.data.expected_tokens else {}),
         **({"expected gigabytes": config.data.expected_gigabytes} if config.data.expected_gigabytes else {}),
     }
-    if recorded is None:
+    if stored is None:
         if (workdir / "metrics.jsonl").exists():
             _say(
                 f"WARNING: the run in {workdir} has lost the summary of its text: {SUMMARY} is written from the text "
                 "as it is now. If the text has changed since the run began, other rows are held out now"
             )
     else:
-        files, rows = _changed_files(recorded["files"], summary["files"]), _changed_facts(recorded, corpus)
+        files, rows = _changed_files(stored["files"], summary["files"]), _changed_facts(stored, corpus)
         if not files and not rows:
             return
-        summary["earlier"] = recorded.pop("earlier", [])
+        summary["earlier"] = stored.pop("earlier", [])
         if rows:
             _refuse_unless_accepted(config, workdir, files + rows)
-            summary["earlier"].append(recorded)
+            summary["earlier"].append(stored)
     storage.write_whole(workdir / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
@@ -272,20 +274,18 @@ def _refuse_unless_accepted(config: ExperimentConfig, workdir: epath.Path, chang
 
 
 def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> tuple[bool | None, str | None]:
-    """Return whether the corpus of an evaluation is the corpus of the training run (None if unknown), and a warning
-    (None if there is no reason for a warning).
-    """
-    recorded = read_summary(workdir)
-    if recorded is None:
+    """Return whether the corpus of an evaluation is that of the training (None if unknown), and a warning or None."""
+    summary = read_summary(workdir)
+    if summary is None:
         return None, f"the run has no {SUMMARY}, so nothing says whether this is the text that it was trained with"
-    if changes := _changed_facts(recorded, corpus):
-        changes = _changed_files(recorded["files"], pipeline.source_files(config.data, claim=lock.Claims())) + changes
+    if changes := _changed_facts(summary, corpus):
+        changes = _changed_files(summary["files"], pipeline.source_files(config.data, claim=lock.Claims())) + changes
         warning = (
             "this is NOT the text that the run was trained with, and the model may have been trained on what is held "
             "out here:\n"
         )
         return False, warning + "\n".join(changes)
-    if recorded.get("earlier"):
+    if summary.get("earlier"):
         return (
             True,
             "the text changed while the run was trained: the model may have been trained on some of what is held "
@@ -294,16 +294,17 @@ def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> tup
     return True, None
 
 
-def _changed_facts(recorded: dict[str, Any], corpus: Corpus) -> list[str]:
-    """Return a line for each fact about the text, such as the number of rows, that has changed since the run began; an
-    empty list if nothing but the tokenizer has changed.
+def _changed_facts(summary: dict[str, Any], corpus: Corpus) -> list[str]:
+    """Return a line for each fact about the text, such as the number of rows, that has changed since the run began.
+
+    There are none if only the tokenizer has changed.
     """
     now = corpus.facts()
-    different = [fact for fact in now if recorded.get(fact) != now[fact]]
+    different = [fact for fact in now if summary.get(fact) != now[fact]]
     return (
         []
         if different == ["tokenizer"]
-        else [f"  {fact}: then {recorded.get(fact)}, now {now[fact]}" for fact in different]
+        else [f"  {fact}: then {summary.get(fact)}, now {now[fact]}" for fact in different]
     )
 
 
@@ -311,29 +312,29 @@ def _changed_files(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return lines on files that were added, removed or changed; an empty list if contents and order are the same."""
     if _contents(then) == _contents(now):
         return []
-    before, after = _named(then), _named(now)
+    before, after = _by_name(then), _by_name(now)
     changed = [name for name in before if name in after and before[name] != after[name]]
     kinds = {
         "added": [name for name in after if name not in before],
         "removed": [name for name in before if name not in after],
         "changed": changed,
     }
-    lines = [f"  {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    changes = [f"  {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
     sizes = [f"{len(files):,} files of {sum(size for size, _ in files.values()):,} bytes" for files in (before, after)]
-    return [*(lines or ["  the files come in another order"]), f"  then {sizes[0]}, now {sizes[1]}"]
+    return [*(changes or ["  the files come in another order"]), f"  then {sizes[0]}, now {sizes[1]}"]
 
 
 def _contents(files: dict[str, Any]) -> dict[str, list[list[Any]]]:
-    return {setting: [content for _, *content in found] for setting, found in files.items()}
+    return {setting: [content for _, *content in of_setting] for setting, of_setting in files.items()}
 
 
-def _named(files: dict[str, Any]) -> dict[str, tuple[int, str]]:
+def _by_name(files: dict[str, Any]) -> dict[str, tuple[int, str]]:
     """Return {name of a file: (size, content hash)}; a name that several settings have gets the setting's name, too."""
-    count = collections.Counter(name for found in files.values() for name, _, _ in found)
+    count = collections.Counter(name for files_of_setting in files.values() for name, _, _ in files_of_setting)
     return {
         f"{setting}: {name}" if count[name] > 1 else name: (size, content)
-        for setting, found in files.items()
-        for name, size, content in found
+        for setting, files_of_setting in files.items()
+        for name, size, content in files_of_setting
     }
 
 

@@ -21,8 +21,8 @@ _EARLIER = re.compile(r"summary-(\d+)\.json")
 
 def earlier_lengths(workdir: epath.Path) -> list[int]:
     """Return the values of `training.steps` that a run had before it was extended, ascending; none before it begins."""
-    found = (_EARLIER.fullmatch(path.name) for path in workdir.iterdir()) if workdir.exists() else ()
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_EARLIER.fullmatch(path.name) for path in workdir.iterdir()) if workdir.exists() else ()
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def is_finished(steps: int, workdir: epath.Path) -> bool:
@@ -35,14 +35,13 @@ def is_finished(steps: int, workdir: epath.Path) -> bool:
 
 
 def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Mark a finished run of `steps` steps as unfinished, so that training can extend the run to
-    `config.training.steps`; print both numbers.
+    """Mark a finished run of `steps` steps as unfinished, so that training can extend it to `config.training.steps`.
 
-    For this, the run's summary is renamed. The steps of its milestones are stored; its `config.json` must still be that
-    of the shorter run.
+    Prints both numbers. The run's summary is renamed. The steps of its milestones are stored; its `config.json` must
+    still be that of the shorter run.
     """
-    kept = {*_stored_steps(workdir), *_steps(_stored_milestones(workdir), [*earlier_lengths(workdir), steps])}
-    storage.write_whole(workdir / KEPT, json.dumps({"steps": sorted(kept)}) + "\n")
+    steps_to_keep = {*_stored_steps(workdir), *_steps(_stored_milestones(workdir), [*earlier_lengths(workdir), steps])}
+    storage.write_whole(workdir / KEPT, json.dumps({"steps": sorted(steps_to_keep)}) + "\n")
     if (workdir / SUMMARY).exists():
         (workdir / SUMMARY).rename(workdir / f"summary-{steps}.json")
     print(
@@ -54,8 +53,7 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
-    """Return the steps of the milestones that a run had before it was resumed or extended; their checkpoints are never
-    deleted.
+    """Return the steps whose checkpoints are never deleted: the milestones of a run, also of its earlier lengths.
 
     These are the `training.milestones`, stored or given now, of all lengths of the run, and those that it had when it
     was extended (`begin`).

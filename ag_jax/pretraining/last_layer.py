@@ -36,15 +36,15 @@ def measure(
     """
     if any(config.translates for config in configs.values()):
         return {}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for (arm, seed), config in configs.items():
-        measured = _of_run(directories[arm, seed], config)
-        of_arm = found.setdefault(arm, {name: [] for name in LABELS})
+        shares = _of_run(directories[arm, seed], config)
+        of_arm = result.setdefault(arm, {name: [] for name in LABELS})
         for name in LABELS:
-            of_arm[name].append(float(getattr(measured.found, name)[-1]))
-        of_arm["uniform"] = {name: float(getattr(measured.uniform, name)[-1]) for name in LABELS}
-        of_arm["texts"] = measured.texts
-    return found
+            of_arm[name].append(float(getattr(shares.found, name)[-1]))
+        of_arm["uniform"] = {name: float(getattr(shares.uniform, name)[-1]) for name in LABELS}
+        of_arm["texts"] = shares.texts
+    return result
 
 
 def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
@@ -56,20 +56,20 @@ def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
     return stripes.shares_of_texts(opened.model, opened.params, read)
 
 
-def markdown(measured: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the section with the shares of each arm, `measured`; no lines without arms."""
-    if not measured:
+def markdown(shares: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the section with the shares of each arm, from the result of `measure`; none without arms."""
+    if not shares:
         return []
     header = ["Arm", *(label[0].upper() + label[1:] for label in LABELS.values()), "Texts"]
     rows = [
-        [arm, *(str(spread(of_arm[name])) for name in LABELS), str(of_arm["texts"])] for arm, of_arm in measured.items()
+        [arm, *(str(spread(of_arm[name])) for name in LABELS), str(of_arm["texts"])] for arm, of_arm in shares.items()
     ]
     # Arms whose texts have other lengths, or whose last layer has a window, have another level of chance.
     levels: dict[tuple[str, ...], list[str]] = {}
-    for arm, of_arm in measured.items():
+    for arm, of_arm in shares.items():
         levels.setdefault(tuple(f"{of_arm['uniform'][name]:.3f}" for name in LABELS), []).append(arm)
-    for level, named in levels.items():
-        of_arms = "" if len(levels) == 1 else f" ({', '.join(named)})"
+    for level, arms in levels.items():
+        of_arms = "" if len(levels) == 1 else f" ({', '.join(arms)})"
         rows.append([f"uniform attention{of_arms}", *level, "–"])
     explained = (
         "Shares of the last layer's attention, from 0 to 1, as means over held-out texts, without masked tokens, and "

@@ -53,14 +53,14 @@ def record(config: AdversarialConfig, layers: int, workdir: epath.Path) -> None:
 
 
 class FailedTrialError(ValueError):
-    """Error of a training that is to mask what an earlier trial masked, if that one failed."""
+    """A training should mask what an earlier trial masked, and that trial failed."""
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
-    """Return the share of attention that was masked in each layer in the course of an earlier run, the run that the
-    setting `adversarial.masking.trace` names; None unless `adversarial.method` is `scheduled`.
+    """Return the share of attention that an earlier run masked in each layer, in the course of its training.
 
-    The share of a layer, logged every few steps, is the share of the pairs of a query and a key that are masked.
+    The setting `adversarial.masking.trace` names this run; None unless `adversarial.method` is `scheduled`. The share
+    of a layer, logged every few steps, is the share of the pairs of a query and a key that are masked.
 
     layers: the number of layers of the model to be trained.
 
@@ -68,26 +68,28 @@ def read(config: AdversarialConfig, layers: int) -> Trace | None:
     """
     if config.method != "scheduled":
         return None
-    named = f"adversarial.masking.trace={config.masking.trace}"
-    wanted = f"{named} must be metrics.jsonl of a run or trial with method=asa, or its directory"
+    setting = f"adversarial.masking.trace={config.masking.trace}"
+    expectation = f"{setting} must be metrics.jsonl of a run or trial with method=asa, or its directory"
     directory = directory_of(config)
     try:
         rows = saved_metrics(directory)
     except FileNotFoundError as error:
-        raise ValueError(f"{wanted}: {directory / 'metrics.jsonl'} does not exist; train that run first") from error
+        raise ValueError(
+            f"{expectation}: {directory / 'metrics.jsonl'} does not exist; train that run first"
+        ) from error
     rows = [row for row in rows if row["split"] == "train" and row.get("masked/layers") is not None]
     if not rows:
-        raise ValueError(f"{wanted}: that run masked no attention; choose one with method=asa")
+        raise ValueError(f"{expectation}: that run masked no attention; choose one with method=asa")
     planned = _planned_steps(directory)
     if planned is None:
         raise ValueError(
-            f"{wanted}, that was trained to its end: it stopped after step {rows[-1]['step']}; resume it first"
+            f"{expectation}, that was trained to its end: it stopped after step {rows[-1]['step']}; resume it first"
         )
     # Nothing is masked in the steps before the attack begins (`asa.delay_steps`), which have no share.
     shares = tuple(tuple(0.0 if share is None else share for share in row["masked/layers"]) for row in rows)
     if len(shares[0]) != layers:
         raise ValueError(
-            f"{wanted}, of a model with {layers} layers like the model to be trained: the model of that run has "
+            f"{expectation}, of a model with {layers} layers like the model to be trained: the model of that run has "
             f"{len(shares[0])}; choose another run"
         )
     ends = [row["step"] for row in rows]
@@ -105,14 +107,14 @@ def _planned_steps(directory: epath.Path) -> int | None:
     Raises FailedTrialError for a trial that failed.
     """
     if (directory / "result.json").exists():
-        found = read_json(directory / "result.json")
-        if "failed" in found:
+        result = read_json(directory / "result.json")
+        if "failed" in result:
             raise FailedTrialError(
-                f"adversarial.masking.trace={directory} is a trial that failed ({found['failed']}), whose masks are "
+                f"adversarial.masking.trace={directory} is a trial that failed ({result['failed']}), whose masks are "
                 "those of a part of a training: choose another one"
             )
-        check_fields(directory / "result.json", found, {"planned_steps": int})
-        return found["planned_steps"]
+        check_fields(directory / "result.json", result, {"planned_steps": int})
+        return result["planned_steps"]
     if not (directory / "summary.json").exists():
         return None
     return pretraining_config.read(directory / "config.json").training.steps

@@ -23,8 +23,9 @@ Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
 
 @dataclasses.dataclass(frozen=True)
 class SentenceVectors:
-    """Settings for the vectors of texts that a model was trained for with sentence-transformers. The defaults are those
-    of a model that was not.
+    """How an imported model computes vectors of texts, as sentence-transformers stores it.
+
+    The defaults are for a model that was not trained with sentence-transformers.
 
     pooling: what is taken of the last hidden states, the `mean` over all tokens or the `first` token.
     normalize: vectors are divided by their length.
@@ -46,8 +47,9 @@ class SentenceVectors:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Description of the imported model that weights started from; fields about the model are empty if the weights did
-    not start from an imported model.
+    """Description of the imported model that weights started from.
+
+    Fields about the model are empty if the weights did not start from an imported model.
 
     model_type: its family, such as `camembert`.
     name: its name on the Hugging Face hub, or the name of its directory if it was read from disk.
@@ -79,8 +81,7 @@ class Origin:
     second_type: Annotated[int, ">= 0", "<= 1"] | None = None
 
     def untrained(self, step: int) -> tuple[str, ...]:
-        """Return the names of the parts of the parameters, such as `word_head`, that were randomly initialised and that
-        no step up to `step` has trained.
+        """Return the names of the parts of the parameters, such as `word_head`, that are still random after `step`.
 
         These are all of `new` at step 0, and none later.
         """
@@ -88,8 +89,9 @@ class Origin:
 
 
 def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
-    """Write to a run directory the description of the imported model that the run's weights started from. Unless
-    `pooler` is empty, also write the pooler of the imported model.
+    """Write the description of the imported model that weights started from, and its pooler, to a run directory.
+
+    No pooler is written if `pooler` is empty.
     """
     if pooler:
         tensors = {name: np.ascontiguousarray(leaf) for name, leaf in pooler.items()}

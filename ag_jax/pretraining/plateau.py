@@ -33,8 +33,7 @@ def binary_entropy(share: np.ndarray | float) -> np.ndarray | float:
 
 
 def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: float) -> float:
-    """Return the plateau loss of replaced-token detection, in nats a token, if the share `rate` of the words is
-    replaced by draws from the word frequencies.
+    """Return the plateau loss of replaced-token detection, in nats a token, for words drawn by their frequency.
 
     frequencies_V: q(v), the frequency of each word.
     rate: the share of words that is replaced.
@@ -48,9 +47,9 @@ def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: fl
 
 
 def replaced_tokens_loss_of(corpus: Corpus, rate: float, ignored: list[int]) -> float:
-    """Return the plateau loss of replaced-token detection in a corpus, in nats a token, if the share `rate` of the
-    words is replaced by draws from the word frequencies.
+    """Return the plateau loss of replaced-token detection in a corpus, in nats a token (`replaced_tokens_loss`).
 
+    rate: the share of words that is replaced.
     ignored: ids of the tokens that the loss leaves out.
 
     With an `mlm` generator, whose samples improve during training, it is only a rough upper bound.

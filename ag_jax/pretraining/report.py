@@ -77,7 +77,7 @@ def numbers(
     plateau_loss: the loss of the best guess without context.
     """
     # Below the plateau by a margin, because the logged losses of a run that stalls scatter around the plateau.
-    baseline, left = arms[0], plateau_loss - primary.margin
+    baseline, threshold = arms[0], plateau_loss - primary.margin
     of_arms = {arm.name: {key: [summary[key] for summary in arm.summaries] for key in MEASURES} for arm in arms}
     differences = over_seeds(of_arms)
     result: dict[str, Any] = {
@@ -97,7 +97,7 @@ def numbers(
             "p_value": {
                 key: found.p_value if (found := differences.get(arm.name, {}).get(key)) else None for key in values
             },
-            "left_plateau_at_step": [first_step_below(rows, left, primary.metric) for rows in arm.metrics],
+            "left_plateau_at_step": [first_step_below(rows, threshold, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
         }
         if any({"time_limit", "patience"} & summary.keys() for summary in arm.summaries):
@@ -110,23 +110,24 @@ def numbers(
 
 
 def differences_json(differences: Mapping[str, Mapping[str, PairedDifference | None]]) -> dict[str, Any]:
-    """Return the result of `over_seeds` for JSON."""
+    """Return the differences of arms over seeds (`over_seeds`) as JSON values."""
     return {
         arm: {key: found and dataclasses.asdict(found) for key, found in of_arm.items()}
         for arm, of_arm in differences.items()
     }
 
 
-def difference_cells(found: Mapping[str, Any], scale: float = 1.0, digits: int = 3) -> list[str]:
+def difference_cells(difference: Mapping[str, Any], scale: float = 1.0, digits: int = 3) -> list[str]:
     """Return the cells of a table, under `DIFFERENCE_HEADER`, with a difference of two arms over seeds.
 
-    found: a `PairedDifference` as JSON.
+    difference: a `PairedDifference` as JSON.
     scale: what the difference is multiplied by, such as 100 to show fractions as percentages.
     """
     mean, low, high, smallest = (
-        f"{scale * value:+.{digits}f}" for value in (found["mean"], *found["interval"], found["smallest"])
+        f"{scale * value:+.{digits}f}"
+        for value in (difference["mean"], *difference["interval"], difference["smallest"])
     )
-    return [mean, f"{low} to {high}", f"{found['p_value']:.2g}", f"{found['p_corrected']:.2g}", smallest[1:]]
+    return [mean, f"{low} to {high}", f"{difference['p_value']:.2g}", f"{difference['p_corrected']:.2g}", smallest[1:]]
 
 
 def differences_section(
@@ -138,10 +139,10 @@ def differences_section(
     labels: how the metrics are named in the table.
     """
     rows = [
-        [arm, labels[key], *difference_cells(found)]
+        [arm, labels[key], *difference_cells(difference)]
         for arm, of_arm in content.items()
-        for key, found in of_arm.items()
-        if found is not None
+        for key, difference in of_arm.items()
+        if difference is not None
     ]
     if not rows:
         return []
@@ -154,8 +155,8 @@ def _speed(rows: list[dict[str, Any]]) -> float | None:
 
     The first interval, which is often slower, and intervals that consist of compilation do not count.
     """
-    found = [row["tokens_per_second"] for row in rows if row["split"] == "train"][1:]
-    speeds = sorted(speed for speed in found if speed is not None)
+    rates = [row["tokens_per_second"] for row in rows if row["split"] == "train"][1:]
+    speeds = sorted(speed for speed in rates if speed is not None)
     return speeds[len(speeds) // 2] if speeds else None
 
 
@@ -189,8 +190,8 @@ def markdown(
         *settings_table({arm.name: arm.settings for arm in arms}, defaults),
     ]
     for caption, path in figures:
-        drawn = f"[{path}]({path})" if path.endswith(".html") else f"![{caption}]({path})"
-        lines += [f"## {caption}", "", drawn, ""]
+        link = f"[{path}]({path})" if path.endswith(".html") else f"![{caption}]({path})"
+        lines += [f"## {caption}", "", link, ""]
     return "\n".join(lines)
 
 
@@ -217,12 +218,12 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
         rows.append([label, *cells])
     # One entry for each seed instead of a mean, because a run may never leave the plateau.
     steps = [results["arms"][arm.name]["left_plateau_at_step"] for arm in arms]
-    shown = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
-    rows.append(["Left the plateau at step", *shown])
+    cells_of_arms = [", ".join("never" if step is None else str(step) for step in of_arm) for of_arm in steps]
+    rows.append(["Left the plateau at step", *cells_of_arms])
     rows += _ended_row(arms, results) + _settled_row(arms, results)
     speeds = [results["arms"][arm.name]["tokens_per_second"] for arm in arms]
-    shown = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
-    rows.append(["Tokens a second", *shown])
+    cells_of_arms = [", ".join("–" if speed is None else f"{speed:,.0f}" for speed in of_arm) for of_arm in speeds]
+    rows.append(["Tokens a second", *cells_of_arms])
     lines += table([f"Loss ({primary.unit})", *(arm.name for arm in arms)], rows)
     return lines + differences_section(results["differences"], MEASURES, results["baseline"])
 
@@ -233,7 +234,9 @@ def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list
     if not any(ended):
         return []
     cells = [", ".join(map(str, steps)) if steps else "–" for steps in ended]
-    limits = [name for name in ("time_limit", "patience") for arm in arms for found in arm.summaries if name in found]
+    limits = [
+        name for name in ("time_limit", "patience") for arm in arms for summary in arm.summaries if name in summary
+    ]
     return [[f"Ended by {' or '.join(f'`training.{name}`' for name in dict.fromkeys(limits))} at step", *cells]]
 
 
@@ -282,11 +285,11 @@ def settings_table(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str,
     arms: the flat settings of each arm, by name, without those that have no effect there.
     defaults: flat settings; one that only some arms have is left out if it is at its default there.
     """
-    known = dict.fromkeys(key for settings in arms.values() for key in settings)
+    names = dict.fromkeys(key for settings in arms.values() for key in settings)
     absent = "–"
-    values = {key: {repr(settings.get(key, absent)) for settings in arms.values()} for key in known}
-    at_default = {key: {repr(absent), repr((defaults or {}).get(key, absent))} for key in known}
-    keys = [key for key in known if len(values[key]) > 1 and values[key] != at_default[key]]
+    values = {key: {repr(settings.get(key, absent)) for settings in arms.values()} for key in names}
+    at_default = {key: {repr(absent), repr((defaults or {}).get(key, absent))} for key in names}
+    keys = [key for key in names if len(values[key]) > 1 and values[key] != at_default[key]]
     if not keys:
         return ["Nothing.", ""]
     rows = [[f"`{key}`", *(config_reader.shown(arm.get(key, absent)) for arm in arms.values())] for key in keys]

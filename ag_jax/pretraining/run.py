@@ -176,8 +176,8 @@ def make_job(
         return criterion.evaluation([evaluation for evaluation in history if evaluation.step > branched_at])
 
     def kept_step(history: list[Evaluation]) -> int | None:
-        found = best_evaluation(history) if config.training.keep_best else None
-        return None if found is None else found.step
+        best = best_evaluation(history) if config.training.keep_best else None
+        return None if best is None else best.step
 
     def describe(evaluation: Evaluation) -> str:
         return f"step {evaluation.step}: validation {primary.label} {evaluation.values[primary.metric]:.3f}"
@@ -185,28 +185,28 @@ def make_job(
     def finish(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         """Return the summary of the run, with its best evaluation and what ended it before its last step."""
         del beat
-        found = summary.summarise(workdir, primary.metric, progress)
+        result = summary.summarise(workdir, primary.metric, progress)
         training, history = config.training, progress.history
         if training.keep_best:  # of which the checkpoint is there; that of the last step may still be being saved
-            there = {*steps_in(workdir / "checkpoints"), int(state.step)}
-            history = [evaluation for evaluation in history if evaluation.step in there]
-        if (chosen := best_evaluation(history)) is not None and (training.keep_best or training.patience):
-            found["best"] = {"step": chosen.step, criterion.metric: chosen.values[criterion.metric]}
-        if found["steps"] == training.steps:
-            return found
+            saved = {*steps_in(workdir / "checkpoints"), int(state.step)}
+            history = [evaluation for evaluation in history if evaluation.step in saved]
+        if (best := best_evaluation(history)) is not None and (training.keep_best or training.patience):
+            result["best"] = {"step": best.step, criterion.metric: best.values[criterion.metric]}
+        if result["steps"] == training.steps:
+            return result
         # A time limit adds an evaluation, which a run without one would not have, so that patience does not count it.
         every = training.evaluate_every or training.steps
         regular = [evaluation for evaluation in progress.history if evaluation.step % every == 0]
         by = "patience" if stop(regular) else "time_limit"
-        return found | {by: getattr(training, by)}
+        return result | {by: getattr(training, by)}
 
     def pause(state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
         """Return the summary of a run that pauses, with an evaluation of its current parameters."""
         # Not a row of metrics.jsonl, nor in the progress: the run goes on as one that never paused.
         step = int(state.step)
         if not progress.is_evaluated(step):
-            found = Evaluation(step, None, 0.0, evaluator(state.params, step, beat))
-            progress = dataclasses.replace(progress, history=[*progress.history, found])
+            evaluation = Evaluation(step, None, 0.0, evaluator(state.params, step, beat))
+            progress = dataclasses.replace(progress, history=[*progress.history, evaluation])
         return summary.summarise(workdir, primary.metric, progress)
 
     return Job(
@@ -254,31 +254,30 @@ def _check_best_metric(config: ExperimentConfig, program: Program) -> None:
     """Raise ValueError, with the metrics that there are, if evaluations have no number `training.best_metric`."""
     if config.training.best_metric is None:
         return
-    known = evaluation_metrics(config, program)
-    if config.training.best_metric not in known:
+    names = evaluation_metrics(config, program)
+    if config.training.best_metric not in names:
         raise ValueError(
             f"training.best_metric={config.training.best_metric} is no metric of the evaluations of this run: expected "
-            f"one of {', '.join(known)}"
+            f"one of {', '.join(names)}"
         )
 
 
 def evaluation_metrics(config: ExperimentConfig, program: Program) -> list[str]:
     """Return the names of the metrics of a run's evaluations that are one number, not one for each layer."""
     rows = pipeline.empty_batch(config.data, rows=config.training.batch_size)
-    found = jax.eval_shape(
+    metrics = jax.eval_shape(
         program.evaluation_step, program.abstract.params, rows, jnp.zeros((), jnp.int32), Hyperparameters()
     )
-    return sorted(name for name, (total, _) in found.items() if total.shape == ())
+    return sorted(name for name, (total, _) in metrics.items() if total.shape == ())
 
 
 def _utilisation(
     config: ExperimentConfig, tokenizer: Tokenizer, program: Program
 ) -> Callable[[int, int, float], float | None] | None:
-    """Return the model FLOPs utilisation as a function of (first step, last step + 1, seconds of these steps); None if
-    the peak is unknown.
+    """Return a function of (first step, last step + 1, seconds of these steps) that gives the model FLOPs utilisation.
 
-    The peak is that of matrix products in bfloat16. As in `plan`, rows count with their full length, and with the share
-    of predicted words of the last steps.
+    It is None if the peak of the devices is unknown. The peak is that of matrix products in bfloat16. As in `plan`,
+    rows count with their full length, and with the share of predicted words of the last steps.
     """
     devices = program.mesh.devices.size
     chip = chips.of_kind(program.mesh.devices.flat[0].device_kind)
@@ -296,8 +295,9 @@ def _utilisation(
 
 
 def check_settings(progress: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Raise ValueError, with the settings that differ, if a run's `config.json` was changed since a checkpoint was
-    saved. Parameters alone do not tell: most settings change no shape.
+    """Raise ValueError, with the settings that differ, if `config.json` was changed since a checkpoint was saved.
+
+    Parameters alone do not tell: most settings change no shape.
 
     progress: that of the checkpoint; of a branch's start, it is of another run.
     config: the config of the run.
@@ -379,9 +379,9 @@ def check_workdir(config: ExperimentConfig, workdir: epath.Path) -> int | None:
                 "choose another directory"
             )
         return None
-    theirs = pretraining_config.read_settings(path)
-    if is_begun(workdir) or not theirs.keys() <= config_reader.to_dict(config).keys():  # a file of another program
-        return _check_resumable(theirs, config, workdir)
+    settings = pretraining_config.read_settings(path)
+    if is_begun(workdir) or not settings.keys() <= config_reader.to_dict(config).keys():  # a file of another program
+        return _check_resumable(settings, config, workdir)
     return None
 
 
@@ -403,13 +403,13 @@ def _renew(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Write other values of `AFTER_TRAINING` into the `config.json` of a run that is resumed; print their names."""
     path = workdir / "config.json"
     stored = pretraining_config.read_settings(path)
-    there, here = pretraining_config.both_settings(stored, config)
-    changed = [key for key in here if config_reader.is_among(key, AFTER_TRAINING) and there[key] != here[key]]
+    before, after = pretraining_config.both_settings(stored, config)
+    changed = [key for key in after if config_reader.is_among(key, AFTER_TRAINING) and before[key] != after[key]]
     if not changed:
         return
     for key in changed:
         section, _, name = key.partition(".")
-        stored.setdefault(section, {})[name] = here[key]
+        stored.setdefault(section, {})[name] = after[key]
     storage.write_whole(path, json.dumps(stored, indent=2) + "\n")
     print(f"{path} has the new values of {', '.join(changed)}", file=sys.stderr, flush=True)
 
@@ -422,18 +422,18 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
     Raises ValueError, with the settings that differ, if `config` is for another run.
     """
     path = workdir / "config.json"
-    there, here = pretraining_config.both_settings(stored, config)
-    steps = there["training.steps"]
+    before, after = pretraining_config.both_settings(stored, config)
+    steps = before["training.steps"]
     with reading(path):
         is_longer = config.training.steps > steps
     extends = is_longer and extension.is_finished(steps, workdir)
     may_differ: tuple[str, ...] = (*MAY_DIFFER, "training.steps") if extends else MAY_DIFFER
-    if not extends and any(settings["translation.average"] > 1 for settings in (there, here)):
+    if not extends and any(settings["translation.average"] > 1 for settings in (before, after)):
         # This setting decides which checkpoints are averaged, so it may change only when a finished run is extended.
         may_differ = tuple(name for name in may_differ if name != "training.checkpoint_every")
-    limits = [settings["data.validation_rows"] for settings in (there, here)]
-    recorded = pretraining_corpus.read_summary(workdir) if limits[0] != limits[1] else None
-    if recorded and len({once_count(recorded["validation rows"], most) for most in limits}) == 1:
+    limits = [settings["data.validation_rows"] for settings in (before, after)]
+    text = pretraining_corpus.read_summary(workdir) if limits[0] != limits[1] else None
+    if text and len({once_count(text["validation rows"], most) for most in limits}) == 1:
         may_differ = (*may_differ, "data.validation_rows")  # with both limits, all held-out rows are read
     if different := pretraining_config.different_settings(stored, config, may_differ):
         raise ValueError(
@@ -457,9 +457,7 @@ def checkpoint_steps(workdir: epath.Path) -> list[int]:
 
 
 def _remove_attempt(workdir: epath.Path) -> None:
-    """Delete the files of a run that stopped before anything was worth keeping, so that the next run in `workdir`
-    does not go on with them.
-    """
+    """Delete the files of an attempt that left nothing worth keeping, so that the next run does not use them."""
     described = (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, mask_trace.FILE, origins.FILE, origins.POOLER)
     for name in (*described, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
@@ -499,13 +497,13 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     if config.training.branch_from and in_words is not None and not is_begun(workdir):
         branch.check_length(config, in_words.milestones)  # its number of steps is only known now
     claim_workdir(config, workdir)
-    done = hosts.from_first("the summary", lambda: read_summary(workdir))
-    if done and is_complete(done, config):
-        return done
-    if done and not {"time_limit", "patience"} & done.keys():  # which alone end a run before its last step
+    stored = hosts.from_first("the summary", lambda: read_summary(workdir))
+    if stored and is_complete(stored, config):
+        return stored
+    if stored and not {"time_limit", "patience"} & stored.keys():  # which alone end a run before its last step
         raise ValueError(
             f"{workdir / SUMMARY}: expected a summary of {config.training.steps} steps, as in config.json, got "
-            f"{done['steps']}; one of the two files was changed. Delete the summary, and it is written anew from "
+            f"{stored['steps']}; one of the two files was changed. Delete the summary, and it is written anew from "
             "the last checkpoint"
         )
     begins_branch = config.training.branch_from and not hosts.from_first(
@@ -520,47 +518,55 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
     mask_trace.record(config.adversarial, config.model.layers, workdir)
     if in_words is not None:
         words.record(in_words, workdir)
-    chosen = build.choose_attention(config, job.program.mesh)
+    implementation = build.choose_attention(config, job.program.mesh)
     # Every host chooses by testing the kernel on its own device. Hosts that ran different programs would wait for each
     # other forever.
-    hosts.agree("their implementation of attention (reference runs everywhere)", {"model.attention": chosen.name})
+    hosts.agree(
+        "their implementation of attention (reference runs everywhere)", {"model.attention": implementation.name}
+    )
     if hosts.is_first():
-        print(f"attention: {chosen.name} ({chosen.reason})", file=sys.stderr, flush=True)
-    if done and hosts.is_first():
+        print(f"attention: {implementation.name} ({implementation.reason})", file=sys.stderr, flush=True)
+    if stored and hosts.is_first():
         (workdir / SUMMARY).unlink()  # of a run that ended at a shorter time limit and goes on
-    found = loop.Loop(job).run()
-    if hosts.is_first() and is_complete(found, config):
-        storage.write_whole(workdir / SUMMARY, json.dumps(found, indent=2) + "\n")
-    return found
+    result = loop.Loop(job).run()
+    if hosts.is_first() and is_complete(result, config):
+        storage.write_whole(workdir / SUMMARY, json.dumps(result, indent=2) + "\n")
+    return result
 
 
-def is_complete(found: dict[str, Any], config: ExperimentConfig) -> bool:
-    """Return whether `found`, the summary of a run, is of all steps of a config, of its time limit or its patience."""
+def is_complete(result: dict[str, Any], config: ExperimentConfig) -> bool:
+    """Return whether a summary of a run is of all steps of a config, or of a run that its time limit or patience ended.
+
+    result: the summary.
+    """
     steps, limit = config.training.steps, config.training.time_limit
-    if found["steps"] == steps:
+    if result["steps"] == steps:
         return True
-    if "patience" in found:
-        return config.training.patience is not None and config.training.patience <= found["patience"]
-    return "time_limit" in found and limit is not None and limit <= found["time_limit"]
+    if "patience" in result:
+        return config.training.patience is not None and config.training.patience <= result["patience"]
+    return "time_limit" in result and limit is not None and limit <= result["time_limit"]
 
 
 def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: float) -> int:
-    """Return the step of a finished run's checkpoint at a milestone, or its last step if the run ended before. If there
-    is no checkpoint of the last milestone, because the run was trained with others, that of the last checkpoint.
+    """Return the step of a finished run's checkpoint at a milestone, or its last step if the run ended before.
+
+    If there is no checkpoint of the last milestone, because the run was trained with others, it is the step of the last
+    checkpoint.
 
     fraction: one of `training.milestones`.
     """
     workdir = storage.directory(workdir)
-    found = read_summary(workdir)
-    step = min(round(fraction * config.training.steps), found["steps"] if found else config.training.steps)
+    result = read_summary(workdir)
+    step = min(round(fraction * config.training.steps), result["steps"] if result else config.training.steps)
     saved = checkpoint_steps(workdir)
     is_lost = saved and step not in saved and fraction == max(config.training.milestones)
     return saved[-1] if is_lost else step
 
 
 def milestone_steps(config: ExperimentConfig, workdir: epath.PathLike) -> dict[float, int]:
-    """Return {fraction: step} of the `training.milestones` of a finished run, in their order, without those whose
-    checkpoints are missing, because the run was trained with other milestones.
+    """Return {fraction: step} of the `training.milestones` of a finished run that have a checkpoint, in their order.
+
+    Checkpoints are missing if the run was trained with other milestones.
     """
     saved = steps_in(storage.directory(workdir) / "checkpoints")
     every = {fraction: milestone_step(config, workdir, fraction) for fraction in sorted(config.training.milestones)}
@@ -568,8 +574,9 @@ def milestone_steps(config: ExperimentConfig, workdir: epath.PathLike) -> dict[f
 
 
 def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Raise ValueError or FileNotFoundError, on every host, if the test sets of a config cannot be used
-    (`corpus.check_tests`). Those with which a run began are not checked again.
+    """Raise ValueError or FileNotFoundError, on every host, if the test sets of a config cannot be used.
+
+    Those with which a run began are not checked again.
     """
 
     def check() -> None:
@@ -577,8 +584,8 @@ def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
         if is_begun(workdir):
             if not path.exists():  # an error of `check_workdir`
                 return
-            there, here = pretraining_config.both_settings(pretraining_config.read_settings(path), config)
-            if there["translation.tests"] == here["translation.tests"]:
+            before, after = pretraining_config.both_settings(pretraining_config.read_settings(path), config)
+            if before["translation.tests"] == after["translation.tests"]:
                 return
             data = pretraining_corpus.with_own_tokenizer(data, workdir)
         pretraining_corpus.check_tests(dataclasses.replace(config, data=data))
@@ -587,20 +594,21 @@ def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def check_initial_weights(config: ExperimentConfig) -> None:
-    """Raise ValueError, with the settings that differ, if `training.initial_weights` is a run of another encoder, or
-    both runs translate and have different decoders. Print the bases of rotary positions if they differ.
+    """Raise ValueError, with the settings that differ, if `training.initial_weights` is a run of another model.
+
+    Of runs that translate, the decoders are compared, too. Prints the bases of rotary positions if they differ.
     """
     source = storage.directory(config.training.initial_weights)
     runs = read_config(source), config
     sections = ("model", "decoder") if all(one.translates for one in runs) else ("model",)
     settings = (config_reader.to_dict(one) for one in runs)
-    theirs, ours = (config_reader.flat({section: of[section] for section in sections}) for of in settings)
-    if None in (theirs["model.vocabulary_size"], ours["model.vocabulary_size"]):  # that of a tokenizer not loaded yet
-        theirs["model.vocabulary_size"] = ours["model.vocabulary_size"]
+    before, after = (config_reader.flat({section: of[section] for section in sections}) for of in settings)
+    if None in (before["model.vocabulary_size"], after["model.vocabulary_size"]):  # that of a tokenizer not loaded yet
+        before["model.vocabulary_size"] = after["model.vocabulary_size"]
     different = {
-        key: f"  {key}: there {theirs[key]!r}, here {ours[key]!r}"
-        for key in ours
-        if theirs[key] != ours[key] and key.removeprefix("model.") not in MODEL_MAY_DIFFER
+        key: f"  {key}: there {before[key]!r}, here {after[key]!r}"
+        for key in after
+        if before[key] != after[key] and key.removeprefix("model.") not in MODEL_MAY_DIFFER
     }
     changed = [different.pop(key) for name in MODEL_MAY_CHANGE if (key := f"model.{name}") in different]
     if different:
@@ -631,25 +639,27 @@ def _initial_params(
             f"--config.data.tokenizer.path={opened.workdir}/tokenizer"
         )
     expected = program.abstract.params
-    kept = [name for name in opened.params if name in expected]  # heads of only one of the runs are no error
-    theirs, ours = (build.shapes_of({name: tree[name] for name in kept}) for tree in (opened.params, expected))
-    if different := _differences(theirs, ours):
+    shared = [name for name in opened.params if name in expected]  # heads of only one of the runs are no error
+    stored_shapes, expected_shapes = (
+        build.shapes_of({name: tree[name] for name in shared}) for tree in (opened.params, expected)
+    )
+    if different := _differences(stored_shapes, expected_shapes):
         raise ValueError(
             f"the weights of {opened.workdir} do not fit this run:\n" + "\n".join(different) + "\n"
             f"Set these parts of the model as in {opened.workdir / 'config.json'}, or choose other weights"
         )
-    given = {name: jax.device_get(opened.params[name]) for name in kept}
-    new = sorted(expected.keys() - set(kept))
+    params = {name: jax.device_get(opened.params[name]) for name in shared}
+    new = sorted(expected.keys() - set(shared))
     if opened.pooler and "next_head" in new:
-        given["next_head"] = {"pooler": jax.device_get(opened.pooler)}
+        params["next_head"] = {"pooler": jax.device_get(opened.pooler)}
     if hosts.is_first():
         untrained = sorted({*new, *opened.untrained} & expected.keys())
         origin = dataclasses.replace(opened.origin, new=tuple(untrained))
-        origins.write(workdir, origin, {} if "next_head" in kept else opened.pooler)
-        dropped = sorted(opened.params.keys() - set(kept))
+        origins.write(workdir, origin, {} if "next_head" in shared else opened.pooler)
+        dropped = sorted(opened.params.keys() - set(shared))
         notes = [f"{what}: {', '.join(which)}" for what, which in (("new", new), ("dropped", dropped)) if which]
         print("; ".join([f"starting from step {opened.step} of {opened.workdir}", *notes]), file=sys.stderr, flush=True)
-    return given
+    return params
 
 
 def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenizer, params: Any) -> None:
@@ -693,7 +703,9 @@ def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool 
     workdir = storage.directory(workdir)
     config = read_config(workdir)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    step = hosts.from_first("the checkpoint's step", functools.partial(_chosen, step, checkpoints.steps(), workdir))
+    step = hosts.from_first(
+        "the checkpoint's step", functools.partial(_existing_step, step, checkpoints.steps(), workdir)
+    )
     check_settings(checkpoints.restore_progress(step), config, workdir)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation_rows=None))
     if trust_code:
@@ -791,7 +803,7 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     model = workloads.reference_model(config, tokenizer)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()
-    step = _chosen(step, steps, workdir)
+    step = _existing_step(step, steps, workdir)
     check_settings(checkpoints.restore_progress(step), config, workdir)
     params, adversary_params = split_params(checkpoints.restore_params(step))
     checkpoints.close()
@@ -805,7 +817,7 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
 
 
 def bias_at(config: ExperimentConfig, step: int) -> float:
-    """Return how many times the pattern is added to the attention scores at a step; 0 without `guidance.mode=bias`."""
+    """Return the factor of the pattern that is added to attention scores at a step; 0 without `guidance.mode=bias`."""
     if config.guidance.mode != "bias":
         return 0.0
     return float(guidance.coefficient_schedule(config.guidance, config.training.steps)(jnp.int32(step)))
@@ -830,16 +842,16 @@ def _check_fits(params: Any, expected: dict[str, tuple[int, ...]], workdir: epat
         )
 
 
-def _differences(there: dict[str, tuple[int, ...]], here: dict[str, tuple[int, ...]]) -> list[str]:
+def _differences(stored: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> list[str]:
     """Return a message line for each parameter that only one of two models has, or whose shapes differ.
 
-    there: {path: shape} of a checkpoint.
-    here: {path: shape} as the config describes them.
+    stored: {path: shape} of a checkpoint.
+    expected: {path: shape} as the config describes them.
     """
     return [
-        f"  {path}: in the checkpoint {there.get(path, 'none')}, in the config {here.get(path, 'none')}"
-        for path in sorted(there | here)
-        if there.get(path) != here.get(path)
+        f"  {path}: in the checkpoint {stored.get(path, 'none')}, in the config {expected.get(path, 'none')}"
+        for path in sorted(stored | expected)
+        if stored.get(path) != expected.get(path)
     ]
 
 
@@ -861,21 +873,21 @@ def best_step(workdir: epath.PathLike) -> int:
     workdir = storage.directory(workdir)
     config = read_config(workdir)
     metric = config.training.best_metric or workloads.workload_of(config).primary_metric.metric
-    there = steps_in(workdir / "checkpoints")
-    rows = [row for row in saved_metrics(workdir) if row["split"] == "validation" and row["step"] in there]
-    chosen = Criterion.of_objective(metric).index(row.get(metric) for row in rows)
-    if chosen is None:
+    steps = steps_in(workdir / "checkpoints")
+    rows = [row for row in saved_metrics(workdir) if row["split"] == "validation" and row["step"] in steps]
+    index = Criterion.of_objective(metric).index(row.get(metric) for row in rows)
+    if index is None:
         raise FileNotFoundError(
             f"{workdir} has no checkpoint with an evaluation: expected a row of validation in metrics.jsonl for one of "
-            f"the steps {', '.join(map(str, there)) or '(none)'}; give the number of a step, or leave it out"
+            f"the steps {', '.join(map(str, steps)) or '(none)'}; give the number of a step, or leave it out"
         )
-    return rows[chosen]["step"]
+    return rows[index]["step"]
 
 
-def _chosen(step: int | None, steps: list[int], workdir: epath.Path) -> int:
+def _existing_step(step: int | None, steps: list[int], workdir: epath.Path) -> int:
     if not steps:
         raise FileNotFoundError(f"{workdir} has no checkpoint yet: wait for the first, or train longer")
-    chosen = steps[-1] if step is None else step
-    if chosen not in steps:
-        raise ValueError(f"{workdir} has no checkpoint of step {chosen}; it has {', '.join(map(str, steps))}")
-    return chosen
+    result = steps[-1] if step is None else step
+    if result not in steps:
+        raise ValueError(f"{workdir} has no checkpoint of step {result}; it has {', '.join(map(str, steps))}")
+    return result

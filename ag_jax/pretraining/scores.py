@@ -42,8 +42,9 @@ class TestResult:
 def score_run(
     workdir: epath.PathLike, step: int | None = None, config: ExperimentConfig | None = None
 ) -> dict[str, TestResult]:
-    """Translate the test sets of a run, unless that was done before with the same model and settings, and score the
-    translations.
+    """Return the translations of a run's test sets with their scores, from the run directory if they are there.
+
+    Test sets are translated anew if the model or the settings changed.
 
     step: step of a checkpoint, whose parameters are then not averaged; by default the newest ones (`open_translator`).
     config: config of the run, with the sections `translation` and `decoding` to use; by default the stored one.
@@ -80,22 +81,22 @@ def _result(
     }
     stored = read_json(facts) if facts.exists() and text.exists() else {}
     # Bytes that are damaged change the digest; they are no error, because lines can be translated again.
-    found = text.read_bytes().decode(errors="replace").split("\n")[:-1] if stored else []
-    is_translated = stored.get("depends_on") == depends_on and stored.get("translations") == _digest(found)
+    translations = text.read_bytes().decode(errors="replace").split("\n")[:-1] if stored else []
+    is_translated = stored.get("depends_on") == depends_on and stored.get("translations") == _digest(translations)
     if is_translated and _is_scored(stored.get("scores"), tokenize):
-        return TestResult(found, stored["scores"])
+        return TestResult(translations, stored["scores"])
 
     if not is_translated:
         print(f"translating {len(lines.sources):,} lines of {name} with {translator.name}", file=sys.stderr, flush=True)
-        found = list(translate.translate_stream(translator, lines.sources, f"test set {name}"))
+        translations = list(translate.translate_stream(translator, lines.sources, f"test set {name}"))
     scores: dict[str, dict[str, Any]] = {}
     try:
-        for metric, score in translation.score(found, lines.references, tokenize=tokenize).items():
+        for metric, score in translation.score(translations, lines.references, tokenize=tokenize).items():
             scores[metric] = dataclasses.asdict(score)
     finally:  # so that the translations are not lost if they cannot be scored
-        content = {"scores": scores, "translations": _digest(found), "depends_on": depends_on}
-        _write(workdir, name, found, json.dumps(content, indent=2) + "\n")
-    return TestResult(found, scores)
+        content = {"scores": scores, "translations": _digest(translations), "depends_on": depends_on}
+        _write(workdir, name, translations, json.dumps(content, indent=2) + "\n")
+    return TestResult(translations, scores)
 
 
 def _write(workdir: epath.Path, name: str, lines: Sequence[str], facts: str) -> None:

@@ -71,8 +71,8 @@ def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> dict[
     # The mask depends on seed, row and epoch: here seed 0, row 0 and one epoch after another, until a token is masked.
     tokens_BL, lengths_B, first_B = ids_L[None], np.array([len(ids_L)]), np.zeros(1, np.int64)
     for epoch in range(TRIES):
-        drawn = corruption.mask(masking, tokens_BL, lengths_B, first_B, first_B + epoch, 0, tokenizer)
-        if drawn.weights_BM.any():
+        corrupted = corruption.mask(masking, tokens_BL, lengths_B, first_B, first_B + epoch, 0, tokenizer)
+        if corrupted.weights_BM.any():
             break
     else:
         raise ValueError(
@@ -80,13 +80,13 @@ def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> dict[
             "raise: give a text with more words"
         )
     batch = {
-        "tokens": drawn.tokens_BL,
+        "tokens": corrupted.tokens_BL,
         "original": tokens_BL,
         "segment_ids": np.ones_like(tokens_BL),
         "token_type_ids": np.zeros_like(tokens_BL),
-        "masked_positions": drawn.positions_BM,
-        "masked_labels": drawn.labels_BM,
-        "masked_weights": drawn.weights_BM,
+        "masked_positions": corrupted.positions_BM,
+        "masked_labels": corrupted.labels_BM,
+        "masked_weights": corrupted.weights_BM,
     }
     if config.format in PAIR_FORMATS:
         batch["next_labels"] = np.zeros(1, np.int32)

@@ -82,7 +82,7 @@ class Translator:
 
         Raises ValueError for a line with more tokens than the model has positions.
         """
-        found: list[list[Translation]] = [[Translation("", 0.0, True)] for _ in lines]
+        translations: list[list[Translation]] = [[Translation("", 0.0, True)] for _ in lines]
         ids = dict(enumerate(self.tokenizer.encode_batch([line.strip() for line in lines])))
         ids = {number: list(of_line) for number, of_line in ids.items() if len(of_line)}
         longest = self.model.config.max_length - 1  # one is for the end token
@@ -96,8 +96,8 @@ class Translator:
             for batch in _batched(group, rows):
                 hypotheses = self._search([ids[number] for number in batch], rows, length)
                 for row, number in enumerate(batch):
-                    found[number] = self._texts(hypotheses, row, lines[number])
-        return found
+                    translations[number] = self._texts(hypotheses, row, lines[number])
+        return translations
 
     def beginning(self, text: str, most: int) -> Translation:
         """Return the best translation of a text, or of its first `most` tokens if it has more.
@@ -152,7 +152,7 @@ class Translator:
                 f"{self.name} gives no probabilities for the line {line[:80]!r}: its parameters are not finite, or "
                 "every token is impossible; translate with another checkpoint (--step)"
             )
-        found = []
+        translations = []
         for beam, size in enumerate(hypotheses.lengths_BK[row].tolist()):
             if not np.isfinite(hypotheses.scores_BK[row, beam]):
                 break
@@ -160,8 +160,8 @@ class Translator:
             ended = bool(ids) and ids[-1] == self.tokenizer.specials.end
             text = self.tokenizer.decode(ids[:-1] if ended else ids).strip()
             # A line is a translation, so no line break of a byte-level tokenizer may stay in it.
-            found.append(Translation(" ".join(text.splitlines()), float(hypotheses.scores_BK[row, beam]), ended))
-        return found
+            translations.append(Translation(" ".join(text.splitlines()), float(hypotheses.scores_BK[row, beam]), ended))
+        return translations
 
     def with_decoding(self, **settings: Any) -> "Translator":
         """Return this translator with other settings of decoding. Raises ValueError for values that are not allowed."""
@@ -326,13 +326,13 @@ def parameters(opened: run.OpenRun, step: int | None) -> tuple[Any, list[int]]:
     opened: the run, at its newest checkpoint if `step` is None.
     step: step of a checkpoint, whose parameters are then not averaged.
     """
-    wanted = opened.config.translation.average
-    if step is not None or wanted == 1:
+    count = opened.config.translation.average
+    if step is not None or count == 1:
         return opened.params, [opened.step]
-    steps = _newest(opened.steps, opened.config.training.checkpoint_every, wanted)
-    if len(steps) < wanted:
+    steps = _newest(opened.steps, opened.config.training.checkpoint_every, count)
+    if len(steps) < count:
         print(
-            f"{opened.workdir}: averaging {len(steps)} checkpoints, since no more of translation.average={wanted} are "
+            f"{opened.workdir}: averaging {len(steps)} checkpoints, since no more of translation.average={count} are "
             "saved",
             file=sys.stderr,
         )
@@ -364,12 +364,12 @@ def check_average(config: ExperimentConfig, workdir: epath.Path) -> None:
     Checkpoints that the run is too short for are not missed.
     """
     steps, every, count = run.checkpoint_steps(workdir), config.training.checkpoint_every, config.translation.average
-    found, wanted = _newest(steps, every, count), _averaged_steps(steps[-1], every, count)
-    if len(found) < len(wanted):
+    saved, averaged_steps = _newest(steps, every, count), _averaged_steps(steps[-1], every, count)
+    if len(saved) < len(averaged_steps):
         raise ValueError(
-            f"translation.average={count} averages {len(wanted)} checkpoints of {workdir}, steps "
-            f"{', '.join(map(str, wanted))}, but only {len(found)} of these are saved: set translation.average="
-            f"{len(found)}, or delete the folder of this run to train it again"
+            f"translation.average={count} averages {len(averaged_steps)} checkpoints of {workdir}, steps "
+            f"{', '.join(map(str, averaged_steps))}, but only {len(saved)} of these are saved: set translation.average="
+            f"{len(saved)}, or delete the folder of this run to train it again"
         )
 
 
@@ -384,8 +384,8 @@ def _newest(steps: Sequence[int], every: int, count: int) -> list[int]:
 
     A missing one ends the search: before it lie only milestones, which belong to another time of the training.
     """
-    wanted = reversed(_averaged_steps(steps[-1], every, count))
-    return list(itertools.takewhile(lambda step: step in steps, wanted))[::-1]
+    expected = reversed(_averaged_steps(steps[-1], every, count))
+    return list(itertools.takewhile(lambda step: step in steps, expected))[::-1]
 
 
 def averaged(workdir: epath.PathLike, steps: Sequence[int]) -> Any:
@@ -415,7 +415,7 @@ def lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """Size and hashes of the translations that an earlier command wrote.
+    """Size and hashes of the part of an output that is translated already.
 
     lines: number of lines.
     size: number of bytes of the output.
@@ -461,7 +461,7 @@ def translate(open_model: Callable[[], Translator], source: str, output: str) ->
     if not pathlib.Path(output).parent.is_dir():
         raise FileNotFoundError(f"the folder of --output={output} does not exist: create it, or give another file")
     with lock.hold(epath.Path(f"{output}.lock"), f"--output={output}"):
-        _begun(pathlib.Path(output))  # only for its errors
+        _existing_output(pathlib.Path(output))  # only for its errors
         translator = open_model()
         try:
             count = translate_file(translator, lines, pathlib.Path(output), name)
@@ -524,7 +524,7 @@ def translate_file(translator: Translator, source: Iterable[str], output: pathli
             )
         file.truncate(done.size)  # what was written after the last note of the progress, such as half a line
         for window in _windows(lines):
-            texts = "".join(f"{text}\n" for text in _translated(translator, window, count, source_name)).encode()
+            texts = "".join(f"{text}\n" for text in _best_translations(translator, window, count, source_name)).encode()
             file.write(texts)
             file.flush()
             os.fsync(file.fileno())
@@ -541,18 +541,18 @@ def translate_file(translator: Translator, source: Iterable[str], output: pathli
 
 
 def _digest(file: IO[bytes], size: int) -> Any:
-    """Return the SHA-256 object of the first `size` bytes of a file, which is then at the place behind them."""
-    digest, left = hashlib.sha256(), size
-    while left and (block := file.read(min(left, 2**20))):
+    """Return the SHA-256 object of the first `size` bytes of a file, whose position is then behind them."""
+    digest, remaining = hashlib.sha256(), size
+    while remaining and (block := file.read(min(remaining, 2**20))):
         digest.update(block)
-        left -= len(block)
+        remaining -= len(block)
     return digest
 
 
-def _translated(translator: Translator, lines: Sequence[str], first: int, source_name: str) -> list[str]:
+def _best_translations(translator: Translator, lines: Sequence[str], first: int, source_name: str) -> list[str]:
     """Return the best translation of each line; `first` is the number of lines before them, for error messages."""
     try:
-        return [found[0].text for found in translator(lines)]
+        return [hypotheses[0].text for hypotheses in translator(lines)]
     except LineTooLong as error:
         raise ValueError(f"{source_name}: {LineTooLong(first + error.number, error.tokens, error.most)}") from error
 
@@ -561,7 +561,7 @@ def translate_stream(translator: Translator, source: Iterable[str], source_name:
     """Yield the best translation of each line, in order."""
     count = 0
     for window in _windows(iter(source)):
-        yield from _translated(translator, window, count, source_name)
+        yield from _best_translations(translator, window, count, source_name)
         count += len(window)
 
 
@@ -582,8 +582,8 @@ def _progress(output: pathlib.Path) -> pathlib.Path:
     return output.with_name(f"{output.name}.progress.json")
 
 
-def _begun(output: pathlib.Path) -> tuple[Done, dict[str, Any]]:
-    """Return what `output` holds of an earlier command, and the settings of that command.
+def _existing_output(output: pathlib.Path) -> tuple[Done, dict[str, Any]]:
+    """Return which part of the file `output` an earlier command has translated, and the settings of that command.
 
     Raises ValueError if it was written by something else.
     """
@@ -601,13 +601,13 @@ def _begun(output: pathlib.Path) -> tuple[Done, dict[str, Any]]:
 
 
 def _check_begun(output: pathlib.Path, settings: dict[str, Any]) -> Done:
-    """Return what `output` holds already. Raises ValueError if it may not be continued with these settings."""
-    done, stored = _begun(output)
-    there, here = config_reader.flat(stored), config_reader.flat(settings)
+    """Return the part of `output` that is translated. Raises ValueError if other settings or something else made it."""
+    done, stored = _existing_output(output)
+    before, after = config_reader.flat(stored), config_reader.flat(settings)
     different = [
-        f"  {key}: there {there.get(key)!r}, now {here.get(key)!r}"
-        for key in sorted(there | here)
-        if there.get(key) != here.get(key)
+        f"  {key}: there {before.get(key)!r}, now {after.get(key)!r}"
+        for key in sorted(before | after)
+        if before.get(key) != after.get(key)
     ]
     if done.lines and different:
         raise ValueError(

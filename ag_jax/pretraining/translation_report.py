@@ -1,6 +1,4 @@
-"""The parts of a comparison's report that are about translations: scores of each arm's runs, their differences, and the
-arms' attention to a source.
-"""
+"""The part of a comparison's report about translations: scores, their differences, and attention to a source."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -29,7 +27,7 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
     Over seeds, arms are compared by a paired t-test. The bootstrap over sentences, and its p, compares the runs with
     the first seed.
     """
-    baseline, found = next(iter(arms)), {}
+    baseline, result = next(iter(arms)), {}
     for name, lines in corpus.read_tests(config).items():
         values = {
             arm: {
@@ -42,7 +40,7 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
         differences: Mapping[str, Mapping[str, Difference]] = {}
         if len(arms) > 1:
             differences = translation.compare(first, lines.references, baseline, tokenize=config.tokenize)
-        found[name] = {
+        result[name] = {
             "sentences": len(lines.references),
             "values": values,
             "p_value": {
@@ -59,13 +57,13 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
                 for arm, of_arm in differences.items()
             },
         }
-    return found
+    return result
 
 
-def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> list[str]:
+def markdown(results: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> list[str]:
     """Return the lines of the report about translations, from the result of `numbers`."""
     lines: list[str] = []
-    for name, test in found.items():
+    for name, test in results.items():
         arms = list(test["values"])
         several = len(seeds) > 1
         lines += [
@@ -82,8 +80,8 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
             cells = []
             for arm in arms:
                 p_value = test["p_value"][arm][metric]
-                shown = str(spread(test["values"][arm][metric]))
-                cells.append(shown + (f" (p = {p_value:.2g})" if p_value is not None else ""))
+                cell = str(spread(test["values"][arm][metric]))
+                cells.append(cell + (f" (p = {p_value:.2g})" if p_value is not None else ""))
             rows.append([label, *cells])
         lines += table(["Score", *arms], rows)
         lines += report.differences_section(test["differences_over_seeds"], translation.LABELS, baseline)
@@ -109,8 +107,7 @@ def markdown(found: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> l
 def cross_attention(
     runs: Mapping[str, tuple[epath.Path, ExperimentConfig]], path: epath.Path, about: str = ""
 ) -> tuple[str, epath.Path]:
-    """Draw the attention of each arm's last layer from a translation to its source (`plots.draw_means`); return the
-    figure's caption and its path.
+    """Draw the attention of each arm's last layer from a translation to its source; return the caption and the path.
 
     The source is the setting `inspection.sentence`, the translation that of the first arm, the same for all arms.
 

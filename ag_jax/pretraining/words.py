@@ -48,7 +48,7 @@ class WordSteps:
 
 @dataclasses.dataclass(frozen=True)
 class _Pace:
-    """The number of words that a run sees by each step.
+    """The conversion between words and steps of a run.
 
     config: the config of the run.
     epoch_words, epoch_rows: as in `WordSteps`.
@@ -98,12 +98,12 @@ def check_flags(config: ExperimentConfig, overrides: Mapping[str, Any]) -> None:
     )
 
 
-def check_length(given: Mapping[str, bool]) -> None:
+def check_length(settings: Mapping[str, bool]) -> None:
     """Raise ValueError if several settings give the length of a run.
 
-    given: whether each of the settings that may give it is given, by its name in the message.
+    settings: whether each of the settings that may give it is given, by its name in the message.
     """
-    if len(lengths := [name for name, is_given in given.items() if is_given]) > 1:
+    if len(lengths := [name for name, is_given in settings.items() if is_given]) > 1:
         raise ValueError(
             f"{' and '.join(lengths)} give the length of the runs: set only one of them, and leave out the others, or "
             "set them to none"
@@ -113,10 +113,9 @@ def check_length(given: Mapping[str, bool]) -> None:
 def resolve(
     config: ExperimentConfig, workdir: epath.Path, is_begun: Callable[[epath.Path], bool]
 ) -> tuple[ExperimentConfig, WordSteps | None]:
-    """Return the config with the number of steps that `training.words` allows, and the steps of a run in `workdir`;
-    None if no setting is in words.
+    """Return the config with the number of steps that `training.words` allows, and length and milestones in steps.
 
-    The text is prepared if the run has not begun.
+    The second is None if no setting is in words. The text is prepared if the run has not begun.
 
     is_begun: whether a directory holds a run, and not only files of an attempt that failed (`run.is_begun`).
 
@@ -125,19 +124,19 @@ def resolve(
     """
     if not is_needed(config):
         return config, None
-    begun, stored = hosts.from_first(
-        "the steps in words", lambda: (begun := is_begun(workdir), begun and (workdir / FILE).exists())
+    has_begun, stored = hosts.from_first(
+        "the steps in words", lambda: (has_begun := is_begun(workdir), has_begun and (workdir / FILE).exists())
     )
     if stored:
-        found = read(workdir)
+        word_steps = read(workdir)
     else:  # the tokenizer and `corpus.json` of an attempt that failed are not those of the run
-        found = of_corpus(config, pretraining_corpus.prepare(config, workdir if begun else None))
+        word_steps = of_corpus(config, pretraining_corpus.prepare(config, workdir if has_begun else None))
     if stored and config.training.words is None:  # the run may be extended to more steps than it began with
-        _Pace(config, found.epoch_words, found.epoch_rows).check_epochs(config.training.steps)
+        _Pace(config, word_steps.epoch_words, word_steps.epoch_rows).check_epochs(config.training.steps)
     if config.training.words is not None:
-        training = dataclasses.replace(config.training, steps=found.steps)
+        training = dataclasses.replace(config.training, steps=word_steps.steps)
         config = dataclasses.replace(config, training=training)
-    return config, found
+    return config, word_steps
 
 
 def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
@@ -183,12 +182,12 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
     return WordSteps(pace.epoch_words, pace.epoch_rows, steps, milestones)
 
 
-def record(found: WordSteps, workdir: epath.Path) -> None:
+def record(word_steps: WordSteps, workdir: epath.Path) -> None:
     """Store the steps of a run that begins, on host 0; a file that is there stays."""
 
     def write() -> None:
         if not (workdir / FILE).exists():
-            storage.write_whole(workdir / FILE, json.dumps(found.to_json(), indent=1) + "\n")
+            storage.write_whole(workdir / FILE, json.dumps(word_steps.to_json(), indent=1) + "\n")
 
     hosts.from_first("the steps in words", write)
 

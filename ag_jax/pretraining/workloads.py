@@ -31,8 +31,9 @@ ChooseAttend = Callable[[EncoderConfig | None], Attend]
 
 
 class Vocabulary(Protocol):
-    """The properties of a tokenizer that a model depends on: the vocabulary size, and for patterns the ids of
-    delimiters ([CLS] and [SEP], or <s> and </s>) and of full stops.
+    """The properties of a tokenizer that a model depends on: the size of the vocabulary and special ids.
+
+    The ids are those of delimiters ([CLS] and [SEP], or <s> and </s>) and of full stops, for patterns.
     """
 
     @property
@@ -45,8 +46,9 @@ class Vocabulary(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyInfo:
-    """The size and special ids of a vocabulary, without a tokenizer: for plans of runs whose tokenizer is not trained
-    yet, and as a cache key.
+    """The size and special ids of a vocabulary, without a tokenizer.
+
+    It serves plans of runs whose tokenizer is not trained yet, and as a cache key.
 
     The defaults are the special ids of a tokenizer that a run trains.
     """
@@ -162,8 +164,9 @@ def _replaced_tokens_model(
 
 
 def _ignored_ids(config: ExperimentConfig, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the ids of the tokens that replaced-token detection leaves out of the loss: the begin and end tokens (such
-    as <s> and </s>) if `replaced_tokens.tokens` is `words`, otherwise none.
+    """Return the ids of the tokens that replaced-token detection leaves out of the loss.
+
+    They are the begin and end tokens, such as <s> and </s>, if `replaced_tokens.tokens` is `words`, otherwise none.
     """
     return tuple(vocabulary.delimiter_ids) if config.replaced_tokens.tokens == "words" else ()
 
@@ -197,18 +200,19 @@ REPLACED_TOKENS = Workload(
 
 
 def start_token(config: ExperimentConfig, tokenizer: Tokenizer) -> int | None:
-    """Return the token that a decoder reads before the first one of a text; None stands for the padding token, for
-    models that read the zero vector there.
+    """Return the token that a decoder reads before the first one of a text.
+
+    None stands for the padding token, for models that read the zero vector there.
     """
     return tokenizer.specials.begin if config.decoder.start == "begin" else None
 
 
 def _translation_model(config: ExperimentConfig, vocabulary: Vocabulary, attend: ChooseAttend) -> TranslationModel:
-    own = attend(None)
+    attention = attend(None)
     # Of the implementations, only the reference knows targets with a column for each row.
     is_diagonal = "diagonal" in dict(guidance.assign_cross_heads(config.guidance, config.model.heads))
-    cross = reference.attend if is_diagonal else own
-    return TranslationModel(model_config(config, vocabulary), config.decoder, own, own, cross)
+    cross = reference.attend if is_diagonal else attention
+    return TranslationModel(model_config(config, vocabulary), config.decoder, attention, attention, cross)
 
 
 def _translation_objective(

@@ -29,8 +29,8 @@ def milestones(words: int) -> tuple[int, ...]:
 
     Every million up to ten, every ten millions up to a hundred, then every hundred millions.
     """
-    found = [count * unit * MILLION for unit in (1, 10, 100) for count in range(1, 11 if unit == 100 else 10)]
-    return tuple(count for count in found if count <= words)
+    counts = [count * unit * MILLION for unit in (1, 10, 100) for count in range(1, 11 if unit == 100 else 10)]
+    return tuple(count for count in counts if count <= words)
 
 
 def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale: str) -> None:
@@ -81,21 +81,21 @@ def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale:
 
 
 def _arm(config: ConfigDict, arm: str, length: int, is_small: bool) -> None:
-    """Set what an arm has of its own."""
-    own: dict[str, Any] = {name: config.model[name] for name in ("layers", "heads", "width", "max_length")}
+    """Set the architecture and guidance of an arm."""
+    sizes: dict[str, Any] = {name: config.model[name] for name in ("layers", "heads", "width", "max_length")}
     if arm == "guided":
         # Table 11 of Deshpande & Narasimhan 2020 for 12 layers and 512 tokens; at 64 tokens as in the quickstart.
         config.guidance.update(mode="loss", fraction=0.5, alpha=1.0 if is_small else 10.0)
     elif arm == "deberta":
         # Without the mask decoder, which transformers has not.
         pretraining.encoder(config, "deberta_v3")
-        config.model.update(own | {"absolute_positions": "none", "mask_decoder_passes": 0})
+        config.model.update(sizes | {"absolute_positions": "none", "mask_decoder_passes": 0})
         config.model.relative.update(span=length, buckets=length // 2)
     elif arm == "modernbert":
         pretraining.encoder(config, "modernbert_base")
         # Three matrices of a gated layer have the parameters of two that are half as wide again. The preset's base of
         # rotary positions is for 8,192 tokens.
-        config.model.update(own | {"feedforward": 8 * own["width"] // 3, "rotary_base": 10_000.0})
+        config.model.update(sizes | {"feedforward": 8 * sizes["width"] // 3, "rotary_base": 10_000.0})
         config.model.window = min(128, length // 2)
     elif arm == "electra":
         config.replaced_tokens.generator = "mlm"

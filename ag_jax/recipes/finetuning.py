@@ -94,7 +94,8 @@ _DEBERTA_LENGTHS = {"squad1": 384, "squad2": 384, "swag": 128, "conll2003": 256}
 
 
 def suite(title: str, arguments: Any) -> Config:
-    """Return a config for `ag-jax finetune`, filled from the arguments in `--config=FILE:arguments`, without tasks;
+    """Return a config for `ag-jax finetune` without tasks, filled from the arguments in `--config=FILE:arguments`.
+
     `add` and functions such as `roberta_glue` add tasks.
 
     title: title of the report.
@@ -114,13 +115,13 @@ def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
     Raises ValueError for a name that is not in `known`.
     """
-    chosen = tuple(known) if text == "all" else config_reader.listed(text)
-    for name in chosen:
+    result = tuple(known) if text == "all" else config_reader.listed(text)
+    for name in result:
         if name not in known:
             raise ValueError(
                 f"in the argument of the config file: expected names among {', '.join(known)}, or all, got {name!r}"
             )
-    return chosen
+    return result
 
 
 def add(config: Config, task: str, **settings: Any) -> None:
@@ -133,11 +134,11 @@ def add(config: Config, task: str, **settings: Any) -> None:
 
 
 def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
-    """Add tasks with RoBERTa's sweep for GLUE: six points of ten epochs each; the point and epoch that score best on
-    the development set are reported.
+    """Add tasks with RoBERTa's sweep for GLUE: six points of ten epochs each.
 
-    The primary metric of QQP is accuracy, as in RoBERTa's table 5. WNLI ranks phrases for a pronoun, with the settings
-    of fairseq's commands for WSC, which the paper takes in its place.
+    The point and epoch that score best on the development set are reported. The primary metric of QQP is accuracy, as
+    in RoBERTa's table 5. WNLI ranks phrases for a pronoun, with the settings of fairseq's commands for WSC, which the
+    paper takes in its place.
     """
     for task in tasks:
         add(config, task, **_ROBERTA, **_SWEEP, epochs=10, weight_decay=0.1)
@@ -175,11 +176,11 @@ def roberta_race(config: Config, tasks: Sequence[str]) -> None:
 
 
 def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
-    """Add tasks with the settings of Adversarial Self-Attention's table 5; a task that the table lacks gets the
-    settings of the task `like`.
+    """Add tasks with the settings of Adversarial Self-Attention's table 5.
 
-    Weight decay is 0.01, none for tagging and choice, and gradients are not clipped, as in the released code (AdamW).
-    The primary metric of STS-B is Spearman's correlation, as in the paper's table 1.
+    A task that the table lacks gets the settings of the task `like`. Weight decay is 0.01, none for tagging and choice,
+    and gradients are not clipped, as in the released code (AdamW). The primary metric of STS-B is Spearman's
+    correlation, as in the paper's table 1.
     """
     for task in tasks:
         row = task if task in ASA_TABLE_5 else like
@@ -326,25 +327,25 @@ def custom(config: Config, task: str, arguments: Any) -> None:
 
     Raises ValueError if neither a training file nor labels are given, or files without a training file.
     """
-    given = {field.name: getattr(arguments, field.name, "") for field in dataclasses.fields(CustomTask)}
-    given["separator"] = given["separator"].replace("auto", "")
-    given = {name: value for name, value in given.items() if value != ""}
-    for name in {"choices", "labels"} & set(given):
-        given[name] = tuple(part.strip() for part in given[name].split(","))
-    if "train" not in given:
-        if "labels" not in given:
+    settings = {field.name: getattr(arguments, field.name, "") for field in dataclasses.fields(CustomTask)}
+    settings["separator"] = settings["separator"].replace("auto", "")
+    settings = {name: value for name, value in settings.items() if value != ""}
+    for name in {"choices", "labels"} & set(settings):
+        settings[name] = tuple(part.strip() for part in settings[name].split(","))
+    if "train" not in settings:
+        if "labels" not in settings:
             raise ValueError(
                 "the config file needs the argument train, a file with training examples, as in "
                 "finetune/own:checkpoint=CHECKPOINT,train=a.csv; or task and labels, to replace the tags of a task of "
                 "the catalogue"
             )
-        if others := sorted(set(given) - {"kind", "labels", "held_out"}):
+        if others := sorted(set(settings) - {"kind", "labels", "held_out"}):
             raise ValueError(f"the argument {others[0]} needs the argument train, a file with training examples")
-        given = {"labels": given["labels"]}
-    config.tasks[task].custom.update(given)
-    if given.get("kind") == "span" and arguments.protocol == "moderate" and arguments.scale != "small":
+        settings = {"labels": settings["labels"]}
+    config.tasks[task].custom.update(settings)
+    if settings.get("kind") == "span" and arguments.protocol == "moderate" and arguments.scale != "small":
         config.tasks[task].max_length = 384  # a context is long, as in Devlin et al. 2019
-    if given.get("kind") == "span":
+    if settings.get("kind") == "span":
         config.tasks[task].sweep.head_dropout = ()  # the head has none
 
 
@@ -352,8 +353,9 @@ _SEVERAL_ROWS = ("dream", "hellaswag")  # tasks whose examples have a row for ea
 
 
 def asa_suite(title: str, arguments: Any, tasks: Sequence[str]) -> Config:
-    """Return a suite with the tasks of a table or figure of Adversarial Self-Attention, still without an attack; call
-    the function `attack` to add one.
+    """Return a suite with the tasks of a table or figure of Adversarial Self-Attention, without an attack.
+
+    The function `attack` adds one.
 
     arguments: the config file's arguments: those of `suite`, `scale`, and `tasks`, which may replace `tasks` by others
         of table 5.
@@ -379,10 +381,10 @@ def attack(config: Config, method: str, **settings: Any) -> None:
 
 
 def freelb(config: Config) -> None:
-    """Set all tasks of a suite to train with FreeLB, with the settings in `FREELB`. Of tasks without settings there,
-    `paws_qqp` gets the settings of QQP, and all others get those of MNLI.
+    """Set all tasks of a suite to train with FreeLB, with the settings in `FREELB`.
 
-    Steps are counted as in fairseq, because the settings were released for it.
+    Of tasks without settings there, `paws_qqp` gets those of QQP, and all others get those of MNLI. Steps are counted
+    as in fairseq, because the settings were released for it.
     """
     for task, recipe in config.tasks.items():
         step_size, init_magnitude, max_norm, steps = FREELB[_FREELB_LIKE.get(task, task if task in FREELB else "mnli")]
@@ -392,8 +394,7 @@ def freelb(config: Config) -> None:
 
 
 def longer(config: Config, times: int = 2) -> None:
-    """Multiply the epochs of all tasks by `times`, so that a baseline without attack costs as much as training with an
-    attack.
+    """Multiply the epochs of all tasks by `times`, for a baseline that costs as much as training with an attack.
 
     The multiple is set as a factor, so that a flag for `epochs` lengthens or shortens this arm in proportion.
     """

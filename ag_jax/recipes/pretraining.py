@@ -199,16 +199,16 @@ def roberta_corpora(config: Config, data: str, names: str = "all") -> None:
     The size of the files is compared with what the paper states, except for only one of `books` and `wikipedia`.
     Raises ValueError for a name that is not in `CORPORA`, or if names are given without `data`.
     """
-    chosen = CORPORA if names == "all" else config_reader.listed(names)
-    for name in chosen:
+    corpora = CORPORA if names == "all" else config_reader.listed(names)
+    for name in corpora:
         if name not in CORPORA:
             raise ValueError(f"corpora={names}: expected names among {', '.join(CORPORA)}, or all, got {name!r}")
     if not data and names != "all":
         raise ValueError(f"corpora={names} are folders in data=FOLDER: give data, too")
-    source = ",".join(f"{data.rstrip('/')}/{name}" for name in chosen) if data else "tfds:wikipedia/20230601.en"
+    source = ",".join(f"{data.rstrip('/')}/{name}" for name in corpora) if data else "tfds:wikipedia/20230601.en"
     config.data.update(source=source, validation_fraction=0.01)
-    stated = [of for of in _GIGABYTES if set(of) & set(chosen)]
-    if data and all(set(of) <= set(chosen) for of in stated):
+    stated = [of for of in _GIGABYTES if set(of) & set(corpora)]
+    if data and all(set(of) <= set(corpora) for of in stated):
         config.data.expected_gigabytes = sum(_GIGABYTES[of] for of in stated)
 
 
@@ -266,10 +266,10 @@ def continue_from(config: Config, directory: str) -> None:
     Raises ValueError if `directory` is not a run directory.
     """
     path, parsed = pretraining_config.read_source(directory)
-    found = config_reader.to_dict(parsed)
-    config.model.update(found["model"])
-    config.replaced_tokens.update(found["replaced_tokens"])
-    config.data.update(format=found["data"]["format"], sequence_length=min(512, config.model.max_length))
-    config.data.masking.replacement = found["data"]["masking"]["replacement"]
+    settings = config_reader.to_dict(parsed)
+    config.model.update(settings["model"])
+    config.replaced_tokens.update(settings["replaced_tokens"])
+    config.data.update(format=settings["data"]["format"], sequence_length=min(512, config.model.max_length))
+    config.data.masking.replacement = settings["data"]["masking"]["replacement"]
     config.data.tokenizer.path = str(path / "tokenizer")
     config.training.initial_weights = str(path)

@@ -113,8 +113,9 @@ def wmt14(config: Config) -> None:
 
 
 def iwslt14(config: Config) -> None:
-    """Set model and training to fairseq's recipe for IWSLT14: 6 + 6 layers, 512 wide, dropout 0.3, 4,096 target tokens
-    a batch, and 50,000 steps.
+    """Set model and training to fairseq's recipe for IWSLT14.
+
+    6 + 6 layers of width 512, dropout 0.3, batches of 4,096 target tokens, and 50,000 steps.
     """
     transformer(config, layers=6, heads=4, width=512, feedforward=1024, dropout=0.3)
     pairs(config, vocabulary=10_000, length=128)
@@ -134,12 +135,12 @@ def iwslt14(config: Config) -> None:
 
 
 def multi30k(config: Config) -> None:
-    """Set model and training to the tiny Transformer that suits the 29,000 pairs of Multi30k (Wu et al. 2021, Good for
-    Misconceived Reasons).
+    """Set model and training to the tiny Transformer of Wu et al. 2021 for the 29,000 pairs of Multi30k.
 
-    4 + 4 layers of width 128, dropout 0.3, at most 8,000 updates of 8,192 target tokens, average of the last ten
-    checkpoints, one for each epoch, beam 5. Their text is lowercased and tokenised, with 10,000 joint pieces; here it
-    is raw, with 8,000. There is no early stopping, which they have with a patience of ten epochs.
+    The paper is Good for Misconceived Reasons. 4 + 4 layers of width 128, dropout 0.3, at most 8,000 updates of 8,192
+    target tokens, average of the last ten checkpoints, one for each epoch, beam 5. Their text is lowercased and
+    tokenised, with 10,000 joint pieces; here it is raw, with 8,000. There is no early stopping, which they have with a
+    patience of ten epochs.
     """
     transformer(config, layers=4, heads=4, width=128, feedforward=256, dropout=0.3)
     pairs(config, vocabulary=8_000, length=64)
@@ -154,10 +155,10 @@ def multi30k(config: Config) -> None:
 
 
 def small(config: Config) -> None:
-    """Set model and training to what two CPU cores train in about 10 minutes: 3 + 3 layers of width 128, and about 6
-    million target tokens in 3,000 batches.
+    """Set model and training to what two CPU cores train in about 10 minutes.
 
-    Of the learning rates 2e-3, 3e-3, 4e-3 and 6e-3, 3e-3 gave the lowest validation NLL after 1,200 steps on Multi30k,
+    3 + 3 layers of width 128, and about 6 million target tokens in 3,000 batches. Of the learning rates 2e-3, 3e-3,
+    4e-3 and 6e-3, 3e-3 gave the lowest validation NLL after 1,200 steps on Multi30k,
     without guidance: 2.60, 2.50, 2.53, 2.71.
     """
     transformer(config, layers=3, heads=4, width=128, feedforward=256, dropout=0.2)
@@ -297,8 +298,9 @@ def default(title: str) -> Config:
 
 
 def hard_coded(config: Config) -> None:
-    """Set the self-attention of encoder and decoder to hard-coded Gaussians (You et al. 2020, their HC-SA): around the
-    previous and the next token in the encoder, around the previous and the present one in the decoder.
+    """Set the self-attention of encoder and decoder to hard-coded Gaussians (You et al. 2020, their HC-SA).
+
+    They are around the previous and the next token in the encoder, the previous and the present one in the decoder.
     """
     config.model.fixed_attention.offsets = (-1, 1)
     config.decoder.fixed_attention.offsets = (-1, 0)
@@ -318,8 +320,10 @@ def guided(config: Config, heads: str = "next:1,prev:1", decoder_heads: str | No
 
 
 def continue_from(config: Config, directory: str) -> None:
-    """Set a config to continue to train the translation model of the run at `directory`: its weights, model, tokenizer
-    and settings of decoding. Rows are packed, with as many tokens on each side as the model has positions, 256 at most.
+    """Set a config to continue to train the translation model of the run at `directory`.
+
+    It gets the run's weights, model, tokenizer and settings of decoding. Rows are packed, with as many tokens on each
+    side as the model has positions, 256 at most.
 
     Raises ValueError if `directory` is not a run directory, or its run does not translate.
     """
@@ -329,9 +333,9 @@ def continue_from(config: Config, directory: str) -> None:
             f"run={directory} pre-trains an encoder, expected a run that translates; continue it with "
             "--config=continue_pretraining"
         )
-    found = config_reader.to_dict(parsed)
+    settings = config_reader.to_dict(parsed)
     for section in ("model", "decoder", "decoding"):
-        getattr(config, section).update(found[section])
+        getattr(config, section).update(settings[section])
     config.data.update(format="parallel", pack=True, sequence_length=min(256, config.model.max_length))
     config.data.tokenizer.path = str(path / "tokenizer")
     config.training.initial_weights = str(path)
