@@ -1,6 +1,6 @@
 """Translate lines of text with a trained model, and write files of translations that can be resumed.
 
-Shape letters: B batch, S source length.
+Shape letters: B batch, S source length, K beams, T target length.
 """
 
 import dataclasses
@@ -232,8 +232,8 @@ def _search(
     rooms = [room for room in (batch["tokens"].shape[1] * 5 // 4 + 4,) if room < steps]
     cache = model.apply(variables, start_B.shape[0], config.beam_size, [*rooms, steps][0], method="empty_cache")
 
-    def step(cache: Any, tokens_BJ: jax.Array, index: jax.Array) -> tuple[jax.Array, Any]:
-        return model.apply(variables, source, cache, tokens_BJ, index, method="step")
+    def step(cache: Any, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Any]:
+        return model.apply(variables, source, cache, tokens_BK, index, method="step")
 
     return beam_search.search(
         step,

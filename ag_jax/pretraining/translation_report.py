@@ -31,19 +31,21 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
     for name, lines in corpus.read_tests(config).items():
         values = {
             arm: {
-                metric: [run[name].scores[metric]["value"] for run in runs] for metric in next(iter(runs))[name].scores
+                metric: [of_run[name].scores[metric]["value"] for of_run in of_runs]
+                for metric in next(iter(of_runs))[name].scores
             }
-            for arm, runs in arms.items()
+            for arm, of_runs in arms.items()
         }
         seeds_differ = over_seeds(values)
-        first = {arm: list(runs[0][name].lines) for arm, runs in arms.items()}
+        # The bootstrap resamples sentences, of which each run has its own translations: it compares single runs.
+        first = {arm: list(of_runs[0][name].lines) for arm, of_runs in arms.items()}
         differences: Mapping[str, Mapping[str, Difference]] = {}
         if len(arms) > 1:
             differences = translation.compare(first, lines.references, baseline, tokenize=config.tokenize)
         result[name] = {
             "sentences": len(lines.references),
             "values": values,
-            "p_value": {
+            "p_value": {  # None for the baseline, and with a single seed
                 arm: {
                     metric: paired.p_value if (paired := seeds_differ.get(arm, {}).get(metric)) else None
                     for metric in of_arm
@@ -51,7 +53,7 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
                 for arm, of_arm in values.items()
             },
             "differences_over_seeds": report.differences_json(seeds_differ),
-            "first_seed": {arm: dict(runs[0][name].scores) for arm, runs in arms.items()},
+            "first_seed": {arm: dict(of_runs[0][name].scores) for arm, of_runs in arms.items()},
             "differences": {
                 arm: {metric: dataclasses.asdict(one) for metric, one in of_arm.items()}
                 for arm, of_arm in differences.items()
@@ -85,6 +87,7 @@ def markdown(results: Mapping[str, Any], seeds: Sequence[int], baseline: str) ->
             rows.append([label, *cells])
         lines += table(["Score", *arms], rows)
         lines += report.differences_section(test["differences_over_seeds"], translation.LABELS, baseline)
+        # The variance over seeds and the variance over sentences are two questions, so each has its tables.
         lines += [f"With seed {seeds[0]}, and intervals over resampled sentences:", ""]
         for arm in arms:
             of_arm = {metric: Score(**score) for metric, score in test["first_seed"][arm].items()}

@@ -68,7 +68,7 @@ def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale:
         learning_rate=learning_rate, warmup_steps=warmup_steps, beta1=0.9, beta2=0.98, epsilon=1e-8, weight_decay=0.1
     )
     config.training.update(
-        words=seen,
+        words=seen,  # words, not steps: the challenge limits and compares models by the words that they have seen
         max_epochs=float(EPOCHS),
         milestone_words=milestones(seen),
         batch_size=rows,
