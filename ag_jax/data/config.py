@@ -1,7 +1,7 @@
 """Settings of the data; impossible values are rejected with an error before any file is read."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 LARGEST_LENGTH = 2**16  # tokens of a sequence
 PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
@@ -29,8 +29,6 @@ class TokenizerConfig:
     vocabulary_size: Annotated[int, ">= 6", "<= 16777216"] = 8192  # five special tokens and at least one other
     path: str | None = None
     lowercase: bool = False
-
-    EARLIER_NONE: ClassVar = {"path": ""}
 
     def __post_init__(self):
         if self.kind == "byte_bpe" and self.vocabulary_size < 5 + 256:
@@ -79,8 +77,6 @@ class MaskingConfig:
     mask_specials: bool = False  # fairseq lets <s> and </s> be masked; the paper excludes them
     replacement: Literal["mask", "unigram"] = "mask"
     longest_span: Annotated[int, ">= 1", "<= 8"] = 1  # the shortest sequence has 8 tokens
-
-    EARLIER_NONE: ClassVar = {"static_copies": 0}
 
     def __post_init__(self):
         defaults = (MaskingConfig.mask_fraction, MaskingConfig.random_fraction)
@@ -195,9 +191,6 @@ class DataConfig:
     accept_changed_text: bool = False
     tokenizer: TokenizerConfig = TokenizerConfig()
     masking: MaskingConfig = MaskingConfig()
-
-    EARLIER_NONE: ClassVar = {"validation_source": "", "cache_dir": ""}
-    EARLIER_DEFAULTS: ClassVar = {"validation_rows": None}  # validations read all held-out rows
 
     def __post_init__(self):
         if not self.source:

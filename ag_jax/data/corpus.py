@@ -22,7 +22,7 @@ from ag_jax import interruption
 from ag_jax.data import checksums, tokenizers
 from ag_jax.data.cache import Entry
 from ag_jax.data.checksums import KnownContent
-from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.config import DataConfig
 from ag_jax.data.entries import Entries, Write
 from ag_jax.data.progress import Progress
 from ag_jax.data.tokenizers import Tokenizer
@@ -78,11 +78,9 @@ class Corpus(Generic[RowsOfSplit]):
 
     @property
     def words(self) -> dict[str, int]:
-        """The number of words of each split, separated by white space; empty for pairs, for text with weights, and for
-        text that an earlier version of ag_jax prepared.
-        """
+        """The number of words of each split, separated by white space; empty for pairs and for text with weights."""
         only = self.sources if len(self.sources) == 1 else []
-        return {split: source[split]["words"] for source in only for split in SPLITS if "words" in source[split]}
+        return {split: source[split]["words"] for source in only for split in SPLITS}
 
     def facts(self) -> dict[str, int | str]:
         """Return a summary of the corpus by which two corpora can be compared: equal for the same text and settings."""
@@ -177,14 +175,6 @@ def hash_files(
     return json.loads(
         (entries.open(f"files-{key_of_files}", write, config.verify_cache).path / "files.json").read_text()
     )
-
-
-def tokenizer_key(config: TokenizerConfig) -> dict[str, Any]:
-    """Return the settings of a tokenizer in the form that enters a cache key.
-
-    A `path` of None is written as "", so that older caches stay valid.
-    """
-    return dataclasses.asdict(config) | {"path": config.path or ""}
 
 
 def key(*parts) -> str:

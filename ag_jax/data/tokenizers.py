@@ -26,7 +26,7 @@ from etils import epath
 
 from ag_jax.data import sentencepiece_models, vocabularies
 from ag_jax.data.config import TokenizerConfig
-from ag_jax.data.json_files import check_fields, read_json
+from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizer_backends import (
     BERT_SPECIALS,
     ROBERTA_SPECIALS,
@@ -316,38 +316,26 @@ def load_trained(directory: epath.Path) -> Tokenizer:
 def _checksums(files: dict[str, bytes]) -> bytes:
     """Return the content of `checksum.json` for the files of a tokenizer."""
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    if len(hashes) == 1:
-        name, written = next(iter(hashes.items()))
-        return (json.dumps({"file": name, "sha256": written}) + "\n").encode()
     return (json.dumps({"files": hashes}) + "\n").encode()
 
 
 def _check_checksum(directory: epath.Path) -> tuple[str, ...]:
     """Return the names of a saved tokenizer's files; () without `checksum.json`, as in what another program wrote.
 
-    Raises ValueError if a file is missing or does not match its SHA-256 in `checksum.json`.
+    Raises ValueError if a file does not match its SHA-256 in `checksum.json`, and FileNotFoundError if it is missing.
     """
     path = directory / CHECKSUM
     if not path.exists():
         return ()
-    written = read_json(path)
-    if "files" in written:  # of a tokenizer of several files
-        check_fields(path, written, {"files": dict})
-        check_fields(path, written["files"], dict.fromkeys(written["files"], str))
-        hashes = written["files"]
-    else:
-        check_fields(path, written, {"file": str, "sha256": str})
-        hashes = {written["file"]: written["sha256"]}
+    hashes = read_json(path, fields={"files": dict})["files"]
     for name, expected in hashes.items():
-        file = directory / pathlib.PurePath(name).name
-        if not file.is_file():
-            raise ValueError(f"{file} is missing or not a file, but {path} names it as the tokenizer: put back a copy")
+        file = directory / name
         if hashlib.sha256(file.read_bytes()).hexdigest() != expected:
             raise ValueError(
                 f"{file} is not the tokenizer that was saved, its checksum differs: put back a copy, or delete {path} "
                 "if you changed the tokenizer on purpose"
             )
-    return tuple(pathlib.PurePath(name).name for name in hashes)
+    return tuple(hashes)
 
 
 def _write_whole(path: epath.Path, content: bytes) -> None:

@@ -12,7 +12,6 @@ from etils import epath
 from ag_jax import interruption
 from ag_jax.data import entries as cache_entries
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.corpus import key
 from ag_jax.data.entries import Entries
 from ag_jax.data.text import pipeline, single_source
 from ag_jax.data.text import prepare as text_parts
@@ -103,14 +102,6 @@ def test_texts_of_one_relative_name_are_told_apart(bucket, machine, tmp_path, mo
     with pytest.raises(ValueError, match=r"several texts: expected the absolute path .*/(a|b)/text or .*/(a|b)/text$"):
         single_source.identity(entries, "text")
     assert single_source.identity(entries, f"{tmp_path}/b/text") == identities["b"]
-
-
-def test_sources_that_earlier_versions_stored_are_known(bucket, machine, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    entries = Entries(machine("disk"), epath.Path("gs://bucket/cache"))
-    for part in ("text/*.txt", f"{tmp_path}/text"):
-        entries.remember(f"source-{key(part)}", [[part, 1, 2]])
-        assert single_source.identity(entries, part) == [[part, 1, 2]]
 
 
 def test_parts_of_several_machines_meet_in_the_store(config, bucket, machine, monkeypatch):

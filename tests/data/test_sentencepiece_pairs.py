@@ -93,12 +93,9 @@ def test_saved_and_loaded_with_checksums(directory, tmp_path_factory):
         with pytest.raises(ValueError, match=f"{name} is not the tokenizer that was saved, its checksum differs"):
             tokenizers.load(saved)
         (saved / name).unlink()
-        with pytest.raises(ValueError, match=f"{name} is missing"):
+        with pytest.raises(FileNotFoundError, match=name):
             tokenizers.load(saved)
         (saved / name).write_bytes(content)
-    (saved / "checksum.json").write_text('{"files": {"vocab.json": 3}}')
-    with pytest.raises(ValueError, match="expected a JSON string under the key 'vocab.json', got 3"):
-        tokenizers.load(saved)
 
 
 def test_the_fingerprint_depends_on_every_file(directory):

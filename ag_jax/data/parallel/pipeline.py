@@ -29,7 +29,6 @@ from ag_jax.data.corpus import (
     cached_tokenizer,
     hash_files,
     key,
-    tokenizer_key,
 )
 from ag_jax.data.entries import Claim, Entries, unclaimed
 from ag_jax.data.order import BatchSizes
@@ -102,7 +101,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
     def text_key() -> str:
         held_out = None if config.validation_source else config.validation_fraction
         training = pairs.training(config).identity()
-        return key(config.format, training, config.max_words_ratio, tokenizer_key(config.tokenizer), held_out)
+        return key(config.format, training, config.max_words_ratio, dataclasses.asdict(config.tokenizer), held_out)
 
     return cached_tokenizer(config, Entries.of(config, claim), text_key, _TokenizerText(config), announcer(quiet))
 

@@ -38,10 +38,9 @@ class _Part:
         return TextStore(self.path)
 
     @property
-    def words(self) -> np.ndarray | None:
-        """The number of words of each document; None if an earlier version made the part."""
-        path = self.path / "words.bin"
-        return np.fromfile(path, np.int64) if path.exists() else None
+    def words(self) -> np.ndarray:
+        """The number of words of each document."""
+        return np.fromfile(self.path / "words.bin", np.int64)
 
     def held_out(self, fraction: float) -> tuple[np.ndarray, bool]:
         """Return whether each document is held out, and whether the numbers of the documents decided it."""
@@ -65,7 +64,7 @@ def put_together(
     share = _held_out_share(config, parts)
     writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
     progress = Progress("putting the parts together", total / 1e6, "million tokens", say)
-    words: dict[str, int] | None = dict.fromkeys(SPLITS, 0)
+    words = dict.fromkeys(SPLITS, 0)
     before = documents = 0  # documents held out by `validation_fraction` in earlier parts, and those that are kept
     for part in parts:
         (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
@@ -73,11 +72,8 @@ def put_together(
         if by_number and share < 1:
             held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
         before, documents = before + count, documents + int(held_out.sum())
-        counted = part.words
-        if words is None or counted is None:
-            words = None
-        else:
-            words = {split: words[split] + int(counted[held_out == (split == "validation")].sum()) for split in SPLITS}
+        words["train"] += int(part.words[~held_out].sum())
+        words["validation"] += int(part.words[held_out].sum())
         for first, last in _runs(held_out):
             writers[SPLITS[int(held_out[first])]].copy(store, first, last)
             progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
@@ -87,7 +83,7 @@ def put_together(
     described = {
         "documents": {name: len(TextStore(directory / name)) for name in SPLITS},
         "tokens": {name: writer.tokens for name, writer in writers.items()},
-        **({"words": words} if words else {}),
+        "words": words,
         "left_out": {name: sum(fact["left_out"][name] for fact in facts) for name in names},
     }
     (directory / FACTS).write_text(json.dumps(described))

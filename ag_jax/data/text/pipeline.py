@@ -16,16 +16,7 @@ import numpy as np
 
 from ag_jax.data import order
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.corpus import (
-    SPLITS,
-    Corpus,
-    Say,
-    announcer,
-    cached_tokenizer,
-    hash_files,
-    key,
-    tokenizer_key,
-)
+from ag_jax.data.corpus import SPLITS, Corpus, Say, announcer, cached_tokenizer, hash_files, key
 from ag_jax.data.entries import Claim, Entries, unclaimed
 from ag_jax.data.order import BatchSizes
 from ag_jax.data.text import batching, holdout, mixture, single_source, sources
@@ -181,8 +172,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
 
     def text_key() -> str:
         identity, shares = found()
-        # Earlier versions took the beginning of a text of which a share is taken now; other keys are as they were.
-        return key(*identity, *([{"shares": shares}] if min(shares) < 1 else []))
+        return key(*identity, {"shares": shares})
 
     return cached_tokenizer(config, entries, text_key, _TokenizerText(each, lambda: found()[1]), say)
 
@@ -191,10 +181,9 @@ def _tokenizer_identity(config: DataConfig, entries: Entries, count: int) -> lis
     """Return the settings and files that a tokenizer depends on, which is trained on `count` sources."""
     held_out = None if config.validation_source else config.validation_fraction
     identity: list[Any] = [single_source.identity(entries, config.source), config.text_field]
-    identity += [tokenizer_key(config.tokenizer), held_out, *single_source.text_settings(config, entries)]
+    identity += [dataclasses.asdict(config.tokenizer), held_out, *single_source.text_settings(config, entries)]
     if count > 1:
-        files = single_source.files_of_parts(config, entries)
-        identity.append({"mixture": count if max(files) == 1 else files})
+        identity.append({"mixture": single_source.files_of_parts(config, entries)})
     return identity
 
 
@@ -219,12 +208,7 @@ def _tokenizer_shares(
         (directory / SHARES).write_text(json.dumps(shares))
 
     name = f"shares-{key(text_key, TOKENIZER_TEXT, SENTENCEPIECE_LINES)}"
-    try:
-        return json.loads((entries.open(name, write).path / SHARES).read_text())
-    except (OSError, ValueError):  # the text is not here, but an earlier version may have trained a tokenizer on it
-        if not entries.is_complete(f"tokenizer-{text_key}"):
-            raise
-        return [1.0] * len(each)
+    return json.loads((entries.open(name, write).path / SHARES).read_text())
 
 
 def _measured_shares(config: TokenizerConfig, each: Sequence[DataConfig], limit: int) -> list[float]:

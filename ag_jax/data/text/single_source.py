@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +19,6 @@ from ag_jax.data.text.assembly import FACTS
 from ag_jax.data.text.files import warn_once
 from ag_jax.data.text.store import Rows, TextStore
 from ag_jax.data.tokenizers import Tokenizer
-
-LEFT_OUT = "left_out.json"  # what `data.skip_words` left out, with token ids of earlier versions, which lack `FACTS`
 
 
 def of_config(config: DataConfig, tokenizer: Tokenizer, entries: Entries) -> text_parts.Source:
@@ -88,7 +87,7 @@ def _recalled(entries: Entries, part: str) -> list[Any] | None:
             f"data.source={part!r} is not on this machine, and in {entries.remote} it is the name of several texts: "
             f"expected the absolute path of one of them, {' or '.join(places)}"
         )
-    return entries.recall(f"source-{key(places[0] if places else part)}")  # earlier versions stored `part` itself
+    return entries.recall(f"source-{key(places[0])}") if places else None
 
 
 def _place(part: str) -> str:
@@ -106,7 +105,7 @@ class PreparedSource:
     source: its name.
     rows: rows of each split.
     documents, tokens: number of documents of each split, and of their tokens, without special ones.
-    words: number of words of each split, separated by white space; empty if an earlier version prepared the text.
+    words: number of words of each split, separated by white space.
     checksums: hash of the rows of each split.
     left_out: number of `words` and `documents` that `data.skip_words` left out; empty without it.
     """
@@ -115,15 +114,19 @@ class PreparedSource:
     rows: dict[str, Rows]
     documents: dict[str, int]
     tokens: dict[str, int]
+    words: dict[str, int]
     checksums: dict[str, str]
     left_out: dict[str, int]
-    words: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def sizes(self, share: float) -> dict[str, Any]:
         """Return the sizes of the source for the summary of a run; `share` is its share in the rows of training."""
         sizes = {
-            split: {"documents": self.documents[split], "tokens": self.tokens[split], "rows": len(self.rows[split])}
-            | ({"words": self.words[split]} if self.words else {})
+            split: {
+                "documents": self.documents[split],
+                "tokens": self.tokens[split],
+                "rows": len(self.rows[split]),
+                "words": self.words[split],
+            }
             for split in SPLITS
         }
         return {"source": self.source, "share of the rows of training": share, **sizes}
@@ -142,38 +145,12 @@ def prepare(text: text_parts.Source, entries: Entries, tokenizer: Tokenizer, say
 
     entry = cached_rows(entries, text.text, rows_name(text), write_text, write_rows, config.verify_cache)
     text_parts.remove_parts(text, entries)  # of a process that was killed before it removed them
-    if (entry.path / FACTS).exists():
-        facts = json.loads((entry.path / FACTS).read_text())
-    else:  # rows of an earlier version
-        facts = _facts(config, entries.open(text.text, write_text).path)
     return PreparedSource(
         source=config.source,
         rows={split: Rows(entry.path / split, entry) for split in SPLITS},
         checksums={split: entry.digest(split) for split in SPLITS},
-        **facts,
+        **json.loads((entry.path / FACTS).read_text()),
     )
-
-
-def _facts(config: DataConfig, text: pathlib.Path) -> dict[str, dict[str, int]]:
-    """Return facts about the token ids in a directory, as `PreparedSource` has them.
-
-    Raises ValueError if an earlier version made the directory, and held out more than `data.validation_tokens` tokens.
-    """
-    if (text / FACTS).exists():
-        return json.loads((text / FACTS).read_text())
-    stores = {split: TextStore(text / split) for split in SPLITS}
-    tokens, limit = {split: len(store.tokens) for split, store in stores.items()}, config.validation_tokens
-    if limit is not None and not config.validation_source and tokens["validation"] > limit:
-        raise ValueError(
-            f"an earlier version prepared data.source={config.source!r} and held out {tokens['validation']:,} tokens, "
-            f"but data.validation_tokens={limit}: set it to none to hold out as many again, or delete {text} and the "
-            "folders rows-* beside it"
-        )
-    return {
-        "documents": {split: len(store) for split, store in stores.items()},
-        "tokens": tokens,
-        "left_out": json.loads((text / LEFT_OUT).read_text()) if any(config.skip_words) else {},
-    }
 
 
 def _identities(config: DataConfig, entries: Entries) -> list[Any]:
@@ -182,10 +159,8 @@ def _identities(config: DataConfig, entries: Entries) -> list[Any]:
     The list is made without reading the text, and is part of the cache's keys.
     """
     source, held_out = identity(entries, config.source), config.validation_source
-    validation = identity(entries, held_out) if held_out else config.validation_fraction
-    is_limited = not config.validation_source and config.validation_tokens != DataConfig.validation_tokens
-    limit = [{"validation_tokens": config.validation_tokens}] if is_limited else []
-    return [source, config.text_field, validation, *text_settings(config, entries), *limit]
+    validation = identity(entries, held_out) if held_out else [config.validation_fraction, config.validation_tokens]
+    return [source, config.text_field, validation, *text_settings(config, entries)]
 
 
 def files_of_parts(config: DataConfig, entries: Entries) -> list[int]:
@@ -194,27 +169,16 @@ def files_of_parts(config: DataConfig, entries: Entries) -> list[int]:
 
 
 def text_settings(config: DataConfig, entries: Entries) -> list[Any]:
-    """Return the settings, beside the source, that decide which text is read, for the cache's keys.
-
-    Settings at their defaults are left out, so that caches from before these settings existed stay valid.
-    """
-    found: list[Any] = []
-    if any(config.skip_words):
-        found.append({"skip_words": config.skip_words})
-        # Each part of `data.source` has its own number of words to skip, so the same files in other parts are another
-        # text.
-        if len(set(config.skip_words)) > 1 and max(counts := files_of_parts(config, entries)) > 1:
-            found.append({"files of parts": counts})
-    if config.max_words is not None:
-        found.append({"max_words": config.max_words})
+    """Return the settings, beside the source, that decide which text is read, for the cache's keys."""
+    # Each part of `data.source` may have its own number of words to skip: the same files in other parts are another
+    # text then.
+    files = files_of_parts(config, entries) if len(set(config.skip_words)) > 1 else None
     # The identity of a source is that of its files, which `babylm:` cuts into other documents.
     folders = [
         [number for number, part in enumerate(sources.parts(source)) if babylm.is_folder(part)] if source else []
         for source in (config.source, config.validation_source)
     ]
-    if any(folders):
-        found.append({"babylm": folders})
-    return found
+    return [config.skip_words, files, config.max_words, folders]
 
 
 def _write_rows(
@@ -222,7 +186,7 @@ def _write_rows(
 ) -> None:
     """Write the tokens of both splits as rows. Raises ValueError if a split has less text than one row."""
     has_pairs = config.format in PAIR_FORMATS
-    (directory / FACTS).write_text(json.dumps(_facts(config, text)))
+    shutil.copyfile(text / FACTS, directory / FACTS)
     for split in SPLITS:
         stored = TextStore(text / split)
         if has_pairs and len(stored) == 1:

@@ -13,7 +13,6 @@ import pytest
 
 from ag_jax.data import randomness, tokenizers
 from ag_jax.data.config import DataConfig, MaskingConfig, TokenizerConfig
-from ag_jax.data.corpus import key, tokenizer_key
 from ag_jax.data.parallel import pipeline as parallel
 from ag_jax.data.text import mixture, pipeline, single_source, sources
 from ag_jax.data.text import prepare as text_parts
@@ -288,9 +287,6 @@ def test_the_same_files_in_other_sources_train_another_tokenizer(folder, tmp_pat
     )
     grouped = dataclasses.replace(config, source=f"{few}/[01].txt:1,{few}/2.txt:1")
     assert trained_on(config, monkeypatch) and trained_on(grouped, monkeypatch)
-    single = dataclasses.replace(config, source=f"{few}/0.txt:1,{few}/1.txt:1")
-    as_before = key(sources.identity(single.source), "text", tokenizer_key(single.tokenizer), 0.05, {"mixture": 2})
-    assert trained_on(single, monkeypatch) and (tmp_path / f"tokenizer-{as_before}").exists()
 
 
 def trained_on(config, monkeypatch):

@@ -11,10 +11,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ag_jax.data import cache, checksums, progress
+from ag_jax.data import checksums, progress
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.entries import Entries, unclaimed
-from ag_jax.data.text import assembly, holdout, pipeline, single_source, sources, store
+from ag_jax.data.text import holdout, pipeline, single_source, sources, store
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.sentences import split_sentences
 from ag_jax.data.text.store import TextStore
@@ -245,51 +245,6 @@ def test_numbers_decide_as_ever():
         np.testing.assert_array_equal(holdout.is_held_out(np.arange(300), fraction), one)
         phase = 1.0 - 2.0 * fraction + 1e-9
         assert one == [int((n + 1) * fraction + phase) > int(n * fraction + phase) for n in range(300)]
-
-
-def make_earlier(directory):
-    """Turn the token ids and rows of a cache into those of an earlier version, which had no `text.json`."""
-    for entry in (path for kind in ("text", "rows") for path in pathlib.Path(directory).glob(f"{kind}-*")):
-        facts = json.loads((entry / assembly.FACTS).read_text())
-        if entry.name.startswith("text") and facts["left_out"]:
-            (entry / "left_out.json").write_text(json.dumps(facts["left_out"]))
-        (entry / assembly.FACTS).unlink()
-        (entry / cache.MANIFEST).unlink()
-        cache._write_manifest(entry)
-
-
-@pytest.mark.parametrize("change", [{}, {"skip_words": (7,)}])
-def test_the_cache_of_an_earlier_version_is_read(config, monkeypatch, change):
-    chosen = dataclasses.replace(config, **change)
-    made = pipeline.prepare(chosen)
-    make_earlier(chosen.cache_dir)
-    monkeypatch.setattr(text_parts, "write_text", None)
-    [rows] = pathlib.Path(chosen.cache_dir).glob("rows-*")
-    for _ in range(2):  # with the rows, and with the token ids alone
-        found = pipeline.prepare(chosen)
-        assert found.facts() == made.facts()
-        for one in made.sources:
-            assert one["train"].pop("words", 1) and one["validation"].pop("words", 1)  # which earlier versions lack
-        assert found.sources == made.sources and not found.words
-        shutil.rmtree(rows)
-
-
-@pytest.mark.parametrize("kept", [("text", "rows"), ("text",)])
-def test_the_cache_of_an_earlier_version_may_hold_out_too_much(config, monkeypatch, kept):
-    corpus = pipeline.prepare(config)
-    make_earlier(config.cache_dir)
-    if "rows" not in kept:
-        shutil.rmtree(*pathlib.Path(config.cache_dir).glob("rows-*"))
-    tokens = corpus.sources[0]["validation"]["tokens"]
-    monkeypatch.setattr(DataConfig, "validation_tokens", tokens - 1)  # the default, which is not part of the key
-    limited = dataclasses.replace(config, validation_tokens=tokens - 1)
-    with pytest.raises(
-        ValueError,
-        match=f"an earlier version prepared .* held out {tokens:,} tokens, but data.validation_tokens={tokens - 1}: "
-        "set it to none .* or delete .*text-",
-    ):
-        pipeline.prepare(limited)
-    assert pipeline.prepare(dataclasses.replace(limited, validation_tokens=None)).facts() == corpus.facts()
 
 
 def test_memory_does_not_grow_with_the_text(config, tmp_path, monkeypatch):
