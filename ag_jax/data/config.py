@@ -58,7 +58,6 @@ class MaskingConfig:
         `bernoulli` chooses each with probability `rate` (the attention guidance code).
     static_copies: number of masks of each sequence, used in turn (RoBERTa, section 4.1, has 10); None draws a new mask
         in every epoch.
-    mask_specials: allow special tokens to be chosen, as fairseq does with <s> and </s>.
     replacement: `mask` is BERT's; `unigram` replaces all chosen tokens, each by a token drawn with its frequency in the
         training text (the generator of Deshpande & Narasimhan 2020, section 5.4), and ignores `mask_fraction` and
         `random_fraction`.
@@ -74,7 +73,6 @@ class MaskingConfig:
     random_fraction: Annotated[float, ">= 0", "<= 1"] = 0.1
     count: Literal["fixed", "bernoulli"] = "fixed"
     static_copies: Annotated[int, ">= 1"] | None = None
-    mask_specials: bool = False  # fairseq lets <s> and </s> be masked; the paper excludes them
     replacement: Literal["mask", "unigram"] = "mask"
     longest_span: Annotated[int, ">= 1", "<= 8"] = 1  # the shortest sequence has 8 tokens
 

@@ -122,9 +122,8 @@ def _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.n
     length = tokens_BL.shape[1]
     slots = max_masked(config, length)
     position_L = np.arange(length)
-    maskable_BL = position_L < lengths_B[:, None]
-    if not config.mask_specials:
-        maskable_BL &= _ordinary_V(tokenizer)[tokens_BL]
+    # fairseq masks <s> and </s>, too; the paper excludes special tokens.
+    maskable_BL = (position_L < lengths_B[:, None]) & _ordinary_V(tokenizer)[tokens_BL]
 
     # The low bits of a key are its position, so there are no ties and the smallest keys contain their positions.
     # Clearing the highest bit leaves room for larger keys, which are never chosen, on unmaskable positions.

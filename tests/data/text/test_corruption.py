@@ -29,7 +29,7 @@ def mask(config, tokens_BL, lengths_B, tokenizer, *, example=None, epoch=0, seed
 def plain_mask(config, row, length, example, epoch, seed, tokenizer):
     """One row, one token after the other; {position: (label, input)}."""
     key = randomness.words(seed, 0, epoch, example)
-    candidates = [p for p in range(length) if config.mask_specials or row[p] not in tokenizer.special_ids]
+    candidates = [p for p in range(length) if row[p] not in tokenizer.special_ids]
     # The same 47 bits that decide in the batch, then the position.
     order = {p: (int(randomness.words(key, 2, p)[0]) >> 17, p) for p in candidates}
     if config.count == "fixed":
@@ -55,10 +55,9 @@ def plain_mask(config, row, length, example, epoch, seed, tokenizer):
 
 
 @pytest.mark.parametrize("longest", [2, 3, 5])
-@pytest.mark.parametrize("mask_specials", [False, True])
-def test_spans_equal_a_plain_loop(tokenizer, longest, mask_specials):
+def test_spans_equal_a_plain_loop(tokenizer, longest):
     """Starts in the order of their keys; each marks its tokens from the left until there are enough."""
-    config = MaskingConfig(rate=0.4, longest_span=longest, mask_specials=mask_specials)
+    config = MaskingConfig(rate=0.4, longest_span=longest)
     tokens_BL, lengths_B = batch(tokenizer, 17, 29)
     tokens_BL[:, 9] = tokenizer.specials.end  # a border within the row
     result = mask(config, tokens_BL, lengths_B, tokenizer)
@@ -66,7 +65,7 @@ def test_spans_equal_a_plain_loop(tokenizer, longest, mask_specials):
     runs = []
     for b, (row, length) in enumerate(zip(tokens_BL, lengths_B, strict=True)):
         key = randomness.words(3, 0, 0, b)
-        allowed = [p for p in range(length) if mask_specials or row[p] not in tokenizer.special_ids]
+        allowed = [p for p in range(length) if row[p] not in tokenizer.special_ids]
         count = min(int(np.floor(0.4 * len(allowed) + randomness.units(key, 1)[0])), corruption.max_masked(config, 29))
         chosen = set()
         for start in sorted(allowed, key=lambda p: int(randomness.words(key, 2, p)[0])):
@@ -101,10 +100,9 @@ def test_spans_need_a_fixed_count():
 
 
 @pytest.mark.parametrize("count", ["fixed", "bernoulli"])
-@pytest.mark.parametrize("mask_specials", [False, True])
 @pytest.mark.parametrize("rate", [0.15, 0.6])
-def test_a_batch_equals_the_plain_loop(tokenizer, count, mask_specials, rate):
-    config = MaskingConfig(rate=rate, count=count, mask_specials=mask_specials, mask_fraction=0.5, random_fraction=0.3)
+def test_a_batch_equals_the_plain_loop(tokenizer, count, rate):
+    config = MaskingConfig(rate=rate, count=count, mask_fraction=0.5, random_fraction=0.3)
     tokens_BL, lengths_B = batch(tokenizer, 13, 29)
     result = mask(config, tokens_BL, lengths_B, tokenizer, epoch=2)
     for b in range(13):
@@ -169,20 +167,12 @@ def test_statistics_of_the_corruption(tokenizer, count):
         assert 0.8 < variance / (62 * 0.15 * 0.85) < 1.2
 
 
-def test_specials_and_padding_are_never_masked_by_default(tokenizer):
+def test_specials_and_padding_are_never_masked(tokenizer):
     tokens_BL, lengths_B = batch(tokenizer, 500, 24)
     result = mask(MaskingConfig(rate=0.9, count="bernoulli"), tokens_BL, lengths_B, tokenizer)
     assert not np.isin(result.labels_BM[result.weights_BM > 0], tokenizer.special_ids).any()
     changed = result.tokens_BL != tokens_BL
     assert not changed[np.isin(tokens_BL, tokenizer.special_ids)].any()
-
-
-def test_fairseq_masks_specials_too_but_not_padding(tokenizer):
-    tokens_BL, lengths_B = batch(tokenizer, 500, 24)
-    result = mask(MaskingConfig(rate=0.5, mask_specials=True), tokens_BL, lengths_B, tokenizer)
-    labels = result.labels_BM[result.weights_BM > 0]
-    assert (labels == tokenizer.specials.begin).any() and (labels == tokenizer.specials.end).any()
-    assert not (labels == tokenizer.specials.pad).any()
 
 
 @pytest.mark.parametrize("count", ["fixed", "bernoulli"])
