@@ -115,11 +115,11 @@ def _put_into_place(partial: pathlib.Path, directory: pathlib.Path, check_large:
             partial.rename(directory)
             shutil.rmtree(old, ignore_errors=True)
             return
-        with contextlib.suppress(OSError):  # without locks, another process may still be faster
+        try:
             partial.rename(directory)
-        if not directory.exists():
-            # `explain` adds the remedy.
-            raise OSError(errno.EIO, f"the finished directory {partial} could not be renamed to {directory.name}")
+        except OSError:
+            if not directory.exists():  # without locks, another process may still have been faster
+                raise
 
 
 @contextlib.contextmanager

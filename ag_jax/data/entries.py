@@ -23,6 +23,7 @@ from ag_jax import interruption
 from ag_jax.data import cache, checksums
 from ag_jax.data.cache import MANIFEST, Entry
 from ag_jax.data.config import DataConfig
+from ag_jax.data.json_files import reading
 
 # Takes the work that a path stands for, within a `with` statement; its value is true while no other process has it.
 Claim = Callable[[epath.Path], AbstractContextManager[object]]
@@ -223,9 +224,10 @@ def _fetch(stored: epath.Path, directory: pathlib.Path) -> None:
 
     A file that differs from its checksum is copied once more, because the copy may be wrong and not the entry.
 
-    Raises ValueError if it still differs. The entry is not deleted, because other machines may be reading it.
+    Raises ValueError if it still differs, and FileNotFoundError if a file is missing. The entry is not deleted, because
+    other machines may be reading it.
     """
-    try:
+    with reading(stored, "delete it when no machine reads it any more, and run the command again"):
         files = json.loads((stored / MANIFEST).read_text())["files"]
         for file, expected in files.items():
             (directory / file).parent.mkdir(parents=True, exist_ok=True)
@@ -235,10 +237,6 @@ def _fetch(stored: epath.Path, directory: pathlib.Path) -> None:
                     break
                 if attempt == 2:
                     raise ValueError(f"the content of {file} was changed")
-    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
-        raise ValueError(
-            f"{stored} is damaged ({error}): delete it when no machine reads it any more, and run the command again"
-        ) from error
 
 
 def _publish(entry: Entry, stored: epath.Path) -> None:

@@ -72,9 +72,7 @@ def all_rows(count: int) -> slice:
 
 
 def check_batch_size(rows: int, batch_size: int) -> None:
-    """Raise ValueError if a corpus has fewer rows for training than a batch, or if the batch is empty."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    """Raise ValueError if a corpus has fewer rows for training than a batch, which would hold a row twice."""
     if rows < batch_size:
         raise ValueError(
             f"the corpus has {rows} rows of training text, fewer than one batch of {batch_size}: lower "

@@ -319,8 +319,7 @@ class SentencePiecePair:
             raise ValueError(
                 f"expected a different id for each token, got {self._ids[twice]} for both {twice!r} and {other!r}"
             )
-        if "<unk>" not in self._ids:
-            raise ValueError("expected a vocabulary with the token <unk>, got one without it")
+        self._unknown = self._ids["<unk>"]
         self.languages = languages
         self.vocabulary_size = max(self._pieces) + 1
 
@@ -363,7 +362,7 @@ class SentencePiecePair:
         return self._ids.get(piece)
 
     def _id(self, piece: str) -> int:
-        return self._ids.get(piece, self._ids["<unk>"])
+        return self._ids.get(piece, self._unknown)
 
     def files(self) -> dict[str, bytes]:
         """Return the models, the vocabulary and the settings as {name of the file: content}, named as Marian's."""

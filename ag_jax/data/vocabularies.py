@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers as huggingface
 from tokenizers import AddedToken
 
-from ag_jax.data.json_files import read_json
+from ag_jax.data.json_files import FAULTS, read_json, reading, reason
 from ag_jax.data.tokenizer_backends import (
     BERT_SPECIALS,
     ROBERTA_SPECIALS,
@@ -30,6 +30,7 @@ from ag_jax.data.tokenizer_backends import (
     wordpiece,
 )
 
+_REMEDY = "copy the file anew from the original tokenizer"
 SETTINGS, ADDED, SPECIALS = "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"
 MODEL = "config.json"  # of a model, which may name the class of its tokenizer, too
 FILES = ("vocab.json", "merges.txt", "vocab.txt", SOURCE_MODEL, TARGET_MODEL, SETTINGS, ADDED, SPECIALS)
@@ -87,9 +88,6 @@ def load_byte_bpe(directory: pathlib.Path) -> HuggingFace:
     Raises FileNotFoundError if either is missing, and ValueError for unreadable files and unsupported settings.
     """
     vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
-    for file in (vocabulary, merges):
-        if not file.exists():
-            raise FileNotFoundError(f"a byte-level BPE needs vocab.json and merges.txt, but {file} is missing; add it.")
     settings = settings_beside(vocabulary, _BYTE_BPE)
     model = read(vocabulary, huggingface.models.BPE.from_file, beside=merges)
     tokenizer = byte_bpe(model, space_first=settings.get("add_prefix_space", False))
@@ -122,12 +120,6 @@ def load_marian(directory: pathlib.Path) -> SentencePiecePair:
     Raises FileNotFoundError if one is missing, and ValueError for unreadable files and unsupported settings.
     """
     source, target, vocabulary = (directory / name for name in (SOURCE_MODEL, TARGET_MODEL, "vocab.json"))
-    for file in (source, target, vocabulary):
-        if not file.exists():
-            raise FileNotFoundError(
-                f"a tokenizer of Marian needs {SOURCE_MODEL}, {TARGET_MODEL} and vocab.json, but {file} is missing; "
-                "add it."
-            )
     only = {"separate_vocabs": False, "sp_model_kwargs": {}}
     settings = settings_beside(vocabulary, _MARIAN, only, "Take a model whose languages share a vocabulary.")
     ids = read_json(vocabulary)
@@ -366,24 +358,21 @@ def _added_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, int, 
 
     Raises ValueError for a value that is no id or no token.
     """
-    for token, id in _object(directory / ADDED).items():
-        if type(id) is not int:
-            raise ValueError(
-                f"{directory / ADDED}: expected an integer id for each token, got {id!r} for {token!r}; copy the file "
-                "anew from the original tokenizer"
-            )
-        yield directory / ADDED, id, read(directory / ADDED, lambda _, token=token: AddedToken(token, normalized=True))
+    file = directory / ADDED
+    for token, id in _object(file).items():
+        yield file, _id(file, id), read(file, lambda _, token=token: AddedToken(token, normalized=True))
     file = directory / SETTINGS
     for id, token in _settings(file).get("added_tokens_decoder", {}).items():
         name = _content(file, "added_tokens_decoder", token)
-        if not id.isdecimal():
-            raise ValueError(
-                f"{file}: expected an id of at least 0 for each token of added_tokens_decoder, got {id!r}; copy the "
-                "file anew from the original tokenizer"
-            )
         flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
         given = {flag: bool(token[flag]) for flag in flags if flag in token} if isinstance(token, dict) else {}
-        yield file, int(id), read(file, lambda _, name=name, given=given: AddedToken(name, **given))
+        yield file, _id(file, id), read(file, lambda _, name=name, given=given: AddedToken(name, **given))
+
+
+def _id(file: pathlib.Path, value: Any) -> int:
+    """Return the id that a file gives a token; callers compare it with that of the vocabulary."""
+    with reading(file, _REMEDY):
+        return int(value)
 
 
 def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> None:
@@ -450,13 +439,16 @@ def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | 
     try:
         with contextlib.ExitStack() as copies:
             return reader(*(_unmarked(one, copies) for one in (file, beside) if one))
+    except OSError:
+        raise
     except BaseException as error:  # the Rust library raises bare Exception, or a panic: a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         names = f"{file} with {beside.name}" if beside else file
         files = "both files" if beside else "the file"
+        said = reason(error) if isinstance(error, FAULTS) else error
         raise ValueError(
-            f"{names} could not be read as a tokenizer ({error}); copy {files} anew from the original tokenizer."
+            f"{names} could not be read as a tokenizer ({said}); copy {files} anew from the original tokenizer"
         ) from error
 
 

@@ -28,7 +28,6 @@ def parallel(**changes) -> DataConfig:
         (lambda: DataConfig(format="full_sentence"), "did you mean 'full_sentences'"),
         (lambda: DataConfig(sequence_length=7), "data.sequence_length must be at least 8 and at most 65536, got 7"),
         (lambda: DataConfig(validation_fraction=1.0), "validation_fraction must be above 0 and below 1, got 1.0"),
-        (lambda: DataConfig(source=""), "source is empty"),
         (
             lambda: DataConfig(pack=True, format="sentence_pair_nsp"),
             "pack=True works with fixed_blocks, full_sentences, doc_sentences, parallel only, got "

@@ -8,7 +8,6 @@ import pytest
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.parallel import toys
-from ag_jax.data.text import pipeline as text_pipeline
 
 
 @pytest.fixture(scope="module", params=["full_sentences", "parallel"])
@@ -56,10 +55,3 @@ def test_the_start_of_targets_is_passed_on(config):
     batches = pipeline.batches(corpus, config, 3, 1, 99), pipeline.validation_batches(corpus, config, 3, start=99)
     for batch in (batches[0].at(0), next(batches[1])):
         assert batch["target_tokens"][0, 0] == 99
-
-
-def test_pairs_are_not_read_as_text():
-    config = DataConfig(format="parallel", source="a.en", target="a.de")
-    for function in (text_pipeline.prepare, text_pipeline.prepare_tokenizer, text_pipeline.source_files):
-        with pytest.raises(ValueError, match="data.format='parallel' needs ag_jax.data.pipeline"):
-            function(config)

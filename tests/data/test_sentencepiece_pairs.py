@@ -144,9 +144,7 @@ def test_files_that_do_not_fit(name, values, said, directory):
 
 def test_files_that_are_missing_or_damaged(directory):
     (directory / "vocab.json").write_text('{"<pad>": 0, "</s>": 1}')
-    with pytest.raises(
-        ValueError, match=r"vocab.json could not be read as a tokenizer .expected a vocabulary with the token <unk>"
-    ):
+    with pytest.raises(ValueError, match=r"vocab.json could not be read as a tokenizer .expected the key '<unk>'"):
         tokenizers.load(directory)
     marian_files.write_tokenizer(directory)
     for name in ("source.spm", "target.spm"):
@@ -159,9 +157,7 @@ def test_files_that_are_missing_or_damaged(directory):
         (directory / name).write_bytes(content)
     for name in ("vocab.json", "target.spm"):
         (directory / name).rename(directory / "away")
-        with pytest.raises(
-            FileNotFoundError, match=f"needs source.spm, target.spm and vocab.json, but .*{name} is missing"
-        ):
+        with pytest.raises(FileNotFoundError, match=name):
             tokenizers.load(directory)
         (directory / "away").rename(directory / name)
     tokenizers.load(directory)

@@ -246,7 +246,7 @@ def test_bad_tokenizer_paths(tmp_path):
     with pytest.raises(ValueError, match=r"holds no tokenizer: expected tokenizer.json, .*, got readme\.md"):
         tokenizers.load(tmp_path)
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="merges.txt is missing"):
+    with pytest.raises(FileNotFoundError, match="merges.txt"):
         tokenizers.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{not json")
     with pytest.raises(ValueError, match="tokenizer.json could not be read as a tokenizer"):

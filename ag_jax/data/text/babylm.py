@@ -57,11 +57,6 @@ def files(part: str) -> list[pathlib.Path]:
     is there under both of its names.
     """
     place, split = folder(part)
-    if not place.is_dir():
-        raise FileNotFoundError(
-            f"{part!r}: {place} is no folder: expected a folder with the files NAME.{split}.txt or NAME.{split} of the "
-            "BabyLM challenge, unpacked"
-        )
     endings = (f".{split}.txt", f".{split}")
     found = {
         name: [place / (name + ending) for ending in endings if (place / (name + ending)).is_file()] for name in SOURCES

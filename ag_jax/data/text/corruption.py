@@ -80,8 +80,6 @@ def mask(
     (the Attention Guidance code). With `config.replacement="unigram"` every chosen token is replaced by a draw from
     `unigram`, which may be the token itself; labels are always the original tokens. A row in which nothing is chosen
     has weights 0.
-
-    Raises ValueError if `unigram` is needed but missing.
     """
     copy_B = epoch_B % config.static_copies if config.static_copies else epoch_B
     row_B1 = randomness.words(seed, _ROW_STREAM, copy_B, example_B)[:, None]
@@ -90,11 +88,6 @@ def mask(
 
     labels_BM = np.take_along_axis(tokens_BL, positions_BM, axis=1)
     if config.replacement == "unigram":
-        if unigram is None:
-            raise ValueError(
-                "data.masking.replacement='unigram' needs the word frequencies of the training text: pass them as the "
-                "argument `unigram`"
-            )
         inputs_BM = unigram.draw(row_B1, _UNIGRAM_STREAM, positions_BM)
     else:
         inputs_BM = _replacements(config, labels_BM, row_B1, positions_BM, tokenizer)

@@ -11,7 +11,6 @@ and raises ValueError, with the place in the file, if the file is damaged or an 
 
 import contextlib
 import csv
-import errno
 import io
 import itertools
 import json
@@ -21,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import IO, Any
 
-from ag_jax.data.json_files import parse_json
+from ag_jax.data.json_files import parse_json, reading
 from ag_jax.data.text.remote import RemoteStream
 
 LARGEST_PARSED = 2**28  # bytes of a .json file, or of a line of another file: both are held in memory
@@ -91,10 +90,8 @@ def _objects(numbered: Iterable[tuple[int, str]], place: str) -> Iterator[tuple[
 
 
 def _parse(content: str, where: str) -> Any:
-    try:
+    with reading(where, "mend it, or copy the file anew"):
         return parse_json(content, object)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}; mend it, or copy the file anew") from error
 
 
 def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
@@ -219,7 +216,7 @@ def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
     """Yield a column of a Parquet file."""
     pyarrow = load_pyarrow(place)
     try:
-        with _with_random_access(opened, place) as file:
+        with _with_random_access(opened) as file:
             rows = pyarrow.parquet.ParquetFile(file)
             check_field(field, rows.schema_arrow.names, place)
             numbers = itertools.count(1)
@@ -238,21 +235,13 @@ def is_plain(opened: IO[bytes]) -> bool:
 
 
 @contextlib.contextmanager
-def _with_random_access(opened: IO[bytes], place: str) -> Iterator[IO[bytes]]:
+def _with_random_access(opened: IO[bytes]) -> Iterator[IO[bytes]]:
     """Give `opened` itself if it is a file on disk, else a temporary copy, for a `with` statement."""
     if is_plain(opened):
         yield opened
         return
     with tempfile.TemporaryFile() as copy:
-        try:
-            shutil.copyfileobj(opened, copy)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise ValueError(
-                f"{place} cannot be unpacked into {tempfile.gettempdir()} ({error.strerror}): unpack it yourself, or "
-                "set TMPDIR to a directory with more room"
-            ) from error
+        shutil.copyfileobj(opened, copy)
         yield copy
 
 

@@ -97,10 +97,7 @@ class DataSet:
         return [(f"{file.relative_to(self.name).as_posix()}:{rest}", file) for file in self._local_files()]
 
     def _local_files(self) -> list[pathlib.Path]:
-        found = sorted(path for path in pathlib.Path(self.name).rglob("*") if path.is_file())
-        if not found:
-            raise FileNotFoundError(f"{self.source}: the directory {self.name} is empty: expected files of a data set")
-        return found
+        return sorted(path for path in pathlib.Path(self.name).rglob("*") if path.is_file())
 
     def open(self) -> Any:
         """Return the data set as a stream, an `IterableDataset`, which reads nothing but its description yet.

@@ -161,7 +161,6 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
 
     A trained tokenizer is cached and not trained again.
     """
-    _check_format(config)
     say, entries = announcer(quiet), Entries.of(config, claim)
     each = mixture.components(config, functools.partial(single_source.identity, entries))
 
@@ -246,7 +245,6 @@ def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = uncl
 
     The hashes are cached; all files are read again when the name, size or time of one has changed.
     """
-    _check_format(config)
     entries = Entries.of(config, claim)
     given = {name: getattr(config, name) for name in ("source", "validation_source") if getattr(config, name)}
     return hash_files(
@@ -256,15 +254,6 @@ def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = uncl
         lambda: {name: sources.files(source) for name, source in given.items()},
         announcer(quiet),
     )
-
-
-def _check_format(config: DataConfig) -> None:
-    """Raise ValueError for pairs of translations, which this module would read as texts of one language."""
-    if config.is_parallel:
-        raise ValueError(
-            "data.format='parallel' needs ag_jax.data.pipeline or ag_jax.data.parallel.pipeline; the module "
-            "ag_jax.data.text.pipeline prepares text without translations: choose another data.format"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from typing import Any
 from ag_jax import interruption
 from ag_jax.data import prepared
 from ag_jax.data.checksums import KnownContent
-from ag_jax.data.text import babylm, hub, remote
+from ag_jax.data.text import babylm, fields, hub, remote
 from ag_jax.data.text import files as text_files
 from ag_jax.data.text.wikipedia import clean_wikipedia
 
@@ -281,8 +281,6 @@ def _weighted_parts(source: str) -> list[tuple[str, float | None]]:
                 f"data.source={source!r} gives {path!r} the weight {weight:g}: expected a positive number, as in "
                 "books/:3,news/:1; leave out a source that is not to be read"
             )
-        if not _exists(path) and _WEIGHT.fullmatch(path):
-            raise ValueError(f"data.source={source!r}: expected one weight after each path, got {path}:{weight:g}")
         if paths.count(path) > 1:
             raise ValueError(f"data.source={source!r} names {path!r} twice: give it once, with the sum of its weights")
     return found
@@ -402,6 +400,7 @@ def _is_directory(path: pathlib.Path) -> bool:
     except OSError as error:
         if not path.is_symlink():
             raise
+        # No FileNotFoundError, which would mean that the whole text is on another machine.
         raise ValueError(f"{path} is a link that leads to no file ({error.strerror}): mend or remove it") from error
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         raise ValueError(
@@ -534,11 +533,7 @@ def _hub_units(part: str, skip_words: int) -> Iterator[Unit]:
 
 
 def _tfds_documents(part: str, builder: Any, records: Sequence[Any], chosen: range, text_field: str) -> Iterator[str]:
-    if text_field not in builder.info.features:
-        raise ValueError(
-            f"{part}: expected the feature {text_field!r}, got only {', '.join(sorted(builder.info.features))}; "
-            "set data.text_field"
-        )
+    fields.check_field(text_field, sorted(builder.info.features), part)
     for number in chosen:
         text = records[number][text_field]
         text = text.decode() if isinstance(text, bytes) else str(text)

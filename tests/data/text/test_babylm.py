@@ -82,9 +82,7 @@ def test_what_is_missing_is_named(tmp_path, caplog):
         FileNotFoundError, match=r"lacks bnc_spoken, .*expected bnc_spoken.dev.txt .*found bnc_spoken.tr"
     ):
         list(sources.documents(f"babylm:{folder}:dev"))
-    with pytest.raises(
-        FileNotFoundError, match="nowhere is no folder: expected a folder with the files NAME.train.txt"
-    ):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         sources.identity(f"babylm:{tmp_path / 'nowhere'}")
     with pytest.raises(ValueError, match="expected babylm:FOLDER or babylm:FOLDER:dev"):
         sources.identity("babylm::dev")

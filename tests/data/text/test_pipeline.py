@@ -500,8 +500,6 @@ def test_a_corpus_shorter_than_a_batch(corpus, config):
         ValueError, match=r"has \d+ rows of training text, fewer than one batch of 10000: lower training"
     ):
         pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=10_000, seed=0)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        pipeline.Batches(corpus.train, corpus.tokenizer, config, batch_size=0, seed=0)
 
 
 def test_a_corpus_shorter_than_a_row(tmp_path):

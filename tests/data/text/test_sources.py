@@ -273,7 +273,7 @@ def test_a_prepared_tfds_set_is_read_by_its_split_and_cleaned(prepared):
     article = ("Prose about it. " * 60).strip()
     name = "tfds:wikipedia/20230601.en"
     assert read(name) == [article, article]
-    with pytest.raises(ValueError, match="expected the feature 'body', got only text, title; set data.text_field"):
+    with pytest.raises(ValueError, match='expected the field "body", got only "text", "title"; set data.text_field'):
         list(sources.documents(name, "body"))
     assert read(f"{name}:test") == read(f"{name}:1.0.0:test") == read(f"{name}:train[:1]") == [article]
     assert sources.identity(name)[0][:5] == ["tfds", "wikipedia", "20230601.en", "1.0.0", "train"]

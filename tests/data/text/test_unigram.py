@@ -109,12 +109,6 @@ def test_a_row_does_not_depend_on_its_batch_but_on_epoch_seed_and_example(tokeni
         assert (replace(tokens_BL, lengths_B, tokenizer, words, **other).tokens_BL != whole.tokens_BL).any()
 
 
-def test_the_frequencies_are_needed(tokenizer):
-    tokens_BL, lengths_B = batch(tokenizer, 3, 20)
-    with pytest.raises(ValueError, match="needs the word frequencies"):
-        replace(tokens_BL, lengths_B, tokenizer, None)
-
-
 def test_config():
     with pytest.raises(
         ValueError, match="data.masking.replacement must be one of mask, unigram, got 'unigrams'; did you mean"
