@@ -286,10 +286,7 @@ def load(path: str | os.PathLike) -> Tokenizer:
     """
     named = epath.Path(path)
     if not named.exists():
-        raise FileNotFoundError(
-            f"no tokenizer at {named}; give a directory or file that exists, or set data.tokenizer.path=none to train "
-            "one."
-        )
+        raise FileNotFoundError(f"no tokenizer at {named}: expected a directory or a file")
     saved = _check_checksum(named) if named.is_dir() else ()
     if "://" not in str(named):
         return _load(pathlib.Path(named), str(named), saved)
@@ -299,18 +296,6 @@ def load(path: str | os.PathLike) -> Tokenizer:
                 (pathlib.Path(copy) / file.name).write_bytes(file.read_bytes())
         local = pathlib.Path(copy) if named.is_dir() else pathlib.Path(copy) / named.name
         return _load(local, str(named), saved)
-
-
-def load_trained(directory: epath.Path) -> Tokenizer:
-    """Load the tokenizer that was saved with a trained model.
-
-    Raises FileNotFoundError if it is missing, and ValueError as `load` does.
-    """
-    if not directory.exists():
-        raise FileNotFoundError(
-            f"{directory} is missing, the tokenizer that the model was trained with: copy it from the original"
-        )
-    return load(directory)
 
 
 def _checksums(files: dict[str, bytes]) -> bytes:

@@ -171,7 +171,7 @@ def load(directory: epath.PathLike) -> FineTuned:
     with reading(place, "copy it anew"):
         params, adversary_params = split_params(traverse_util.unflatten_dict(safetensors.numpy.load(weights), sep="/"))
         _check(settings, traverse_util.flatten_dict(params, sep="/"))
-    tokenizer = tokenizers.load_trained(place / TOKENIZER).with_second_type(settings.origin.second_type)
+    tokenizer = tokenizers.load(place / TOKENIZER).with_second_type(settings.origin.second_type)
     rest = params, settings.origin, adversary_params, settings.trained_length
     return FineTuned(settings.head, settings.model, tokenizer, *rest, Assignment(counts, settings.guided_layers))
 

@@ -799,7 +799,7 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
     """
     workdir = storage.directory(workdir)
     config = read_config(workdir)
-    tokenizer = tokenizers.load_trained(workdir / "tokenizer")
+    tokenizer = tokenizers.load(workdir / "tokenizer")
     model = workloads.reference_model(config, tokenizer)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     steps = checkpoints.steps()

@@ -240,7 +240,7 @@ def test_a_wordpiece_vocabulary_has_all_letters_or_is_an_error():
 
 
 def test_bad_tokenizer_paths(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no tokenizer at .*nowhere; give a directory or file that exists"):
+    with pytest.raises(FileNotFoundError, match="no tokenizer at .*nowhere"):
         tokenizers.load(tmp_path / "nowhere")
     (tmp_path / "readme.md").touch()
     with pytest.raises(ValueError, match=r"holds no tokenizer: expected tokenizer.json, .*, got readme\.md"):

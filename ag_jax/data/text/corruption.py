@@ -10,7 +10,7 @@ Shape letters: B batch, L length, M masked positions, V vocabulary.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def mask(
 
     labels_BM = np.take_along_axis(tokens_BL, positions_BM, axis=1)
     if config.replacement == "unigram":
-        inputs_BM = unigram.draw(row_B1, _UNIGRAM_STREAM, positions_BM)
+        inputs_BM = cast(Unigram, unigram).draw(row_B1, _UNIGRAM_STREAM, positions_BM)
     else:
         inputs_BM = _replacements(config, labels_BM, row_B1, positions_BM, tokenizer)
 
