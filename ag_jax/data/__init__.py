@@ -1,3 +1,4 @@
-"""Tokenizers, and batches of text for pre-training, of translations, and of tasks for fine-tuning: numpy on the host,
-independent of the other packages of ag_jax.
+"""Tokenizers and batches of text for pre-training, translation, fine-tuning and probing.
+
+Everything is numpy on the host, independent of the packages of ag_jax that use JAX.
 """

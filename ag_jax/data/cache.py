@@ -44,8 +44,9 @@ class Entry:
     unread: frozenset[str] = frozenset()
 
     def checked(self, path: pathlib.Path) -> CheckedFile | None:
-        """Return a `CheckedFile` that compares the file `path` with its checksums during reading, or None if the whole
-        file was compared when the directory was opened.
+        """Return a checker of the blocks of a file, for readers of large files.
+
+        Returns None if the whole file was compared with its checksums when the directory was opened.
         """
         name = path.relative_to(self.path).as_posix()
         return CheckedFile(path, self.checksums[name], _advice(self.path)) if name in self.unread else None
@@ -137,9 +138,9 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
 def _open(directory: pathlib.Path, check_large: bool) -> tuple[Entry | None, str]:
     """Return (`Entry`, "") for an intact directory of the cache, (None, what is wrong) for a damaged one."""
     try:
-        recorded = json.loads((directory / MANIFEST).read_text())
-        files = recorded["files"]
-        if recorded["checksum"] != _checksum(files):
+        manifest = json.loads((directory / MANIFEST).read_text())
+        files = manifest["files"]
+        if manifest["checksum"] != _checksum(files):
             return None, f"{MANIFEST} was changed"
         unread = set()
         for name, file in files.items():
@@ -168,10 +169,12 @@ def _write_manifest(directory: pathlib.Path) -> None:
 
 
 def _checksum(files: dict) -> int:
+    """Return the checksum of the manifest itself."""
     return zlib.crc32(json.dumps(files, sort_keys=True).encode())
 
 
 def _advice(directory: pathlib.Path) -> str:
+    """Return what to do about a damaged file of a directory, for an error message."""
     return f"delete the folder {directory} and run the same command again, which makes it anew"
 
 
@@ -179,8 +182,8 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
     """Remove partial copies of `directory` to which no process has written for `ABANDONED` seconds."""
     for partial in directory.parent.glob(f"{directory.name}{PARTIAL}*"):
         with contextlib.suppress(OSError):  # another process may remove it meanwhile
-            written = max(path.stat().st_mtime for path in (partial, *partial.rglob("*")))
-            if time.time() - written > ABANDONED:
+            last_write = max(path.stat().st_mtime for path in (partial, *partial.rglob("*")))
+            if time.time() - last_write > ABANDONED:
                 shutil.rmtree(partial, ignore_errors=True)
 
 

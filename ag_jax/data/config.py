@@ -210,12 +210,14 @@ class DataConfig:
             )
         if self.is_parallel:
             self._check_parallel()
-        elif given := [name for name in PARALLEL_SETTINGS if getattr(self, name) != getattr(DataConfig, name)]:
-            raise ValueError(
-                f"data.{given[0]}={getattr(self, given[0])!r} works with format='parallel' only, got "
-                f"format={self.format!r}; set data.format=parallel to train to translate, or leave data.{given[0]} at "
-                f"{getattr(DataConfig, given[0])!r}"
-            )
+            return
+        for name in PARALLEL_SETTINGS:
+            value, default = getattr(self, name), getattr(DataConfig, name)
+            if value != default:
+                raise ValueError(
+                    f"data.{name}={value!r} works with format='parallel' only, got format={self.format!r}; leave "
+                    f"data.{name} at {default!r}"
+                )
 
     def _check_parallel(self) -> None:
         """Raise ValueError for settings that go only with other formats, or that contradict one another."""

@@ -1,4 +1,4 @@
-"""Comments of CoNLL files, which have a line for each word and blank lines between sentences."""
+"""Leave out the comments of CoNLL files, which have a line for each word and blank lines between sentences."""
 
 import collections
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ _MARKS = ("-DOCSTART-", "#begin document", "#end document")  # lines of files of
 
 
 def without_comments(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a CoNLL file that are no comments, with their numbers, counted from 1.
+    """Yield (number, line) of the lines of a CoNLL file that are no comments; numbers count from 1.
 
     A comment begins with "# ", stands before the first word of a sentence, and has not the number of columns of the
     file. So "# sent_id = 3" is a comment, and "#<tab>O" is the word "#". The number of columns is that of most lines

@@ -155,22 +155,23 @@ def hash_files(
     """
 
     def write(partial: pathlib.Path) -> None:
-        found = files()
-        sizes = [path.stat().st_size for named in found.values() for _, path in named if isinstance(path, pathlib.Path)]
+        files_of = files()
+        paths = [path for items in files_of.values() for _, path in items]
+        sizes = [path.stat().st_size for path in paths if isinstance(path, pathlib.Path)]
         if sizes:
             say(f"hashing {len(sizes):,} files")
         progress, done = Progress("hashing the files", sum(sizes) / 1e6, "MB", say), 0
-        hashed: dict[str, list[list[Any]]] = {setting: [] for setting in found}
-        for setting, named in found.items():
-            for name, path in named:
+        hashes: dict[str, list[list[Any]]] = {setting: [] for setting in files_of}
+        for setting, items in files_of.items():
+            for name, path in items:
                 if isinstance(path, KnownContent):
-                    hashed[setting].append([name, path.size, path.fingerprint])
+                    hashes[setting].append([name, path.size, path.fingerprint])
                     continue
                 size = path.stat().st_size
-                hashed[setting].append([name, size, checksums.content_hash(path)])
+                hashes[setting].append([name, size, checksums.content_hash(path)])
                 done += size
                 progress.update(done / 1e6)
-        (partial / "files.json").write_text(json.dumps(hashed))
+        (partial / "files.json").write_text(json.dumps(hashes))
 
     return json.loads(
         (entries.open(f"files-{key_of_files}", write, config.verify_cache).path / "files.json").read_text()

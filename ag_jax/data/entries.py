@@ -34,7 +34,7 @@ COPIED_TOGETHER = 2**24  # bytes
 
 @contextlib.contextmanager
 def unclaimed(path: epath.Path) -> Iterator[object]:
-    """Take every piece of work: processes do not share work, and each makes what is missing."""
+    """Claim that always succeeds, for processes that do not share work: each makes what is missing."""
     del path
     yield True
 
@@ -59,9 +59,9 @@ class Entries:
         If that is in an object store, local copies go to $AG_JAX_CACHE if it is on a disk, and otherwise to
         ~/.cache/ag_jax.
         """
-        named = [name for name in (config.cache_dir, os.environ.get("AG_JAX_CACHE")) if name]
-        remote = epath.Path(named[0]) if named and "://" in named[0] else None
-        local = next((name for name in named if "://" not in name), "~/.cache/ag_jax")
+        roots = [root for root in (config.cache_dir, os.environ.get("AG_JAX_CACHE")) if root]
+        remote = epath.Path(roots[0]) if roots and "://" in roots[0] else None
+        local = next((root for root in roots if "://" not in root), "~/.cache/ag_jax")
         return cls(pathlib.Path(local).expanduser(), remote, claim)
 
     @property
@@ -81,8 +81,8 @@ class Entries:
         """
         is_told = False
         while not self._is_ready(name):
-            with self._claimed(name) as mine, _until_lost(mine):
-                if mine:
+            with self._claimed(name) as claim, _until_lost(claim):
+                if claim:
                     self._remove_partial(name)
                     return self._make(name, write, check_large)
             interruption.check()
@@ -93,8 +93,9 @@ class Entries:
         return self._make(name, write, check_large)
 
     def make_all(self, writers: Mapping[str, Write], is_over: Callable[[], bool], report: Callable[[], None]) -> None:
-        """Make the missing entries that no other process is making, and wait for the others; return when all are
-        complete or no longer needed.
+        """Make all entries, together with other processes; return when all are complete or no longer needed.
+
+        This process makes missing entries that no other is making, and waits for the others.
 
         writers: function that writes an entry, by its name.
         is_over: returns whether the entries are no longer needed.
@@ -105,9 +106,9 @@ class Entries:
             for name in missing:
                 if self.is_complete(name):
                     continue
-                with self._claimed(name) as mine, _until_lost(mine):
+                with self._claimed(name) as claim, _until_lost(claim):
                     # Another process may have made it meanwhile. If it was also removed, `is_over` says so afterwards.
-                    if mine and not self.is_complete(name) and not is_over():
+                    if claim and not self.is_complete(name) and not is_over():
                         self._remove_partial(name)
                         self._make(name, writers[name], check_large=False)
                         report()
@@ -126,21 +127,22 @@ class Entries:
             (self.remote / name).rmtree()
 
     def remove_leftovers(self, beginning: str) -> None:
-        """Delete what killed processes left of entries whose names begin with `beginning`: partial directories, and the
-        locks of claims. What a running process is writing stays.
+        """Delete what killed processes left of entries whose names begin with `beginning`.
+
+        That is partial directories and the locks of claims. What a running process is writing stays.
         """
-        left = {path.name.partition(cache.PARTIAL)[0] for path in self.local.glob(f"{beginning}*{cache.PARTIAL}*")}
+        names = {path.name.partition(cache.PARTIAL)[0] for path in self.local.glob(f"{beginning}*{cache.PARTIAL}*")}
         for root in {self.local, self.remote or self.local}:
             for lock in epath.Path(root).glob(f"{beginning}*.lock"):
                 # Another process may remove the directory or claim it meanwhile.
                 with contextlib.suppress(OSError, ValueError):
                     if any(lock.iterdir()):
-                        left.add(lock.name.removesuffix(".lock"))
+                        names.add(lock.name.removesuffix(".lock"))
                     else:  # of a claim that was released: object stores may keep its directory
                         lock.rmdir()
-        for name in left:
-            with self._claimed(name) as mine:
-                if mine:
+        for name in names:
+            with self._claimed(name) as claim:
+                if claim:
                     self._remove_partial(name)
 
     def _remove_partial(self, name: str) -> None:
@@ -184,15 +186,17 @@ class Entries:
         root = self.local if self.remote is None or self._is_in_store(name) else self.remote
         with contextlib.ExitStack() as stack:
             try:
-                mine = stack.enter_context(self.claim(epath.Path(root) / f"{name}.lock"))
+                claim = stack.enter_context(self.claim(epath.Path(root) / f"{name}.lock"))
             except OSError as error:
                 raise cache.explain(error, self.local / name) from error
-            yield mine
+            yield claim
 
     def _is_in_store(self, name: str) -> bool:
         return self.remote is not None and (self.remote / name / MANIFEST).exists()
 
     def _make(self, name: str, write: Write, check_large: bool) -> Entry:
+        """Return an entry, copied from the object store or made with `write` if it is missing on this machine."""
+
         def fill(partial: pathlib.Path) -> None:
             if self.remote and self._is_in_store(name):
                 _fetch(self.remote / name, partial)
@@ -206,16 +210,16 @@ class Entries:
 
 
 @contextlib.contextmanager
-def _until_lost(mine: object) -> Iterator[None]:
-    """Context manager that ends the work within it, without an error, if a claim turns false; see `Claim`."""
-    if not mine:
+def _until_lost(claim: object) -> Iterator[None]:
+    """End the work within the context, without an error, if a claim turns false; see `Claim`."""
+    if not claim:
         yield
         return
     try:
-        with interruption.only_while(lambda: bool(mine)):
+        with interruption.only_while(lambda: bool(claim)):
             yield
     except interruption.Withdrawn:
-        if mine:  # the claim of another entry, of which this one is a part
+        if claim:  # the claim of another entry, of which this one is a part
             raise
 
 

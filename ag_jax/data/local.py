@@ -1,4 +1,4 @@
-"""Settings that name files which must be on a disk."""
+"""Check that settings name files on a disk, where these files cannot be read from an object store."""
 
 from ag_jax.data.text import remote
 

@@ -35,9 +35,9 @@ class BatchSizes:
     until: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, given: "int | BatchSizes") -> "BatchSizes":
-        """Return batch sizes that are the same for all steps if `given` is a number, else `given`."""
-        return given if isinstance(given, BatchSizes) else cls(given)
+    def of(cls, size: "int | BatchSizes") -> "BatchSizes":
+        """Return batch sizes that are the same for all steps if `size` is a number, else `size` itself."""
+        return size if isinstance(size, BatchSizes) else cls(size)
 
     def at(self, step: int) -> int:
         """Return the number of rows of the batch of a step."""
@@ -66,7 +66,7 @@ def at_step(step: int, last: Value, earlier: Sequence[Value], until: Sequence[in
 
 
 def all_rows(count: int) -> slice:
-    """Return all rows of a batch: the default of functions that choose the rows that a host needs."""
+    """Return the slice of all rows of a batch: the default where a function chooses the rows that a host needs."""
     del count
     return slice(None)
 
@@ -81,7 +81,7 @@ def check_batch_size(rows: int, batch_size: int) -> None:
 
 
 def drawn(count: int, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index in the corpus, and the epoch, of rows: two arrays `B`.
+    """Return the index in the corpus, and the epoch, of each row that training draws: two arrays `B`.
 
     count: N, number of rows of the corpus.
     number_B: numbers of the rows among all rows drawn in training (`BatchSizes.numbers`).
@@ -106,10 +106,10 @@ def once(
     most: if the corpus has more rows, the batches hold this many instead, evenly spaced: row i * count // most for
         i = 0, 1, ...
     """
-    chosen = once_count(count, most)
-    for start in range(0, chosen, batch_size):
+    total = once_count(count, most)
+    for start in range(0, total, batch_size):
         number_B = (start + np.arange(batch_size))[rows]
-        yield np.where(number_B < chosen, number_B * count // max(chosen, 1), -1)
+        yield np.where(number_B < total, number_B * count // max(total, 1), -1)
 
 
 def once_count(count: int, most: int | None) -> int:

@@ -1,7 +1,7 @@
-"""The data of a run, for every `data.format`: text (`ag_jax.data.text`) or, with `parallel`, pairs of a text and its
-translation (`ag_jax.data.parallel`).
+"""Prepare the data of a run and make its batches, for every `data.format`.
 
-Both packages have a module `pipeline` with the same functions; here `data.format` chooses between them.
+With `data.format=parallel` the data are pairs of a text and its translation (`ag_jax.data.parallel`), otherwise text
+(`ag_jax.data.text`). Both packages have a module `pipeline` with the same functions; here the format chooses.
 """
 
 from collections.abc import Iterator

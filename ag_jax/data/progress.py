@@ -18,18 +18,18 @@ class Progress:
 
     def __init__(self, what: str, total: float, unit: str, say: Callable[[str], None], done: float = 0.0):
         self._what, self._total, self._unit, self._say, self._start = what, total, unit, say, done
-        self._began = self._said = time.monotonic()
+        self._start_time = self._last_line = time.monotonic()
 
     def update(self, done: float, note: str = "") -> None:
         """Print a line, at most every `EVERY` seconds; `note` is added to it."""
         now = time.monotonic()
-        if now - self._said < EVERY:
+        if now - self._last_line < EVERY:
             return
-        self._said = now
-        rate = (done - self._start) / (now - self._began)
-        left = f"about {duration((self._total - done) / rate)} left" if rate > 0 else "time left unknown"
+        self._last_line = now
+        rate = (done - self._start) / (now - self._start_time)
+        remaining = f"about {duration((self._total - done) / rate)} left" if rate > 0 else "time left unknown"
         amount = f"{done:,.0f} of {self._total:,.0f} {self._unit}, {rate:,.1f} {self._unit} a second"
-        self._say(f"{self._what}: {amount}, {left}" + (f"; {note}" if note else ""))
+        self._say(f"{self._what}: {amount}, {remaining}" + (f"; {note}" if note else ""))
 
 
 def duration(seconds: float) -> str:

@@ -17,33 +17,29 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """Return a random 64-bit number (uint64) for each key, by hashing; a key is a tuple of integers, one from each
-    array `components`.
+    """Return a random 64-bit number (uint64) for each key, by hashing.
 
-    The arrays broadcast. Each component has its own mixing round. Scalars count as arrays of one element.
+    components: integers or arrays of integers, which broadcast; a key is a tuple with one integer of each. Scalars
+        count as arrays of one element.
     """
     state: Any = np.uint64(0)
     for component in components:
-        # Arrays of at least one dimension: numpy warns of overflow (wanted here) for scalars only.
+        # Each component has a mixing round of its own. Arrays have at least one dimension, because numpy warns of
+        # overflow (intended here) for scalars.
         component = np.atleast_1d(np.asarray(component).astype(np.uint64))
         state = _mix((state ^ component) + np.uint64(_GOLDEN))
     return state
 
 
 def units(*components) -> np.ndarray:
-    """Return random float64 numbers, uniform in [0, 1), each made by hashing a tuple of integers with one integer from
-    each array `components`.
-
-    As in `words`, the arrays broadcast.
-    """
+    """Return a random number (float64), uniform in [0, 1), for each key; keys are those of `words`."""
     return (words(*components) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(limit: int, *components) -> np.ndarray:
-    """Return a random integer, uniform in 0..limit-1, for each key; a key is a tuple of integers, one from each array
-    `components`.
+    """Return a random integer, uniform in 0..limit-1, for each key; keys are those of `words`.
 
-    As in `words`, the arrays broadcast. `limit` may be up to 2^32; the bias is below limit / 2^32.
+    `limit` may be up to 2^32; the bias is below limit / 2^32.
     """
     return ((words(*components) >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
 

@@ -89,7 +89,7 @@ def _model(proto, pieces: list[tuple[str, float]], unknown: str) -> models.Model
     merges = []
     # A sentencepiece model stores no merges: two pieces that make up a third are one, ranked by the third's score.
     for piece, score in pieces:
-        cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        cuts = ((piece[:end], piece[end:]) for end in range(1, len(piece)))
         merges += [(-score, left, right) for left, right in cuts if left in vocabulary and right in vocabulary]
     # The highest score first; Python's sort keeps the order of the vocabulary among equals.
     ordered = [(left, right) for _, left, right in sorted(merges, key=lambda merge: merge[0])]
@@ -118,8 +118,8 @@ def _check(tokenizer: huggingface.Tokenizer, processor: sentencepiece.SentencePi
     ids = range(processor.get_piece_size())
     plain = [id for id in ids if not (processor.is_control(id) or processor.is_unknown(id) or processor.is_byte(id))]
     words = [word for id in plain if (word := processor.id_to_piece(id).replace(SPACE, " ").strip())]
-    for at in range(0, min(len(words), 4000), 8):
-        text = " ".join(words[at : at + 8])
+    for start in range(0, min(len(words), 4000), 8):
+        text = " ".join(words[start : start + 8])
         # sentencepiece's id 0 is the unknown piece, for which fairseq has 3.
         theirs = [id + moved if id else 3 for id in processor.encode(text)] if moved else processor.encode(text)
         ours = tokenizer.encode(text, add_special_tokens=False).ids

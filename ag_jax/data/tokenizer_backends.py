@@ -1,4 +1,4 @@
-"""Adapters that give the two tokenizer libraries behind `Tokenizer` the same methods."""
+"""Adapters with the same methods for tokenizers of the libraries `tokenizers` and `sentencepiece`."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ class HuggingFace:
     """
 
     may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used
-    own: Mapping[str, str]  # special tokens by role, as far as the tokenizer itself states them
+    special_tokens: Mapping[str, str]  # special tokens by role, as far as the tokenizer itself states them
     pair_separators: int | None = None  # number of `end` tokens between the texts of a pair, if it states that
     languages: tuple[str | None, str | None] = (None, None)  # of source and target, if it is for certain ones
 
@@ -47,28 +47,26 @@ class HuggingFace:
         self._normalize: _Normalizer | None = None
         self.is_normalized_by_sentencepiece = bool(self._rules)
         self.encode_batch([_PROBE])  # an unusable part raises its error here, not in the middle of a corpus
-        self.own = self._delimiters()
+        self.special_tokens = self._delimiters()
         unknown = getattr(tokenizer.model, "unk_token", None)
         if unknown and self.id(unknown) is not None:
-            self.own |= {"unknown": unknown}
+            self.special_tokens |= {"unknown": unknown}
 
     def _delimiters(self) -> dict[str, str]:
-        """Return the tokens that the post-processor puts at begin and end of a text, by role, and count those between
-        the texts of a pair.
+        """Return the begin and the end token by role, as the post-processor adds them to a pair of texts.
 
-        Returns {} if it adds nothing in one of these places, because the tokens are then not all known.
+        Sets `pair_separators`. Returns {} if the post-processor adds nothing before, between or after the texts,
+        because not all of these tokens are known then.
         Raises ValueError if it adds other tokens than one begin, one end and separators that are ends.
         """
         encoding = self._tokenizer.encode(_PROBE, _PROBE)
-        places = encoding.sequence_ids
-        if not {0, 1} <= set(places):
+        texts = encoding.sequence_ids  # of each token: 0 for the first text, 1 for the second, None if it was added
+        if not {0, 1} <= set(texts):
             return {}
-        first, second = places.index(0), places.index(1)
-        last = len(places) - 1 - places[::-1].index(1)
+        first, second = texts.index(0), texts.index(1)
+        last = len(texts) - 1 - texts[::-1].index(1)
         before, after = encoding.ids[:first], encoding.ids[last + 1 :]
-        between = [
-            id for id, place in zip(encoding.ids[first:second], places[first:second], strict=True) if place is None
-        ]
+        between = [id for id, text in zip(encoding.ids[first:second], texts[first:second], strict=True) if text is None]
         if not (before and between and after):
             return {}
         begin, end = (self._tokenizer.id_to_token(ids[0]) for ids in (before, after))
@@ -184,15 +182,15 @@ class _Normalizer:
             yield piece, bool(number % 2)  # `split` with a group returns the separators, too
 
     def __call__(self, text: str) -> str:
-        """Return the normalised text."""
+        """Return a text with normalised characters."""
         return "".join(
             piece if is_token else self._normalizer.Normalize(piece) for piece, is_token in self._pieces(text)
         )
 
     def located(self, text: str) -> tuple[str, tuple[list[int], list[int]]]:
-        """Return the normalised text, with two places in `text` for each of its characters and its end.
+        """Return the normalised text and, for each of its characters and its end, two offsets in `text`.
 
-        They are where that character begins, and where the character before it ends.
+        The first is where that character begins, the second where the character before it ends.
         """
         normalized, starts, origin = "", [], 0
         for piece, is_token in self._pieces(text):
@@ -217,19 +215,19 @@ def _with_marks(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int
     leave them out.
     """
     following = [begin for begin, _ in offsets[1:]] + [len(text)]
-    placed = []
+    extended = []
     for (begin, end), limit in zip(offsets, following, strict=False):
         while begin < end < limit and unicodedata.category(text[end])[0] in "LM":
             end += 1
-        placed.append((begin, end))
-    return placed
+        extended.append((begin, end))
+    return extended
 
 
 class SentencePiece:
     """Adapter of a sentencepiece model, which is saved as `spiece.model`."""
 
     may_lack: tuple[str, ...] = ()
-    own: Mapping[str, str] = {}
+    special_tokens: Mapping[str, str] = {}
     pair_separators: int | None = None
     languages: tuple[str | None, str | None] = (None, None)
 
@@ -245,10 +243,10 @@ class SentencePiece:
         sentencepiece finds user-defined symbols in a text, but never control symbols.
         """
         model, kinds = ModelProto.FromString(self._model), ModelProto.SentencePiece
-        found = [piece for piece in model.pieces if piece.piece in names and piece.type == kinds.USER_DEFINED]
-        for piece in found:
+        symbols = [piece for piece in model.pieces if piece.piece in names and piece.type == kinds.USER_DEFINED]
+        for piece in symbols:
             piece.type = kinds.CONTROL
-        if found:
+        if symbols:
             self._processor = sentencepiece_processor(model.SerializeToString())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -261,10 +259,8 @@ class SentencePiece:
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text its token ids, and the start and end character (end exclusive) of each token."""
-        found = self._processor.encode(list(texts), out_type="serialized_proto", num_threads=os.cpu_count() or 1)
-        return [
-            _placed(text, SentencePieceText.FromString(encoded)) for text, encoded in zip(texts, found, strict=True)
-        ]
+        protos = self._processor.encode(list(texts), out_type="serialized_proto", num_threads=os.cpu_count() or 1)
+        return [_located(text, SentencePieceText.FromString(proto)) for text, proto in zip(texts, protos, strict=True)]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of token ids, none of which may be a special token."""
@@ -299,7 +295,7 @@ class SentencePiecePair:
     # Marian's decoder starts from padding instead of a begin token, and no token is masked.
     may_lack: tuple[str, ...] = ("begin", "mask")
     is_normalized_by_sentencepiece = False  # but in exports, too, where `MarianTokenizer` is sentencepiece
-    own: Mapping[str, str] = {}
+    special_tokens: Mapping[str, str] = {}
     pair_separators: int | None = None
 
     def __init__(
@@ -332,21 +328,22 @@ class SentencePiecePair:
         return self._encode(self._target, texts)
 
     def _encode(self, processor: sentencepiece.SentencePieceProcessor, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text, whose pieces are those of `processor`."""
         codes, rests = zip(*map(_without_language, texts), strict=True) if texts else ((), ())
-        found = processor.encode(list(rests), out_type=str, num_threads=os.cpu_count() or 1)
-        return [[self._id(piece) for piece in (*code, *pieces)] for code, pieces in zip(codes, found, strict=True)]
+        pieces = processor.encode(list(rests), out_type=str, num_threads=os.cpu_count() or 1)
+        return [[self._id(piece) for piece in (*code, *rest)] for code, rest in zip(codes, pieces, strict=True)]
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
         """Return for each text to be translated its token ids, and the start and end character of each token."""
-        found = []
+        located: list[Located] = []
         for text in texts:
             code, rest = _without_language(text)
             encoded = SentencePieceText.FromString(self._source.encode(rest, out_type="serialized_proto"))
-            _, places = _placed(rest, encoded)
+            _, places = _located(rest, encoded)
             begin = len(text) - len(rest)
             ids = [self._id(piece) for piece in (*code, *(piece.piece for piece in encoded.pieces))]
-            found.append((ids, [(0, begin)] * len(code) + [(start + begin, end + begin) for start, end in places]))
-        return found
+            located.append((ids, [(0, begin)] * len(code) + [(start + begin, end + begin) for start, end in places]))
+        return located
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of token ids, none of which may be a special token; ids without a token are left out."""
@@ -362,13 +359,14 @@ class SentencePiecePair:
         return self._ids.get(piece)
 
     def _id(self, piece: str) -> int:
+        """Return the id of a piece, that of <unk> if the vocabulary lacks it."""
         return self._ids.get(piece, self._unknown)
 
     def files(self) -> dict[str, bytes]:
         """Return the models, the vocabulary and the settings as {name of the file: content}, named as Marian's."""
         ordered = dict(sorted(self._ids.items(), key=lambda item: item[1]))
-        named = {"source_lang": self.languages[0], "target_lang": self.languages[1]}
-        settings = {"tokenizer_class": "MarianTokenizer"} | {key: name for key, name in named.items() if name}
+        languages = {"source_lang": self.languages[0], "target_lang": self.languages[1]}
+        settings = {"tokenizer_class": "MarianTokenizer"} | {key: name for key, name in languages.items() if name}
         return {
             **self._models,
             "vocab.json": json.dumps(ordered, ensure_ascii=False, indent=0).encode(),
@@ -395,9 +393,10 @@ def sentencepiece_processor(model: bytes) -> sentencepiece.SentencePieceProcesso
     return processor
 
 
-def _placed(text: str, encoded: SentencePieceText) -> Located:
-    """Return token ids and character ranges of an encoded text; sentencepiece gives the ranges in bytes."""
-    character = [0]  # the character at each byte
+def _located(text: str, encoded: SentencePieceText) -> Located:
+    """Return the token ids of an encoded text, and the start and end character of each token."""
+    # sentencepiece counts bytes of UTF-8, so this lists the number of the character at each byte.
+    character = [0]
     for number, letter in enumerate(text, 1):
         character += [number - 1] * (len(letter.encode()) - 1) + [number]
     places = [(character[piece.begin], character[piece.end]) for piece in encoded.pieces]

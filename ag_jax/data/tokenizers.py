@@ -284,18 +284,18 @@ def load(path: str | os.PathLike) -> Tokenizer:
     Raises FileNotFoundError if the path does not exist, and ValueError if it holds no readable tokenizer, if a special
     token is missing, if the files contradict each other, or if the checksum differs.
     """
-    named = epath.Path(path)
-    if not named.exists():
-        raise FileNotFoundError(f"no tokenizer at {named}: expected a directory or a file")
-    saved = _check_checksum(named) if named.is_dir() else ()
-    if "://" not in str(named):
-        return _load(pathlib.Path(named), str(named), saved)
-    with tempfile.TemporaryDirectory() as copy:  # the libraries read only local files
-        for file in (named if named.is_dir() else named.parent).iterdir():
-            if file.name in _FILES or file.name.endswith(".model") or file.name == named.name:
-                (pathlib.Path(copy) / file.name).write_bytes(file.read_bytes())
-        local = pathlib.Path(copy) if named.is_dir() else pathlib.Path(copy) / named.name
-        return _load(local, str(named), saved)
+    place = epath.Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"no tokenizer at {place}: expected a directory or a file")
+    saved = _check_checksum(place) if place.is_dir() else ()
+    if "://" not in str(place):
+        return _load(pathlib.Path(place), str(place), saved)
+    with tempfile.TemporaryDirectory() as temporary:  # the libraries read only local files
+        local = pathlib.Path(temporary)
+        for file in (place if place.is_dir() else place.parent).iterdir():
+            if file.name in _FILES or file.name.endswith(".model") or file.name == place.name:
+                (local / file.name).write_bytes(file.read_bytes())
+        return _load(local if place.is_dir() else local / place.name, str(place), saved)
 
 
 def _checksums(files: dict[str, bytes]) -> bytes:
@@ -333,18 +333,18 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def _load(given: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer:
+def _load(path: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer:
     """Load a tokenizer from a file or a directory.
 
     Of several tokenizer files in a directory, the first in the order of `_names` is read.
 
-    given: local path of the file or directory.
+    path: local path of the file or directory.
     origin: name of that path in error messages.
     saved: names of the files in the directory that may be read; all of them if empty.
 
     Raises ValueError if there is no tokenizer.
     """
-    directory, names = (given, _names(given)) if given.is_dir() else (given.parent, [given.name])
+    directory, names = (path, _names(path)) if path.is_dir() else (path.parent, [path.name])
     names = [name for name in names if not saved or name in saved]
     # Files that `Tokenizer.save` wrote agree with each other; those of another program are compared.
     is_original = not saved
@@ -371,7 +371,7 @@ def _load(given: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer
                 vocabularies.check_sentencepiece(directory / name)
         else:
             continue
-        return Tokenizer(backend, origin=f"{origin}/{name}" if given.is_dir() else origin, named=named)
+        return Tokenizer(backend, origin=f"{origin}/{name}" if path.is_dir() else origin, named=named)
     raise ValueError(
         f"{origin} holds no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a *.model "
         f"file of sentencepiece, got {', '.join(names[:8]) or 'an empty directory'}."
@@ -380,7 +380,7 @@ def _load(given: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer
 
 def _default(backend: Backend, role: str) -> str | None:
     """Return the special token of a role that a tokenizer states itself, or that has a usual name; None without any."""
-    names = [backend.own[role]] if role in backend.own else _ROLES[role]
+    names = [backend.special_tokens[role]] if role in backend.special_tokens else _ROLES[role]
     return next((name for name in names if backend.id(name) is not None), None)
 
 
@@ -392,35 +392,33 @@ def _special_names(backend: Backend, origin: str, named: Mapping[str, str]) -> d
     Raises ValueError if `named` and the tokenizer contradict each other, and if the vocabulary lacks a token.
     """
     files = f"{vocabularies.SETTINGS} or {vocabularies.SPECIALS}"
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for role, settings in _SETTINGS.items():
-        own = backend.own.get(role)
-        key = next((key for key in settings if key in named and (key == settings[0] or own is None)), None)
+        token = backend.special_tokens.get(role)
+        key = next((key for key in settings if key in named and (key == settings[0] or token is None)), None)
         if key is None:
             continue
-        if own not in (None, named[key]):
+        if token not in (None, named[key]):
             raise ValueError(
-                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, but the tokenizer itself has {own!r} as "
-                f"its {role} token: they are of different tokenizers, or one of them was changed; copy all files anew "
-                "from the original tokenizer"
+                f"{files} of the tokenizer {origin} has {key}={named[key]!r}, but the tokenizer itself has {token!r} "
+                f"as its {role} token: copy all files anew from the original tokenizer"
             )
         if backend.id(named[key]) is None:
             raise ValueError(
                 f"{files} of the tokenizer {origin} has {key}={named[key]!r}, which its vocabulary lacks: copy all "
-                "files anew from the original tokenizer, or add the token to the vocabulary (and a row to the model's "
-                "embeddings)"
+                "files anew from the original tokenizer"
             )
-        found[role] = named[key]
+        names[role] = named[key]
     # Only with both tokens does a tokenizer have Gemma's usual names; with one, the other was lost.
     of_gemma = [name for name in ("<bos>", "<eos>") if backend.id(name) is not None]
-    if len(of_gemma) == 1 and not {"begin", "end"} <= found.keys() | backend.own.keys():
+    if len(of_gemma) == 1 and not {"begin", "end"} <= names.keys() | backend.special_tokens.keys():
         other = "<eos>" if of_gemma == ["<bos>"] else "<bos>"
         raise ValueError(
             f"the tokenizer {origin} has {of_gemma[0]} but not {other}, which go together as begin and end of a text: "
-            "copy it anew, or add the missing token to its vocabulary (and a row to the model's embeddings)"
+            "copy it anew"
         )
-    defaults = {role: _default(backend, role) for role in _ROLES if role not in found}
-    return found | {role: name for role, name in defaults.items() if name is not None}
+    defaults = {role: _default(backend, role) for role in _ROLES if role not in names}
+    return names | {role: name for role, name in defaults.items() if name is not None}
 
 
 def _find_specials(backend: Backend, origin: str, names: Mapping[str, str]) -> SpecialTokens:
@@ -433,7 +431,7 @@ def _find_specials(backend: Backend, origin: str, names: Mapping[str, str]) -> S
         if role not in names and role not in backend.may_lack:
             raise ValueError(
                 f"the tokenizer {origin} lacks the {role} token: expected {' or '.join(_ROLES[role])} in its "
-                "vocabulary; add it to the vocabulary (and a row to the model's embeddings), or train a tokenizer here."
+                "vocabulary; add it to the vocabulary (and a row to the model's embeddings)"
             )
     roles: dict[str, str] = {}
     for role in _ROLES:
@@ -449,6 +447,7 @@ def _find_specials(backend: Backend, origin: str, names: Mapping[str, str]) -> S
 
 
 def _train_byte_bpe(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:
+    """Train byte-level BPE, with RoBERTa's special tokens."""
     tokenizer = byte_bpe(huggingface.models.BPE())
     trainer = huggingface.trainers.BpeTrainer(
         vocab_size=config.vocabulary_size,
@@ -462,6 +461,7 @@ def _train_byte_bpe(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFac
 
 
 def _train_wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:
+    """Train WordPiece, with BERT's special tokens. Raises ValueError if the letters of the text need more tokens."""
     texts = list(texts) if isinstance(texts, Iterator) else texts
     learner = wordpiece(huggingface.models.WordPiece(unk_token="[UNK]"), lowercase=config.lowercase)
     # The trainer numbers the pieces "##a" as it meets them in a hash table, in another order in every process, and
@@ -493,10 +493,11 @@ def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
 def sentencepiece_lines(text: str) -> Iterator[str]:
     """Yield a text as the lines on which sentencepiece is trained, of which it takes `SENTENCEPIECE_LINES`."""
     size = _SENTENCEPIECE_LINE_CHARACTERS
-    return (line[at : at + size] for line in text.splitlines() for at in range(0, len(line), size))
+    return (line[start : start + size] for line in text.splitlines() for start in range(0, len(line), size))
 
 
 def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> HuggingFace:
+    """Train BPE or a unigram model with sentencepiece. Raises ValueError for an impossible vocabulary size."""
     normalizer = sentencepiece_models.NORMALIZER
     lines = map(normalizer.normalize_str, itertools.chain.from_iterable(map(sentencepiece_lines, texts)))
     model = io.BytesIO()
@@ -520,26 +521,27 @@ def _train_sentencepiece(config: TokenizerConfig, texts: Iterable[str]) -> Huggi
     return HuggingFace(sentencepiece_models.convert_trained(model.getvalue()))
 
 
-def _size_error(asked: int, message: str) -> str:
+def _size_error(size: int, message: str) -> str:
     """Return an error message for an impossible vocabulary size, with the limit that sentencepiece reports, if any.
 
-    asked: vocabulary size that was asked for.
+    size: the impossible vocabulary size.
     message: error message of sentencepiece.
     """
     if largest := re.search(r"value <= (\d+)", message):
         return (
             f"the source text supports a sentencepiece vocabulary of at most {largest[1]} pieces, got "
-            f"tokenizer.vocabulary_size={asked}; lower it or give more text."
+            f"tokenizer.vocabulary_size={size}; lower it or give more text."
         )
     if smallest := re.search(r"\d+ vs (\d+)", message):
-        return _too_small(smallest[1], asked, "sentencepiece")
-    return f"sentencepiece could not train a vocabulary of {asked} pieces: {message}"
+        return _too_small(smallest[1], size, "sentencepiece")
+    return f"sentencepiece could not train a vocabulary of {size} pieces: {message}"
 
 
-def _too_small(smallest: int | str, asked: int, kind: str) -> str:
+def _too_small(smallest: int | str, size: int, kind: str) -> str:
+    """Return the error message for a vocabulary size below the smallest possible one."""
     return (
         f"the characters of the source text need a {kind} vocabulary of at least {smallest} pieces, got "
-        f"tokenizer.vocabulary_size={asked}; raise it."
+        f"tokenizer.vocabulary_size={size}; raise it."
     )
 
 

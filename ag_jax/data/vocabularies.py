@@ -130,13 +130,13 @@ def load_marian(directory: pathlib.Path) -> SentencePiecePair:
         )
     names = special_names(directory)
     for role, expected in _MARIAN_SPECIALS.items():
-        if (named := names.get(role, expected)) != expected:
+        if (name := names.get(role, expected)) != expected:
             raise ValueError(
-                f"{directory / SETTINGS} or {SPECIALS}: {role}={named!r} is not supported, only {expected!r}: take a "
+                f"{directory / SETTINGS} or {SPECIALS}: {role}={name!r} is not supported, only {expected!r}: take a "
                 "model with Marian's names of the special tokens"
             )
-    listed = settings.get("added_tokens_decoder", {}).values()
-    added = {str(token.get("content") if isinstance(token, dict) else token) for token in listed}
+    tokens = settings.get("added_tokens_decoder", {}).values()
+    added = {str(token.get("content") if isinstance(token, dict) else token) for token in tokens}
     added |= _object(directory / ADDED).keys()
     if missing := sorted(added - ids.keys()):
         raise ValueError(
@@ -166,10 +166,10 @@ def _checked_model(model: bytes) -> bytes:
 def settings_beside(
     vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None, remedy: str | None = None
 ) -> dict[str, Any]:
-    """Check that the settings in the tokenizer_config.json beside a vocabulary are supported, and return the settings
-    that are not null.
+    """Return the settings in the tokenizer_config.json beside a vocabulary, if all of them are supported.
 
-    Returns {} if there is no such file. Without `tokenizer_class` there, the one in config.json counts.
+    Settings that are null are left out. Returns {} if there is no such file. Without `tokenizer_class` there, the one
+    in config.json counts.
 
     vocabulary: the file of the vocabulary.
     classes: names of tokenizer classes that split text alike, without the ending Fast.
@@ -182,8 +182,8 @@ def settings_beside(
     file = vocabulary.parent / SETTINGS
     settings = _settings(file)
     of_model = _object(file.with_name(MODEL)).get("tokenizer_class")
-    named = str(settings.get("tokenizer_class", of_model or "")).removesuffix("Fast")
-    wrong = [] if named in ("", *classes) else [f"tokenizer_class={named} is not one of {', '.join(classes)}"]
+    kind = str(settings.get("tokenizer_class", of_model or "")).removesuffix("Fast")
+    wrong = [] if kind in ("", *classes) else [f"tokenizer_class={kind} is not one of {', '.join(classes)}"]
     for key, value in (only or {}).items():
         if settings.get(key, value) != value:
             wrong.append(f"{key}={settings[key]!r} is not supported, only {value!r}")
@@ -206,10 +206,7 @@ def _settings(file: pathlib.Path) -> dict[str, Any]:
     settings = {key: value for key, value in _object(file).items() if value is not None}
     for key, kind in _TYPES.items():  # a missing setting counts as `kind()`, which is of the right type
         if not isinstance(settings.get(key, kind()), kind):
-            raise ValueError(
-                f"{file}: {key} must be of type {kind.__name__}, got {settings[key]!r}; copy the file anew from the "
-                "original tokenizer"
-            )
+            raise ValueError(f"{file}: {key} must be of type {kind.__name__}, got {settings[key]!r}; {_REMEDY}")
     return settings
 
 
@@ -239,9 +236,9 @@ def second_type(directory: pathlib.Path) -> int:
     kind = str(settings.get("tokenizer_class") or model.get("tokenizer_class") or usual).removesuffix("Fast")
     if model.get("model_type") == "modernbert":  # transformers ignores the class that its files name
         kind = ""
-    returned = settings.get("model_input_names", ["token_type_ids"] if kind in _TYPED else [])
-    if kind in _TYPED or kind in _UNTYPED or "token_type_ids" not in returned or not file.exists():
-        return int(kind in _TYPED and "token_type_ids" in returned)
+    outputs = settings.get("model_input_names", ["token_type_ids"] if kind in _TYPED else [])
+    if kind in _TYPED or kind in _UNTYPED or "token_type_ids" not in outputs or not file.exists():
+        return int(kind in _TYPED and "token_type_ids" in outputs)
     library = read(file, huggingface.Tokenizer.from_file)
     library.no_padding()
     encoding = library.encode("a", "b")
@@ -263,19 +260,19 @@ def special_names(directory: pathlib.Path) -> dict[str, str]:
 
     Raises ValueError if a name is no text, and if the two files contradict each other.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for file in (directory / SETTINGS, directory / SPECIALS):
         values = _object(file)
         for key in SPECIAL_SETTINGS:
             if values.get(key) is None:
                 continue
             name = _content(file, key, values[key])
-            if found.setdefault(key, name) != name:
+            if names.setdefault(key, name) != name:
                 raise ValueError(
-                    f"{directory / SETTINGS} has {key}={found[key]!r}, but {file.name} has {name!r}: they are of "
-                    "different tokenizers, or one of them was changed; copy both anew from the original tokenizer"
+                    f"{directory / SETTINGS} has {key}={names[key]!r}, but {file.name} has {name!r}: copy both anew "
+                    "from the original tokenizer"
                 )
-    return found
+    return names
 
 
 def _content(file: pathlib.Path, key: str, token: Any) -> str:
@@ -283,8 +280,7 @@ def _content(file: pathlib.Path, key: str, token: Any) -> str:
     name = token.get("content") if isinstance(token, dict) else token
     if not isinstance(name, str) or not name:
         raise ValueError(
-            f"{file}: {key} must name tokens, as a text or an object with content, got {token!r}; copy the file anew "
-            "from the original tokenizer"
+            f"{file}: {key} must name tokens, as a text or an object with content, got {token!r}; {_REMEDY}"
         )
     return name
 
@@ -299,16 +295,15 @@ def check_agreement(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -
     for key, value in _text_processing(tokenizer).items():
         if settings.get(key, value) != value:
             raise ValueError(
-                f"{directory / SETTINGS} has {key}={settings[key]}, but tokenizer.json beside it {value}, so it is not "
-                "known how the model's text was split: copy both files anew from the original tokenizer, or correct "
-                "the one that is wrong"
+                f"{directory / SETTINGS} has {key}={settings[key]}, but tokenizer.json beside it {value}: copy both "
+                "files anew from the original tokenizer"
             )
     for file, id, token in _added_beside(directory):
         if (actual := tokenizer.token_to_id(token.content)) != id:
-            got = "lacks it" if actual is None else f"gives it the id {actual}"
+            other = "lacks it" if actual is None else f"gives it the id {actual}"
             raise ValueError(
-                f"{file} gives the token {token.content!r} the id {id}, but tokenizer.json beside it {got}: copy both "
-                "files anew from the same tokenizer"
+                f"{file} gives the token {token.content!r} the id {id}, but tokenizer.json beside it {other}: copy "
+                "both files anew from the same tokenizer"
             )
 
 
@@ -331,18 +326,18 @@ def check_sentencepiece(model: pathlib.Path) -> None:
 
 
 def _text_processing(tokenizer: huggingface.Tokenizer) -> dict[str, bool]:
-    """Return the settings of tokenizer_config.json that a tokenizer.json states itself, with their values."""
-    found: dict[str, bool] = {}
+    """Return the settings of tokenizer_config.json that a tokenizer.json implies, with their values."""
+    settings: dict[str, bool] = {}
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer):
         for state in _parts(json.loads(part.__getstate__())) if part is not None else ():
             if state["type"] == "BertNormalizer":
                 lowercase, strip = state["lowercase"], state["strip_accents"]
-                found["do_lower_case"] = lowercase
-                found["strip_accents"] = lowercase if strip is None else strip
-                found["tokenize_chinese_chars"] = state["handle_chinese_chars"]
+                settings["do_lower_case"] = lowercase
+                settings["strip_accents"] = lowercase if strip is None else strip
+                settings["tokenize_chinese_chars"] = state["handle_chinese_chars"]
             elif state["type"] == "ByteLevel" and part is tokenizer.pre_tokenizer:
-                found["add_prefix_space"] = state["add_prefix_space"]
-    return found
+                settings["add_prefix_space"] = state["add_prefix_space"]
+    return settings
 
 
 def _parts(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -364,9 +359,9 @@ def _added_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, int, 
     file = directory / SETTINGS
     for id, token in _settings(file).get("added_tokens_decoder", {}).items():
         name = _content(file, "added_tokens_decoder", token)
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        given = {flag: bool(token[flag]) for flag in flags if flag in token} if isinstance(token, dict) else {}
-        yield file, _id(file, id), read(file, lambda _, name=name, given=given: AddedToken(name, **given))
+        keys = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        flags = {key: bool(token[key]) for key in keys if key in token} if isinstance(token, dict) else {}
+        yield file, _id(file, id), read(file, lambda _, name=name, flags=flags: AddedToken(name, **flags))
 
 
 def _id(file: pathlib.Path, value: Any) -> int:
@@ -385,17 +380,16 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
         # The library panics at a token whose characters the normaliser removes completely.
         if token.normalized and not read(file, lambda _, token=token: _normalized(tokenizer, token.content)):
             raise ValueError(
-                f"{file}: the tokenizer removes every character of {token.content!r}, so this text cannot be a token; "
-                f"copy {file.name} anew, or delete this token there"
+                f"{file}: the tokenizer removes every character of {token.content!r}, so it cannot be a token; "
+                "delete it there"
             )
     for file, id, token in sorted(added, key=lambda item: item[1]):
         if file.name == SETTINGS or tokenizer.token_to_id(token.content) is None:
             read(file, lambda _, token=token: tokenizer.add_tokens([token]))
         if tokenizer.token_to_id(token.content) != id:
             raise ValueError(
-                f"{file} gives {token.content!r} the id {id}, but with the vocabulary in the same directory this "
-                f"token gets the id {tokenizer.token_to_id(token.content)}, so the files are of different models; copy "
-                f"all of them ({', '.join(present(directory))}) from the same model"
+                f"{file} gives {token.content!r} the id {id}, but with the vocabulary beside it this token gets the id "
+                f"{tokenizer.token_to_id(token.content)}: copy {', '.join(present(directory))} from the same model"
             )
     for file, key, name in _further_beside(directory):
         if tokenizer.token_to_id(name) is None:
@@ -410,18 +404,19 @@ def _further_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, str
     """Yield file, setting and token of each special token without a role that the files beside a vocabulary name."""
     for file in (directory / SETTINGS, directory / SPECIALS):
         for key in _FURTHER:
-            listed = _object(file).get(key) or []
-            for token in listed.values() if isinstance(listed, dict) else listed:
+            tokens = _object(file).get(key) or []
+            for token in tokens.values() if isinstance(tokens, dict) else tokens:
                 yield file, key, _content(file, key, token)
 
 
 def present(directory: pathlib.Path) -> list[str]:
     """Return the names of a directory's files that may belong to a tokenizer."""
-    found = [name for name in ("tokenizer.json", *FILES) if (directory / name).exists()]
-    return found + sorted(file.name for file in directory.glob("*.model"))
+    names = [name for name in ("tokenizer.json", *FILES) if (directory / name).exists()]
+    return names + sorted(file.name for file in directory.glob("*.model"))
 
 
 def _normalized(tokenizer: huggingface.Tokenizer, token: str) -> str:
+    """Return the text of a token after the tokenizer's normaliser, if it has one."""
     return tokenizer.normalizer.normalize_str(token) if tokenizer.normalizer else token
 
 
@@ -446,9 +441,9 @@ def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | 
             raise
         names = f"{file} with {beside.name}" if beside else file
         files = "both files" if beside else "the file"
-        said = reason(error) if isinstance(error, FAULTS) else error
+        fault = reason(error) if isinstance(error, FAULTS) else error
         raise ValueError(
-            f"{names} could not be read as a tokenizer ({said}); copy {files} anew from the original tokenizer"
+            f"{names} could not be read as a tokenizer ({fault}); copy {files} anew from the original tokenizer"
         ) from error
 
 
@@ -477,4 +472,5 @@ def _completed(
 
 
 def _object(file: pathlib.Path) -> dict[str, Any]:
+    """Return the JSON object in a file; {} if there is no such file."""
     return read_json(file) if file.exists() else {}
