@@ -1,6 +1,7 @@
-"""Put the parts of a text, which `prepare` tokenised, together as a `TextStore` for each split.
+"""Put the tokenised parts of a text together as a `TextStore` for each split.
 
-Which documents are held out is decided here, because it depends on the documents of all parts.
+`prepare` tokenises the parts. Which documents are held out is decided here, because it depends on the documents of all
+parts.
 """
 
 import dataclasses
@@ -55,8 +56,8 @@ def put_together(
     config: DataConfig, paths: Sequence[pathlib.Path], vocabulary_size: int, directory: pathlib.Path, say: Say
 ) -> None:
     """Write the documents of all parts, in order, as a `TextStore` for each split below `directory`."""
-    facts = [json.loads((path / "part.json").read_text()) for path in paths]
-    firsts = np.cumsum([0, *(fact["documents"] for fact in facts)]).tolist()
+    facts_of_parts = [json.loads((path / "part.json").read_text()) for path in paths]
+    firsts = np.cumsum([0, *(facts["documents"] for facts in facts_of_parts)]).tolist()
     parts = [_Part(path, first) for path, first in zip(paths, firsts[:-1], strict=True)]
     total = sum(len(part.store.tokens) for part in parts)
     if not total:
@@ -65,28 +66,30 @@ def put_together(
     writers = {name: TextStoreWriter(directory / name, vocabulary_size) for name in SPLITS}
     progress = Progress("putting the parts together", total / 1e6, "million tokens", say)
     words = dict.fromkeys(SPLITS, 0)
-    before = documents = 0  # documents held out by `validation_fraction` in earlier parts, and those that are kept
+    # Of the parts before: documents held out by `validation_fraction`, and those of them that `share` leaves held out.
+    before = documents = 0
     for part in parts:
         (held_out, by_number), store = part.held_out(config.validation_fraction), part.store
         count = int(held_out.sum())
         if by_number and share < 1:
             held_out[held_out] = holdout.is_held_out(before + np.arange(count), share)
         before, documents = before + count, documents + int(held_out.sum())
-        words["train"] += int(part.words[~held_out].sum())
-        words["validation"] += int(part.words[held_out].sum())
+        counts = part.words
+        words["train"] += int(counts[~held_out].sum())
+        words["validation"] += int(counts[held_out].sum())
         for first, last in _runs(held_out):
             writers[SPLITS[int(held_out[first])]].copy(store, first, last)
             progress.update(sum(writer.tokens for writer in writers.values()) / 1e6)
     for writer in writers.values():
         writer.close()
     names = ("words", "documents") if any(config.skip_words) else ()
-    described = {
+    facts_of_text = {
         "documents": {name: len(TextStore(directory / name)) for name in SPLITS},
         "tokens": {name: writer.tokens for name, writer in writers.items()},
         "words": words,
-        "left_out": {name: sum(fact["left_out"][name] for fact in facts) for name in names},
+        "left_out": {name: sum(facts["left_out"][name] for facts in facts_of_parts) for name in names},
     }
-    (directory / FACTS).write_text(json.dumps(described))
+    (directory / FACTS).write_text(json.dumps(facts_of_text))
     tokens = writers["validation"].tokens
     say(
         f"{firsts[-1]:,} documents, {total:,} tokens; for validation {tokens:,} tokens of {documents:,} documents, "
@@ -95,8 +98,9 @@ def put_together(
 
 
 def _held_out_share(config: DataConfig, parts: Sequence[_Part]) -> float:
-    """Return the share of the documents held out by their numbers that stays held out, so that they have about
-    `data.validation_tokens` tokens; 1 if they have no more.
+    """Return the share of the documents held out by their numbers that stays held out; 1 for all.
+
+    It is less than 1 if these documents have more than `data.validation_tokens` tokens; what stays has about as many.
     """
     tokens = documents = 0
     for part in parts:

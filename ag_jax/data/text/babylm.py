@@ -29,10 +29,10 @@ def is_folder(part: str) -> bool:
 
 def folder(part: str) -> tuple[pathlib.Path, str]:
     """Return the folder of "babylm:FOLDER[:SPLIT]" and the split, "train" if there is none."""
-    named = part.removeprefix(_PREFIX)
-    path, _, split = named.rpartition(":")
+    name = part.removeprefix(_PREFIX)
+    path, _, split = name.rpartition(":")
     if split not in SPLITS:
-        path, split = named, "train"
+        path, split = name, "train"
     if not path:
         raise ValueError(f"expected babylm:FOLDER or babylm:FOLDER:dev, as in babylm:train_10M, got {part!r}")
     return pathlib.Path(path).expanduser(), split
@@ -45,7 +45,7 @@ def has_split(path: str, split: str) -> bool:
 
 
 def absolute(part: str) -> str:
-    """Return the name of a part of a source with the absolute path of its folder, which names it anywhere."""
+    """Return a part of a source with the absolute path of its folder, which is valid in every working directory."""
     place, split = folder(part)
     return f"{_PREFIX}{place.absolute()}:{split}"
 
@@ -58,24 +58,24 @@ def files(part: str) -> list[pathlib.Path]:
     """
     place, split = folder(part)
     endings = (f".{split}.txt", f".{split}")
-    found = {
+    paths_of = {
         name: [place / (name + ending) for ending in endings if (place / (name + ending)).is_file()] for name in SOURCES
     }
-    for both in found.values():
-        if len(both) > 1:
-            raise ValueError(f"{place} has {both[0].name} and {both[1].name}: keep the one that is to be read")
-    if missing := [name for name, paths in found.items() if not paths]:
-        there = ", ".join(sorted(path.name for path in place.iterdir())[:10]) or "an empty folder"
+    for paths in paths_of.values():
+        if len(paths) > 1:
+            raise ValueError(f"{place} has {paths[0].name} and {paths[1].name}: keep the one that is to be read")
+    if missing := [name for name, paths in paths_of.items() if not paths]:
+        names = ", ".join(sorted(path.name for path in place.iterdir())[:10]) or "an empty folder"
         raise FileNotFoundError(
             f"{place} lacks {', '.join(missing)} of the six sources of the BabyLM challenge: expected "
-            f"{missing[0]}{endings[0]} or {missing[0]}{endings[1]}, found {there}. "
+            f"{missing[0]}{endings[0]} or {missing[0]}{endings[1]}, found {names}. "
             "To read other texts, give the folder without babylm: in front"
         )
-    chosen = [path for [path] in found.values()]
-    others = sorted(path.name for path in place.iterdir() if path.name.endswith(endings) and path not in chosen)
+    files = [path for [path] in paths_of.values()]
+    others = sorted(path.name for path in place.iterdir() if path.name.endswith(endings) and path not in files)
     if others:
         text_files.warn_once(f"{place}: left out {', '.join(others)}, which is none of {', '.join(SOURCES)}")
-    return chosen
+    return files
 
 
 def documents(file: pathlib.Path) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Make masked batches for pre-training from stored rows. A batch is a dict of numpy arrays with these keys:
+"""Make masked batches for pre-training from stored rows.
+
+A batch is a dict of numpy arrays with these keys:
 
     tokens            int32 [B, L]    the encoder's input: corrupted token ids, padded on the right
     original          int32 [B, L]    the token ids before corruption
@@ -53,8 +55,7 @@ def make_batch(
     unigram: Unigram | None = None,
     step: int = 0,
 ) -> HostBatch:
-    """Return the batch of the rows with the indices `example_B`; which tokens of a row are masked depends on the row's
-    epoch, given in `epoch_B`.
+    """Return the masked batch of the rows with the indices `example_B`.
 
     config: format, length and masking.
     rows: the rows of a split.

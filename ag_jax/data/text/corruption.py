@@ -1,4 +1,7 @@
-"""Masking of a whole batch as a pure function of (seed, epoch, example): BERT's 80/10/10, or unigram draws.
+"""Mask the tokens of a batch for masked language modelling, as a pure function of (seed, epoch, example).
+
+Of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay as they are (BERT; the shares are
+settings), or all are replaced by draws from the unigram distribution of the text.
 
 Every maskable token of a row gets a random key, and the tokens with the smallest keys are chosen. Their number is
 floor(rate * n + u) for fairseq's fixed count without replacement, or the number of keys below `rate` for independent
@@ -24,7 +27,7 @@ _ROW_STREAM, _COUNT_STREAM, _CHOICE_STREAM, _ACTION_STREAM, _TOKEN_STREAM, _UNIG
 
 
 class Corrupted(NamedTuple):
-    """A masked batch with M slots for the masked positions of a row; unneeded slots have position, label and weight 0.
+    """A masked batch, with M slots for the masked positions of a row; unused slots have position, label and weight 0.
 
     tokens_BL: token ids after corruption.
     positions_BM: masked positions, int32, ascending.
@@ -62,8 +65,9 @@ def mask(
     unigram: Unigram | None = None,
     step: int = 0,
 ) -> Corrupted:
-    """Return a masked batch: tokens to predict are chosen and replaced, by default as in BERT (Devlin et al. 2019,
-    section 3.1).
+    """Return the masked batch of token ids: tokens to predict are chosen and replaced.
+
+    The default is BERT's masking (Devlin et al. 2019, section 3.1).
 
     config: choice and replacement of tokens; `MaskingConfig` names the implementations that each option follows.
     tokens_BL: token ids, padded on the right.
@@ -84,7 +88,7 @@ def mask(
     copy_B = epoch_B % config.static_copies if config.static_copies else epoch_B
     row_B1 = randomness.words(seed, _ROW_STREAM, copy_B, example_B)[:, None]
     rate = order.at_step(step, config.rate, config.earlier_rates, config.earlier_rates_until)
-    positions_BM, chosen_BM = _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer)
+    positions_BM, is_used_BM = _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer)
 
     labels_BM = np.take_along_axis(tokens_BL, positions_BM, axis=1)
     if config.replacement == "unigram":
@@ -94,19 +98,18 @@ def mask(
 
     corrupted_BL = tokens_BL.copy()
     # Only used slots are written, because unused ones have a position, too: the last one.
-    row_N, slot_N = np.nonzero(chosen_BM)
+    row_N, slot_N = np.nonzero(is_used_BM)
     corrupted_BL[row_N, positions_BM[row_N, slot_N]] = inputs_BM[row_N, slot_N]
     return Corrupted(
         corrupted_BL,
-        np.where(chosen_BM, positions_BM, 0).astype(np.int32),
-        np.where(chosen_BM, labels_BM, 0).astype(np.int32),
-        chosen_BM.astype(np.float32),
+        np.where(is_used_BM, positions_BM, 0).astype(np.int32),
+        np.where(is_used_BM, labels_BM, 0).astype(np.int32),
+        is_used_BM.astype(np.float32),
     )
 
 
 def _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the tokens to mask, and whether each position is in use: two arrays `BM` (batch, masked
-    positions).
+    """Return the positions of the tokens to mask, and whether each slot is in use: two arrays `BM`.
 
     rate: share of the tokens to mask.
 
@@ -131,16 +134,15 @@ def _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.n
     else:
         count_B = (keys_BL < np.uint64(rate * 2**63)).sum(axis=1)
     smallest_BM = np.sort(np.partition(keys_BL, slots - 1, axis=1)[:, :slots], axis=1)
-    chosen_BM = np.arange(slots) < count_B[:, None]
+    is_used_BM = np.arange(slots) < count_B[:, None]
     # Unused slots get the position `length`, which sorts them behind the used ones.
-    positions_BM = np.where(chosen_BM, (smallest_BM & low).astype(np.int64), length)
+    positions_BM = np.where(is_used_BM, (smallest_BM & low).astype(np.int64), length)
     positions_BM.sort(axis=1)
     return np.minimum(positions_BM, length - 1), positions_BM < length
 
 
 def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """Return a number for each token, such that the tokens with the smallest numbers form spans of at most `longest`
-    tokens.
+    """Return keys with which the tokens that have the smallest keys form spans of at most `longest` tokens: `BL`.
 
     longest: the largest number of tokens of a span.
     keys_BL: a random key of each token; the tokens with the smallest keys are chosen for masking.
@@ -151,21 +153,23 @@ def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
     ends before the first token that must not be masked. A token gets the smallest key of the spans that cover it. So
     the tokens of a span are chosen together, from the left, until enough tokens are chosen.
     """
+    # Inverse transform sampling of the number of tokens: p(n) ~ 1 / n.
     shares = 1.0 / np.arange(1, longest + 1)
     borders = np.cumsum(shares / shares.sum())[:-1]
-    drawn_BL = randomness.units(row_B1, _SPAN_STREAM, np.arange(keys_BL.shape[1]))
-    tokens_BL = 1 + np.searchsorted(borders, drawn_BL, side="right")
-    spread_BL, reached_BL = keys_BL.copy(), maskable_BL
+    unit_BL = randomness.units(row_B1, _SPAN_STREAM, np.arange(keys_BL.shape[1]))
+    tokens_BL = 1 + np.searchsorted(borders, unit_BL, side="right")
+    span_keys_BL, is_run_BL = keys_BL.copy(), maskable_BL
     for offset in range(1, longest):
-        reached_BL = maskable_BL[:, offset:] & reached_BL[:, :-1]
-        covers_BL = reached_BL & (tokens_BL[:, :-offset] > offset)
-        nearest_BL = np.minimum(spread_BL[:, offset:], keys_BL[:, :-offset])
-        spread_BL[:, offset:] = np.where(covers_BL, nearest_BL, spread_BL[:, offset:])
-    return spread_BL
+        # Whether each token and the `offset` tokens before it may all be masked, so that a span can go so far.
+        is_run_BL = maskable_BL[:, offset:] & is_run_BL[:, :-1]
+        covers_BL = is_run_BL & (tokens_BL[:, :-offset] > offset)
+        smaller_BL = np.minimum(span_keys_BL[:, offset:], keys_BL[:, :-offset])
+        span_keys_BL[:, offset:] = np.where(covers_BL, smaller_BL, span_keys_BL[:, offset:])
+    return span_keys_BL
 
 
 def _replacements(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
-    """Return the token ids that take the place of the chosen tokens, `BM` (batch, masked positions).
+    """Return the token ids that replace the chosen tokens: `BM`.
 
     The mask token, a random token or the original token `labels_BM`, in the configured shares.
     """
@@ -177,7 +181,7 @@ def _replacements(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndar
 
 
 def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
-    """Return token ids drawn uniformly from the vocabulary without special tokens, `BM` (batch, masked positions).
+    """Return token ids drawn uniformly from the vocabulary without special tokens: `BM`.
 
     With `count="bernoulli"`, special tokens are drawn, too.
     """
@@ -194,6 +198,7 @@ def _ordinary_V(tokenizer) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def _ordinary(vocabulary_size: int, special_ids: tuple[int, ...]) -> np.ndarray:
+    """Return `_ordinary_V` of a vocabulary, cached."""
     is_ordinary_V = np.ones(vocabulary_size, bool)
     is_ordinary_V[list(special_ids)] = False
     return is_ordinary_V

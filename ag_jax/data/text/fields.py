@@ -1,4 +1,4 @@
-"""Read documents that are one field of every entry of a file: JSON, CSV and TSV tables, and Parquet.
+"""Read documents that are a field of the entries of a file: JSON, CSV and TSV tables, and Parquet.
 
 `ag_jax.data.text.files` describes the formats. Each reader has the arguments
 
@@ -84,12 +84,14 @@ def whole(opened: IO[bytes], place: str) -> bytes:
 
 
 def _objects(numbered: Iterable[tuple[int, str]], place: str) -> Iterator[tuple[str, Any]]:
+    """Yield (location, content) for each line with JSON, given with its number."""
     for number, line in numbered:
         where = f"{place}, line {number}"
         yield where, _parse(line, where)
 
 
 def _parse(content: str, where: str) -> Any:
+    """Return the content of a JSON text. Raises ValueError with its location, `where`."""
     with reading(where, "mend it, or copy the file anew"):
         return parse_json(content, object)
 
@@ -138,14 +140,13 @@ def _entries(value: Any, field: str, place: str) -> list[Any]:
     if isinstance(value, dict):
         if isinstance(value.get(field), str):
             return [value]
-        lists = [held for held in value.values() if held and isinstance(held, list) and isinstance(held[0], dict)]
+        lists = [item for item in value.values() if item and isinstance(item, list) and isinstance(item[0], dict)]
         if len(lists) == 1:
             return lists[0]
-    found = f"an object with the keys {_listed(value)}" if isinstance(value, dict) else type(value).__name__
+    content = f"an object with the keys {_joined(value)}" if isinstance(value, dict) else type(value).__name__
     raise ValueError(
         f'{place}: expected a list of objects, an object with the field "{field}", or an object with one key that '
-        f"holds a list of objects, got {found}; set data.text_field, or leave the file out, for instance by a "
-        "glob such as 'DIRECTORY/*.txt'"
+        f"holds a list of objects, got {content}; set data.text_field, or leave the file out"
     )
 
 
@@ -157,20 +158,20 @@ def field_of(entry: Any, field: str, where: str, setting: str = "data.text_field
     return _checked(entry[field], field, where)
 
 
-def check_field(field: str, there: Iterable[str], where: str, setting: str = "data.text_field") -> None:
-    """Raise ValueError if the field that a setting chose is not among those that are there."""
-    if field not in there:
-        raise ValueError(f'{where}: expected the field "{field}", got only {_listed(there)}; set {setting}')
+def check_field(field: str, names: Iterable[str], where: str, setting: str = "data.text_field") -> None:
+    """Raise ValueError if the field that a setting chose is not among the names of the fields of a record."""
+    if field not in names:
+        raise ValueError(f'{where}: expected the field "{field}", got only {_joined(names)}; set {setting}')
 
 
-def _listed(names: Iterable[str]) -> str:
-    quoted = [
-        json.dumps(name[:40], ensure_ascii=False) for name in names
-    ]  # quoted as JSON, so that line breaks in a name do not break the message
+def _joined(names: Iterable[str]) -> str:
+    """Return the first names as one text for a message, quoted, so that line breaks in a name do not break it."""
+    quoted = [json.dumps(name[:40], ensure_ascii=False) for name in names]
     return ", ".join(quoted[:12] + [f"and {len(quoted) - 12} more"] * (len(quoted) > 12)) or "none"
 
 
 def _checked(text: Any, field: str, where: str) -> str:
+    """Return the content of a field. Raises ValueError unless it is a text."""
     if not isinstance(text, str):
         raise ValueError(f'{where}: the field "{field}" must be a string, got {type(text).__name__}')
     return text
@@ -228,8 +229,9 @@ def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
 
 
 def is_plain(opened: IO[bytes]) -> bool:
-    """Return whether an open file is itself a file on disk or in an object store, which has random access, not a
-    compressed file or a member of an archive.
+    """Return whether an open file is itself a file on a disk or in an object store, which has random access.
+
+    Compressed files and members of an archive have none.
     """
     return isinstance(opened, io.BufferedReader) and isinstance(opened.raw, (io.FileIO, RemoteStream))
 

@@ -1,4 +1,4 @@
-"""Read the documents of a file, in the format that the ending of its name stands for.
+"""Read the documents of a file, in the format that the ending of its name tells.
 
     .txt             one document, whose lines are paragraphs; a file longer than `LARGEST_DOCUMENT` is read as several
     .jsonl, .ndjson  one JSON object per line; the document is its field `data.text_field`
@@ -47,7 +47,7 @@ _DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
 
 
 def kind(name: str) -> tuple[str, str]:
-    """Return the endings of a file name that stand for format and compression, in lower case; "" for a missing one."""
+    """Return the endings of a file name for format and compression, in lower case; "" for a missing one."""
     path = pathlib.PurePath(name.lower())
     path = path.with_suffix(_SHORT_FORMS.get(path.suffix, path.suffix))
     compression = path.suffix if path.suffix in _DECOMPRESSORS else ""
@@ -180,6 +180,7 @@ def _archive(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
 
 
 def _unzstd(opened: IO[bytes]) -> IO[bytes]:
+    """Return the decompressed content of an open .zst file."""
     return io.BufferedReader(fields.load_pyarrow("a .zst file").CompressedInputStream(opened, "zstd"))
 
 

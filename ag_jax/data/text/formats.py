@@ -1,6 +1,7 @@
-"""Make rows of sentences, as in Liu et al. 2019, section 4.2; `fixed_blocks` is as in the Attention Guidance code.
+"""Make the rows of a text, in the formats of Liu et al. 2019, section 4.2, and of the Attention Guidance code.
 
-A row is a training sequence: the token ids of one text, or of a pair of texts, with special tokens. The formats are
+`fixed_blocks` is the format of the Attention Guidance code. A row is a training sequence: the token ids of one text, or
+of a pair of texts, with special tokens. The formats are
 
     fixed_blocks        <s> L-2 tokens </s>: blocks of the whole corpus, across sentences and documents; a last, short
                         block is dropped
@@ -94,30 +95,29 @@ def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, a
 
 
 def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield rows with two segments of consecutive sentences: A from document `number`, B from this document or another
-    (Devlin et al. 2019, appendix A.2).
+    """Yield rows with two segments of consecutive sentences (Devlin et al. 2019, appendix A.2).
 
-    Sentences are gathered up to a target length. A is a random number of them; B is the rest or, half the time, from a
-    random document, and then the rest is used again for the next pair. While the pair is too long, its longer
-    segment loses a token at a random end. The target is a whole row or, for one document in ten, a random length; it is
-    the same for all pairs of a document, as in BERT's create_pretraining_data.py, and drawn again for each of the
-    `duplicates`.
+    Segment A is from document `number`, B from this document or another. Sentences are gathered up to a target length.
+    A is a random number of them; B is the rest or, half the time, from a random document, and then the rest is used
+    again for the next pair. While the pair is too long, its longer segment loses a token at a random end. The target is
+    a whole row or, for one document in ten, a random length; it is the same for all pairs of a document, as in BERT's
+    create_pretraining_data.py, and drawn again for each of the `duplicates`.
     """
     room = length - 2 - special.pair_separators
     sentences = list(_pieces(store.document(number), room))
     target = room if draws.unit() >= SHORT_PAIRS else draws.integer(2, room)
-    at = 0
-    while at < len(sentences):
+    next_sentence = 0
+    while next_sentence < len(sentences):
         chunk, used = [], 0
-        while at < len(sentences) and used < target:
-            chunk.append(sentences[at])
-            used += len(sentences[at])
-            at += 1
+        while next_sentence < len(sentences) and used < target:
+            chunk.append(sentences[next_sentence])
+            used += len(sentences[next_sentence])
+            next_sentence += 1
         split = draws.integer(1, len(chunk) - 1) if len(chunk) > 1 else 1
         first = np.concatenate(chunk[:split])
         is_random = len(chunk) == 1 or draws.unit() < 0.5
         if is_random:  # also without a sentence that could continue A
-            at -= len(chunk) - split
+            next_sentence -= len(chunk) - split  # the rest of the chunk is used for the next pair
             second = _random_segment(store, number, target - len(first), room, draws)
         else:
             second = np.concatenate(chunk[split:])
@@ -125,19 +125,20 @@ def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number:
 
 
 def sentence_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield rows with two sentences: the first is from document `number`; the second is the sentence after the first
-    or, half the time, a random sentence of another document.
+    """Yield rows with two sentences, of which the first is from document `number`.
+
+    The second is the sentence after the first or, half the time, a random sentence of another document.
     """
     room = length - 2 - special.pair_separators
     sentences = list(_pieces(store.document(number), room))
-    at = 0
-    while at < len(sentences):
-        first, at = sentences[at], at + 1
-        is_random = at == len(sentences) or draws.unit() < 0.5
+    index = 0
+    while index < len(sentences):
+        first, index = sentences[index], index + 1
+        is_random = index == len(sentences) or draws.unit() < 0.5
         if is_random:
             second = _random_segment(store, number, 1, room, draws)
         else:
-            second, at = sentences[at], at + 1
+            second, index = sentences[index], index + 1
         yield _pair(special, *_truncate(first, second, room, draws), is_random)
 
 
@@ -180,10 +181,12 @@ def _truncate(first: np.ndarray, second: np.ndarray, room: int, draws: Draws) ->
 
 
 def _wrap(special: SpecialTokens, parts: list[np.ndarray]) -> np.ndarray:
+    """Return <s>, the parts, and </s>."""
     return np.concatenate([[special.begin], *parts, [special.end]])
 
 
 def _pair(special: SpecialTokens, first: np.ndarray, second: np.ndarray, is_random: bool) -> Row:
+    """Return the row of a pair of segments."""
     separators = [special.end] * special.pair_separators
     # The second segment begins after the last separator; the separators belong to the first one.
     tokens = np.concatenate([[special.begin], first, separators, second, [special.end]])
