@@ -76,10 +76,9 @@ def _count(texts: Iterator[str]) -> int:
 
 
 def is_held_out(number: int | np.ndarray, fraction: float) -> np.ndarray:
-    """Return whether document `number`, counted from 0, is for validation: if `fraction` is 0.1, every tenth document
-    is, beginning with the second.
+    """Return whether documents are held out for validation, by their numbers, which count from 0.
 
-    In general, the documents for validation are the share `fraction` of all documents, evenly spread.
+    They are the share `fraction` of all documents, evenly spread: with 0.1 every tenth, beginning with the second.
     """
     number = np.asarray(number)
     phase = 1.0 - 2.0 * fraction + 1e-9
@@ -103,8 +102,7 @@ def _cut_one(text: str, config: DataConfig) -> Iterator[Piece]:
 
 
 def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float) -> Iterator[Piece]:
-    """Cut each of the `count` documents into its first sentences for training and its last sentences for validation,
-    and yield these pieces.
+    """Yield each of the `count` documents as two pieces: its first sentences for training, its last for validation.
 
     All pieces for validation together have the share `fraction` of the characters. After each document, the characters
     held out so far are as close to `fraction` of the characters so far as whole sentences allow. A document with too
@@ -120,12 +118,12 @@ def _cut_each(documents: Iterator[tuple[int, str]], count: int, fraction: float)
         tails = np.cumsum([0, *(len(sentence) for sentence in reversed(sentences))])
         owed += fraction * tails[-1]
         allowed = tails if len(sentences) == 1 else tails[tails <= max(fraction, 0.5) * tails[-1]]
-        chosen = int(np.abs(allowed - owed).argmin())
+        tail = int(np.abs(allowed - owed).argmin())  # number of sentences that are held out
         if number == count - 1:  # neither training nor validation may be without text
-            chosen = min(max(chosen, int(held_out == 0)), len(sentences) - int(trained == 0))
-        owed -= tails[chosen]
-        trained, held_out = trained + len(sentences) - chosen, held_out + chosen
-        yield from _cut(number, text, sentences, len(sentences) - chosen)
+            tail = min(max(tail, int(held_out == 0)), len(sentences) - int(trained == 0))
+        owed -= tails[tail]
+        trained, held_out = trained + len(sentences) - tail, held_out + tail
+        yield from _cut(number, text, sentences, len(sentences) - tail)
 
 
 def _cut(number: int, text: str, sentences: list[str], border: int) -> Iterator[Piece]:

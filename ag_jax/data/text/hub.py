@@ -57,12 +57,13 @@ class DataSet:
         """
         if self.revision and _COMMIT.fullmatch(self.revision):
             return self.revision
-        asked, found = _answers.get((self.name, self.revision), (-math.inf, ""))
-        if time.monotonic() - asked >= ASK_AGAIN:
-            found = self._ask()
-            _answers[self.name, self.revision] = time.monotonic(), found
-        warn_once(f"{self.source} is commit {found}; to read this version in later runs, too, write {self._at(found)}")
-        return found
+        answer_time, commit = _answers.get((self.name, self.revision), (-math.inf, ""))
+        if time.monotonic() - answer_time >= ASK_AGAIN:
+            commit = self._ask()
+            _answers[self.name, self.revision] = time.monotonic(), commit
+        source = self._with_revision(commit)
+        warn_once(f"{self.source} is commit {commit}; to read this version in later runs, too, write {source}")
+        return commit
 
     def _ask(self) -> str:
         """Return the commit that the hub names now, see `commit`."""
@@ -77,7 +78,8 @@ class DataSet:
                 "text was prepared before"
             ) from error
 
-    def _at(self, commit: str) -> str:
+    def _with_revision(self, commit: str) -> str:
+        """Return the source with a commit as its revision."""
         rest = self.source.removeprefix(BEGINNING).partition(":")
         return f"{BEGINNING}{self.name}@{commit}{rest[1]}{rest[2]}"
 
@@ -85,11 +87,11 @@ class DataSet:
         """Return what identifies the content, without reading it: the commit, or the files with sizes and times."""
         if not self.is_local:
             return [f"{BEGINNING}{self.name}", self.config, self.split, self.commit()]
-        listed = [[str(file.relative_to(self.name)), *_stamp(file)] for file in self._local_files()]
-        return [f"{BEGINNING}{os.path.realpath(self.name)}", self.config, self.split, *listed]
+        files = [[str(file.relative_to(self.name)), *_stamp(file)] for file in self._local_files()]
+        return [f"{BEGINNING}{os.path.realpath(self.name)}", self.config, self.split, *files]
 
     def files(self) -> list[tuple[str, pathlib.Path | KnownContent]]:
-        """Return the files of a local directory; of a data set of the hub its commit, which stands for them."""
+        """Return the files of a local directory with their names; for a data set of the hub, its commit instead."""
         rest = ":".join(filter(None, (self.config, self.split)))
         if not self.is_local:
             commit = self.commit()
@@ -97,10 +99,11 @@ class DataSet:
         return [(f"{file.relative_to(self.name).as_posix()}:{rest}", file) for file in self._local_files()]
 
     def _local_files(self) -> list[pathlib.Path]:
+        """Return the files of a local directory, sorted."""
         return sorted(path for path in pathlib.Path(self.name).rglob("*") if path.is_file())
 
     def open(self) -> Any:
-        """Return the data set as a stream, an `IterableDataset`, which reads nothing but its description yet.
+        """Return the data set as a stream, an `IterableDataset`, of which only the description was read.
 
         Raises ValueError if `datasets` is missing, or cannot read it.
         """
@@ -116,17 +119,17 @@ class DataSet:
             ) from error
 
     def shards(self) -> list[tuple[Any, int]]:
-        """Return the shards of the data set in order, each a stream of records, with its size in bytes, about."""
-        opened = self.open()
-        count = max(1, opened.num_shards)
+        """Return the shards of the data set in order, each a stream of records, with its approximate size in bytes."""
+        stream = self.open()
+        count = max(1, stream.num_shards)
         total: int | None
         if self.is_local:
             total = sum(file.stat().st_size for file in self._local_files())
         else:
-            splits = opened.info.splits or {}
+            splits = stream.info.splits or {}
             total = splits[self.split].num_bytes if self.split in splits else None
         size = total // count if total else SHARD_SIZE
-        return [(opened.shard(count, number) if count > 1 else opened, size) for number in range(count)]
+        return [(stream.shard(count, number) if count > 1 else stream, size) for number in range(count)]
 
     def texts(self, shard: Any, number: int, text_field: str) -> Iterator[str]:
         """Yield the texts of a shard; `number` is its number, counted from 0, for error messages.
@@ -173,6 +176,7 @@ def parse(part: str) -> DataSet:
 
 
 def _stamp(file: pathlib.Path) -> tuple[int, int]:
+    """Return size and modification time (ns) of a file."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns
 

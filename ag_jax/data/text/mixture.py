@@ -36,7 +36,9 @@ SCALE = 2**24  # shares are whole multiples of its inverse, so that they are exa
 
 
 def components(config: DataConfig, identity: Callable[[str], list[Any]] = sources.identity) -> list[DataConfig]:
-    """Return the settings of each source of a mixture, as if it were the only one; `[config]` if there are no weights.
+    """Return the settings of each source of a mixture, as if it were the only source.
+
+    Returns `[config]` if there are no weights.
 
     identity: returns what identifies the content of a source, as `sources.identity`.
 
@@ -88,8 +90,8 @@ def _check_once(source: str, items: list[Any]) -> None:
 
 def _warn_of_common(trained_on: list[Any], held_out: list[Any]) -> None:
     """Warn of files that are in `data.source` and in `data.validation_source`, whose identities are given."""
-    known = set(map(sources.content, trained_on))
-    if common := [item[0] for item in held_out if sources.content(item) in known]:
+    contents = set(map(sources.content, trained_on))
+    if common := [item[0] for item in held_out if sources.content(item) in contents]:
         warn_once(
             f"data.source and data.validation_source have {len(common):,} files in common, the first being "
             f"{common[0]}: their loss is that of text which the model is trained on"
@@ -104,14 +106,14 @@ def shares(config: DataConfig) -> tuple[float, ...]:
     weights = sources.weights(config.source)
     if weights is None:
         return (1.0,)
-    found = tuple(weight / sum(weights) for weight in weights)
-    for path, share in zip(sources.parts(config.source), found, strict=True):
+    fractions = tuple(weight / sum(weights) for weight in weights)
+    for path, share in zip(sources.parts(config.source), fractions, strict=True):
         if share * SCALE < 1:
             raise ValueError(
                 f"data.source={config.source!r} gives {path!r} a share of {share:.2g} of the rows, expected at least "
                 f"{1 / SCALE:.2g}: raise its weight, or leave it out"
             )
-    return found
+    return fractions
 
 
 def assign(number_B: np.ndarray, share_K: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -124,16 +126,18 @@ def assign(number_B: np.ndarray, share_K: Sequence[float]) -> tuple[np.ndarray, 
     the other sources in the same way, with s as the share in what is left.
     """
     source_B = np.full(len(number_B), len(share_K) - 1)
-    left_B, place_B = np.array(number_B, np.int64), np.array(number_B, np.int64)
+    # The number of each row among the rows that are not of the sources so far.
+    rest_B, place_B = np.array(number_B, np.int64), np.array(number_B, np.int64)
     undecided_B = np.ones(len(number_B), bool)
     for source, share in enumerate(share_K[:-1]):
+        # Counts are computed with whole multiples of 1 / SCALE, so that they are the same on every machine.
         scaled = round(share / sum(share_K[source:]) * SCALE)
-        before_B, after_B = ((left_B + more) * scaled + SCALE // 2 >> 24 for more in (0, 1))
-        taken_B = undecided_B & (after_B > before_B)
-        source_B[taken_B], place_B[taken_B] = source, before_B[taken_B]
-        undecided_B &= ~taken_B
-        left_B -= before_B
-        place_B[undecided_B] = left_B[undecided_B]
+        before_B, after_B = ((rest_B + more) * scaled + SCALE // 2 >> 24 for more in (0, 1))
+        is_mine_B = undecided_B & (after_B > before_B)  # the number of rows of the source grows with this row
+        source_B[is_mine_B], place_B[is_mine_B] = source, before_B[is_mine_B]
+        undecided_B &= ~is_mine_B
+        rest_B -= before_B
+        place_B[undecided_B] = rest_B[undecided_B]
     return source_B, place_B
 
 
@@ -159,47 +163,48 @@ class MixedRows:
         return int(self._ends_K[-1])
 
     def drawn(self, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index, and the epoch of its source, of rows: two arrays `B`, as `order.drawn` does.
+        """Return the index, and the epoch of its source, of each drawn row: two arrays `B`, as `order.drawn` does.
 
         In epoch e of source k, the rows of the source come in the order permutation(seed, e, k).
         """
         source_B, place_B = assign(number_B, self.share_K)
         example_B, epoch_B = np.empty(len(number_B), np.int64), np.empty(len(number_B), np.int64)
         for source, part in enumerate(self.parts):
-            mine_B = source_B == source
-            epoch_B[mine_B], within = np.divmod(place_B[mine_B], len(part))
-            chosen = np.empty(len(within), np.int64)
-            for epoch in np.unique(epoch_B[mine_B]):
-                now = epoch_B[mine_B] == epoch
-                chosen[now] = self._permutation(len(part), seed, int(epoch), source)[within[now]]
-            example_B[mine_B] = self._ends_K[source] - len(part) + chosen
+            is_mine_B = source_B == source
+            epochs, places = np.divmod(place_B[is_mine_B], len(part))
+            rows = np.empty(len(places), np.int64)
+            for epoch in np.unique(epochs):
+                is_of_epoch = epochs == epoch
+                rows[is_of_epoch] = self._permutation(len(part), seed, int(epoch), source)[places[is_of_epoch]]
+            epoch_B[is_mine_B] = epochs
+            example_B[is_mine_B] = self._ends_K[source] - len(part) + rows
         return example_B, epoch_B
 
     def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids `BL` (batch, length) and the lengths `B` of rows, as `Rows.gather` does."""
         tokens_BL, lengths_B = np.empty((len(row_B), length), np.int32), np.empty(len(row_B), np.int64)
-        for part, mine_B, within in self._places(row_B):
-            tokens_BL[mine_B], lengths_B[mine_B] = part.gather(within, length, pad=pad)
+        for part, is_mine_B, rows in self._places(row_B):
+            tokens_BL[is_mine_B], lengths_B[is_mine_B] = part.gather(rows, length, pad=pad)
         return tokens_BL, lengths_B
 
     def segment_ids(self, row_B: np.ndarray, length: int) -> np.ndarray:
         """Return the segment ids of rows, int32 `BL` (batch, length), as `Rows.segment_ids` does."""
-        found_BL = np.empty((len(row_B), length), np.int32)
-        for part, mine_B, within in self._places(row_B):
-            found_BL[mine_B] = part.segment_ids(within, length)
-        return found_BL
+        segments_BL = np.empty((len(row_B), length), np.int32)
+        for part, is_mine_B, rows in self._places(row_B):
+            segments_BL[is_mine_B] = part.segment_ids(rows, length)
+        return segments_BL
 
     def row(self, number: int) -> np.ndarray:
         """Return the token ids of a row."""
-        [(part, _, [within])] = self._places(np.array([number]))
-        return part.row(int(within))
+        [(part, _, [row])] = self._places(np.array([number]))
+        return part.row(int(row))
 
     def counts(self, vocabulary_size: int) -> np.ndarray:
         """Return how often each token id occurs in the rows of all sources, each row counted once: int64 `V`."""
         return np.sum([part.counts(vocabulary_size) for part in self.parts], axis=0)
 
     def _places(self, row_B: np.ndarray) -> list[tuple[Rows, np.ndarray, np.ndarray]]:
-        """Return (rows of a source, which wanted rows are its own, their numbers in it) for each source with any."""
+        """Return (rows of a source, which of `row_B` are its own, their numbers in it) for each source that has any."""
         source_B = np.searchsorted(self._ends_K, row_B, side="right")
         return [
             (part, source_B == source, row_B[source_B == source] - (self._ends_K[source] - len(part)))
@@ -209,7 +214,7 @@ class MixedRows:
 
 
 class Joined:
-    """Arrays of one axis, read with an array of indices as if they were one array, without a copy of them."""
+    """View of several arrays of one axis as one array, which is read with arrays of indices."""
 
     def __init__(self, arrays: Sequence[Any]):
         self._arrays = arrays
@@ -221,12 +226,12 @@ class Joined:
     def __getitem__(self, index: np.ndarray) -> np.ndarray:
         index = np.asarray(index)
         number = np.searchsorted(self._ends, index, side="right")
-        found = np.empty(index.shape, np.int64)
+        values = np.empty(index.shape, np.int64)
         for place, array in enumerate(self._arrays):
-            mine = number == place
-            if mine.any():
-                found[mine] = array[index[mine] - (self._ends[place] - len(array))]
-        return found
+            is_mine = number == place
+            if is_mine.any():
+                values[is_mine] = array[index[is_mine] - (self._ends[place] - len(array))]
+        return values
 
 
 def join(parts: Sequence[Rows], share_K: Sequence[float]) -> Rows | MixedRows:
@@ -235,7 +240,7 @@ def join(parts: Sequence[Rows], share_K: Sequence[float]) -> Rows | MixedRows:
 
 
 def drawn(rows: Rows | MixedRows, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index, and the epoch, of rows: two arrays `B`.
+    """Return the index in the corpus, and the epoch, of each row that training draws: two arrays `B`.
 
     number_B: numbers of the rows among all rows drawn in training (`BatchSizes.numbers`).
     """
@@ -245,10 +250,10 @@ def drawn(rows: Rows | MixedRows, number_B: np.ndarray, seed: int) -> tuple[np.n
 
 
 def sample(rows: Any, count: int) -> np.ndarray:
-    """Return about the first `count` tokens of a split, of a mixture the first of each source by its share; fewer if
-    that is enough to read every source once.
+    """Return about the first `count` tokens of a split; of a mixture, the first of each source, by its share.
 
-    As in training, a source with fewer tokens than its share is repeated.
+    They are fewer if that is enough to read every source once. As in training, a source with fewer tokens than its
+    share is repeated.
     """
     if not isinstance(rows, MixedRows):
         return rows.tokens[:count]

@@ -37,9 +37,12 @@ def pack(texts: Iterable[Row], length: int, open_rows: int = OPEN_ROWS) -> Itera
 def pack_sides(
     texts: Iterable[Sides], sides: int, length: int, open_rows: int = OPEN_ROWS
 ) -> Iterator[tuple[Row, ...]]:
-    """Yield rows with `sides` sides of at most `length` tokens each, as `pack` does for one side.
+    """Yield packed rows of texts with several sides; `pack` does it for one side.
 
     texts: the sides of each text, each a row of at most `length` tokens.
+    sides: number of sides of a text.
+
+    The other arguments are those of `pack`. Each side of a row has at most `length` tokens.
     """
     # Open rows in the order in which they were opened: the first of several equal ones is the oldest.
     room_OZ = np.zeros((open_rows + 1, sides), np.int64)
@@ -71,6 +74,6 @@ def pack_sides(
 
 
 def _joined(texts: Sequence[Row]) -> Row:
-    """Return one row that holds several."""
+    """Return one row that holds the texts one after the other."""
     lengths = [len(text.tokens) for text in texts]
     return Row(np.concatenate([text.tokens for text in texts]), text_starts=np.cumsum([0, *lengths[:-1]]))

@@ -1,4 +1,4 @@
-"""Prepare the tokenizer and rows of a config once, in a cache, and make the batch of any training step directly.
+"""Prepare the tokenizer and the rows of a text, in a cache, and make the batch of any training step.
 
 Shape letters: B batch.
 """
@@ -42,29 +42,31 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
     """
     say, entries = announcer(quiet), Entries.of(config, claim)
     share_K = mixture.shares(config)
-    each = mixture.components(config, functools.partial(single_source.identity, entries))
+    configs = mixture.components(config, functools.partial(single_source.identity, entries))
     tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
-    texts = [single_source.of_config(one, tokenizer, entries) for one in each]
+    texts = [single_source.of_config(source_config, tokenizer, entries) for source_config in configs]
     if entries.is_shared and (missing := _untokenised(texts, entries)):
         text_parts.tokenise(missing, entries, tokenizer, say)  # of all sources, before any is put together
-    found = [single_source.prepare(text, entries, tokenizer, say) for text in texts]
+    prepared = [single_source.prepare(text, entries, tokenizer, say) for text in texts]
     if entries.remote is not None:
         single_source.remember(config, entries)
-    rows = {split: [source.rows[split] for source in found] for split in SPLITS}
+    rows = {split: [source.rows[split] for source in prepared] for split in SPLITS}
     if config.validation_source:  # every source was prepared with the same text for validation
         rows["validation"] = rows["validation"][:1]
     corpus = Corpus(
         tokenizer=tokenizer,
         train=mixture.join(rows["train"], share_K),
         validation=mixture.join(rows["validation"], share_K),
-        documents={split: sum(one.documents[split] for one in found[: len(rows[split])]) for split in SPLITS},
-        checksums={split: _together([one.checksums[split] for one in found[: len(rows[split])]]) for split in SPLITS},
+        documents={split: sum(one.documents[split] for one in prepared[: len(rows[split])]) for split in SPLITS},
+        checksums={
+            split: _combined([one.checksums[split] for one in prepared[: len(rows[split])]]) for split in SPLITS
+        },
         left_out={
-            name: sum(source.left_out.get(name, 0) for source in found)
+            name: sum(source.left_out.get(name, 0) for source in prepared)
             for name in ("words", "documents")
             if any(config.skip_words)
         },
-        sources=[source.sizes(share) for source, share in zip(found, share_K, strict=True)],
+        sources=[source.sizes(share) for source, share in zip(prepared, share_K, strict=True)],
     )
     _report(config, corpus, entries, say)
     return corpus
@@ -80,9 +82,9 @@ def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, qu
     Raises ValueError if there are more shares than parts, because some would be empty.
     """
     say, entries = announcer(quiet), Entries.of(config, claim)
-    each = mixture.components(config, functools.partial(single_source.identity, entries))
+    configs = mixture.components(config, functools.partial(single_source.identity, entries))
     with contextlib.suppress(FileNotFoundError):  # a machine without the text may copy what others prepared of it
-        count = sum(map(text_parts.count_parts, each))
+        count = sum(map(text_parts.count_parts, configs))
         if share[1] > count:
             raise ValueError(
                 f"--part={share[0]}/{share[1]} is one of {share[1]} parts, but data.source={config.source!r} has only "
@@ -90,7 +92,9 @@ def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, qu
                 f"files until they have at least {text_parts.PART_SIZE // 2**20} MiB"
             )
     tokenizer = prepare_tokenizer(config, quiet=quiet, claim=claim)
-    missing = _untokenised([single_source.of_config(one, tokenizer, entries) for one in each], entries)
+    missing = _untokenised(
+        [single_source.of_config(source_config, tokenizer, entries) for source_config in configs], entries
+    )
     if missing:
         text_parts.tokenise(missing, entries, tokenizer, say, share)
     parts = [part for source in missing if not entries.is_complete(source.text) for part in source.parts]
@@ -106,13 +110,13 @@ def _untokenised(texts: Sequence[text_parts.Source], entries: Entries) -> list[t
     ]
 
 
-def _together(checksums: list[str]) -> str:
-    """Return one hash for those of several sources; that of a single source as it is."""
+def _combined(checksums: list[str]) -> str:
+    """Return one hash for the hashes of several sources; that of a single source as it is."""
     return checksums[0] if len(checksums) == 1 else key(*checksums)
 
 
 def _report(config: DataConfig, corpus: Corpus, entries: Entries, say: Say) -> None:
-    """Print what was left out, the size of each source of a mixture, and how much of the expected text was found."""
+    """Print what was left out, the size of each source of a mixture, and the share of the expected size."""
     if left_out := corpus.left_out:
         say(
             f"left out by data.skip_words: {left_out['words']:,} words at the beginning of documents, among them "
@@ -120,9 +124,9 @@ def _report(config: DataConfig, corpus: Corpus, entries: Entries, say: Say) -> N
         )
     if config.max_words and (words := corpus.words):
         # Words that are held out of `data.source` count, and those of a text of their own do not.
-        found = words["train"] + (0 if config.validation_source else words["validation"])
-        less = "" if found >= config.max_words else "; the text has no more, so all of it is read"
-        say(f"{found:,} words of the {config.max_words:,} of data.max_words{less}")
+        count = words["train"] + (0 if config.validation_source else words["validation"])
+        note = "" if count >= config.max_words else "; the text has no more, so all of it is read"
+        say(f"{count:,} words of the {config.max_words:,} of data.max_words{note}")
     if len(corpus.sources) > 1:
         for source in corpus.sources:
             train, held_out = (source[split] for split in SPLITS)
@@ -145,10 +149,10 @@ def _share_of_gigabytes(config: DataConfig, expected: float, entries: Entries) -
     """Return the size of the files of `data.source` as a share of what is expected, with the size of each part."""
     identities = {part: single_source.identity(entries, part) for part in sources.parts(config.source)}
     sizes = {part: sources.size_of_files(items) for part, items in identities.items()}
-    known = {part: size / 1e9 for part, size in sizes.items() if size is not None}
-    if without := [part for part in sizes if part not in known]:
+    gigabytes = {part: size / 1e9 for part, size in sizes.items() if size is not None}
+    if without := [part for part in sizes if part not in gigabytes]:
         return f"data.expected_gigabytes={expected:g} is not compared: {', '.join(without)} has no files of known size"
-    total, each = sum(known.values()), ", ".join(f"{part} has {size:,.1f}" for part, size in known.items())
+    total, each = sum(gigabytes.values()), ", ".join(f"{part} has {size:,.1f}" for part, size in gigabytes.items())
     is_text = all(sources.is_text_file(item) for items in identities.values() for item in items)
     return (
         f"{total:,.1f} GB of files, {total / expected:.1%} of the {expected:g} of data.expected_gigabytes ({each})"
@@ -162,18 +166,20 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
     A trained tokenizer is cached and not trained again.
     """
     say, entries = announcer(quiet), Entries.of(config, claim)
-    each = mixture.components(config, functools.partial(single_source.identity, entries))
+    configs = mixture.components(config, functools.partial(single_source.identity, entries))
+
+    @functools.cache  # and a function, because nothing of it is needed for a tokenizer at a path
+    def identity() -> list[Any]:
+        return _tokenizer_identity(config, entries, len(configs))
 
     @functools.cache
-    def found() -> tuple[list[Any], list[float]]:
-        identity = _tokenizer_identity(config, entries, len(each))
-        return identity, _tokenizer_shares(config.tokenizer, each, entries, key(*identity), say)
+    def shares() -> list[float]:
+        return _tokenizer_shares(config.tokenizer, configs, entries, key(*identity()), say)
 
     def text_key() -> str:
-        identity, shares = found()
-        return key(*identity, {"shares": shares})
+        return key(*identity(), {"shares": shares()})
 
-    return cached_tokenizer(config, entries, text_key, _TokenizerText(each, lambda: found()[1]), say)
+    return cached_tokenizer(config, entries, text_key, _TokenizerText(configs, shares), say)
 
 
 def _tokenizer_identity(config: DataConfig, entries: Entries, count: int) -> list[Any]:
@@ -187,71 +193,78 @@ def _tokenizer_identity(config: DataConfig, entries: Entries, count: int) -> lis
 
 
 def _tokenizer_shares(
-    config: TokenizerConfig, each: Sequence[DataConfig], entries: Entries, text_key: str, say: Say
+    config: TokenizerConfig, configs: Sequence[DataConfig], entries: Entries, text_key: str, say: Say
 ) -> list[float]:
     """Return the share of the training documents of each source on which a tokenizer is trained, from the cache.
 
     text_key: hash of what the documents depend on.
     """
-    limit = TOKENIZER_TEXT // len(each)
-    most = min(limit, SENTENCEPIECE_LINES // len(each)) if _counts_lines(config) and len(each) > 1 else limit
-    if all(sources.is_surely_within(single_source.identity(entries, one.source), most) for one in each):
-        return [1.0] * len(each)
+    limit = TOKENIZER_TEXT // len(configs)
+    most = min(limit, SENTENCEPIECE_LINES // len(configs)) if _counts_lines(config) and len(configs) > 1 else limit
+    if all(
+        sources.is_surely_within(single_source.identity(entries, source_config.source), most)
+        for source_config in configs
+    ):
+        return [1.0] * len(configs)
 
     def write(directory: pathlib.Path) -> None:
         say("counting the characters of the text, for the tokenizer")
-        shares = _measured_shares(config, each, limit)
-        for one, share in zip(each, shares, strict=True):
+        shares = _measured_shares(config, configs, limit)
+        for source_config, share in zip(configs, shares, strict=True):
             if share < 1:
-                say(f"the tokenizer is trained on {share:.1%} of the documents of {one.source}, evenly spread")
+                say(
+                    f"the tokenizer is trained on {share:.1%} of the documents of {source_config.source}, evenly spread"
+                )
         (directory / SHARES).write_text(json.dumps(shares))
 
     name = f"shares-{key(text_key, TOKENIZER_TEXT, SENTENCEPIECE_LINES)}"
     return json.loads((entries.open(name, write).path / SHARES).read_text())
 
 
-def _measured_shares(config: TokenizerConfig, each: Sequence[DataConfig], limit: int) -> list[float]:
+def _measured_shares(config: TokenizerConfig, configs: Sequence[DataConfig], limit: int) -> list[float]:
     """Return the share of the training documents of each source that has about `limit` characters, 1 for shorter ones.
 
     The lines on which sentencepiece is trained are shared equally in the same way.
     """
     shares, lines = [], []
-    for one in each:
+    for source_config in configs:
         before = characters = count = 0  # `before` lacks the last document
-        for text in _training_documents(one):
+        for text in _training_documents(source_config):
             before, characters = characters, characters + len(text)
             count += sum(1 for _ in sentencepiece_lines(text)) if _counts_lines(config) else 0
         shares.append(limit / characters if before >= limit else 1.0)
         lines.append(count)
-    taken = sum(share * count for share, count in zip(shares, lines, strict=True))
-    # A single text within the limit of characters is read up to the limit of lines, as ever.
-    if taken > SENTENCEPIECE_LINES and (len(each) > 1 or shares[0] < 1):
-        most = SENTENCEPIECE_LINES // len(each)
+    total = sum(share * count for share, count in zip(shares, lines, strict=True))
+    # Of a single text within the limit of characters, the first lines are read up to the limit of lines.
+    if total > SENTENCEPIECE_LINES and (len(configs) > 1 or shares[0] < 1):
+        most = SENTENCEPIECE_LINES // len(configs)
         shares = [min(share, most / max(count, 1)) for share, count in zip(shares, lines, strict=True)]
     return shares
 
 
 def _counts_lines(config: TokenizerConfig) -> bool:
+    """Return whether a tokenizer is trained on a limited number of lines, as those of sentencepiece are."""
     return config.kind.startswith("sentencepiece")
 
 
 def _training_documents(config: DataConfig) -> Iterator[str]:
+    """Yield the documents of a text, or the parts of them, that are not held out for validation."""
     return (piece.text for piece in holdout.split(config) if not piece.held_out)
 
 
 def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
-    """Return {setting: [[name, size in bytes, content hash], ...]} of all files of the text, for the settings `source`
-    and, if there is one, `validation_source`.
+    """Return {setting: [[name, size in bytes, content hash], ...]} of all files of the text.
 
-    The hashes are cached; all files are read again when the name, size or time of one has changed.
+    The settings are `source` and, if there is one, `validation_source`. The hashes are cached; all files are read again
+    when the name, size or time of one has changed.
     """
     entries = Entries.of(config, claim)
-    given = {name: getattr(config, name) for name in ("source", "validation_source") if getattr(config, name)}
+    texts = {name: getattr(config, name) for name in ("source", "validation_source") if getattr(config, name)}
     return hash_files(
         config,
         entries,
-        key(*(single_source.identity(entries, source) for source in given.values())),
-        lambda: {name: sources.files(source) for name, source in given.items()},
+        key(*(single_source.identity(entries, source) for source in texts.values())),
+        lambda: {name: sources.files(source) for name, source in texts.items()},
         announcer(quiet),
     )
 

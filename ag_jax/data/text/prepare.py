@@ -130,35 +130,38 @@ def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:
 def tokenise(
     of: Sequence[Source], entries: Entries, tokenizer: Tokenizer, say: Say, share: tuple[int, int] = (1, 1)
 ) -> None:
-    """Make the missing parts of some sources, and wait for those that other processes are making; return when all are
-    complete.
+    """Make the parts of some sources, together with other processes; return when all are complete.
+
+    This process makes missing parts that no other is making, and waits for the others.
 
     share: (k, n) makes, and waits for, only every n-th part from the k-th on, counted from 1.
     """
     parts = [(source, part) for source in of for part in source.parts]
-    mine = parts[share[0] - 1 :: share[1]]
-    total = sum(part.size for _, part in mine)
+    parts = parts[share[0] - 1 :: share[1]]
+    total = sum(part.size for _, part in parts)
 
     def complete() -> int:
-        return sum(part.size for _, part in mine if entries.is_complete(part.name))
+        """Return the size of all parts that are complete."""
+        return sum(part.size for _, part in parts if entries.is_complete(part.name))
 
-    if all(entries.is_complete(part.name) for _, part in mine):  # not by size, because a part may be empty
+    if all(entries.is_complete(part.name) for _, part in parts):  # not by size, because a part may be empty
         return
     names = ", ".join(source.config.source for source in of)
-    say(f"tokenising {names}: {total / MEGABYTE:,.0f} MB in {len(mine):,} part{'s' if len(mine) > 1 else ''}")
+    say(f"tokenising {names}: {total / MEGABYTE:,.0f} MB in {len(parts):,} part{'s' if len(parts) > 1 else ''}")
     progress = Progress("tokenising", total / MEGABYTE, "MB", say, complete() / MEGABYTE)
-    own = Counter(tokens=0)
+    tokens_here = 0  # of parts that this process has made
 
     def write(source: Source, part: Part, directory: pathlib.Path) -> None:
+        nonlocal tokens_here
         before = complete()
 
         def report(size: int, tokens: int) -> None:
-            progress.update((before + size) / MEGABYTE, f"{own['tokens'] + tokens:,} tokens in this process")
+            progress.update((before + size) / MEGABYTE, f"{tokens_here + tokens:,} tokens in this process")
 
-        own["tokens"] += write_part(part, source.config, tokenizer, directory, report)
+        tokens_here += write_part(part, source.config, tokenizer, directory, report)
 
     entries.make_all(
-        {part.name: functools.partial(write, source, part) for source, part in mine},
+        {part.name: functools.partial(write, source, part) for source, part in parts},
         is_over=lambda: all(entries.is_complete(source.text) for source in of),
         report=lambda: progress.update(complete() / MEGABYTE),
     )
@@ -253,26 +256,27 @@ def _encode(
 
 
 def write_text(source: Source, entries: Entries, tokenizer: Tokenizer, directory: pathlib.Path, say: Say) -> None:
-    """Write the token ids of the training and the validation text as a `TextStore` each, below `directory`, from the
-    parts, which are made first if they are missing.
+    """Write the token ids of the training and the validation text as a `TextStore` each, below `directory`.
+
+    They are put together from the parts, which are made first if they are missing.
 
     Raises ValueError if the text has no tokens, or its files have changed.
     """
     config = source.config
-    own = directory / "parts"  # where processes do not share their parts
-    parts = entries if entries.is_shared else Entries(own)
+    local = directory / "parts"  # where processes do not share their parts
+    parts = entries if entries.is_shared else Entries(local)
     tokenise([source], parts, tokenizer, say)
-    found = []
+    paths = []
     for part in source.parts:
 
         def write(directory: pathlib.Path, part: Part = part) -> None:
             write_part(part, config, tokenizer, directory, lambda size, tokens: None)
 
-        found.append(parts.open(part.name, write, check_large=True).path)
+        paths.append(parts.open(part.name, write, check_large=True).path)
     if source.key_now() != source.key:
         raise changed_text(config)
-    assembly.put_together(config, found, tokenizer.vocabulary_size, directory, say)
-    shutil.rmtree(own, ignore_errors=True)
+    assembly.put_together(config, paths, tokenizer.vocabulary_size, directory, say)
+    shutil.rmtree(local, ignore_errors=True)
 
 
 def remove_parts(source: Source, entries: Entries) -> None:

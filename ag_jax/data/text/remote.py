@@ -1,4 +1,4 @@
-"""Text in an object store, such as gs://BUCKET/TEXT: lists its files and opens them.
+"""List and open the files of a text in an object store, such as gs://BUCKET/TEXT.
 
 Files are listed and read by fsspec, which needs gcsfs for gs:// and s3fs for s3://. A listing has the checksums that
 the store keeps of its files, so that a change of the text is noticed without reading it.
@@ -10,7 +10,7 @@ import errno
 import io
 import pathlib
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 from ag_jax.data.checksums import KnownContent
@@ -80,11 +80,11 @@ class RemoteStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer as far as possible, and return the number of bytes."""
         try:
-            found = self._opened.read(len(buffer))
+            content = self._opened.read(len(buffer))
         except Exception as error:  # stores raise different types
             raise OSError(errno.EIO, f"cannot be read ({type(error).__name__}: {error})", self._url) from error
-        buffer[: len(found)] = found
-        return len(found)
+        buffer[: len(content)] = content
+        return len(content)
 
     def close(self) -> None:
         """Close the file."""
@@ -99,38 +99,37 @@ def is_remote(path: str) -> bool:
 
 
 def files(path: str) -> tuple[str, list[RemoteFile], set[str]]:
-    """Return a directory, the files that an address or a glob names, or that are below a directory which it names, and
-    the addresses of those that it names itself.
+    """Return the base directory of an address or glob, its files, and the addresses of those that it names itself.
 
-    Files are in the order of their addresses. Raises FileNotFoundError if there are none, and ValueError if the store
-    cannot be reached.
+    The others are below directories that it names. Files are in the order of their addresses. Raises FileNotFoundError
+    if there are none, and ValueError if the store cannot be reached.
     """
     filesystem, protocol = _filesystem(path), path.partition("://")[0]
     named: list[RemoteFile] = []
     try:
         if any(wildcard in path for wildcard in "*?["):
             base = posixpath.dirname(path[: min(path.find(wildcard) % (len(path) + 1) for wildcard in "*?[")])
-            found = filesystem.glob(path, detail=True)
-            named = _listed(protocol, found)
-            folders = [name for name, info in found.items() if info["type"] == "directory"]
+            listing = filesystem.glob(path, detail=True)
+            named = _files(protocol, listing)
+            folders = [name for name, info in listing.items() if info["type"] == "directory"]
             for folder in folders:
-                found |= filesystem.find(folder, detail=True)
+                listing |= filesystem.find(folder, detail=True)
         elif filesystem.isfile(path):
-            base, found = posixpath.dirname(path), {path: filesystem.info(path)}
-            named = _listed(protocol, found)
+            base, listing = posixpath.dirname(path), {path: filesystem.info(path)}
+            named = _files(protocol, listing)
         else:
-            base, found = path, filesystem.find(path, detail=True)
+            base, listing = path, filesystem.find(path, detail=True)
     except FileNotFoundError:
-        found = {}
+        listing = {}
     except Exception as error:  # stores raise different types
         raise ValueError(
             f"data.source={path!r} cannot be reached ({type(error).__name__}: {error}): check the name and your "
             "credentials (for gs://: gcloud auth application-default login)"
         ) from error
-    listed = _listed(protocol, found)
-    if not listed:
+    every = _files(protocol, listing)
+    if not every:
         raise FileNotFoundError(f"data.source={path!r} does not exist: expected a file, a directory or a glob there")
-    return base, listed, {file.url for file in named}
+    return base, every, {file.url for file in named}
 
 
 def relative(file: RemoteFile, base: str) -> str:
@@ -138,30 +137,30 @@ def relative(file: RemoteFile, base: str) -> str:
     return posixpath.relpath(file.url.partition("://")[2], base.partition("://")[2] or "/")
 
 
-def _listed(protocol: str, found: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
-    """Return the files among the entries of a listing."""
-    entries: Iterable[tuple[str, Mapping[str, Any]]] = found.items()
+def _files(protocol: str, listing: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
+    """Return the files among the entries of a listing, in the order of their addresses."""
     urls = {
         name if "://" in name else f"{protocol}://{name.lstrip('/')}": info
-        for name, info in entries
+        for name, info in listing.items()
         if info["type"] == "file" and not name.endswith("/")  # an empty file with such a name marks a directory
     }
     return [_remote_file(url, urls[url]) for url in sorted(urls, key=lambda url: pathlib.PurePosixPath(url).parts)]
 
 
 def _remote_file(url: str, info: Mapping[str, Any]) -> RemoteFile:
-    known = next((name for name in FINGERPRINTS if info.get(name)), None)
-    if known is None:
+    """Return the file of an entry of a listing. Raises ValueError if the entry lacks size or fingerprint."""
+    kind = next((name for name in FINGERPRINTS if info.get(name)), None)
+    if kind is None:
         raise ValueError(
             f"the object store says neither a checksum nor a time of {url}, so that a change of the text would not be "
             "noticed: copy the text to gs:// or to a disk"
         )
     if info.get("size") is None:
         raise ValueError(f"the store does not say how large {url} is: copy the text to gs:// or to a disk")
-    value = info[known]
+    value = info[kind]
     if isinstance(value, datetime.datetime):  # some packages have the time of a file as a number in another listing
         value = value.timestamp()
-    return RemoteFile(url, info["size"], f"{known} {value}")
+    return RemoteFile(url, info["size"], f"{kind} {value}")
 
 
 def _ask(url: str, method: str, *arguments: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Prepare one source, or several without weights as one text: its token ids and its rows, as entries of the cache."""
+"""Prepare the token ids and the rows of one source, as entries of the cache.
+
+Several sources without weights are one text, and count as one source here.
+"""
 
 import contextlib
 import dataclasses
@@ -13,11 +16,11 @@ from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.corpus import SPLITS, Say, cached_rows, key
 from ag_jax.data.entries import Entries
 from ag_jax.data.progress import Progress
-from ag_jax.data.text import babylm, formats, packing, sources, store
+from ag_jax.data.text import babylm, formats, packing, sources
 from ag_jax.data.text import prepare as text_parts
 from ag_jax.data.text.assembly import FACTS
 from ag_jax.data.text.files import warn_once
-from ag_jax.data.text.store import Rows, TextStore
+from ag_jax.data.text.store import Rows, TextStore, write_rows
 from ag_jax.data.tokenizers import Tokenizer
 
 
@@ -37,8 +40,9 @@ def rows_name(text: text_parts.Source) -> str:
 
 
 def identity(entries: Entries, source: str) -> list[Any]:
-    """Return the identity of a source (`sources.identity`); of one that this machine lacks, as it was when it was
-    prepared elsewhere into the same object store.
+    """Return the identity of a source (`sources.identity`), also of one that this machine lacks.
+
+    That is as it was when the source was prepared elsewhere into the same object store.
 
     Raises ValueError if different texts were prepared there under the source's name.
     """
@@ -47,10 +51,10 @@ def identity(entries: Entries, source: str) -> list[Any]:
     except FileNotFoundError:
         if entries.remote is None:
             raise
-        found = [_recalled(entries, part) for part in sources.parts(source)]
-        if None in found:
+        identities = [_recalled(entries, part) for part in sources.parts(source)]
+        if None in identities:
             raise
-        items = [item for part in found for item in part or ()]
+        items = [item for part in identities for item in part or ()]
         warn_once(
             f"data.source={source!r} is not on this machine: taking what was prepared of it in {entries.remote}, from "
             f"{items[0][0]}" + (f" and {len(items) - 1:,} more" if len(items) > 1 else "")
@@ -79,8 +83,8 @@ def _recalled(entries: Entries, part: str) -> list[Any] | None:
     It is that of the same absolute path. A machine with another working directory gets that of the only path to which
     the relative path `part` led elsewhere. Raises ValueError if it led to several.
     """
-    if (found := entries.recall(f"source-{key(_place(part))}")) is not None:
-        return found
+    if (items := entries.recall(f"source-{key(_place(part))}")) is not None:
+        return items
     places = entries.recall_all(f"named-{key(part)}-")
     if len(places) > 1:
         raise ValueError(
@@ -139,11 +143,11 @@ def prepare(text: text_parts.Source, entries: Entries, tokenizer: Tokenizer, say
     def write_text(directory: pathlib.Path) -> None:
         text_parts.write_text(text, entries, tokenizer, directory, say)
 
-    def write_rows(tokens: pathlib.Path, directory: pathlib.Path) -> None:
+    def write(tokens: pathlib.Path, directory: pathlib.Path) -> None:
         text_parts.remove_parts(text, entries)  # the token ids are complete, so this makes room for the rows
         _write_rows(config, tokenizer, tokens, directory, say)
 
-    entry = cached_rows(entries, text.text, rows_name(text), write_text, write_rows, config.verify_cache)
+    entry = cached_rows(entries, text.text, rows_name(text), write_text, write, config.verify_cache)
     text_parts.remove_parts(text, entries)  # of a process that was killed before it removed them
     return PreparedSource(
         source=config.source,
@@ -188,26 +192,27 @@ def _write_rows(
     has_pairs = config.format in PAIR_FORMATS
     shutil.copyfile(text / FACTS, directory / FACTS)
     for split in SPLITS:
-        stored = TextStore(text / split)
-        if has_pairs and len(stored) == 1:
+        text_store = TextStore(text / split)
+        if has_pairs and len(text_store) == 1:
             say(f"{split}: a single document, so that random second segments come from the same one; better give more")
-        rows = _followed(formats.make_rows(config, stored, tokenizer.specials), split, config, len(stored.tokens), say)
+        rows = formats.make_rows(config, text_store, tokenizer.specials)
+        rows = _with_progress(rows, split, config, len(text_store.tokens), say)
         if config.pack:
             rows = packing.pack(rows, config.sequence_length)
-        store.write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
-        written = Rows(directory / split)
-        if not len(written):
+        write_rows(directory / split, rows, tokenizer.vocabulary_size, has_pairs=has_pairs, is_packed=config.pack)
+        split_rows = Rows(directory / split)
+        if not len(split_rows):
             raise ValueError(
                 f"the {split} text of data.source={config.source!r} is shorter than one row of "
                 f"{config.sequence_length} tokens: give more text or lower data.sequence_length"
                 + (" (or hold out more: data.validation_fraction)" if split == "validation" else "")
             )
-        texts = f"{written.text_count:,} texts in " if config.pack else ""
-        filled = f"{written.fill_rate(config.sequence_length):.1%} of their positions filled"
-        say(f"{split}: {texts}{len(written):,} rows, {filled}")
+        texts = f"{split_rows.text_count:,} texts in " if config.pack else ""
+        filled = f"{split_rows.fill_rate(config.sequence_length):.1%} of their positions filled"
+        say(f"{split}: {texts}{len(split_rows):,} rows, {filled}")
 
 
-def _followed(
+def _with_progress(
     rows: Iterator[formats.Row], split: str, config: DataConfig, tokens: int, say: Say
 ) -> Iterator[formats.Row]:
     """Yield the rows of a split, and print the progress; `tokens` is the number of tokens of its text."""

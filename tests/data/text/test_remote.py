@@ -117,10 +117,10 @@ def test_a_change_of_the_text_is_noticed(both):
 
 def test_the_checksum_of_the_store_comes_before_its_times():
     info = {"type": "file", "size": 3, "mtime": "later", "etag": "b", "crc32c": "AAAAAA=="}
-    [found] = remote._listed("gs", {"bucket/a.txt": info, "bucket/": info})
+    [found] = remote._files("gs", {"bucket/a.txt": info, "bucket/": info})
     assert found == remote.RemoteFile("gs://bucket/a.txt", 3, "crc32c AAAAAA==")
     with pytest.raises(ValueError, match="neither a checksum nor a time of gs://bucket/a.txt"):
-        remote._listed("gs", {"bucket/a.txt": {"type": "file", "size": 3}})
+        remote._files("gs", {"bucket/a.txt": {"type": "file", "size": 3}})
 
 
 def test_what_is_wrong_is_said(both, bucket):
