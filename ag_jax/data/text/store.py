@@ -6,7 +6,7 @@ Both are written as a stream, so a corpus may be larger than the memory.
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -102,23 +102,26 @@ class TextStoreWriter:
 
     def copy(self, store: "TextStore", first: int, last: int) -> None:
         """Add documents `first` to `last` - 1 of another store with the same type of tokens."""
-        sentence, end = store.bounds(first)[0], store.bounds(last - 1)[1]
-        start = store.token_index(sentence)
-        for at in range(sentence, end, COPIED_TOGETHER):
-            ends = store.sentence_ends(at, min(at + COPIED_TOGETHER, end))
-            self._sentence_ends.append(ends + (self.tokens - start))
-        for at in range(first, last, COPIED_TOGETHER):
-            ends = store.document_ends(at, min(at + COPIED_TOGETHER, last))
-            self._document_ends.append(ends + (self._sentences - sentence))
-        stop = store.token_index(end)
-        for at in range(start, stop, COPIED_TOGETHER):
-            self._tokens.append(store.tokens.read(at, min(at + COPIED_TOGETHER, stop)))
-        self.tokens, self._sentences = self.tokens + stop - start, self._sentences + end - sentence
+        first_sentence, end_sentence = store.bounds(first)[0], store.bounds(last - 1)[1]
+        first_token, end_token = store.token_index(first_sentence), store.token_index(end_sentence)
+        for start, stop in _ranges(first_sentence, end_sentence):
+            self._sentence_ends.append(store.sentence_ends(start, stop) + (self.tokens - first_token))
+        for start, stop in _ranges(first, last):
+            self._document_ends.append(store.document_ends(start, stop) + (self._sentences - first_sentence))
+        for start, stop in _ranges(first_token, end_token):
+            self._tokens.append(store.tokens.read(start, stop))
+        self.tokens += end_token - first_token
+        self._sentences += end_sentence - first_sentence
 
     def close(self) -> None:
         """Finish and close the files."""
         for writer in (self._tokens, self._sentence_ends, self._document_ends):
             writer.close()
+
+
+def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, last + 1) of consecutive ranges of at most `COPIED_TOGETHER` numbers, to bound the memory."""
+    return ((first, min(first + COPIED_TOGETHER, stop)) for first in range(start, stop, COPIED_TOGETHER))
 
 
 class TextStore:
@@ -210,8 +213,10 @@ class Rows:
         return self.tokens[self.ends[number - 1] if number else 0 : self.ends[number]]
 
     def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the token ids of rows, int32 `BL` (batch, length), padded on the right with the token id `pad`, and
-        the number of tokens of each row, `B` (batch).
+        """Return the token ids of rows, int32 `BL`, and the number of tokens of each row, `B`.
+
+        length: number L of positions; shorter rows are padded on the right.
+        pad: token id of the padding.
         """
         start_B, end_B = self._bounds(row_B)
         lengths_B = end_B - start_B
@@ -221,9 +226,7 @@ class Rows:
         return np.where(inside_BL, self.tokens[index_BL], pad).astype(np.int32), lengths_B
 
     def segment_ids(self, row_B: np.ndarray, length: int) -> np.ndarray:
-        """Return the segment ids of rows: the text number 1, 2, ... at each position, 0 on padding; int32 `BL`
-        (batch, length).
-        """
+        """Return the segment ids of rows: the text number 1, 2, ... at each position, 0 on padding; int32 `BL`."""
         start_B, end_B = self._bounds(row_B)
         inside_BL = np.arange(length) < (end_B - start_B)[:, None]
         if not self.is_packed:

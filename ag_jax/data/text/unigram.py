@@ -44,11 +44,10 @@ class Unigram:
         return np.cumsum(self.counts_V)
 
     def draw(self, *components) -> np.ndarray:
-        """Return token ids drawn at random by frequency; the seed of each draw is a tuple of integers with one integer
-        from each array `components`.
+        """Return token ids drawn at random by their frequency, one for each key.
 
-        components: integers or integer arrays, which broadcast; `randomness.units` hashes each tuple to a random
-            number, so equal tuples give equal token ids.
+        components: integers or arrays of integers, which broadcast; a key is a tuple with one integer of each, as in
+            `randomness.words`. Equal keys give equal token ids.
 
         Inverse transform sampling: a token id is that of a uniformly drawn position of the sorted tokens; the
         cumulative counts are exact integers.

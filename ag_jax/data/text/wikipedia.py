@@ -12,12 +12,12 @@ def clean_wikipedia(text: str) -> str:
     Headings, tables and list items (lines that do not end like a sentence) are dropped, and everything from the
     references on. An article with fewer than 128 words of prose gives the empty string.
     """
-    kept = []
+    lines = []
     for line in text.splitlines():
         line = line.strip()
         if line.lower().rstrip(":") in LAST_SECTIONS:
             break
         if re.search(r"""[.!?…]["'”’)\]]*$""", line) and "|" not in line:
-            kept.append(re.sub(r"\s+", " ", line))
-    cleaned = "\n".join(kept)
+            lines.append(re.sub(r"\s+", " ", line))
+    cleaned = "\n".join(lines)
     return cleaned if len(cleaned.split()) >= SHORTEST_ARTICLE else ""
