@@ -20,7 +20,7 @@ from ag_jax.attention.guidance import AttentionStatistics
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.predictions import PredictionWeights, WordLabels
 
-LossTerm = tuple[Array, Array]  # (total, weight)
+WeightedSum = tuple[Array, Array]  # (total, weight)
 Rngs = dict[str, Array] | None
 
 
@@ -48,7 +48,7 @@ class Outputs:
     decoder_statistics: AttentionStatistics | None = None
     cross_statistics: AttentionStatistics | None = None
     mask_counts: MaskCounts | None = None
-    metrics: dict[str, LossTerm] = flax.struct.field(default_factory=dict)
+    metrics: dict[str, WeightedSum] = flax.struct.field(default_factory=dict)
     second_passes: dict[str, "Outputs"] = flax.struct.field(default_factory=dict)
 
 
@@ -125,7 +125,7 @@ class Objective:
         """
         raise NotImplementedError
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
         """Return the sum of each loss term over the batch, by name, and each metric as a pair (sum, weight)."""
         raise NotImplementedError
 
@@ -156,14 +156,16 @@ class Objective:
         step: Array,
         factors: dict[str, Array],
         ports: Ports = Ports(),
-    ) -> tuple[Array, dict[str, LossTerm]]:
+    ) -> tuple[Array, dict[str, WeightedSum]]:
         """Return the loss and the metrics; the loss is the sum over terms of `factors[term]` * (the term's batch sum).
 
         factors: from `loss_factors`, for the whole batch of a training step, also if `batch` is a microbatch of it.
         """
         return self.loss_of(self.forward(params, batch, rngs, step, ports), batch, factors)
 
-    def loss_of(self, outputs: Outputs, batch: Batch, factors: dict[str, Array]) -> tuple[Array, dict[str, LossTerm]]:
+    def loss_of(
+        self, outputs: Outputs, batch: Batch, factors: dict[str, Array]
+    ) -> tuple[Array, dict[str, WeightedSum]]:
         """Return the loss and the metrics, as `loss`, of the outputs of `forward`."""
         totals, metrics = self.terms(outputs, batch)
         loss: Any = sum(factors[term] * total for term, total in totals.items())
@@ -171,7 +173,7 @@ class Objective:
 
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
-    ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
+    ) -> tuple[tuple[Array, dict[str, WeightedSum]], Params]:
         """Return `loss` and its gradient with regard to the parameters, as ((loss, metrics), gradient).
 
         A method, so that an objective can override it whose gradient is not the gradient of one forward pass. Such an
@@ -234,7 +236,7 @@ class Wrapper(Objective):
         """Run the inner objective's model and return its outputs."""
         return self.inner.forward(params, batch, rngs, step, ports)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
         """Return the summed loss terms and the metrics of the inner objective."""
         return self.inner.terms(outputs, batch)
 

@@ -19,7 +19,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.base import LossTerm, Outputs, Wrapper
+from ag_jax.objectives.base import Outputs, WeightedSum, Wrapper
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import (
     Prediction,
@@ -142,7 +142,9 @@ class SecondPass(Wrapper):
         """The settings of D, if `distance` is the function `divergence`; otherwise None."""
         return None
 
-    def loss_of(self, outputs: Outputs, batch: Batch, factors: dict[str, Array]) -> tuple[Array, dict[str, LossTerm]]:
+    def loss_of(
+        self, outputs: Outputs, batch: Batch, factors: dict[str, Array]
+    ) -> tuple[Array, dict[str, WeightedSum]]:
         """Return the loss and the metrics of the outputs of both passes.
 
         Where both passes predict words, the scores of the clean pass are computed once for the loss and for D.
@@ -161,7 +163,7 @@ class SecondPass(Wrapper):
         """Return the clean pass's `outputs` with `other`, the second pass's outputs, in the field `second_passes`."""
         return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
         """Return the summed loss terms and the metrics of the wrapped objective and of the divergence of both passes.
 
         For each prediction, the divergence D of both passes is a loss term and the metric `TERM_loss`. Metrics of the

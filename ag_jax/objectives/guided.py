@@ -12,7 +12,7 @@ from ag_jax.attention import guidance, patterns, segments
 from ag_jax.attention.visibility import Band, band_of
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Params, Ports
-from ag_jax.objectives.base import LossTerm, Outputs, Rngs, Wrapper
+from ag_jax.objectives.base import Outputs, Rngs, WeightedSum, Wrapper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Guided(Wrapper):
             ports = dataclasses.replace(ports, cross_guides=self.cross_guides(batch))
         return self.inner.forward(params, batch, rngs, step, ports)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
         """Return loss terms, summed over the batch, and metrics: of the inner objective, and of guidance.
 
         Guidance adds the attention mass on every pattern's target to the metrics. With `mode=loss` it also adds the
@@ -180,7 +180,7 @@ class Guided(Wrapper):
 
     def _encoder_loss(
         self,
-        metrics: dict[str, LossTerm],
+        metrics: dict[str, WeightedSum],
         statistics: guidance.AttentionStatistics,
         guides: guidance.Guides,
         segments_BL: Array,
@@ -193,7 +193,7 @@ class Guided(Wrapper):
             return self._add_masses(metrics, "", self.assignment, statistics, guides, segments_BL, self.config)
         total = jnp.float32(0)
         for group in self.layer_groups:
-            rows, masses = jnp.asarray(group.rows), dict[str, LossTerm]()
+            rows, masses = jnp.asarray(group.rows), dict[str, WeightedSum]()
             group_statistics = jax.tree.map(lambda leaf, rows=rows: leaf[rows], statistics)
             total += self._add_masses(
                 masses, "", self.assignment, group_statistics, guides, segments_BL, self.config, band=group.band
@@ -206,7 +206,7 @@ class Guided(Wrapper):
 
     @staticmethod
     def _add_masses(
-        metrics: dict[str, LossTerm], prefix: str, assignment: tuple[tuple[str, int], ...], *arguments, **options
+        metrics: dict[str, WeightedSum], prefix: str, assignment: tuple[tuple[str, int], ...], *arguments, **options
     ) -> Array:
         """Return the guidance loss of one kind of attention, and add the mass on each pattern's target to `metrics`.
 

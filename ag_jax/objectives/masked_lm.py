@@ -8,7 +8,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, WeightedSum, apply_model
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import Categorical, PredictionWeights, ScoredWords, WordDistributions, WordLabels
 from ag_jax.objectives.sentences import Sentences
@@ -92,7 +92,7 @@ class Pretraining(Objective):
             predictions["nsp"] = Categorical(heads.next_B2)
         return Outputs(predictions, batch, **sown)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
         """Return each loss term summed over the batch, and metrics as pairs (sum, weight).
 
         The metrics are loss and accuracy of the masked words and, if the model predicts it, of the next sentence.

@@ -12,7 +12,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, WeightedSum, apply_model
 from ag_jax.objectives.predictions import PredictionWeights, WordDistributions, YesNo
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
@@ -45,7 +45,7 @@ class ReplacedTokensConfig:
         return self.weight or (50.0 if self.generator == "mlm" else 1.0)
 
 
-def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tuple[Array, dict[str, LossTerm]]:
+def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tuple[Array, dict[str, WeightedSum]]:
     """Return the loss of replaced-token detection, summed over the tokens where `judged_BL` is true, and metrics.
 
     The loss of a token is -log sigmoid(logit) if it was replaced, else -log sigmoid(-logit), that is,
@@ -152,7 +152,7 @@ class ReplacedTokens(Objective):
         outputs = self.predict(params, encoder_batch, rngs, step, ports)
         return dataclasses.replace(outputs, predictions=outputs.predictions | {"generator": words})
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
         """Return each loss term summed over the batch, and metrics: the detection's loss, accuracy, recall, precision.
 
         Recall is `replaced_found`, precision `alarms_right`; `replaced_share` is the share of replaced tokens. With a

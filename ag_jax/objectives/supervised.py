@@ -13,7 +13,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.heads import TaskModel
-from ag_jax.objectives.base import LossTerm, Objective, Outputs, PrimaryMetric, Rngs, apply_model
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, WeightedSum, apply_model
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, Values
 
@@ -193,7 +193,7 @@ class Supervised(Objective):
         logits, sown = apply_model(self.model, params, batch, rngs, ports)
         return Outputs({"task": self.task_loss.prediction(logits)}, batch, **sown)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
         """Return the loss term, summed over the batch, and metrics: the same loss and, but for regression, accuracy."""
         weights = self.task_loss.weights(batch)
         total, correct = self.task_loss.total(outputs.predictions["task"], batch, weights)

@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ag_jax.attention.adversary import split_params
-from ag_jax.objectives.base import Batch, LossTerm, Objective, loss_factors
+from ag_jax.objectives.base import Batch, Objective, WeightedSum, loss_factors
 from ag_jax.training import sharding
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.state import TrainState
@@ -28,7 +28,7 @@ def split_microbatches(batch: Batch, microbatches: int) -> Batch:
 
 def loss_and_gradient(
     params: Any, batch: Batch, key: Array, step: Array, *, objective: Objective, microbatches: int
-) -> tuple[Array, dict[str, LossTerm], Any]:
+) -> tuple[Array, dict[str, WeightedSum], Any]:
     """Return loss, metrics and gradient of the whole batch, computed in `microbatches` equal parts.
 
     loss = sum_terms c(step) * (sum_parts total) / weight, with the weight of the whole batch. Without dropout, value
@@ -37,7 +37,7 @@ def loss_and_gradient(
     """
     factors = loss_factors(objective, batch, step)
 
-    def of_part(part: Batch, key: Array) -> tuple[Array, dict[str, LossTerm], Any]:
+    def of_part(part: Batch, key: Array) -> tuple[Array, dict[str, WeightedSum], Any]:
         (loss, metrics), gradient = objective.value_and_grad(params, part, {"dropout": key}, step, factors)
         return loss, metrics, gradient
 
@@ -68,7 +68,7 @@ def train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     microbatches: int = 1,
-) -> tuple[TrainState, dict[str, LossTerm]]:
+) -> tuple[TrainState, dict[str, WeightedSum]]:
     """Return the state after one update, and the metrics of the step as (total, weight).
 
     key: random key of the run; the step's key is `fold_in(key, step)`, so a resumed run draws the same numbers.
@@ -97,7 +97,7 @@ def _tokens(batch: Batch) -> Array:
     return sum((ids > 0).sum() for ids in sides).astype(jnp.float32)  # type: ignore[union-attr]
 
 
-def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Objective) -> dict[str, LossTerm]:
+def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Objective) -> dict[str, WeightedSum]:
     """Return the metrics of a batch as (total, weight), without dropout."""
     _, metrics = objective.terms(objective.forward(params, batch, None, step), batch)
     return metrics

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.models.encoder import Params
-from ag_jax.objectives.base import LossTerm
+from ag_jax.objectives.base import WeightedSum
 
-LossAndGradient = tuple[tuple[Array, dict[str, LossTerm]], Params]
+LossAndGradient = tuple[tuple[Array, dict[str, WeightedSum]], Params]
 ValueAndGrad = Callable[..., LossAndGradient]
 
 

@@ -14,7 +14,7 @@ from ag_jax.attention import dropout, segments
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.adversarial import delay, perturbation
 from ag_jax.objectives.adversarial.config import FreeLBConfig
-from ag_jax.objectives.base import AttackedPass, LossTerm, Rngs, Wrapper, loss_factors
+from ag_jax.objectives.base import AttackedPass, Rngs, WeightedSum, Wrapper, loss_factors
 
 _INITIAL, _PASS = 0xF1EE, 0xF100  # purposes of random keys: the initial perturbation, and the later passes
 _SMALLEST = 1e-12  # the gradient of a text is divided by at least this; that of a row without tokens is 0
@@ -45,7 +45,7 @@ class FreeLB(Wrapper):
 
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
-    ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
+    ) -> tuple[tuple[Array, dict[str, WeightedSum]], Params]:
         """Return ((loss, metrics), parameter gradient): means over passes with different perturbations.
 
         Before the step `begin_step`, they are those of the wrapped objective. The metric `delta_norm` is the mean
@@ -58,7 +58,7 @@ class FreeLB(Wrapper):
 
     def _attacked(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
-    ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
+    ) -> tuple[tuple[Array, dict[str, WeightedSum]], Params]:
         """Return ((loss, metrics), parameter gradient): means over passes with different perturbations."""
         ((mean, metrics), gradient), delta_BLE = self._passes(params, batch, rngs, step, factors)
         metrics["delta_norm"] = perturbation.length_metric(delta_BLE, perturbation.encoder_segments(batch))
@@ -72,10 +72,10 @@ class FreeLB(Wrapper):
 
     def _passes(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
-    ) -> tuple[tuple[tuple[Array, dict[str, LossTerm]], Params], Array]:
+    ) -> tuple[tuple[tuple[Array, dict[str, WeightedSum]], Params], Array]:
         """Return the means over passes ((loss, metrics), parameter gradient), and the perturbation of the last pass."""
 
-        def loss(params: Params, delta_BLE: Array, rngs: Rngs) -> tuple[Array, dict[str, LossTerm]]:
+        def loss(params: Params, delta_BLE: Array, rngs: Rngs) -> tuple[Array, dict[str, WeightedSum]]:
             return self.inner.loss(params, batch, rngs, step, factors, Ports(embedding_delta=delta_BLE))
 
         # One backward pass gives both gradients: of the parameters, which are averaged, and of the perturbation, which

@@ -14,7 +14,7 @@ from jax import Array
 from ag_jax.attention import segments
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Ports
-from ag_jax.objectives.base import LossTerm
+from ag_jax.objectives.base import WeightedSum
 from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
 
@@ -79,7 +79,7 @@ def plus(before_BLE: Array | None, delta_BLE: Array) -> Array:
     return delta_BLE if before_BLE is None else before_BLE + delta_BLE
 
 
-def length_metric(delta_BLE: Array, segments_BL: Array) -> LossTerm:
+def length_metric(delta_BLE: Array, segments_BL: Array) -> WeightedSum:
     """Return the mean Euclidean norm of a text's perturbation, as a metric (sum over texts, number of texts)."""
     firsts_BL = segments.is_first(segments_BL)
     lengths_BL = norms(delta_BLE, segments_BL)[:, :, 0]

@@ -20,7 +20,7 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial import delay
 from ag_jax.objectives.adversarial.config import AsaConfig
-from ag_jax.objectives.base import AttackedPass, LossTerm, Objective, Outputs, Rngs
+from ag_jax.objectives.base import AttackedPass, Objective, Outputs, Rngs, WeightedSum
 from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
 from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
@@ -167,7 +167,7 @@ class AttackedAttention(SecondPass):
 
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
-    ) -> tuple[tuple[Array, dict[str, LossTerm]], Params]:
+    ) -> tuple[tuple[Array, dict[str, WeightedSum]], Params]:
         """Return ((loss, metrics), gradient); before the step `delay_steps`, those of the wrapped objective."""
         return delay.plain_then_attacked(
             self.delay_steps,
@@ -199,7 +199,7 @@ class AttackedAttention(SecondPass):
         encoder_batch = self.inner.forward(params, batch, rngs, step).encoder_batch
         return AttackedPass(encoder_batch, Ports(), Ports(attack=self.attacker(params, encoder_batch, step)))
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, LossTerm]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
         """Return summed loss terms, and metrics, of the inner objective, the divergence and the penalty on masking.
 
         The metric `kept_units` is the number of unmasked units (query-key pairs) of a text.
@@ -213,7 +213,7 @@ class AttackedAttention(SecondPass):
         return totals, metrics
 
 
-def mask_metrics(counts_NB: MaskCounts, has_begun: Array) -> dict[str, LossTerm]:
+def mask_metrics(counts_NB: MaskCounts, has_begun: Array) -> dict[str, WeightedSum]:
     """Return two metrics of the masked share of units, 1 - kept / all: over all layers, and layer by layer.
 
     has_begun: whether the attack has begun; the share is 0 until then.

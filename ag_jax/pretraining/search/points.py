@@ -112,7 +112,7 @@ def study(source: str, overrides: dict[str, Any]) -> Study:
 
 def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConfig) -> list[Point]:
     grid = search.settings_of(arm)
-    config_reader.check_overrides(config_reader.load(source), grid, (ExperimentConfig,))
+    config_reader.check_overrides(config_reader.load(source), grid)
     for setting in grid:
         if setting.startswith(NOT_SEARCHED):
             raise ValueError(f"{setting} cannot be searched: expected a setting that changes a run, and not its seed")
