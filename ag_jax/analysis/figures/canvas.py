@@ -157,6 +157,17 @@ def token_ticks(axes: Axes, size: Size, *, rows: Sequence[str] = (), columns: Se
     axes.tick_params("y", length=2 if step > 1 else 0, pad=2)
 
 
+def layer_head_ticks(axes: Axes, shape: tuple[int, ...], most: int) -> None:
+    """Label the rows of a heat map with layers and its columns with heads, counted from 1, at most `most` of each.
+
+    shape: numbers of layers and of heads.
+    """
+    rows, columns = (range(0, count, math.ceil(count / most)) for count in shape)
+    axes.set_xticks(columns, [str(head + 1) for head in columns], fontsize=SMALL)
+    axes.set_yticks(rows, [str(layer + 1) for layer in rows], fontsize=SMALL)
+    axes.tick_params(length=0)
+
+
 def weight_scale() -> PowerNorm:
     """Return a colour scale for weights from 0 to 1, by their square root, so that weak attention is visible, too."""
     return PowerNorm(0.5, 0.0, 1.0)

@@ -1,7 +1,6 @@
 """Figures of a number of every head: its score in a probe, or the change of the loss without it."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -87,7 +86,7 @@ def draw_changes(changes: Mapping[str, np.ndarray], assignments: Mapping[str, As
 
 def _mark(axes: Axes, values_NH: np.ndarray, text: str, ink: str) -> None:
     """Label the axes with layers and heads, and write a text into the cell with the largest value."""
-    _label_axes(axes, *values_NH.shape)
+    canvas.layer_head_ticks(axes, values_NH.shape, 6)
     layer, head = np.unravel_index(int(values_NH.argmax()), values_NH.shape)
     axes.text(int(head), int(layer), text, ha="center", va="center", fontsize=SMALL - 1.5, color=ink)
 
@@ -107,12 +106,3 @@ def _frame(axes: Axes, assignment: Assignment, values_NH: np.ndarray, colours: M
 def _title(figure: Figure, caption: str, colours: Mapping[str, str]) -> None:
     lines = [", ".join(title(name) for name in colours) + " frame the heads that they guide"] if colours else []
     figure.suptitle("\n".join([caption, *lines]), fontsize=MEDIUM)
-
-
-def _label_axes(axes: Axes, layers: int, heads: int) -> None:
-    def places(count: int) -> Sequence[int]:
-        return range(0, count, math.ceil(count / 6))
-
-    axes.set_xticks(places(heads), [str(head + 1) for head in places(heads)], fontsize=SMALL)
-    axes.set_yticks(places(layers), [str(layer + 1) for layer in places(layers)], fontsize=SMALL)
-    axes.tick_params(length=0)

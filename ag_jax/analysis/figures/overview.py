@@ -125,20 +125,11 @@ def draw_mass(maps: AttentionMaps, assignment: Assignment, special: PatternToken
     return figure
 
 
-def _layer_head_axes(axes: Axes, layers: int, heads: int) -> None:
-    def places(count: int) -> range:
-        return range(0, count, math.ceil(count / 8))
-
-    axes.set_axis_on()
-    axes.set_xticks(places(heads), [str(head + 1) for head in places(heads)], fontsize=SMALL)
-    axes.set_yticks(places(layers), [str(layer + 1) for layer in places(layers)], fontsize=SMALL)
-    axes.tick_params(length=0)
-
-
 def _draw_mass(axes: Axes, name: str, mass_NH: np.ndarray, chance_N: np.ndarray, colour: str) -> AxesImage:
     """Draw the attention mass of every layer and head on one pattern as a heat map, with numbers where they fit."""
     image = axes.imshow(mass_NH, cmap=WEIGHTS, vmin=0, vmax=1, aspect="auto")
-    _layer_head_axes(axes, *mass_NH.shape)
+    axes.set_axis_on()
+    canvas.layer_head_ticks(axes, mass_NH.shape, 8)
     # Layers with a window have another level of chance than those without.
     levels = " to ".join(dict.fromkeys(f"{100 * chance:.0f}" for chance in (chance_N.min(), chance_N.max())))
     by_chance = "" if np.isnan(chance_N).any() else f" (chance {levels} %)"
@@ -165,7 +156,8 @@ def _draw_strongest(
     chance_NH = np.array([[chance[name][layer] for name in names] for layer, names in enumerate(best_NH)])
     above_NH = np.divide(mass_NH - chance_NH, 1 - chance_NH, out=np.zeros_like(mass_NH), where=chance_NH < 1)
     axes.imshow(1 - np.clip(above_NH, 0, 1)[:, :, None] * (1 - full), aspect="auto")
-    _layer_head_axes(axes, *mass_NH.shape)
+    axes.set_axis_on()
+    canvas.layer_head_ticks(axes, mass_NH.shape, 8)
     axes.set_title("strongest pattern", fontsize=MEDIUM)
     names = [name for name in colours if (best_NH == name).any()]
     handles = [Patch(color=colours[name], label=label(title(name))) for name in names]
