@@ -356,7 +356,10 @@ def test_verbs_that_take_one_model_name_it(tmp_path):
     for arguments, said in (
         (["export", f"--workdir={tmp_path}", f"--to={tmp_path / 'hf'}"], f"--workdir={tmp_path / 'a-seed0'}"),
         (["evaluate", f"--workdir={tmp_path}"], f"--workdir={tmp_path / 'a-seed0'}"),
-        (["import", f"--from={tmp_path / 'a-seed0'}", f"--workdir={tmp_path / 'x'}"], "is of a run of ag-jax"),
+        (
+            ["import", f"--from={tmp_path / 'a-seed0'}", f"--workdir={tmp_path / 'x'}"],
+            "expected a model_type among bert",
+        ),
     ):
         done = run(arguments)
         assert done.returncode == 1 and said in done.stderr, done.stderr
