@@ -72,12 +72,12 @@ def check_seed(config: ExperimentConfig, seeds: Sequence[int], setting: str) -> 
         )
 
 
-def overridden(source: str, compared: Iterable[str], overrides: Mapping[str, Any]) -> list[str]:
+def overridden(source: str, arms: Iterable[str], overrides: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each flag that overrides a setting in which the arms of the config file differ.
 
-    compared: names of the arms.
+    arms: their names.
     """
-    of_arms = {arm: config_reader.flat(load(source, arm, {}).to_dict()) for arm in compared}
+    of_arms = {arm: config_reader.flat(load(source, arm, {}).to_dict()) for arm in arms}
     sentences = []
     for key, value in overrides.items():
         values = {arm: settings.get(key) for arm, settings in of_arms.items()}

@@ -143,7 +143,9 @@ def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tup
         "rows": len(corpus.validation),
         "tokens": len(corpus.validation.tokens),
     }
-    is_the_runs, warning = hosts.from_first("the summary of the text", lambda: _judge(config, workdir, corpus))
+    is_the_runs, warning = hosts.from_first(
+        "the summary of the text", lambda: _compare_with_training(config, workdir, corpus)
+    )
     described = ", ".join(f"{held_out[name]:,} {name}" for name in ("documents", "rows", "tokens"))
     _say(f"evaluating on the held-out text of {held_out['source']}: {described}")
     if warning:
@@ -273,7 +275,9 @@ def _refuse_unless_accepted(config: ExperimentConfig, workdir: epath.Path, chang
     _say(f"WARNING: {message}\ncontinuing, because data.accept_changed_text is set")
 
 
-def _judge(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> tuple[bool | None, str | None]:
+def _compare_with_training(
+    config: ExperimentConfig, workdir: epath.Path, corpus: Corpus
+) -> tuple[bool | None, str | None]:
     """Return whether the corpus of an evaluation is that of the training (None if unknown), and a warning or None."""
     summary = read_summary(workdir)
     if summary is None:

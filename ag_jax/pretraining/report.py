@@ -95,7 +95,8 @@ def numbers(
             "mean": {key: spread(of_seeds).mean for key, of_seeds in values.items()},
             "deviation": {key: spread(of_seeds).deviation for key, of_seeds in values.items()},
             "p_value": {
-                key: found.p_value if (found := differences.get(arm.name, {}).get(key)) else None for key in values
+                key: difference.p_value if (difference := differences.get(arm.name, {}).get(key)) else None
+                for key in values
             },
             "left_plateau_at_step": [first_step_below(rows, threshold, primary.metric) for rows in arm.metrics],
             "tokens_per_second": [_speed(rows) for rows in arm.metrics],
@@ -112,7 +113,7 @@ def numbers(
 def differences_json(differences: Mapping[str, Mapping[str, PairedDifference | None]]) -> dict[str, Any]:
     """Return the differences of arms over seeds (`over_seeds`) as JSON values."""
     return {
-        arm: {key: found and dataclasses.asdict(found) for key, found in of_arm.items()}
+        arm: {key: difference and dataclasses.asdict(difference) for key, difference in of_arm.items()}
         for arm, of_arm in differences.items()
     }
 

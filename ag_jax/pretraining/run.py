@@ -390,7 +390,7 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     steps = check_workdir(config, workdir)
     if steps == config.training.steps:
-        _renew(config, workdir)
+        _write_new_values(config, workdir)
         return
     if steps is not None:
         extension.begin(steps, config, workdir)
@@ -399,7 +399,7 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
     storage.write_whole(path, json.dumps(config_reader.to_dict(config), indent=2) + "\n")
 
 
-def _renew(config: ExperimentConfig, workdir: epath.Path) -> None:
+def _write_new_values(config: ExperimentConfig, workdir: epath.Path) -> None:
     """Write other values of `AFTER_TRAINING` into the `config.json` of a run that is resumed; print their names."""
     path = workdir / "config.json"
     stored = pretraining_config.read_settings(path)

@@ -161,7 +161,7 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
     pace.check_epochs(steps)
     # A milestone is saved after the last step that does not go beyond its words; each needs a step of its own.
     milestones = {words: pace.steps(words) for words in training.milestone_words}
-    earlier: dict[int, int] = {}
+    words_of_step: dict[int, int] = {}
     for words, step in milestones.items():
         if step == 0:
             raise ValueError(
@@ -173,12 +173,12 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
                 f"training.milestone_words has {words:,}, but the run of {steps:,} steps sees {pace.words(steps):,} "
                 f"words: leave it out, or raise training.steps to at least {step:,}"
             )
-        if step in earlier:
+        if step in words_of_step:
             raise ValueError(
-                f"training.milestone_words has {earlier[step]:,} and {words:,}, which both lie before the end of step "
-                f"{step + 1:,}, of about {pace.words(1):,} words: leave one out, or lower training.batch_size"
+                f"training.milestone_words has {words_of_step[step]:,} and {words:,}, which both lie before the end of "
+                f"step {step + 1:,}, of about {pace.words(1):,} words: leave one out, or lower training.batch_size"
             )
-        earlier[step] = words
+        words_of_step[step] = words
     return WordSteps(pace.epoch_words, pace.epoch_rows, steps, milestones)
 
 

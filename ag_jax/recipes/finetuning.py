@@ -110,16 +110,16 @@ def suite(title: str, arguments: Any) -> Config:
     return config
 
 
-def names(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Split a text such as `sst2,rte` into names; `all` stands for all of `known`.
+def names(text: str, choices: Sequence[str]) -> tuple[str, ...]:
+    """Split a text such as `sst2,rte` into names; `all` stands for all of `choices`.
 
-    Raises ValueError for a name that is not in `known`.
+    Raises ValueError for a name that is not in `choices`.
     """
-    result = tuple(known) if text == "all" else config_reader.listed(text)
+    result = tuple(choices) if text == "all" else config_reader.listed(text)
     for name in result:
-        if name not in known:
+        if name not in choices:
             raise ValueError(
-                f"in the argument of the config file: expected names among {', '.join(known)}, or all, got {name!r}"
+                f"in the argument of the config file: expected names among {', '.join(choices)}, or all, got {name!r}"
             )
     return result
 

@@ -249,10 +249,10 @@ def custom_size(config: Config, name: str, pair_count: int, steps: int | None = 
     config.optimizer.warmup_steps = warmup
 
 
-def custom_pairs(config: Config, chosen: Any) -> int:
+def custom_pairs(config: Config, arguments: Any) -> int:
     """Set the files of custom pairs; return the number of training pairs.
 
-    chosen: the arguments of a config file; for each of `source`, `validation_source` and `test_source` the files with
+    arguments: those of a config file; for each of `source`, `validation_source` and `test_source` the files with
         the texts, empty if there are none, and for `target` and so on the files with their translations; `source_field`
         and `target_field` are the keys or columns of files that have both.
 
@@ -260,13 +260,13 @@ def custom_pairs(config: Config, chosen: Any) -> int:
     for files that cannot be used. Also the test set is read: it is needed only after the training, when an error would
     come late.
     """
-    fields = {"source_field": chosen.source_field, "target_field": chosen.target_field}
-    train = PairFiles(chosen.source, chosen.target or None, **fields, setting="source", target_setting="target")
+    fields = {"source_field": arguments.source_field, "target_field": arguments.target_field}
+    train = PairFiles(arguments.source, arguments.target or None, **fields, setting="source", target_setting="target")
     pair_count = train.line_count()
     config.data.update(source=train.source, target=train.target, **fields)
     _show_first(config, train)
     for part in ("validation", "test"):
-        source, target = getattr(chosen, f"{part}_source"), getattr(chosen, f"{part}_target")
+        source, target = getattr(arguments, f"{part}_source"), getattr(arguments, f"{part}_target")
         if target and not source:
             raise ValueError(f"{part}_target={target} translates nothing: give its texts as {part}_source")
         if part == "validation" and source:
