@@ -100,11 +100,12 @@ def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]
     swept = recipe.sweep.head_dropout
     if (recipe.head_dropout is None and not swept) or any(has_dropout(task.kind, style) for style in styles):
         return
-    section, allowed = ("sweep.", "empty") if swept else ("", "none")
+    section, allowed, flag = ("sweep.", "empty", "") if swept else ("", "none", "none")
     rates = ",".join(f"{rate:g}" for rate in swept or (recipe.head_dropout,))
     raise ValueError(
         f"tasks.{name}.{section}head_dropout must be {allowed}, got {rates}: the head of this task, which finds spans "
-        "of a text or ranks phrases by masked words, has no dropout"
+        "of a text or ranks phrases by masked words, has no dropout. Give "
+        f"--config.tasks.{name}.{section}head_dropout={flag}"
     )
 
 

@@ -302,7 +302,7 @@ def test_a_head_without_dropout_is_noticed_by_print_config_which_names_the_flag(
     source = f"--config={CONFIGS / 'finetune/superglue.py'}:checkpoint=C,tasks=wsc,"
     command = ["ag-jax", verb, *(source + given).split(), "--config.tasks.wsc.ranking=True", "--print_config"]
     assert main.main(command) == 1
-    given = re.search("no dropout. Give (.*) and,", " ".join(capsys.readouterr().err.split()))[1]
+    given = re.search(r"no dropout. Give (\S*)", " ".join(capsys.readouterr().err.split()))[1]
     assert given == f"--config.tasks.wsc.{flag}"
     assert main.main([*command, given]) == 0
     recipe = json.loads(capsys.readouterr().out)["tasks"]["wsc"]

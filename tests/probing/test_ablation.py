@@ -133,7 +133,7 @@ def test_some_of_the_texts():
 
 
 def test_texts_that_cannot_be_measured(words):
-    with pytest.raises(ValueError, match="expected texts, got 2 without any token"):
+    with pytest.raises(ValueError, match="expected texts with tokens, got none in 2 given texts"):
         batches.of_texts(["", " "], TOKENIZER, LENGTH, 1)
     with pytest.raises(ValueError, match="expected a list of texts, got one string of 4 characters"):
         batches.of_texts("good", TOKENIZER, LENGTH, 1)
