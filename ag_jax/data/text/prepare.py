@@ -66,7 +66,7 @@ class Source:
     def parts(self) -> list["Part"]:
         """The parts of the text; reads at most the first 100 documents."""
         groups = _groups(self.config)
-        # Names say which units a part has, so that parts of a version with another `PART_SIZE` are not taken for these.
+        # Names say which units a part has, so that parts of another `PART_SIZE` are not taken for these.
         ends = list(itertools.accumulate(len(group) for group, _ in groups))
         return [
             Part(f"part-{self.key}-{end - len(group):06}-{end:06}", tuple(group), decision)
