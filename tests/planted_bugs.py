@@ -397,8 +397,8 @@ BUGS = (
     Bug(
         "an item of a list begins another argument",
         "ag_jax/config_reader.py",
-        "if found and not equals:",
-        "if not found and not equals:",
+        "if pairs and not equals:",
+        "if not pairs and not equals:",
         "tests/test_config_reader.py",
     ),
     Bug(

@@ -1,12 +1,12 @@
 """A model's attention to a text, or to a text and its translation, without and with the model's attack."""
 
 import dataclasses
+from typing import Any
 
 from ag_jax.analysis import changes, maps, pairs
 from ag_jax.analysis.changes import AttackedText
 from ag_jax.analysis.maps import Assignment, AttentionMaps, Heads
 from ag_jax.interop.opening import Inspected
-from ag_jax.pretraining.translate import Translator
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ def look(opened: Inspected, text: str, target: str | None = None, without: Heads
     return _with_attack(Seen(opened, ((encoder, opened.assignment),)), without)
 
 
-def _look_at_pair(opened: Inspected, translator: Translator, text: str, target: str | None, without: Heads) -> Seen:
+def _look_at_pair(opened: Inspected, translator: Any, text: str, target: str | None, without: Heads) -> Seen:
     origin = "as given"
     if target is None:
         origin = "by this model with all of its heads" if without else "by this model"

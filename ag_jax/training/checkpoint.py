@@ -466,15 +466,15 @@ def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
         leaves = paths(tree).items()
         return {path: tuple(leaf.shape) for path, leaf in leaves if path.startswith("params/")}
 
-    in_checkpoint, in_config = shapes(saved), shapes(like)
+    stored, expected = shapes(saved), shapes(like)
     different = [
-        f"  {name}: checkpoint {in_checkpoint.get(name, 'none')}, config {in_config.get(name, 'none')}"
-        for name in sorted(in_checkpoint | in_config)
-        if in_checkpoint.get(name) != in_config.get(name)
+        f"  {name}: checkpoint {stored.get(name, 'none')}, config {expected.get(name, 'none')}"
+        for name in sorted(stored | expected)
+        if stored.get(name) != expected.get(name)
     ]
     if different:
         raise ValueError(
             f"the checkpoint {where} is of another model:\n" + "\n".join(different[:10]) + "\n"
-            f"({len(different)} of {len(in_checkpoint | in_config)} parameters differ; "
+            f"({len(different)} of {len(stored | expected)} parameters differ; "
             "use the config that the run was started with, or another workdir)"
         )

@@ -66,7 +66,7 @@ def test_config_survives_json():
         ),
         ("data.sequence_length", 1024, "longer than the model's model.max_length=512"),
         ("data.format", "segment_pair_nsp", "model.token_types=1: set it to 2"),
-        ("data.format", "full_sentence", "did you mean 'full_sentences'"),
+        ("data.format", "full_sentence", "got 'full_sentence'"),
         ("replaced_tokens.generator", "unigrams", "replaced_tokens.generator must be one of none, unigram, mlm"),
         ("replaced_tokens.generator", "unigram", "needs data.masking.replacement=unigram, got mask: change one"),
         ("data.masking.replacement", "unigram", "generator=none needs data.masking.replacement=mask, got unigram"),
