@@ -25,10 +25,13 @@ def reading(place: str | os.PathLike, remedy: str = "write the file anew") -> It
     place: the file, with the line if it is known.
     remedy: what the user should do, the end of the message.
 
-    Messages that name the place already stay as they are. `OSError` is not caught: it names its file.
+    Messages that name the place already stay as they are. `OSError` is not caught: it names its file; nor is
+    `CannotImport`, for which the file is not to blame.
     """
     try:
         yield
+    except imported.CannotImport:
+        raise
     except FAULTS as fault:
         if isinstance(fault, ValueError) and str(place) in str(fault):
             raise

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from etils import epath
 
-from ag_jax import config_reader, imported
+from ag_jax import config_reader
 from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
@@ -352,10 +352,5 @@ def read_source(directory: str) -> tuple[epath.Path, ExperimentConfig]:
 def read(path: epath.PathLike) -> ExperimentConfig:
     """Read and check a run's `config.json`. Raises ValueError, with the file's name, if it is not such a config."""
     settings = read_settings(path)
-    try:
-        with reading(path, "put back a copy of the file, or use the version of ag_jax that wrote it"):
-            return parse(settings)
-    except ValueError as error:
-        if isinstance(error.__cause__, imported.CannotImport):  # the file is not to blame
-            raise error.__cause__ from error
-        raise
+    with reading(path, "put back a copy of the file, or use the version of ag_jax that wrote it"):
+        return parse(settings)
