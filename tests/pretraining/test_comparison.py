@@ -280,18 +280,6 @@ def test_a_run_that_another_process_trains_is_left_alone(overrides, tmp_path, mo
         assert list((directory / "checkpoints").iterdir())
 
 
-def test_a_shorter_run_of_a_version_without_steps_in_its_summary_is_not_finished(compared, tmp_path):
-    directory = epath.Path(tmp_path / "run")
-    shutil.copytree(compared.parent / "ag-seed3", directory)
-    config = run.read_config(directory)
-    summary = json.loads((directory / "summary.json").read_text())
-    del summary["steps"]
-    (directory / "summary.json").write_text(json.dumps(summary))
-    assert comparison._finished(config, directory) == summary
-    longer = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=9))
-    assert comparison._finished(longer, directory) is None
-
-
 def test_parts_that_cannot_be(compared, interrupted, overrides):
     for part, message in {
         "1/5": "--part=1/5 is one of 5 parts, but there are only 4 runs, so that 1 of the parts would have nothing to",
