@@ -98,7 +98,7 @@ def test_compare_evaluate_inspect_export_and_import(bucket, overrides, capsys, t
         cli.run_verb("train", request(str(workdir), CONFIG, overrides | {"model.layers": 2}))
 
     model = tmp_path / "model"
-    with pytest.raises(ValueError, match="gs://bucket/model is in an object store, but export writes to disks only"):
+    with pytest.raises(ValueError, match="gs://bucket/model is in an object store, but an export needs"):
         cli.run_verb("export", request(str(workdir), target="gs://bucket/model"))
     cli.run_verb("export", request(str(workdir), target=str(model)))
     cli.run_verb("import", request("gs://bucket/imported", source=str(model)))
@@ -279,7 +279,7 @@ def test_a_page_may_be_written_again(bucket, monkeypatch):
         ValueError, match="--html=gs://bucket/other.html exists and was not written by `ag-jax inspect`"
     ):
         pages.check_place("gs://bucket/other.html")
-    with pytest.raises(ValueError, match="--html=gs://bucket/pages is a directory"):
+    with pytest.raises(ValueError, match="--html=gs://bucket/pages exists"):
         pages.check_place("gs://bucket/pages")
 
 
