@@ -154,7 +154,7 @@ class Request:
         return config
 
     def directory(self, kind: str | None = None) -> epath.Path:
-        """Return the directory of the run.
+        """Return the directory that --workdir names.
 
         kind: what the verb writes there, as `contents` says it; None for a verb that writes nothing of its own.
 
@@ -170,7 +170,7 @@ class Request:
         return directory
 
     def model(self) -> epath.Path:
-        """Return the directory of one model. Raises ValueError if it holds several, with the best of them."""
+        """Return the --workdir of one model. Raises ValueError, which names the best model, if it holds several."""
         directory = self.directory()
         if contents(directory) in (SUITE, SUITES, COMPARISON):
             from ag_jax.finetuning import best  # with scikit-learn
@@ -183,7 +183,7 @@ class Request:
         return directory
 
     def checkpoint(self) -> int | None:
-        """Return the step of the checkpoint to use, None for the newest; print it if it is that of the best one."""
+        """Return the step of the checkpoint to use, None for the newest; with --step=best, find and print the step."""
         if self.step != "best":
             return self.step
         step = hosts.from_first("the best checkpoint", lambda: run.best_step(self.directory()))
@@ -217,7 +217,7 @@ MAY_HOLD = {COMPARISON: (ARMS,), PROBES: (ARMS,)}
 
 
 def contents(directory: epath.Path) -> str | None:
-    """Return what a directory holds, such as `RUN`; None if it is empty, or holds nothing that a verb has written."""
+    """Return in words what a directory holds, such as "a run"; None if no verb has written anything into it."""
     config, report = (
         read_json(path) if (path := directory / name).exists() else {} for name in ("config.json", "report.json")
     )
@@ -499,7 +499,7 @@ def _export(request: Request) -> None:
 def _export_milestones(
     request: Request, repository: hub.Repository | None, options: tuple[str, Statements, str]
 ) -> None:
-    """Export the milestones of a run, and push them as revisions of one repository."""
+    """Export the milestones of a run (checkpoints by words seen), and push them as revisions of one repository."""
     if request.step is not None:
         raise ValueError(f"--step={request.step} is one checkpoint, and --milestones exports several: leave out one")
     target = pathlib.Path(request.target or "").expanduser()
@@ -595,7 +595,7 @@ def _is_unread(stream: IO[str]) -> bool:
 
 
 def shortened(message: str) -> str:
-    """Return an error message in which lines of more than `_LONGEST_LINE` characters lack their middle.
+    """Return an error message without the middle of every line of more than `_LONGEST_LINE` characters.
 
     Messages quote the values that they reject, and a value of a damaged file may be megabytes of text.
     """

@@ -184,14 +184,14 @@ def in_words(bounds: Sequence[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a setting's value as one would type it in a flag; an empty list, of which nothing is typed, as `()`."""
+    """Return a setting's value as one would type it in a flag; an empty list is shown as `()`."""
     if isinstance(value, tuple) and value:
         return ",".join(map(str, value))
     return NONE if value is None else str(value)
 
 
 def flags(overrides: Mapping[str, Any]) -> list[str]:
-    """Return the flags that give settings these values, as one types them, such as `--config.seed=3`.
+    """Return the command-line flags that give settings these values, as one types them, such as `--config.seed=3`.
 
     Numbers of a list are written with commas, and of a list of texts each has a flag of its own. An empty list is
     written as nothing: `--config.training.milestones=`.

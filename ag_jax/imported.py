@@ -18,11 +18,11 @@ _trusts_all = False
 
 
 class CannotImport(ValueError):
-    """A function cannot be imported by its path."""
+    """Error for a function that cannot be imported by its path."""
 
 
 def distrust(content: Any) -> None:
-    """Note the texts of a stored file, of the given content in JSON, which may name functions."""
+    """Record the texts in a stored file's JSON content, so that functions they name are not imported unasked."""
     if isinstance(content, dict | list):
         for item in content.values() if isinstance(content, dict) else content:
             distrust(item)
@@ -51,7 +51,7 @@ def trust_all() -> None:
 
 
 def is_allowed(path: str) -> bool:
-    """Return whether a function may be imported."""
+    """Return whether the function at an import path may be imported."""
     return _trusts_all or path in _allowed or not _is_stored(path)
 
 

@@ -40,7 +40,7 @@ def status() -> int:
 
 
 class Withdrawn(Exception):
-    """Error that ends a piece of work which is no longer this process's; see `only_while`."""
+    """Error that ends a piece of work which another process has taken over; see `only_while`."""
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def only_while(condition: Callable[[], bool]) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if a signal asked the program to stop, and Withdrawn as `only_while` says."""
+    """Raise KeyboardInterrupt if a signal asked the program to stop, Withdrawn if a condition of `only_while` fails."""
     if _state.received:
         raise KeyboardInterrupt(f"stopped by {requested()}")
     if not all(condition() for condition in getattr(_of_thread, "conditions", ())):
@@ -66,7 +66,7 @@ def check() -> None:
 
 
 def checked(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items; before each, `check`."""
+    """Yield the items, and call `check` before each, so that a signal stops the iteration."""
     for item in items:
         check()
         yield item

@@ -58,7 +58,7 @@ def of(kind: type, path: str = "") -> Iterator[Setting]:
 
 
 def entries(docstring: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the descriptions of `names` in a docstring, {name: meaning}, without the names that it does not describe.
+    """Return {name: meaning} for those of `names` that a docstring describes.
 
     Entries are `name: meaning`, or `name, name: meaning`.
     The lines of an entry that follow its first one are indented.

@@ -426,7 +426,7 @@ def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def _with_page(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which `--html` without a value has one, because absl has no optional values."""
+    """Return a command line in which a bare `--html` gets a default value, because absl has no optional values."""
     following = [*arguments[1:], "--"]
     return [
         f"--html={PAGE}" if one == "--html" and after.startswith("-") else one
@@ -435,7 +435,7 @@ def _with_page(arguments: Sequence[str]) -> list[str]:
 
 
 def _check_read(verb: str, names: Sequence[str]) -> None:
-    """Raise ValueError if some of the given flags are not read by a verb."""
+    """Raise ValueError if a verb does not read one of the given flags."""
     read = (*(("config",) if VERBS[verb].has_config else ()), *VERBS[verb].flags)
     if unread := [f"--{name}" for name in names if name not in read]:
         of_suite = verb == "finetune" and "--step" in unread

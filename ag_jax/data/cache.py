@@ -169,7 +169,7 @@ def _write_manifest(directory: pathlib.Path) -> None:
 
 
 def _checksum(files: dict) -> int:
-    """Return the checksum of the manifest itself."""
+    """Return a checksum of the manifest's entry `files`, which shows whether the manifest itself was changed."""
     return zlib.crc32(json.dumps(files, sort_keys=True).encode())
 
 

@@ -15,7 +15,7 @@ BLOCK = 2**18  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class KnownContent:
-    """Content that is identified without reading it.
+    """Size and fingerprint of content that is identified without reading it, such as a file of an object store.
 
     size: number of bytes; 0 if it is unknown.
     fingerprint: text that only this content has, such as the checksum that an object store keeps.

@@ -113,7 +113,7 @@ class MaskingConfig:
 
     @property
     def for_evaluation(self) -> "MaskingConfig":
-        """The masking of evaluations: the same share in all of them."""
+        """The masking settings for evaluations: one constant share of masked tokens."""
         rate = self.evaluation_rate or self.rate
         return dataclasses.replace(self, rate=rate, earlier_rates=(), earlier_rates_until=(), evaluation_rate=None)
 
@@ -217,7 +217,7 @@ class DataConfig:
             self._check_parallel()
 
     def _check_parallel(self) -> None:
-        """Raise ValueError for texts that have no translations, and for settings that contradict one another."""
+        """Raise ValueError for sources that cannot hold pairs of texts, and for contradictory translation settings."""
         for name in ("source", "target", "validation_source", "validation_target"):
             text = getattr(self, name) or ""
             if text == "sotu" or text.startswith(("tfds:", "hf:", "babylm:")) or "://" in text:

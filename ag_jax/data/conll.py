@@ -7,7 +7,7 @@ _MARKS = ("-DOCSTART-", "#begin document", "#end document")  # lines of files of
 
 
 def without_comments(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield (number, line) of the lines of a CoNLL file that are no comments; numbers count from 1.
+    """Yield (number, line) for each line of a CoNLL file that is not a comment; numbers count from 1.
 
     A comment begins with "# ", stands before the first word of a sentence, and has not the number of columns of the
     file. So "# sent_id = 3" is a comment, and "#<tab>O" is the word "#". The number of columns is that of most lines
@@ -24,5 +24,5 @@ def without_comments(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _columns(line: str) -> tuple[str, int]:
-    """Return what separates the columns of a line, and their number."""
+    """Return (separator, number of columns) of a line: a tab if it has one, otherwise a space."""
     return ("\t", line.count("\t") + 1) if "\t" in line else (" ", sum(map(bool, line.split(" "))))

@@ -1,4 +1,4 @@
-"""A prepared corpus: a tokenizer and rows, made once in steps of which each has a directory of the cache.
+"""Prepared corpora: a tokenizer and rows of token ids, made once in steps that are each cached in a directory.
 
 The names of the directories have a hash of all settings and files that the step depends on:
 
@@ -34,7 +34,7 @@ WriteRows = Callable[[pathlib.Path, pathlib.Path], None]
 
 
 class SplitRows(Protocol):
-    """The rows of a split, as far as summaries and plots need them.
+    """Protocol of the rows of token ids of a split (training or validation), as summaries and plots need them.
 
     tokens: token ids of all rows, one row after the other; of pairs, those of the target side, which are predicted.
     """
@@ -49,7 +49,7 @@ RowsOfSplit = TypeVar("RowsOfSplit", bound=SplitRows)
 
 @dataclasses.dataclass(frozen=True)
 class Corpus(Generic[RowsOfSplit]):
-    """A tokenizer, and the rows into which it encoded the training and the validation text.
+    """A tokenizer, and the rows of token ids into which it encoded the training and the validation text.
 
     tokenizer: the tokenizer of the rows.
     train: rows for training.
@@ -95,7 +95,7 @@ class Corpus(Generic[RowsOfSplit]):
 def cached_rows(
     entries: Entries, text: str, rows: str, write_text: Write, write_rows: WriteRows, verify: bool
 ) -> Entry:
-    """Return the entry of the cache with the rows of a corpus, made from the entry with its token ids if necessary.
+    """Return the cache entry with a corpus's rows; if missing, make it from the entry with its token ids.
 
     text, rows: names of the two entries.
     write_text: (directory) -> None; writes the token ids of both splits.
@@ -184,7 +184,7 @@ def key(*parts) -> str:
 
 
 def announcer(quiet: bool) -> Say:
-    """Return a function that prints progress; with `quiet`, as on hosts that leave it to another host, a silent one."""
+    """Return a function that prints progress messages; with `quiet`, one that prints nothing."""
     return _print_nothing if quiet else _print
 
 

@@ -34,14 +34,14 @@ COPIED_TOGETHER = 2**24  # bytes
 
 @contextlib.contextmanager
 def unclaimed(path: epath.Path) -> Iterator[object]:
-    """Claim that always succeeds, for processes that do not share work: each makes what is missing."""
+    """Context manager that grants every claim, for processes that share no work: each makes what is missing."""
     del path
     yield True
 
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """The directory of the cache's entries.
+    """The entries of the cache: directories of prepared data, on a disk and optionally in an object store.
 
     local: directory on this machine.
     remote: directory in an object store, in which the entries are kept and of which `local` has copies; None without.
@@ -93,7 +93,7 @@ class Entries:
         return self._make(name, write, check_large)
 
     def make_all(self, writers: Mapping[str, Write], is_over: Callable[[], bool], report: Callable[[], None]) -> None:
-        """Make all entries, together with other processes; return when all are complete or no longer needed.
+        """Make the entries of `writers`, together with other processes, until all are complete or no longer needed.
 
         This process makes missing entries that no other is making, and waits for the others.
 
@@ -182,7 +182,7 @@ class Entries:
 
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[object]:
-        """Claim an entry: among the processes of this machine if it only has to be copied to it, else among all."""
+        """Claim an entry among this machine's processes if it only has to be copied from the store, else among all."""
         root = self.local if self.remote is None or self._is_in_store(name) else self.remote
         with contextlib.ExitStack() as stack:
             try:
@@ -211,7 +211,7 @@ class Entries:
 
 @contextlib.contextmanager
 def _until_lost(claim: object) -> Iterator[None]:
-    """End the work within the context, without an error, if a claim turns false; see `Claim`."""
+    """Context manager that ends the work inside, without an error, if another process takes over its claim."""
     if not claim:
         yield
         return

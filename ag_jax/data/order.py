@@ -1,4 +1,4 @@
-"""The order in which rows are drawn: row i of step s is a pure function of (seed, s, i).
+"""The order in which training draws rows of a corpus: row i of step s is a pure function of (seed, s, i).
 
 Row i of step s is number g = b(s) + i of all rows drawn in training, where b(s) is the number of rows of the steps
 before s. It belongs to epoch g // N, where N is the number of rows of the corpus, and the rows of an epoch come in the
@@ -23,7 +23,7 @@ PREFETCH = 4  # batches that are prefetched
 
 @dataclasses.dataclass(frozen=True)
 class BatchSizes:
-    """Number of rows of the batch of every step: `earlier[k]` up to step `until[k]`, and `last` after these steps.
+    """Batch size at every training step: `earlier[k]` rows before step `until[k]`, and `last` after these steps.
 
     last: number of rows of a batch.
     earlier: numbers of rows of the batches of earlier steps.
@@ -40,11 +40,11 @@ class BatchSizes:
         return size if isinstance(size, BatchSizes) else cls(size)
 
     def at(self, step: int) -> int:
-        """Return the number of rows of the batch of a step."""
+        """Return the number of rows of the batch of a training step."""
         return at_step(step, self.last, self.earlier, self.until)
 
     def before(self, step: int) -> int:
-        """Return the number of rows of all steps before `step`."""
+        """Return the number of rows that training draws in all steps before `step`."""
         rows, start = 0, 0
         for size, until in zip(self.earlier, self.until, strict=True):
             rows += size * (min(until, step) - min(start, step))
@@ -52,7 +52,7 @@ class BatchSizes:
         return rows + self.last * (step - min(start, step))
 
     def numbers(self, step: int) -> np.ndarray:
-        """Return the numbers of the rows of a step among all rows drawn in training: `B`."""
+        """Return the numbers `B`, among all rows drawn in training, of the rows in the batch of a step."""
         return self.before(step) + np.arange(self.at(step))
 
 
@@ -60,13 +60,13 @@ Value = TypeVar("Value", int, float)
 
 
 def at_step(step: int, last: Value, earlier: Sequence[Value], until: Sequence[int]) -> Value:
-    """Return the value of a step: `earlier[k]` before step `until[k]`, and `last` from the last of these steps on."""
+    """Return a setting's value at a step: `earlier[k]` before step `until[k]`, and `last` after these steps."""
     place = bisect.bisect_right(until, step)
     return earlier[place] if place < len(earlier) else last
 
 
 def all_rows(count: int) -> slice:
-    """Return the slice of all rows of a batch: the default where a function chooses the rows that a host needs."""
+    """Return the slice that selects all rows of a batch, the default where a host may need only some."""
     del count
     return slice(None)
 
@@ -81,7 +81,7 @@ def check_batch_size(rows: int, batch_size: int) -> None:
 
 
 def drawn(count: int, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index in the corpus, and the epoch, of each row that training draws: two arrays `B`.
+    """Return (index in the corpus, epoch) of each row that training draws, as two arrays `B`.
 
     count: N, number of rows of the corpus.
     number_B: numbers of the rows among all rows drawn in training (`BatchSizes.numbers`).
@@ -98,7 +98,7 @@ def drawn(count: int, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.n
 def once(
     count: int, batch_size: int, rows: slice | np.ndarray = slice(None), most: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield the indices `B` of batches that hold every row once, in the order of the corpus; -1 fills the last batch.
+    """Yield the corpus indices `B` of each batch, so that every row comes once, in order; -1 pads the last batch.
 
     count: number of rows of the corpus.
     batch_size: number of rows of a batch.
@@ -113,7 +113,7 @@ def once(
 
 
 def once_count(count: int, most: int | None) -> int:
-    """Return the number of rows that the batches of `once` hold."""
+    """Return the number of rows in all batches that `once` yields."""
     return count if most is None else min(count, most)
 
 

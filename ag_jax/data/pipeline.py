@@ -23,7 +23,7 @@ from ag_jax.data.tokenizers import Tokenizer
 
 
 class Batches(Protocol):
-    """Training batches; row i of step s is a pure function of (seed, s, i)."""
+    """Protocol of training batches; row i of the batch of step s is a pure function of (seed, s, i)."""
 
     def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
@@ -38,7 +38,7 @@ class Batches(Protocol):
 
 
 def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus:
-    """Return the tokenizer and rows of a config, from the cache if they were prepared before.
+    """Return the tokenizer and the rows of token ids of a config, from the cache if they were prepared before.
 
     config: the settings of the data.
     quiet: print no progress.
@@ -50,7 +50,7 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
 
 
 def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim) -> int:
-    """Tokenise a share of the parts of a text, without waiting for other processes; return how many parts are missing.
+    """Tokenise every n-th part of a text, without waiting for other processes; return how many parts are missing.
 
     share: (k, n) for every n-th part from the k-th on, counted from 1.
     claim: takes pieces of the work; see `entries.Claim`.
@@ -73,7 +73,7 @@ def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = uncl
 
 
 def empty_batch(config: DataConfig, rows: int) -> HostBatch:
-    """Return zeros with the fields, shapes and types of a batch; as broadcast scalars, they take no memory."""
+    """Return zeros with a batch's fields, shapes and types; as broadcast scalars, they take no memory."""
     return (parallel_batching if config.is_parallel else text_batching).empty_batch(config, rows)
 
 
@@ -103,7 +103,7 @@ def validation_batches(
     start: int | None = None,
     most: int | None = None,
 ) -> Iterator[HostBatch]:
-    """Yield every row for validation once, always the same; the last batch is padded with empty rows.
+    """Yield batches with every validation row once, always the same; the last batch is padded with empty rows.
 
     rows: the rows of each batch (a slice or indices) that this host needs.
     most: if there are more rows for validation, yield this many of them, evenly spaced.

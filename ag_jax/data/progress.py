@@ -21,7 +21,7 @@ class Progress:
         self._start_time = self._last_line = time.monotonic()
 
     def update(self, done: float, note: str = "") -> None:
-        """Print a line, at most every `EVERY` seconds; `note` is added to it."""
+        """Print a line of progress, at most every `EVERY` seconds, with `note` added to it."""
         now = time.monotonic()
         if now - self._last_line < EVERY:
             return

@@ -17,7 +17,7 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """Return a random 64-bit number (uint64) for each key, by hashing.
+    """Return a random 64-bit number (uint64) for each key, a tuple of integers from `components`, by hashing.
 
     components: integers or arrays of integers, which broadcast; a key is a tuple with one integer of each. Scalars
         count as arrays of one element.
@@ -32,12 +32,12 @@ def words(*components) -> np.ndarray:
 
 
 def units(*components) -> np.ndarray:
-    """Return a random number (float64), uniform in [0, 1), for each key; keys are those of `words`."""
+    """Return a random number (float64), uniform in [0, 1), for each key of integers, as in `words`."""
     return (words(*components) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(limit: int, *components) -> np.ndarray:
-    """Return a random integer, uniform in 0..limit-1, for each key; keys are those of `words`.
+    """Return a random integer, uniform in 0..limit-1, for each key of integers, as in `words`.
 
     `limit` may be up to 2^32; the bias is below limit / 2^32.
     """

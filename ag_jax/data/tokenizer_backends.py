@@ -53,7 +53,7 @@ class HuggingFace:
             self.special_tokens |= {"unknown": unknown}
 
     def _delimiters(self) -> dict[str, str]:
-        """Return the begin and the end token by role, as the post-processor adds them to a pair of texts.
+        """Return {role: token} of the begin and the end token that the post-processor puts around a pair of texts.
 
         Sets `pair_separators`. Returns {} if the post-processor adds nothing before, between or after the texts,
         because not all of these tokens are known then.
@@ -80,7 +80,7 @@ class HuggingFace:
         return {"begin": begin, "end": end}
 
     def treat_as_text(self, names: Collection[str]) -> None:
-        """Encode the special tokens `names` in a text as text, and other added tokens as the tokens that they are."""
+        """Let the encoder treat the special tokens `names` as plain text, and other added tokens as tokens."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         is_unigram = isinstance(self._tokenizer.model, huggingface.models.Unigram)
         is_right = all(token.special == (token.content in names) for token in added)
@@ -112,7 +112,7 @@ class HuggingFace:
         return [encoding.ids for encoding in encodings]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts to be translated into, which are encoded as all others."""
+        """Return the token ids of each target text of a translation, which is encoded like any other text."""
         return self.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
@@ -177,12 +177,12 @@ class _Normalizer:
         self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if tokens else None
 
     def _pieces(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the pieces of a text, and whether each is one of the tokens."""
+        """Yield (piece, is_token) for the pieces of a text, cut at the tokens that stay as they are."""
         for number, piece in enumerate(self._tokens.split(text) if self._tokens else [text]):
             yield piece, bool(number % 2)  # `split` with a group returns the separators, too
 
     def __call__(self, text: str) -> str:
-        """Return a text with normalised characters."""
+        """Return a text with its characters normalised, except in the tokens that stay as they are."""
         return "".join(
             piece if is_token else self._normalizer.Normalize(piece) for piece, is_token in self._pieces(text)
         )
@@ -209,7 +209,7 @@ class _Normalizer:
 
 
 def _with_marks(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the offsets of tokens, each with the marks that its last character is composed with.
+    """Return the offsets of tokens, each extended over the characters that are composed with its last character.
 
     The library's normalisers place a composed character where its first code point is, and those that remove accents
     leave them out.
@@ -238,7 +238,7 @@ class SentencePiece:
         self.is_normalized_by_sentencepiece = bool(ModelProto.FromString(model).normalizer_spec.precompiled_charsmap)
 
     def treat_as_text(self, names: Collection[str]) -> None:
-        """Encode the special tokens `names` in a text as text, although they may be user-defined symbols of the model.
+        """Let the encoder treat the special tokens `names` as plain text, even user-defined symbols of the model.
 
         sentencepiece finds user-defined symbols in a text, but never control symbols.
         """
@@ -254,7 +254,7 @@ class SentencePiece:
         return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts to be translated into, which are encoded as all others."""
+        """Return the token ids of each target text of a translation, which is encoded like any other text."""
         return self.encode_batch(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
@@ -320,21 +320,21 @@ class SentencePiecePair:
         self.vocabulary_size = max(self._pieces) + 1
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text to be translated, encoded on all cores."""
+        """Return the token ids of each source text of a translation, encoded on all cores."""
         return self._encode(self._source, texts)
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts to be translated into."""
+        """Return the token ids of each target text of a translation, encoded on all cores."""
         return self._encode(self._target, texts)
 
     def _encode(self, processor: sentencepiece.SentencePieceProcessor, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, whose pieces are those of `processor`."""
+        """Return the token ids of each text, which `processor` splits into pieces."""
         codes, rests = zip(*map(_without_language, texts), strict=True) if texts else ((), ())
         pieces = processor.encode(list(rests), out_type=str, num_threads=os.cpu_count() or 1)
         return [[self._id(piece) for piece in (*code, *rest)] for code, rest in zip(codes, pieces, strict=True)]
 
     def locate_batch(self, texts: Sequence[str]) -> list[Located]:
-        """Return for each text to be translated its token ids, and the start and end character of each token."""
+        """Return for each source text of a translation its token ids, and the start and end character of each token."""
         located: list[Located] = []
         for text in texts:
             code, rest = _without_language(text)
@@ -359,7 +359,7 @@ class SentencePiecePair:
         return self._ids.get(piece)
 
     def _id(self, piece: str) -> int:
-        """Return the id of a piece, that of <unk> if the vocabulary lacks it."""
+        """Return the id of a piece, or the id of <unk> if the vocabulary lacks the piece."""
         return self._ids.get(piece, self._unknown)
 
     def files(self) -> dict[str, bytes]:

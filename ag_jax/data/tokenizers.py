@@ -130,7 +130,7 @@ class Tokenizer:
         return self._backend.encode_batch(texts)
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts to be translated into, without special tokens.
+        """Return the token ids of each target text of a translation, without special tokens.
 
         They are those of `encode_batch`, except for tokenizers with a model for each of the two languages. Those decode
         with the model of the target.
@@ -138,7 +138,7 @@ class Tokenizer:
         return self._backend.encode_targets(texts)
 
     def locate_batch(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return each text's token ids, as `encode_batch` does, with the start and end character offsets of each token.
+        """Return for each text its token ids, without special tokens, and the (start, end) characters of each token.
 
         A space before a word may belong to the word's first token. Tokens that are parts of the same character all have
         the range of that character.
@@ -155,7 +155,7 @@ class Tokenizer:
         return [self._backend.readable(int(id)) for id in ids]
 
     def with_second_type(self, second_type: int | None) -> "Tokenizer":
-        """Return this tokenizer with another `SpecialTokens.second_type`."""
+        """Return a copy of this tokenizer with another token type for the second text of a pair."""
         tokenizer = copy.copy(self)
         tokenizer.specials = dataclasses.replace(self.specials, second_type=second_type)
         return tokenizer
@@ -209,7 +209,7 @@ class Tokenizer:
 
     @property
     def settings(self) -> Mapping[str, bool]:
-        """Settings beside a tokenizer.json that this program needs and others ignore."""
+        """Settings, stored beside a tokenizer.json, that this package needs and other programs ignore."""
         return {SENTENCEPIECE_NORMALIZER: True} if self.is_normalized_by_sentencepiece else {}
 
     @property
@@ -221,7 +221,7 @@ class Tokenizer:
         return self._backend.is_normalized_by_sentencepiece
 
     def file(self) -> tuple[str, bytes]:
-        """Return name and content of the file of a tokenizer whose vocabulary and text processing are in one file.
+        """Return (name, content) of the only file of a tokenizer, with its vocabulary and text processing.
 
         Raises ValueError if they are in several.
         """
@@ -231,7 +231,7 @@ class Tokenizer:
         return next(iter(files.items()))
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the tokenizer's file or files; those with equal fingerprints give equal token ids."""
+        """Return the SHA-256 of the tokenizer's files; tokenizers with equal fingerprints give equal token ids."""
         files = self.files()
         hashes = [hashlib.sha256(content).hexdigest() for _, content in sorted(files.items())]
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
@@ -305,7 +305,7 @@ def _checksums(files: dict[str, bytes]) -> bytes:
 
 
 def _check_checksum(directory: epath.Path) -> tuple[str, ...]:
-    """Return the names of a saved tokenizer's files; () without `checksum.json`, as in what another program wrote.
+    """Check the files of a saved tokenizer and return their names; () if it has no `checksum.json`.
 
     Raises ValueError if a file does not match its SHA-256 in `checksum.json`, and FileNotFoundError if it is missing.
     """
@@ -379,13 +379,13 @@ def _load(path: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer:
 
 
 def _default(backend: Backend, role: str) -> str | None:
-    """Return the special token of a role that a tokenizer states itself, or that has a usual name; None without any."""
+    """Return a role's special token: the tokenizer's own, else one with a usual name; None if it has neither."""
     names = [backend.special_tokens[role]] if role in backend.special_tokens else _ROLES[role]
     return next((name for name in names if backend.id(name) is not None), None)
 
 
 def _special_names(backend: Backend, origin: str, named: Mapping[str, str]) -> dict[str, str]:
-    """Return the special tokens by role: those in `named`, that the tokenizer states itself, or with a usual name.
+    """Return {role: special token}: those in `named`, those that the tokenizer states, or those with a usual name.
 
     Of the usual names, RoBERTa's are <s>, BERT's [CLS] and Gemma's <bos>. Roles without a token are left out.
 
@@ -422,7 +422,7 @@ def _special_names(backend: Backend, origin: str, named: Mapping[str, str]) -> d
 
 
 def _find_specials(backend: Backend, origin: str, names: Mapping[str, str]) -> SpecialTokens:
-    """Return the ids of the special tokens `names`, by role.
+    """Return the token ids of the special tokens `names`, {role: token}.
 
     Raises ValueError if a special token is missing without which this kind of tokenizer cannot be used, and if a token
     has two roles.
@@ -491,7 +491,7 @@ def _is_inside_words(tokenizer: huggingface.Tokenizer, letter: str) -> bool:
 
 
 def sentencepiece_lines(text: str) -> Iterator[str]:
-    """Yield a text as the lines on which sentencepiece is trained, of which it takes `SENTENCEPIECE_LINES`."""
+    """Yield a text as lines on which to train sentencepiece, which reads at most `SENTENCEPIECE_LINES` lines."""
     size = _SENTENCEPIECE_LINE_CHARACTERS
     return (line[start : start + size] for line in text.splitlines() for start in range(0, len(line), size))
 

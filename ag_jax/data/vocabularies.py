@@ -158,7 +158,7 @@ def load_marian(directory: pathlib.Path) -> SentencePiecePair:
 
 
 def _checked_model(model: bytes) -> bytes:
-    """Return a sentencepiece model as it is. Raises ValueError for bytes that are no such model."""
+    """Return the bytes of a sentencepiece model unchanged. Raises ValueError for bytes that are no such model."""
     sentencepiece_processor(model)
     return model
 
@@ -308,7 +308,7 @@ def check_agreement(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -
 
 
 def check_sentencepiece(model: pathlib.Path) -> None:
-    """Raise ValueError if files beside a sentencepiece model say that token ids are not those of the model alone."""
+    """Raise ValueError if the files beside a sentencepiece model add tokens to it or change how text is split."""
     only: dict[str, Any] = {"do_lower_case": False, "split_by_punct": False, "sp_model_kwargs": {}}
     settings_beside(model, _SENTENCEPIECE, only)
     processor = sentencepiece_processor(model.read_bytes())
@@ -326,7 +326,7 @@ def check_sentencepiece(model: pathlib.Path) -> None:
 
 
 def _text_processing(tokenizer: huggingface.Tokenizer) -> dict[str, bool]:
-    """Return the settings of tokenizer_config.json that a tokenizer.json implies, with their values."""
+    """Return {setting of tokenizer_config.json: value} as implied by a tokenizer.json's text processing."""
     settings: dict[str, bool] = {}
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer):
         for state in _parts(json.loads(part.__getstate__())) if part is not None else ():
@@ -341,7 +341,7 @@ def _text_processing(tokenizer: huggingface.Tokenizer) -> dict[str, bool]:
 
 
 def _parts(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a normaliser or pre-tokeniser, each as an object with its `type`."""
+    """Yield the JSON state of each part of a normaliser or pre-tokenizer; parts of sequences come one by one."""
     if state["type"] != "Sequence":
         yield state
     for part in state.get("normalizers", []) + state.get("pretokenizers", []):
@@ -349,7 +349,7 @@ def _parts(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _added_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, int, AddedToken]]:
-    """Yield file, id and token of each token that added_tokens.json or tokenizer_config.json adds with an id.
+    """Yield (file, id, token) for each token that added_tokens.json or tokenizer_config.json adds with an id.
 
     Raises ValueError for a value that is no id or no token.
     """
@@ -365,7 +365,7 @@ def _added_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, int, 
 
 
 def _id(file: pathlib.Path, value: Any) -> int:
-    """Return the id that a file gives a token; callers compare it with that of the vocabulary."""
+    """Return a token id that a file states, as an integer. Raises ValueError with the file if it is none."""
     with reading(file, _REMEDY):
         return int(value)
 
@@ -401,7 +401,7 @@ def add_tokens(tokenizer: huggingface.Tokenizer, directory: pathlib.Path) -> Non
 
 
 def _further_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, str, str]]:
-    """Yield file, setting and token of each special token without a role that the files beside a vocabulary name."""
+    """Yield (file, setting, token) for each additional special token that the files beside a vocabulary name."""
     for file in (directory / SETTINGS, directory / SPECIALS):
         for key in _FURTHER:
             tokens = _object(file).get(key) or []
@@ -448,7 +448,7 @@ def read(file: pathlib.Path, reader: Callable[..., Any], beside: pathlib.Path | 
 
 
 def _unmarked(file: pathlib.Path, copies: contextlib.ExitStack) -> str:
-    """Return the path of a file without a byte order mark: its own, or that of a copy that `copies` deletes."""
+    """Return the path of a file or, if it has a byte order mark, of a copy without it, which `copies` deletes."""
     with file.open("rb") as opened:
         if opened.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
             return str(file)
@@ -460,7 +460,7 @@ def _unmarked(file: pathlib.Path, copies: contextlib.ExitStack) -> str:
 def _completed(
     tokenizer: huggingface.Tokenizer, specials: Collection[str], directory: pathlib.Path
 ) -> huggingface.Tokenizer:
-    """Register special tokens, add the tokens of the files beside the vocabulary, and return the tokenizer.
+    """Register special tokens and the tokens that files beside the vocabulary add; return the completed tokenizer.
 
     specials: the usual special tokens; those that the files name are registered, too.
     """

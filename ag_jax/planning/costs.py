@@ -123,7 +123,7 @@ def kernels(program: HloModule) -> list[tuple[Instruction, int, float]]:
 
 
 class _Counter:
-    """Adds up the costs of a program's instructions, in attributes that have the names of the fields of `Costs`."""
+    """Counter that sums the costs of a program's instructions, in attributes named like the fields of `Costs`."""
 
     def __init__(self, program: HloModule, devices: int):
         self.program, self.devices = program, devices
@@ -162,7 +162,7 @@ class _Counter:
                     self.kernels.append((instruction, computation, times))
 
     def conditional(self, instruction: Instruction, times: int) -> None:
-        """Add the costs of the branch of a conditional with the most FLOPs, because which branch will run is unknown.
+        """Add the costs of a conditional's branch with the most FLOPs, because which branch will run is unknown.
 
         In a training step that is the branch with an attack, which runs in all steps once the attack has begun.
         """
@@ -238,7 +238,7 @@ class _Counter:
 
 
 def _slices(instruction: Instruction) -> int:
-    """Return the number of slices that a message of XLA's runtime between slices goes to, with its own.
+    """Return the number of TPU slices, the sender's own included, that a message between slices goes to.
 
     Its target is written as `{SLICES}x{DEVICES}`, each with numbers and ranges, such as {1,2}x{0:3}.
     """

@@ -9,7 +9,7 @@ from ag_jax.training.chips import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """Parts of a step's time in seconds, which are assumed not to overlap.
+    """Forecast of a training step's time in seconds, as a sum of parts that are assumed not to overlap.
 
     operations: the compiler's estimate for all operations but kernels and collectives, which includes HBM traffic.
     kernels: instruction schedules of the kernels, without waiting for memory.
@@ -24,7 +24,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """The sum of the parts, which may be less than a lower bound; `plan.estimates` then takes the bound."""
+        """The sum of the parts; if it is less than a lower bound of the time, `plan.estimates` takes the bound."""
         return self.operations + self.kernels + self.messages + self.network
 
 

@@ -72,7 +72,7 @@ class Instruction:
     is_root: bool
 
     def attribute(self, pattern: str) -> str | None:
-        """Return the first group of a regular expression in the attributes; None if it is not found."""
+        """Return what the first group of a regular expression matches in the attributes; None without a match."""
         match = re.search(pattern, self.attributes)
         return match[1] if match else None
 
@@ -97,14 +97,14 @@ class Computation:
                 self.users.setdefault(operand, []).append(line)
 
     def origin(self, name: str) -> Instruction:
-        """Return the instruction whose result the instruction `name` has: itself, or what it is a copy of."""
+        """Return the instruction that computes the result of instruction `name`: itself, or what it is a copy of."""
         instruction = self.of[name]
         while instruction.opcode in ("copy", "bitcast") and instruction.operands[0] in self.of:
             instruction = self.of[instruction.operands[0]]
         return instruction
 
     def carried(self, instruction: Instruction) -> int | None:
-        """Return the index at which an instruction reads the computation's only parameter, a tuple; None for others."""
+        """Return the index of the parameter tuple's element that an instruction reads; None if it reads none."""
         if instruction.opcode != "get-tuple-element" or self.origin(instruction.operands[0]).opcode != "parameter":
             return None
         index = instruction.attribute(r"index=(\d+)")
@@ -172,12 +172,12 @@ class HloModule:
         return None if start is None else max(0, limits[0] - start)
 
     def _start(self, loop: Instruction, around: Computation, index: int) -> int | None:
-        """Return the constant with which an element of the tuple that a loop carries starts; None if it is none."""
+        """Return the constant start of element `index` of the tuple that a loop carries; None if there is none."""
         first = around.origin(loop.operands[0])
         return self._constant(first.operands[index], around) if first.opcode == "tuple" else None
 
     def _constant(self, name: str, around: Computation) -> int | None:
-        """Return the value of an integer constant; None if the instruction is another one, or depends on others.
+        """Return the value of an instruction that is an integer constant; None for any other instruction.
 
         It may come from outside of a loop whose body `around` is, if the loop hands it on unchanged.
         """

@@ -194,7 +194,7 @@ def estimates(config: ExperimentConfig, topology: Topology, step: Compiled) -> E
 
 
 def _rows_of_run(config: ExperimentConfig) -> int | None:
-    """Return the number of rows that a run trains on; None if its steps follow from words of a text."""
+    """Return the number of rows that a run trains on; None if a number of words (`training.words`) ends the run."""
     if config.training.words is not None:
         return None
     begins = branch.source(config)[1] if config.training.branch_from else 0
@@ -238,7 +238,7 @@ def _reported(what: str) -> Iterator[None]:
 
 
 class _Planner:
-    """Compiles a config, as it is and with changed settings, for a TPU slice, and searches for changes that fit.
+    """Planner that compiles a config for a TPU slice, as it is and changed, and searches for changes that fit.
 
     parts: number of devices among which the rows of a batch are divided.
     rows: number of rows that a device has in a microbatch.
@@ -296,13 +296,13 @@ class _Planner:
         return None
 
     def _divides(self, split: int) -> bool:
-        """Return whether microbatches can be split into `split` parts, also those of earlier, smaller batches."""
+        """Return whether microbatches can be split into `split` parts of a size that also suits earlier batch sizes."""
         part = self.rows * self.parts // split
         earlier = self.config.training.earlier_batch_sizes
         return self.rows % split == 0 and all(size <= part or size % part == 0 for size in earlier)
 
     def candidates(self, own: Attempt) -> Iterator[dict[str, Any]]:
-        """Yield changes of settings that save memory, beginning with those that should slow a step down least.
+        """Yield changes of settings, {section.key: value}, that save memory, from the least to the greatest slowdown.
 
         From the least to the most: microbatches (the gradient is exactly the same), rematerialisation, and parameters
         split over devices.

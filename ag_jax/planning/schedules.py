@@ -34,7 +34,7 @@ _LOOP_STARTS = ("LH", "LB")
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The schedule of one call of a kernel.
+    """Cycles of one call of a TPU kernel, by the instruction schedule that the compiler wrote for it.
 
     cycles: bundles, times the iterations of their loops.
     unknown_loops: number of loops whose iterations are not in the schedule; their bundles are counted once.
@@ -60,7 +60,7 @@ def request() -> pathlib.Path:
 
 
 def find(kernel: Instruction, folder: pathlib.Path) -> Schedule | None:
-    """Return the schedule of a kernel in the folder of `request`; None if there is none.
+    """Return the schedule of a kernel from the files that libtpu wrote to `folder`; None if there is none.
 
     If several programs have such a kernel, it is the newest one. Of equal kernels in a program, libtpu compiles one, so
     that the schedule may have another kernel's number.
@@ -91,7 +91,7 @@ def _are_equal(one: Instruction, other: Instruction) -> bool:
 
 
 def read(text: str) -> Schedule | None:
-    """Return the schedule that a file of bundles describes.
+    """Return the schedule that the text of a libtpu file of instruction bundles describes.
 
     None if no bundle is recognised, as when another version of libtpu writes another format.
     """
@@ -130,7 +130,7 @@ def read(text: str) -> Schedule | None:
 
 @dataclasses.dataclass
 class _Loop:
-    """A loop whose lines are being read.
+    """A loop of a schedule whose lines are being read, with its bundles so far.
 
     bundles: bundles of its body so far, those of inner loops with their iterations.
     iterations: how often the body runs; None until the line that says so.

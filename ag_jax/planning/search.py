@@ -22,7 +22,7 @@ Outcome = Compiled | TooLarge
 def largest(
     probe: Callable[[int], Outcome], outcomes: dict[int, Outcome], fixed_bytes: float, available: float
 ) -> tuple[int, Outcome | None]:
-    """Return the largest number of rows that was found to fit, and its compiled step; 0 and None if no row fits.
+    """Return (largest number of rows that was found to fit, its compiled step); (0, None) if not even one row fits.
 
     The search ends when a number of rows larger by a share of at most `NEAR` does not fit.
 

@@ -71,14 +71,14 @@ def _bounds_json(timing: Estimates) -> dict[str, Any]:
 
 
 def _forecast_json(timing: Estimates) -> dict[str, Any]:
-    """Return the forecast, or the reason why there is none."""
+    """Return the forecast of speed with the parts of the step's time, or {"none_because": reason}."""
     if timing.forecast is None or isinstance(timing.parts, str):
         return {"none_because": timing.parts}
     return {"parts": dataclasses.asdict(timing.parts)} | dataclasses.asdict(timing.forecast)
 
 
 def _costs(timing: Estimates, price: float) -> dict[str, float]:
-    """Return the cost of the run in dollars, by the bound and by the forecast; empty if its length is not known."""
+    """Return the cost of the run, {"bound": dollars, "forecast": dollars}; empty if its length is not known."""
     speeds = {"bound": timing.bound, "forecast": timing.forecast}
     hours = {name: speed.chip_hours for name, speed in speeds.items() if speed}
     return {name: of * price for name, of in hours.items() if of is not None}
@@ -199,14 +199,14 @@ def _forecast(attempt: Attempt, topology: Topology, timing: Estimates, price: fl
 
 
 def _network(times: Roofline | Forecast) -> str:
-    """Return the part of a sentence about messages between slices, if there are any."""
+    """Return the time of messages between slices in ms as part of a sentence; "" if there are none."""
     return f", between slices {times.network * 1e3:.4g}" if times.network else ""
 
 
 def _speed(
     speed: Speed, attempt: Attempt, topology: Topology, price: float | None, at_most: str = "", or_more: str = ""
 ) -> list[str]:
-    """Return the lines on speed, duration and cost."""
+    """Return the lines on the speed of a slice, and on the run's duration and cost."""
     tokens, training = speed.tokens_per_second, attempt.config.training
     lines = [
         f"  speed                 {tokens:,.0f} tokens/s{at_most}, {tokens / topology.chips:,.0f} a chip, "

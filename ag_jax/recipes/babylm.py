@@ -1,4 +1,4 @@
-"""Settings of the BabyLM challenge: its tracks, its milestones in words, and encoders of a size for them.
+"""Settings of the BabyLM challenge: its tracks, its milestones by words seen, and encoders of a size for them.
 
 The tracks, the limit of ten epochs and the milestones are those of the challenge (Charpentier et al. 2025, BabyLM Turns
 3: Call for papers for the 2025 BabyLM workshop). Sizes and hyperparameters are our choice and were not tuned.
@@ -34,7 +34,7 @@ def milestones(words: int) -> tuple[int, ...]:
 
 
 def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale: str) -> None:
-    """Set a config to an arm of a track of the challenge.
+    """Set a config to a track of the BabyLM challenge, for one arm of a comparison of encoders.
 
     name: track, a key of `TRACKS`.
     arm: one of `ARMS`.
@@ -81,7 +81,7 @@ def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale:
 
 
 def _arm(config: ConfigDict, arm: str, length: int, is_small: bool) -> None:
-    """Set the architecture and guidance of an arm."""
+    """Set the architecture, objective and guidance of one arm of the comparison of encoders."""
     sizes: dict[str, Any] = {name: config.model[name] for name in ("layers", "heads", "width", "max_length")}
     if arm == "guided":
         # Table 11 of Deshpande & Narasimhan 2020 for 12 layers and 512 tokens; at 64 tokens as in the quickstart.

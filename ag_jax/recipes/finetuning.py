@@ -134,7 +134,7 @@ def add(config: Config, task: str, **settings: Any) -> None:
 
 
 def roberta_glue(config: Config, tasks: Sequence[str]) -> None:
-    """Add tasks with RoBERTa's sweep for GLUE: six points of ten epochs each.
+    """Add tasks with RoBERTa's sweep for GLUE: six pairs of learning rate and batch size, ten epochs each.
 
     The point and epoch that score best on the development set are reported. The primary metric of QQP is accuracy, as
     in RoBERTa's table 5. WNLI ranks phrases for a pronoun, with the settings of fairseq's commands for WSC, which the
@@ -176,7 +176,7 @@ def roberta_race(config: Config, tasks: Sequence[str]) -> None:
 
 
 def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
-    """Add tasks with the settings of Adversarial Self-Attention's table 5.
+    """Add tasks with the settings in table 5 of the Adversarial Self-Attention paper.
 
     A task that the table lacks gets the settings of the task `like`. Weight decay is 0.01, none for tagging and choice,
     and gradients are not clipped, as in the released code (AdamW). The primary metric of STS-B is Spearman's
@@ -201,14 +201,14 @@ def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
 
 
 def roberta(config: Config, tasks: Sequence[str]) -> None:
-    """Add tasks with RoBERTa's settings: those for SQuAD and RACE, and of all other tasks those for GLUE."""
+    """Add tasks with RoBERTa's settings for SQuAD, for RACE or, for any other task, for GLUE."""
     for task in tasks:
         add_one = roberta_squad if task in SQUAD else roberta_race if task in RACE else roberta_glue
         add_one(config, [task])
 
 
 def deberta(config: Config, tasks: Sequence[str], size: str = "base") -> None:
-    """Add tasks with DeBERTa's settings for a model of a size, `base` or `large`.
+    """Add tasks with DeBERTa's settings for its model of the size `base` or `large`.
 
     Tasks of GLUE have those of the released scripts: learning rate, batch size, epochs, warm-up steps, longest sequence
     and dropout of the task's head. Other tasks have the sweep of He et al. 2021 over learning rates and batch sizes,
@@ -238,7 +238,7 @@ def deberta_large(config: Config, tasks: Sequence[str]) -> None:
 
 
 def deberta_sweep(config: Config, sweep: str, protocol: str) -> None:
-    """Give all tasks of a suite with DeBERTa's settings the whole sweep of the paper, if `sweep` is `paper`.
+    """Set all tasks with DeBERTa's settings to the paper's whole hyperparameter sweep, if `sweep` is `paper`.
 
     The sweep is over four learning rates, four batch sizes, 50, 100, 500 and 1,000 warm-up steps, and rates of 0, 0.1
     and 0.15 for the dropout of the task's head: 192 points of ten epochs. It takes the place of the released scripts'
@@ -308,7 +308,7 @@ PROTOCOLS = {
 
 
 def small(config: Config, examples: int = 6400) -> None:
-    """Shrink a suite to what a CPU can train: few examples, short rows, a single point.
+    """Shrink a suite to what a CPU can train: few examples, short rows, one learning rate and batch size.
 
     With a narrow model, which this function does not set, a trial takes about a minute.
     With cross-validation the `examples` are divided into the folds, and no others are used for validation.
@@ -320,7 +320,7 @@ def small(config: Config, examples: int = 6400) -> None:
 
 
 def custom(config: Config, task: str, arguments: Any) -> None:
-    """Make a task of a suite a custom one, or replace the tags of a task of the catalogue.
+    """Set a task of a suite to read custom files, or replace the tags of a task of the catalogue.
 
     arguments: the arguments of the config file: fields of `data.tasks.custom.CustomTask`, of which an empty text leaves
         the default. Without `train`, the task is one of the catalogue, and `labels` are its tags.
@@ -353,7 +353,7 @@ _SEVERAL_ROWS = ("dream", "hellaswag")  # tasks whose examples have a row for ea
 
 
 def asa_suite(title: str, arguments: Any, tasks: Sequence[str]) -> Config:
-    """Return a suite with the tasks of a table or figure of Adversarial Self-Attention, without an attack.
+    """Return a suite with the tasks of a table or figure of the Adversarial Self-Attention paper, without an attack.
 
     The function `attack` adds one.
 

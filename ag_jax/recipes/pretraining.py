@@ -143,7 +143,7 @@ def table_11(config: Config, language: str, layers: int, arm: str) -> None:
 
 
 def searched(config: Config, directory: str, arm: str, **expected: Any) -> None:
-    """Set the settings of the best point of a finished search (`ag-jax search --config=ag/section4_5_search`).
+    """Set a config to the best hyperparameters of a finished `ag-jax search --config=ag/section4_5_search`.
 
     directory: the --workdir of the search.
     arm: "mlm" for the best point without guidance, "ag" for the best of all arms with guidance, whose names begin so.
@@ -153,7 +153,7 @@ def searched(config: Config, directory: str, arm: str, **expected: Any) -> None:
 
 
 def epochs(config: Config, tokens: float, count: float) -> None:
-    """Set the number of steps to `count` passes over a corpus of `tokens` tokens, of which a row reads all that fit.
+    """Set the number of steps to `count` passes over a corpus of `tokens` tokens, with every row full of tokens.
 
     The number of tokens that the program finds is compared with `tokens`.
     Rows of segment pairs with a random second segment read fewer, so that the passes are fewer, too.

@@ -175,7 +175,7 @@ def small(config: Config) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """A size of model for custom pairs: the recipe of a published corpus, and what differs from it.
+    """A model size for custom training pairs: the recipe of a published corpus, and what differs from it.
 
     recipe: sets model and training.
     pairs: number of training pairs of the recipe's corpus.
@@ -203,7 +203,7 @@ PAIRS_PER_ROW = 50  # a batch has at most one row for so many pairs, so that a c
 
 
 def size_for(pair_count: int) -> str:
-    """Return the name of the size, in `SIZES`, that suits so many training pairs; print it."""
+    """Return the name, in `SIZES`, of the model size that suits `pair_count` training pairs, and print it."""
     name = next(name for name, size in SIZES.items() if pair_count < size.below)
     note_size(pair_count, name)
     return name
@@ -211,7 +211,7 @@ def size_for(pair_count: int) -> str:
 
 @functools.cache  # printed once, although the config of every arm is made
 def note_size(pair_count: int, name: str) -> None:
-    """Print which size is used for so many training pairs."""
+    """Print which model size is used for `pair_count` training pairs, and how to choose another."""
     others = " or ".join(f"size={other}" for other in SIZES if other != name)
     print(f"{pair_count:,} training pairs: size={name} is used; {others} chooses another", file=sys.stderr)
 
@@ -250,7 +250,7 @@ def custom_size(config: Config, name: str, pair_count: int, steps: int | None = 
 
 
 def custom_pairs(config: Config, arguments: Any) -> int:
-    """Set the files of custom pairs; return the number of training pairs.
+    """Set a config to read custom pairs of texts from files; return the number of training pairs.
 
     arguments: those of a config file; for each of `source`, `validation_source` and `test_source` the files with
         the texts, empty if there are none, and for `target` and so on the files with their translations; `source_field`
@@ -283,7 +283,7 @@ def custom_pairs(config: Config, arguments: Any) -> int:
 
 
 def _show_first(config: Config, pairs: PairFiles) -> None:
-    """Let reports show the attention maps of the first text of some pairs."""
+    """Set reports to show the attention maps of the first source text of some pairs."""
     config.inspection.sentence = next((pair.source for pair in pairs if pair.source), config.inspection.sentence)
 
 

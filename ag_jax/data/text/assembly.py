@@ -24,7 +24,7 @@ UNDECIDED = -1  # in `held_out.bin`: the number of the document decides whether 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A part that was tokenised.
+    """A part of a text that was tokenised, with its token ids in a directory.
 
     path: its directory.
     first: number of documents in the parts before.
@@ -35,16 +35,16 @@ class _Part:
 
     @property
     def store(self) -> TextStore:
-        """The tokens; opened anew each time, because an open store has an open file."""
+        """The token ids of the part; opened anew at each access, because an open store has an open file."""
         return TextStore(self.path)
 
     @property
     def words(self) -> np.ndarray:
-        """The number of words of each document."""
+        """The number of words of each document of the part."""
         return np.fromfile(self.path / "words.bin", np.int64)
 
     def held_out(self, fraction: float) -> tuple[np.ndarray, bool]:
-        """Return whether each document is held out, and whether the numbers of the documents decided it."""
+        """Return (whether each document is held out for validation, whether document numbers decided it)."""
         decisions = np.fromfile(self.path / "held_out.bin", np.int8)
         if not (decisions == UNDECIDED).any():
             return decisions == 1, False
@@ -98,7 +98,7 @@ def put_together(
 
 
 def _held_out_share(config: DataConfig, parts: Sequence[_Part]) -> float:
-    """Return the share of the documents held out by their numbers that stays held out; 1 for all.
+    """Return the share to keep of the documents that their numbers hold out for validation; 1 keeps all.
 
     It is less than 1 if these documents have more than `data.validation_tokens` tokens; what stays has about as many.
     """

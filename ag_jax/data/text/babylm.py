@@ -23,12 +23,12 @@ _HEADING = re.compile(r"\s*= = = .*= = =\s*")
 
 
 def is_folder(part: str) -> bool:
-    """Return whether a part of a source names a folder of the challenge, by its prefix."""
+    """Return whether a part of a source names a folder of the BabyLM challenge, by the prefix `babylm:`."""
     return part.startswith(_PREFIX)
 
 
 def folder(part: str) -> tuple[pathlib.Path, str]:
-    """Return the folder of "babylm:FOLDER[:SPLIT]" and the split, "train" if there is none."""
+    """Return (folder, split) of "babylm:FOLDER[:SPLIT]"; the split is "train" if none is given."""
     name = part.removeprefix(_PREFIX)
     path, _, split = name.rpartition(":")
     if split not in SPLITS:
@@ -45,7 +45,7 @@ def has_split(path: str, split: str) -> bool:
 
 
 def absolute(part: str) -> str:
-    """Return a part of a source with the absolute path of its folder, which is valid in every working directory."""
+    """Return "babylm:FOLDER:SPLIT" with the folder's absolute path, which is valid in every working directory."""
     place, split = folder(part)
     return f"{_PREFIX}{place.absolute()}:{split}"
 
@@ -79,7 +79,7 @@ def files(part: str) -> list[pathlib.Path]:
 
 
 def documents(file: pathlib.Path) -> Iterator[str]:
-    """Yield the documents of a file. Raises ValueError, with its name, if it is empty or no text."""
+    """Yield the documents of one of the six files. Raises ValueError, with its name, if it is empty or no text."""
     lines: list[str] = []
     is_empty = True
     for text in text_files.documents(file, ""):

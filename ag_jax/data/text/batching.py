@@ -28,7 +28,7 @@ HostBatch = dict[str, np.ndarray]
 
 
 def empty_batch(config: DataConfig, rows: int) -> HostBatch:
-    """Return zeros with the fields, shapes and types of a batch; as broadcast scalars, they take no memory."""
+    """Return zeros with a masked batch's fields, shapes and types; as broadcast scalars, they take no memory."""
     row, slots = (rows, config.sequence_length), (rows, corruption.max_masked(config.masking, config.sequence_length))
     fields: dict[str, tuple[tuple[int, ...], type]] = {
         "tokens": (row, np.int32),

@@ -65,7 +65,7 @@ def mask(
     unigram: Unigram | None = None,
     step: int = 0,
 ) -> Corrupted:
-    """Return the masked batch of token ids: tokens to predict are chosen and replaced.
+    """Choose tokens of a batch for prediction, replace them, and return the masked batch.
 
     The default is BERT's masking (Devlin et al. 2019, section 3.1).
 
@@ -142,7 +142,7 @@ def _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.n
 
 
 def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
-    """Return keys with which the tokens that have the smallest keys form spans of at most `longest` tokens: `BL`.
+    """Return keys `BL` such that choosing the smallest keys for masking gives spans of at most `longest` tokens.
 
     longest: the largest number of tokens of a span.
     keys_BL: a random key of each token; the tokens with the smallest keys are chosen for masking.
@@ -192,13 +192,13 @@ def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
 
 
 def _ordinary_V(tokenizer) -> np.ndarray:
-    """Return for every token id of the vocabulary whether it is ordinary, not a special token: booleans `V`."""
+    """Return whether each token id of the vocabulary is an ordinary token, not a special one: booleans `V`."""
     return _ordinary(tokenizer.vocabulary_size, tokenizer.special_ids)
 
 
 @functools.lru_cache(maxsize=8)
 def _ordinary(vocabulary_size: int, special_ids: tuple[int, ...]) -> np.ndarray:
-    """Return `_ordinary_V` of a vocabulary, cached."""
+    """Return booleans `V`, cached: whether each token id of the vocabulary is not among `special_ids`."""
     is_ordinary_V = np.ones(vocabulary_size, bool)
     is_ordinary_V[list(special_ids)] = False
     return is_ordinary_V

@@ -1,4 +1,4 @@
-"""Read documents that are a field of the entries of a file: JSON, CSV and TSV tables, and Parquet.
+"""Read documents that are one field of each record of a file: JSON, CSV and TSV tables, and Parquet.
 
 `ag_jax.data.text.files` describes the formats. Each reader has the arguments
 
@@ -28,12 +28,12 @@ ROWS_TOGETHER = 256  # rows of a .parquet file that are in memory at the same ti
 
 
 def json_lines(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
-    """Yield a field of the JSON object on each line."""
+    """Yield the text in one field of the JSON object on each line of a file."""
     return (field_of(entry, field, where) for where, entry in json_objects(opened, place))
 
 
 def json_objects(opened: IO[bytes], place: str) -> Iterator[tuple[str, Any]]:
-    """Yield (location, content) for each line with JSON; blank lines are left out.
+    """Yield (location for error messages, parsed content) for each line of JSON; blank lines are left out.
 
     Whether a content is an object is checked by `field_of`.
     """
@@ -41,12 +41,12 @@ def json_objects(opened: IO[bytes], place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _filled_lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers."""
+    """Yield (line number, line) for each line of a file that is not blank."""
     return ((number, line) for number, line in text_lines(opened, place) if line.strip())
 
 
 def lines(opened: IO[bytes], place: str, most: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines with their numbers, each with the line feed at its end.
+    """Yield (line number, line) for each line of a file, with the line feed at its end.
 
     most: the most bytes of a line; None stands for `LARGEST_PARSED`.
 
@@ -60,7 +60,7 @@ def lines(opened: IO[bytes], place: str, most: int | None = None) -> Iterator[tu
 
 
 def text_lines(opened: IO[bytes], place: str, most: int | None = None) -> Iterator[tuple[int, str]]:
-    """Yield the lines as `lines` does, as text, without the byte order mark that some files begin with.
+    """Yield (line number, line as text) for each line of a file, without a byte order mark at its beginning.
 
     Raises ValueError, with the number of the line, also for a line that is not UTF-8.
     """
@@ -84,7 +84,7 @@ def whole(opened: IO[bytes], place: str) -> bytes:
 
 
 def _objects(numbered: Iterable[tuple[int, str]], place: str) -> Iterator[tuple[str, Any]]:
-    """Yield (location, content) for each line with JSON, given with its number."""
+    """Yield (location for error messages, parsed JSON) for each (line number, line)."""
     for number, line in numbered:
         where = f"{place}, line {number}"
         yield where, _parse(line, where)
@@ -97,7 +97,7 @@ def _parse(content: str, where: str) -> Any:
 
 
 def json_entries(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
-    """Yield a field of each object in a JSON file, or of each line if the file contains JSON lines."""
+    """Yield the text in one field of each object in a JSON file, or of each line if the file contains JSON lines."""
     filled = _filled_lines(opened, place)
     first_two = list(itertools.islice(filled, 2))
     filled = itertools.chain(first_two, filled)
@@ -127,7 +127,7 @@ def _is_object(line: str) -> bool:
 
 
 def _entries(value: Any, field: str, place: str) -> list[Any]:
-    """Return the objects of a parsed JSON file in a list.
+    """Return the list of records (JSON objects) in a parsed JSON file.
 
     The file is a list of objects, or an object in which exactly one key holds a list of objects, or a single object
     with the text field `field`. Raises ValueError for other files.
@@ -151,7 +151,7 @@ def _entries(value: Any, field: str, place: str) -> list[Any]:
 
 
 def field_of(entry: Any, field: str, where: str, setting: str = "data.text_field") -> str:
-    """Return a field of a JSON object. Raises ValueError unless it is text; `setting` chose the field."""
+    """Return the text in a field of a JSON object. Raises ValueError if the field is missing or is not text."""
     if not isinstance(entry, dict):
         raise ValueError(f'{where}: expected a JSON object with the field "{field}", got {type(entry).__name__}')
     check_field(field, entry, where, setting)
@@ -159,13 +159,13 @@ def field_of(entry: Any, field: str, where: str, setting: str = "data.text_field
 
 
 def check_field(field: str, names: Iterable[str], where: str, setting: str = "data.text_field") -> None:
-    """Raise ValueError if the field that a setting chose is not among the names of the fields of a record."""
+    """Raise ValueError if the field that a setting chose is not among `names`, the fields of a record."""
     if field not in names:
         raise ValueError(f'{where}: expected the field "{field}", got only {_joined(names)}; set {setting}')
 
 
 def _joined(names: Iterable[str]) -> str:
-    """Return the first names as one text for a message, quoted, so that line breaks in a name do not break it."""
+    """Return the first names, quoted and joined by commas, so that line breaks in them do not break a message."""
     quoted = [json.dumps(name[:40], ensure_ascii=False) for name in names]
     return ", ".join(quoted[:12] + [f"and {len(quoted) - 12} more"] * (len(quoted) > 12)) or "none"
 
@@ -178,7 +178,7 @@ def _checked(text: Any, field: str, where: str) -> str:
 
 
 def table(opened: IO[bytes], place: str, field: str, *, delimiter: str) -> Iterator[str]:
-    """Yield a column of a table with a header."""
+    """Yield the text in one column of each row of a CSV or TSV table with a header."""
     csv.field_size_limit(max(csv.field_size_limit(), LARGEST_PARSED))  # the csv module has one limit for the process
     decoded = (line for _, line in text_lines(opened, place))
     # strict, because otherwise an unclosed quote would swallow the rows after it.
@@ -214,7 +214,7 @@ def _located_rows(rows: Any, place: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def parquet(opened: IO[bytes], place: str, field: str) -> Iterator[str]:
-    """Yield a column of a Parquet file."""
+    """Yield the text in one column of each row of a Parquet file."""
     pyarrow = load_pyarrow(place)
     try:
         with _with_random_access(opened) as file:
@@ -238,7 +238,7 @@ def is_plain(opened: IO[bytes]) -> bool:
 
 @contextlib.contextmanager
 def _with_random_access(opened: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Give `opened` itself if it is a file on disk, else a temporary copy, for a `with` statement."""
+    """Context manager that gives `opened` itself if it has random access, else a temporary copy that has it."""
     if is_plain(opened):
         yield opened
         return

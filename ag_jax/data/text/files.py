@@ -47,7 +47,7 @@ _DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
 
 
 def kind(name: str) -> tuple[str, str]:
-    """Return the endings of a file name for format and compression, in lower case; "" for a missing one."""
+    """Return (format, compression) of a file name as its endings, such as (".csv", ".gz"); "" for a missing one."""
     path = pathlib.PurePath(name.lower())
     path = path.with_suffix(_SHORT_FORMS.get(path.suffix, path.suffix))
     compression = path.suffix if path.suffix in _DECOMPRESSORS else ""
@@ -55,7 +55,7 @@ def kind(name: str) -> tuple[str, str]:
 
 
 def read_as(name: str) -> tuple[str, str]:
-    """Return the endings as `kind` does, with ".txt" for all formats that are read as text."""
+    """Return (format, compression) of a file name as in `kind`, with ".txt" for all formats that are read as text."""
     ending, compression = kind(name)
     return ending if ending in _READERS else ".txt", compression
 
@@ -106,7 +106,7 @@ def decompressed(file: pathlib.Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _plain(opened: IO[bytes], name: str, place: str) -> Iterator[IO[bytes]]:
-    """Give the content of an open file or member of an archive; errors of reading become a ValueError with `place`."""
+    """Context manager that gives a file's decompressed content; damaged content is a ValueError with `place`."""
     compression = kind(name)[1]
     try:
         yield _DECOMPRESSORS[compression](opened) if compression else opened

@@ -33,7 +33,7 @@ SHORT_PAIRS = 0.1  # share of documents that are cut into shorter pairs (Devlin 
 
 
 class Row(NamedTuple):
-    """One training sequence.
+    """One training sequence as token ids: a text, a pair of segments, or several packed texts.
 
     tokens: token ids, special tokens included.
     second_start: index in `tokens` at which the second segment of a pair begins; 0 if there is no pair.
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def make_rows(config: DataConfig, store: TextStore, special: SpecialTokens) -> Iterator[Row]:
-    """Yield rows of at most `config.sequence_length` tokens, made of the stored texts by the format `config.format`."""
+    """Yield rows of at most `config.sequence_length` tokens, made of the stored texts in the format `config.format`."""
     length = config.sequence_length
     if config.format == "fixed_blocks":
         yield from fixed_blocks(store, special, length)
@@ -181,12 +181,12 @@ def _truncate(first: np.ndarray, second: np.ndarray, room: int, draws: Draws) ->
 
 
 def _wrap(special: SpecialTokens, parts: list[np.ndarray]) -> np.ndarray:
-    """Return <s>, the parts, and </s>."""
+    """Return one array of token ids: <s>, the parts one after the other, and </s>."""
     return np.concatenate([[special.begin], *parts, [special.end]])
 
 
 def _pair(special: SpecialTokens, first: np.ndarray, second: np.ndarray, is_random: bool) -> Row:
-    """Return the row of a pair of segments."""
+    """Return the row that holds two segments, with special tokens around and between them."""
     separators = [special.end] * special.pair_separators
     # The second segment begins after the last separator; the separators belong to the first one.
     tokens = np.concatenate([[special.begin], first, separators, second, [special.end]])

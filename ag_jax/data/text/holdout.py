@@ -65,20 +65,20 @@ def split(config: DataConfig, left_out: Counter[str] | None = None) -> Iterator[
 
 
 def holds_out_documents(config: DataConfig) -> bool:
-    """Return whether whole documents are held out from `data.source`, as `is_held_out` says; reads the first ones."""
+    """Return whether whole documents are held out of `data.source` for validation; reads only the first documents."""
     texts = sources.documents(config.source, config.text_field, config.skip_words, max_words=config.max_words)
     return not config.validation_source and _count(texts) == MANY_DOCUMENTS
 
 
 def _count(texts: Iterator[str]) -> int:
-    """Return the number of documents; `MANY_DOCUMENTS` for more."""
+    """Return the number of documents, counting no further than `MANY_DOCUMENTS`."""
     return sum(1 for _ in itertools.islice(texts, MANY_DOCUMENTS))
 
 
 def is_held_out(number: int | np.ndarray, fraction: float) -> np.ndarray:
-    """Return whether documents are held out for validation, by their numbers, which count from 0.
+    """Return whether each document, given by its number counted from 0, is held out for validation.
 
-    They are the share `fraction` of all documents, evenly spread: with 0.1 every tenth, beginning with the second.
+    Held out is the share `fraction` of all documents, evenly spread: with 0.1 every tenth, beginning with the second.
     """
     number = np.asarray(number)
     phase = 1.0 - 2.0 * fraction + 1e-9

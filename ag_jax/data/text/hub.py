@@ -30,7 +30,7 @@ _FORM = re.compile(r"hf:(?P<name>[^:@]+)(@(?P<revision>[^:@]+))?(:(?P<config>[^:
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A data set of Hugging Face, as a source names it.
+    """Name, revision, configuration and split of a Hugging Face data set, as given in `data.source`.
 
     source: the source.
     name: its name at the hub, or a local directory.
@@ -47,7 +47,7 @@ class DataSet:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a directory on this machine."""
+        """Whether the data set is a directory on this machine."""
         return os.path.isdir(self.name)
 
     def commit(self) -> str:
@@ -66,7 +66,7 @@ class DataSet:
         return commit
 
     def _ask(self) -> str:
-        """Return the commit that the hub names now, see `commit`."""
+        """Ask the Hugging Face hub which commit the data set's revision names now, and return the commit."""
         import huggingface_hub  # imported here, because it takes long
 
         try:
@@ -79,19 +79,19 @@ class DataSet:
             ) from error
 
     def _with_revision(self, commit: str) -> str:
-        """Return the source with a commit as its revision."""
+        """Return the data set as written in `data.source`, with a commit as its revision."""
         rest = self.source.removeprefix(BEGINNING).partition(":")
         return f"{BEGINNING}{self.name}@{commit}{rest[1]}{rest[2]}"
 
     def identity(self) -> list[Any]:
-        """Return what identifies the content, without reading it: the commit, or the files with sizes and times."""
+        """Return what identifies the data set's content without reading it: the commit, or files with size and time."""
         if not self.is_local:
             return [f"{BEGINNING}{self.name}", self.config, self.split, self.commit()]
         files = [[str(file.relative_to(self.name)), *_stamp(file)] for file in self._local_files()]
         return [f"{BEGINNING}{os.path.realpath(self.name)}", self.config, self.split, *files]
 
     def files(self) -> list[tuple[str, pathlib.Path | KnownContent]]:
-        """Return the files of a local directory with their names; for a data set of the hub, its commit instead."""
+        """Return (name, path) of the files of a local directory, or (name, commit) of a data set of the hub."""
         rest = ":".join(filter(None, (self.config, self.split)))
         if not self.is_local:
             commit = self.commit()
@@ -162,7 +162,7 @@ def is_data_set(part: str) -> bool:
 
 
 def parse(part: str) -> DataSet:
-    """Return the data set that a part of a source names. Raises ValueError if it has another form."""
+    """Return the data set that hf:NAME[@REVISION][:CONFIG][:SPLIT] names. Raises ValueError for another form."""
     match = _FORM.fullmatch(part)
     if not match:
         raise ValueError(

@@ -79,7 +79,7 @@ def components(config: DataConfig, identity: Callable[[str], list[Any]] = source
 
 
 def _check_once(source: str, items: list[Any]) -> None:
-    """Raise ValueError if a file is in two parts of a source, whose identity is `items`."""
+    """Raise ValueError if `items`, the identities of the files of a source, contain the same file twice."""
     counts = collections.Counter(map(sources.content, items))
     if twice := [item[0] for item in items if counts[sources.content(item)] > 1]:
         raise ValueError(
@@ -89,7 +89,7 @@ def _check_once(source: str, items: list[Any]) -> None:
 
 
 def _warn_of_common(trained_on: list[Any], held_out: list[Any]) -> None:
-    """Warn of files that are in `data.source` and in `data.validation_source`, whose identities are given."""
+    """Warn of files that, by their identities, are both in `data.source` and in `data.validation_source`."""
     contents = set(map(sources.content, trained_on))
     if common := [item[0] for item in held_out if sources.content(item) in contents]:
         warn_once(
@@ -117,7 +117,7 @@ def shares(config: DataConfig) -> tuple[float, ...]:
 
 
 def assign(number_B: np.ndarray, share_K: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the source of each drawn row, and the number of earlier rows of the same source: two arrays `B`.
+    """Return (source, number of earlier rows of the same source) of each drawn row, as two arrays `B`.
 
     number_B: number g of each row among all rows drawn in training.
     share_K: shares of the sources, with sum 1.
@@ -163,7 +163,7 @@ class MixedRows:
         return int(self._ends_K[-1])
 
     def drawn(self, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index, and the epoch of its source, of each drawn row: two arrays `B`, as `order.drawn` does.
+        """Return (index in the corpus, epoch of its source) of each row that training draws, as two arrays `B`.
 
         In epoch e of source k, the rows of the source come in the order permutation(seed, e, k).
         """
@@ -204,7 +204,7 @@ class MixedRows:
         return np.sum([part.counts(vocabulary_size) for part in self.parts], axis=0)
 
     def _places(self, row_B: np.ndarray) -> list[tuple[Rows, np.ndarray, np.ndarray]]:
-        """Return (rows of a source, which of `row_B` are its own, their numbers in it) for each source that has any."""
+        """Return (rows of a source, which of `row_B` are from it, their numbers in it) for each source with any."""
         source_B = np.searchsorted(self._ends_K, row_B, side="right")
         return [
             (part, source_B == source, row_B[source_B == source] - (self._ends_K[source] - len(part)))
@@ -214,7 +214,7 @@ class MixedRows:
 
 
 class Joined:
-    """View of several arrays of one axis as one array, which is read with arrays of indices."""
+    """View of several one-dimensional arrays as their concatenation, which is read with arrays of indices."""
 
     def __init__(self, arrays: Sequence[Any]):
         self._arrays = arrays
@@ -235,12 +235,12 @@ class Joined:
 
 
 def join(parts: Sequence[Rows], share_K: Sequence[float]) -> Rows | MixedRows:
-    """Return the rows of all sources as one object; those of a single source as they are."""
+    """Return the rows of all sources as one object: `MixedRows`, or the rows of the only source."""
     return parts[0] if len(parts) == 1 else MixedRows(parts, share_K)
 
 
 def drawn(rows: Rows | MixedRows, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index in the corpus, and the epoch, of each row that training draws: two arrays `B`.
+    """Return (index in the corpus, epoch) of each row that training draws, as two arrays `B`.
 
     number_B: numbers of the rows among all rows drawn in training (`BatchSizes.numbers`).
     """
@@ -250,7 +250,7 @@ def drawn(rows: Rows | MixedRows, number_B: np.ndarray, seed: int) -> tuple[np.n
 
 
 def sample(rows: Any, count: int) -> np.ndarray:
-    """Return about the first `count` tokens of a split; of a mixture, the first of each source, by its share.
+    """Return about the first `count` tokens of a split, taken from each source of a mixture by its share.
 
     They are fewer if that is enough to read every source once. As in training, a source with fewer tokens than its
     share is repeated.

@@ -37,7 +37,7 @@ def pack(texts: Iterable[Row], length: int, open_rows: int = OPEN_ROWS) -> Itera
 def pack_sides(
     texts: Iterable[Sides], sides: int, length: int, open_rows: int = OPEN_ROWS
 ) -> Iterator[tuple[Row, ...]]:
-    """Yield packed rows of texts with several sides; `pack` does it for one side.
+    """Yield packed rows of texts with several sides, such as source and target, as a tuple with a row per side.
 
     texts: the sides of each text, each a row of at most `length` tokens.
     sides: number of sides of a text.

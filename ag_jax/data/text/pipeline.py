@@ -32,7 +32,7 @@ SHARES = "shares.json"  # share of the training documents of each source that a 
 
 
 def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus[Rows | MixedRows]:
-    """Return the tokenizer and rows of a config, from the cache if they were prepared before.
+    """Return the tokenizer and the rows of token ids of a config, from the cache if they were prepared before.
 
     config: the settings of the data.
     quiet: print no progress.
@@ -73,7 +73,7 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
 
 
 def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, quiet: bool = False) -> int:
-    """Tokenise a share of the parts of a text, without waiting for other processes; return how many parts are missing.
+    """Tokenise every n-th part of a text, without waiting for other processes; return how many parts are missing.
 
     share: (k, n) for every n-th part from the k-th on, counted from 1.
 
@@ -111,12 +111,12 @@ def _untokenised(texts: Sequence[text_parts.Source], entries: Entries) -> list[t
 
 
 def _combined(checksums: list[str]) -> str:
-    """Return one hash for the hashes of several sources; that of a single source as it is."""
+    """Return one hash that combines the hashes of several sources; the hash of a single source is unchanged."""
     return checksums[0] if len(checksums) == 1 else key(*checksums)
 
 
 def _report(config: DataConfig, corpus: Corpus, entries: Entries, say: Say) -> None:
-    """Print what was left out, the size of each source of a mixture, and the share of the expected size."""
+    """Print what was left out of a corpus, the sizes of mixed sources, and its size as a share of the expected size."""
     if left_out := corpus.left_out:
         say(
             f"left out by data.skip_words: {left_out['words']:,} words at the beginning of documents, among them "
@@ -146,7 +146,7 @@ def _report(config: DataConfig, corpus: Corpus, entries: Entries, say: Say) -> N
 
 
 def _share_of_gigabytes(config: DataConfig, expected: float, entries: Entries) -> str:
-    """Return the size of the files of `data.source` as a share of what is expected, with the size of each part."""
+    """Return a message with the size of the files of `data.source`, in all and by part, and the expected size."""
     identities = {part: single_source.identity(entries, part) for part in sources.parts(config.source)}
     sizes = {part: sources.size_of_files(items) for part, items in identities.items()}
     gigabytes = {part: size / 1e9 for part, size in sizes.items() if size is not None}
@@ -183,7 +183,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
 
 
 def _tokenizer_identity(config: DataConfig, entries: Entries, count: int) -> list[Any]:
-    """Return the settings and files that a tokenizer depends on, which is trained on `count` sources."""
+    """Return the settings and file identities that determine a tokenizer which is trained on `count` sources."""
     held_out = None if config.validation_source else config.validation_fraction
     identity: list[Any] = [single_source.identity(entries, config.source), config.text_field]
     identity += [dataclasses.asdict(config.tokenizer), held_out, *single_source.text_settings(config, entries)]
@@ -222,7 +222,7 @@ def _tokenizer_shares(
 
 
 def _measured_shares(config: TokenizerConfig, configs: Sequence[DataConfig], limit: int) -> list[float]:
-    """Return the share of the training documents of each source that has about `limit` characters, 1 for shorter ones.
+    """Return for each source the share of its training documents that has about `limit` characters, at most 1.
 
     The lines on which sentencepiece is trained are shared equally in the same way.
     """
@@ -243,7 +243,7 @@ def _measured_shares(config: TokenizerConfig, configs: Sequence[DataConfig], lim
 
 
 def _counts_lines(config: TokenizerConfig) -> bool:
-    """Return whether a tokenizer is trained on a limited number of lines, as those of sentencepiece are."""
+    """Return whether a tokenizer is one of sentencepiece, which is trained on a limited number of lines."""
     return config.kind.startswith("sentencepiece")
 
 
@@ -289,7 +289,7 @@ class _TokenizerText:
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Training batches; row i of step s is a pure function of (seed, s, i).
+    """Training batches of masked rows; row i of the batch of step s is a pure function of (seed, s, i).
 
     `ag_jax.data.order` describes the order, for several sources with weights `mixture`. Masks depend on (seed, epoch,
     row of the corpus).
@@ -354,7 +354,7 @@ def validation_batches(
     rows: slice | np.ndarray = slice(None),
     most: int | None = None,
 ) -> Iterator[HostBatch]:
-    """Yield every held-out row once, always with the same masks; the last batch is padded with empty rows.
+    """Yield batches with every held-out row once, always with the same masks; the last is padded with empty rows.
 
     corpus: tokenizer and rows.
     config: length and masking, with the rate for evaluation (`MaskingConfig.for_evaluation`); unigram draws have the

@@ -46,7 +46,7 @@ MEGABYTE = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One source of the text, or several without weights, which is to be tokenised.
+    """A text to tokenise, with its key in the cache: one source of a mixture, or all sources without weights.
 
     config: the settings of the data.
     key: hash of all that the tokens depend on.
@@ -59,12 +59,12 @@ class Source:
 
     @property
     def text(self) -> str:
-        """The name of the cache's entry with the tokens."""
+        """The name of the cache entry with the token ids of the text."""
         return f"text-{self.key}"
 
     @functools.cached_property
     def parts(self) -> list["Part"]:
-        """The parts of the text; reads at most the first 100 documents."""
+        """The parts into which the text is divided for tokenising; reads at most the first 100 documents."""
         groups = _groups(self.config)
         # Names say which units a part has, so that parts of another `PART_SIZE` are not taken for these.
         ends = list(itertools.accumulate(len(group) for group, _ in groups))
@@ -76,7 +76,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a text.
+    """A part of a text, a group of consecutive files, that one process tokenises as a whole.
 
     name: name of its entry in the cache.
     units: the files that it consists of.
@@ -91,7 +91,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Bytes of text, about."""
+        """The approximate number of bytes of the part's text."""
         return sum(unit.size for unit in self.units)
 
 
@@ -101,7 +101,7 @@ def count_parts(config: DataConfig) -> int:
 
 
 def _groups(config: DataConfig) -> Sequence[tuple[Sequence[Unit], int | None]]:
-    """Return the files of each part of a source, with `Part.held_out`."""
+    """Return (files, `Part.held_out`) of each part into which the text of a config is divided."""
     units = list(sources.units(config.source, config.skip_words))
     if config.max_words is not None:
         held_out = sources.units(config.validation_source) if config.validation_source else ()
@@ -115,7 +115,7 @@ def _groups(config: DataConfig) -> Sequence[tuple[Sequence[Unit], int | None]]:
 
 
 def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:
-    """Return groups of consecutive units; a group is full as soon as it has `PART_SIZE` bytes."""
+    """Return consecutive files or pieces of data sets in groups; a group is full when it has `PART_SIZE` bytes."""
     groups: list[list[Unit]] = [[]]
     size = 0
     for unit in units:
@@ -130,7 +130,7 @@ def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:
 def tokenise(
     of: Sequence[Source], entries: Entries, tokenizer: Tokenizer, say: Say, share: tuple[int, int] = (1, 1)
 ) -> None:
-    """Make the parts of some sources, together with other processes; return when all are complete.
+    """Tokenise the parts of some texts, together with other processes; return when all are complete.
 
     This process makes missing parts that no other is making, and waits for the others.
 
@@ -141,7 +141,7 @@ def tokenise(
     total = sum(part.size for _, part in parts)
 
     def complete() -> int:
-        """Return the size of all parts that are complete."""
+        """Return the bytes of text of all parts that are complete."""
         return sum(part.size for _, part in parts if entries.is_complete(part.name))
 
     if all(entries.is_complete(part.name) for _, part in parts):  # not by size, because a part may be empty
@@ -199,7 +199,7 @@ def changed_text(config: DataConfig, what: str = "the files") -> ValueError:
 
 
 def _pieces(part: Part, config: DataConfig, left_out: Counter[str]) -> Iterator[tuple[Piece, int]]:
-    """Yield the documents of a part, or pieces of them, each with the value of `held_out.bin`."""
+    """Yield (document or piece of one, its value in the file `held_out.bin`) for all documents of a part."""
     if part.held_out is None:
         for piece in holdout.split(config, left_out):
             yield piece, int(piece.held_out)

@@ -35,7 +35,7 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The last part of the address."""
+        """The last component of the file's address."""
         return posixpath.basename(self.url)
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class RemoteFile:
 
     @property
     def content(self) -> KnownContent:
-        """Size and fingerprint, which stand for the content."""
+        """The file's size and fingerprint, which stand for its content."""
         return KnownContent(self.size, self.fingerprint)
 
     def open(self, mode: str = "rb") -> IO[bytes]:
@@ -66,7 +66,7 @@ class RemoteStream(io.RawIOBase):
         self._url, self._opened = url, opened
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True, because the stream can be read."""
         return True
 
     def seekable(self) -> bool:
@@ -99,7 +99,7 @@ def is_remote(path: str) -> bool:
 
 
 def files(path: str) -> tuple[str, list[RemoteFile], set[str]]:
-    """Return the base directory of an address or glob, its files, and the addresses of those that it names itself.
+    """Return (base directory, files, addresses of the files named directly) of an address or glob.
 
     The others are below directories that it names. Files are in the order of their addresses. Raises FileNotFoundError
     if there are none, and ValueError if the store cannot be reached.
@@ -133,12 +133,12 @@ def files(path: str) -> tuple[str, list[RemoteFile], set[str]]:
 
 
 def relative(file: RemoteFile, base: str) -> str:
-    """Return the address of a file below a directory."""
+    """Return the address of a file relative to the directory `base`."""
     return posixpath.relpath(file.url.partition("://")[2], base.partition("://")[2] or "/")
 
 
 def _files(protocol: str, listing: Mapping[str, Mapping[str, Any]]) -> list[RemoteFile]:
-    """Return the files among the entries of a listing, in the order of their addresses."""
+    """Return the files in an fsspec listing of an object store, in the order of their addresses."""
     urls = {
         name if "://" in name else f"{protocol}://{name.lstrip('/')}": info
         for name, info in listing.items()
@@ -148,7 +148,7 @@ def _files(protocol: str, listing: Mapping[str, Mapping[str, Any]]) -> list[Remo
 
 
 def _remote_file(url: str, info: Mapping[str, Any]) -> RemoteFile:
-    """Return the file of an entry of a listing. Raises ValueError if the entry lacks size or fingerprint."""
+    """Return the file that fsspec's `info` describes. Raises ValueError if it lacks a size or a fingerprint."""
     kind = next((name for name in FINGERPRINTS if info.get(name)), None)
     if kind is None:
         raise ValueError(

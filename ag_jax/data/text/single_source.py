@@ -25,7 +25,7 @@ from ag_jax.data.tokenizers import Tokenizer
 
 
 def of_config(config: DataConfig, tokenizer: Tokenizer, entries: Entries) -> text_parts.Source:
-    """Return a text without weights as a source to tokenise, with the key that it has in the cache."""
+    """Return the text of a config whose sources have no weights as a `Source` to tokenise, with its cache key."""
 
     def key_now() -> str:
         return key(*_identities(config, entries), tokenizer.fingerprint())
@@ -34,13 +34,13 @@ def of_config(config: DataConfig, tokenizer: Tokenizer, entries: Entries) -> tex
 
 
 def rows_name(text: text_parts.Source) -> str:
-    """Return the name of the cache's entry with the rows of a text."""
+    """Return the name of the cache entry with the rows of a text."""
     config = text.config
     return f"rows-{key(text.key, config.format, config.sequence_length, config.duplicates, config.pack)}"
 
 
 def identity(entries: Entries, source: str) -> list[Any]:
-    """Return the identity of a source (`sources.identity`), also of one that this machine lacks.
+    """Return what identifies the content of a source, as stored in the cache if this machine lacks the source.
 
     That is as it was when the source was prepared elsewhere into the same object store.
 
@@ -63,7 +63,7 @@ def identity(entries: Entries, source: str) -> list[Any]:
 
 
 def remember(config: DataConfig, entries: Entries) -> None:
-    """Store the identities of a config's sources, for machines that lack the text.
+    """Store what identifies the content of a config's sources, for machines that lack the text.
 
     They are stored under absolute paths, because a relative one names other texts in other working directories, and all
     of these may be prepared in one object store. What a relative path named is stored, too (`_recalled`).
@@ -78,7 +78,7 @@ def remember(config: DataConfig, entries: Entries) -> None:
 
 
 def _recalled(entries: Entries, part: str) -> list[Any] | None:
-    """Return the stored identity of a part of a source; None if there is none.
+    """Return the stored identity of the content of one part of a source; None if there is none.
 
     It is that of the same absolute path. A machine with another working directory gets that of the only path to which
     the relative path `part` led elsewhere. Raises ValueError if it led to several.
@@ -104,7 +104,7 @@ def _place(part: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedSource:
-    """A source of text and what was prepared of it.
+    """A source of text with the rows of token ids, counts and checksums prepared from it.
 
     source: its name.
     rows: rows of each split.
@@ -123,7 +123,7 @@ class PreparedSource:
     left_out: dict[str, int]
 
     def sizes(self, share: float) -> dict[str, Any]:
-        """Return the sizes of the source for the summary of a run; `share` is its share in the rows of training."""
+        """Return a source's name, its `share` in the rows of training, and its counts by split, for a run's summary."""
         sizes = {
             split: {
                 "documents": self.documents[split],
@@ -137,7 +137,7 @@ class PreparedSource:
 
 
 def prepare(text: text_parts.Source, entries: Entries, tokenizer: Tokenizer, say: Say) -> PreparedSource:
-    """Return the rows of a text without weights, from the cache if they were prepared before."""
+    """Return the rows and counts of a text without weights, from the cache if they were prepared before."""
     config = text.config
 
     def write_text(directory: pathlib.Path) -> None:
@@ -158,7 +158,7 @@ def prepare(text: text_parts.Source, entries: Entries, tokenizer: Tokenizer, say
 
 
 def _identities(config: DataConfig, entries: Entries) -> list[Any]:
-    """Return settings and versions of files; two such lists are equal only for the same text and validation part.
+    """Return settings and file versions for a cache key: a list that is equal only for the same text and held-out part.
 
     The list is made without reading the text, and is part of the cache's keys.
     """
@@ -168,7 +168,7 @@ def _identities(config: DataConfig, entries: Entries) -> list[Any]:
 
 
 def files_of_parts(config: DataConfig, entries: Entries) -> list[int]:
-    """Return the number of files, or of data sets, of each part of `data.source`, whose identity lists them all."""
+    """Return the number of files, or of data sets, in each part of `data.source`."""
     return [len(identity(entries, part)) for part in sources.parts(config.source)]
 
 
@@ -188,7 +188,7 @@ def text_settings(config: DataConfig, entries: Entries) -> list[Any]:
 def _write_rows(
     config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Say
 ) -> None:
-    """Write the tokens of both splits as rows. Raises ValueError if a split has less text than one row."""
+    """Write the training and the validation text as rows. Raises ValueError if either is shorter than one row."""
     has_pairs = config.format in PAIR_FORMATS
     shutil.copyfile(text / FACTS, directory / FACTS)
     for split in SPLITS:

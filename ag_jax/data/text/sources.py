@@ -74,7 +74,7 @@ def documents(
 
 
 def _first_words(documents: Iterator[str], most: int) -> Iterator[str]:
-    """Yield documents up to a number of words; the last of them is cut off after its last word."""
+    """Yield documents until they have `most` words in all; the last document is cut off after its last such word."""
     remaining = most
     for document in documents:
         pieces = document.split(maxsplit=remaining)  # the words, and the text after them if there is one
@@ -106,7 +106,7 @@ class Unit:
 
 
 def units(source: str, skip_words: Sequence[int] = ()) -> Iterator[Unit]:
-    """Yield the units of a source in reading order; the arguments are those of `documents`.
+    """Yield the units of a source (files, or parts of data sets) in reading order; arguments as in `documents`.
 
     Raises FileNotFoundError for a path that does not exist.
     """
@@ -128,7 +128,7 @@ def units(source: str, skip_words: Sequence[int] = ()) -> Iterator[Unit]:
 def documents_of(
     units: Iterable[Unit], text_field: str = "text", left_out: Counter[str] | None = None
 ) -> Iterator[str]:
-    """Yield the documents of units that are not blank; the other arguments are those of `documents`."""
+    """Yield the documents of `units`, except blank ones; the other arguments are as in `documents`."""
     counts = Counter() if left_out is None else left_out
     texts = (
         _without_beginning(document, unit.skip_words, counts) for unit in units for document in unit.read(text_field)
@@ -161,19 +161,19 @@ def identity(source: str) -> list[Any]:
 
 
 def _file_identity(file: pathlib.Path) -> list[Any]:
-    """Return the item of a file in an identity; see `identity`."""
+    """Return the item of a file in the list that `identity` returns: its path, size and time."""
     target, endings = file.resolve(), text_files.read_as(file.name)
     link = [] if endings == text_files.read_as(target.name) else [{"read as": "".join(endings)}]
     return [str(target), *_stamp(file), *link]
 
 
 def content(item: list[Any]) -> str:
-    """Return a name for the content of an item of an identity; equal for a file and links to it, however read."""
+    """Return a text that identifies the content of an item of `identity`; equal for a file and links to it."""
     return str([value for value in item if not isinstance(value, dict)])
 
 
 def is_surely_within(items: list[Any], characters: int) -> bool:
-    """Return whether the names and sizes in an identity show that the text has at most so many characters.
+    """Return whether the file names and sizes in `items` show that a text has at most `characters` characters.
 
     A character has at least one byte, except in compressed files.
     """
@@ -182,7 +182,7 @@ def is_surely_within(items: list[Any], characters: int) -> bool:
 
 
 def is_plain_file(item: list[Any]) -> bool:
-    """Return whether an item of an identity is a file that has at least one byte for each character of its text."""
+    """Return whether an item of `identity` is a file with at least one byte for each character of its text."""
     return (
         len(item) == 3  # neither a data set nor a link that is read in another format
         and isinstance(item[1], int)
@@ -192,18 +192,18 @@ def is_plain_file(item: list[Any]) -> bool:
 
 
 def is_text_file(item: list[Any]) -> bool:
-    """Return whether an item of an identity is a file of which all is text, without keys, quotes or other columns."""
+    """Return whether an item of `identity` is a file that is all text, without keys, quotes or other columns."""
     return is_plain_file(item) and text_files.read_as(item[0])[0] == ".txt"
 
 
 def size_of_files(items: list[Any]) -> int | None:
-    """Return the bytes of the files in an identity; None if something in it is no file but a data set."""
+    """Return the total bytes of the files in `items` of `identity`; None if one of them is a data set."""
     sizes = [item[1] for item in items if isinstance(item[1], int)]
     return sum(sizes) if len(sizes) == len(items) else None
 
 
 def files(source: str) -> list[tuple[str, pathlib.Path | KnownContent]]:
-    """Return the files of a source in reading order, each with its name relative to the directory that was given.
+    """Return (name relative to the given directory, path) of each file of a source, in reading order.
 
     A data set of TensorFlow Datasets is represented by its `dataset_info.json`, because a machine whose cache has the
     tokens need not have the text itself; a data set of Hugging Face by its commit, and files of an object store by the
@@ -258,7 +258,7 @@ def weights(source: str) -> list[float] | None:
 
 
 def _weighted_parts(source: str) -> list[tuple[str, float | None]]:
-    """Return the path and the weight of each part of a list of sources; see `weights`."""
+    """Return (path, weight or None) of each part of a comma-separated list of sources; see `weights`."""
     if _exists(source):  # a path may contain commas
         return [(source, None)]
     pairs: list[tuple[str, float | None]] = []
@@ -309,7 +309,7 @@ def matches(path: str) -> list[str]:
 
 
 def skipped(source: str, skip_words: Sequence[int]) -> Sequence[int]:
-    """Return the number of words to leave out of each document, for each part of a source."""
+    """Return for each part of a source the number of words to leave out at the beginning of each document."""
     count = len(parts(source))
     if len(skip_words) not in (0, 1, count):
         raise ValueError(
@@ -320,7 +320,7 @@ def skipped(source: str, skip_words: Sequence[int]) -> Sequence[int]:
 
 
 def _joined(numbers: Sequence[int]) -> str:
-    """Return numbers as the value of a setting in a message."""
+    """Return numbers joined by commas, as the value of a setting in an error message."""
     return ",".join(map(str, numbers))
 
 
@@ -362,7 +362,7 @@ def _local_files(part: str) -> list[pathlib.Path]:
 
 
 def _watched(file: pathlib.Path) -> Callable[[], bool]:
-    """Return a function that returns whether a file has another size or time than now."""
+    """Return a function that tells whether a file's size or modification time has changed since this call."""
     stamp = _stamp(file)
     return lambda: _stamp(file) != stamp
 
@@ -432,7 +432,7 @@ def _files_below(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _remote_files(part: str) -> tuple[str, list[remote.RemoteFile]]:
-    """Return a directory of an object store, and the files of a part of a source there.
+    """Return (directory in an object store, files of a part of a source there).
 
     Of a directory, these are the files with a known ending that are not hidden or in a hidden folder.
     """
@@ -517,7 +517,7 @@ def _tfds_directory(part: str) -> tuple[pathlib.Path, str]:
 
 
 def _tfds_units(part: str, skip_words: int) -> Iterator[Unit]:
-    """Yield a unit for every `TFDS_RECORDS` records of a prepared data set."""
+    """Yield a `Unit` (a piece that is read as a whole) for every `TFDS_RECORDS` records of a prepared data set."""
     directory, split = _tfds_directory(part)
     builder, records = prepared.records(directory, split)
     info = directory / "dataset_info.json"
@@ -528,7 +528,7 @@ def _tfds_units(part: str, skip_words: int) -> Iterator[Unit]:
 
 
 def _hub_units(part: str, skip_words: int) -> Iterator[Unit]:
-    """Yield a unit for every shard of a data set of Hugging Face."""
+    """Yield a `Unit` (a piece that is read as a whole) for every shard of a data set of Hugging Face."""
     data_set = hub.parse(part)
     before = data_set.identity()
 
@@ -540,7 +540,7 @@ def _hub_units(part: str, skip_words: int) -> Iterator[Unit]:
 
 
 def _tfds_documents(part: str, builder: Any, records: Sequence[Any], numbers: range, text_field: str) -> Iterator[str]:
-    """Yield the documents of records of a prepared data set. Raises ValueError if they lack the feature."""
+    """Yield the documents of a prepared data set's records. Raises ValueError if they lack the feature `text_field`."""
     fields.check_field(text_field, sorted(builder.info.features), part)
     for number in numbers:
         text = records[number][text_field]
