@@ -39,7 +39,7 @@ ARGUMENTS = {
     },
     "finetune/squad.py": {"tasks": ("squad1,squad2", "xquad_en,xquad_de"), "scale": SCALE},
     "finetune/tagging.py": {"tasks": ("all", "conll2003"), "scale": SCALE},
-    "finetune/choice.py": {"tasks": ("all", "hellaswag+dream"), "scale": SCALE},
+    "finetune/choice.py": {"tasks": ("all", "hellaswag,dream"), "scale": SCALE},
     "finetune/anli.py": {"scale": SCALE},
     "finetune/filipino.py": {"tasks": ("all", "filipino_hatespeech"), "scale": SCALE},
     "finetune/oromo.py": {"tasks": ("all", "oromo_ner"), "scale": SCALE},
@@ -65,7 +65,7 @@ ARGUMENTS = {
     },
     "asa/table4_adversarial_training.py": {
         "arm": ("plain", "longer", "freelb", "smart", "asa", "sift"),
-        "tasks": ("mnli+sst2+stsb+dream", "mnli+qnli+paws_qqp+hellaswag"),
+        "tasks": ("mnli,sst2,stsb,dream", "mnli,qnli,paws_qqp,hellaswag"),
         "scale": SCALE,
     },
     "asa/figure4_temperature.py": {"arm": ("plain", "tau_0.3", "tau_0.6", "tau_1.0"), "scale": SCALE},
@@ -421,7 +421,7 @@ def test_the_masks_of_asas_table_3():
 
 
 def test_the_rivals_of_asas_table_4():
-    tasks = "mnli+qnli+qqp+paws_qqp+hellaswag+sst2+stsb+dream"
+    tasks = "mnli,qnli,qqp,paws_qqp,hellaswag,sst2,stsb,dream"
     of = attacks("table4_adversarial_training.py", f"checkpoint=C,tasks={tasks}")
     assert {arm: by_task["qnli"].method for arm, by_task in of.items()} == {
         **{"plain": "none", "longer": "none", "freelb": "freelb", "smart": "smart", "asa": "asa"}
