@@ -21,7 +21,7 @@ END = 0.2  # fraction at the end of training over which the masked share is aver
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskedShare:
-    """Share of units (query-key pairs) that an attack masked, over all layers and by layer, at each logged step.
+    """Share of query-key pairs that an attack masked, over all layers and by layer, at each logged step.
 
     begin_S: last step before each row; a row is the mean over the steps from begin_S + 1 to steps_S.
     steps_S: last step of each row.
@@ -46,26 +46,26 @@ class MaskedShare:
 
     @property
     def late_steps(self) -> tuple[int, int]:
-        """First and last of the final training steps, over which `at_end` averages the share of masked units."""
+        """(first, last) of the final training steps, over which `at_end` averages the share of masked pairs."""
         return int(self.begin_S[self.late_S][0]) + 1, int(self.steps_S[-1])
 
     @property
     def at_end(self) -> tuple[float, np.ndarray]:
-        """Shares of masked units, over all layers and by layer `N`, as means over the last steps of training."""
+        """Shares of query-key pairs masked in the last steps of training: (over all layers, by layer `N`)."""
         weights_S = np.where(self.late_S, self.steps_S - self.begin_S, 0)
         return float(np.average(self.share_S, weights=weights_S)), np.average(self.share_SN, axis=0, weights=weights_S)
 
     def numbers(self) -> dict[str, Any]:
-        """Return the share of units masked in the last steps, overall and by layer, and the range of these steps.
+        """Return {`all`: final share of masked pairs, `layers`: the share by layer, `steps`: [first, last]}.
 
-        For `report.json`. The share is the mean over `late_steps`, of which the range has the first and the last.
+        For `report.json`. The shares are means over the steps from the first to the last (`late_steps`).
         """
         share, share_N = self.at_end
         return {"all": share, "layers": share_N.tolist(), "steps": list(self.late_steps)}
 
 
 def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
-    """Return the share of units that an attack masked, as a mean over seeds, at each step that all seeds logged.
+    """Return the share of query-key pairs that an attack masked, averaged over seeds, at the steps that all logged.
 
     None if there is no such step, for example without an attack.
 
@@ -91,7 +91,7 @@ def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
 
 
 def masked_table(header: Sequence[str], shares: Mapping[Any, MaskedShare]) -> list[str]:
-    """Return the lines of a Markdown section with a table of the shares of units masked at the end of training.
+    """Return the lines of a Markdown section on the shares of query-key pairs masked at the end of training.
 
     header: names of the first columns.
     shares: {cells of the first columns: share of masked units}, as fractions; the table has per cent.

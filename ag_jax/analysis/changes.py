@@ -38,7 +38,7 @@ EXPLAINED = (
 
 @dataclasses.dataclass(frozen=True)
 class AttackedModel:
-    """A model with the objective that it was trained with, which makes the attack.
+    """A trained model with its training objective, which repeats the adversarial attack of a training step.
 
     objective: the training objective with the attack, of a model without dropout (`without_dropout`).
     model: the model whose attention is looked at.
@@ -56,7 +56,7 @@ class AttackedModel:
 
 @dataclasses.dataclass(frozen=True)
 class AttackSetup:
-    """What is needed to attack a model's attention to one text.
+    """What an attack on attention to one text needs: a model, its attack, and a function that makes a batch.
 
     attacked: the model and its objective.
     method: name of the attack, as in `adversarial.method`.
@@ -73,7 +73,7 @@ class AttackSetup:
 
 
 class AttackedText(NamedTuple):
-    """Attention to a text without and with an attack.
+    """Attention maps of a text without and with an attack, how far each layer changed, and the masked pairs.
 
     plain, attacked: the maps without and with the attack.
     change_N: the change of each layer, `N`.
@@ -93,7 +93,7 @@ def without_dropout(config: EncoderConfig) -> EncoderConfig:
 
 
 def begun(config: AdversarialConfig) -> AdversarialConfig:
-    """Return the settings of an attack that is on from the first step on."""
+    """Return an attack's settings with FreeLB, which may begin later in training, on from the first step."""
     return dataclasses.replace(config, freelb=dataclasses.replace(config.freelb, begin_step=0))
 
 
@@ -109,7 +109,7 @@ def unsupported_reason(config: AdversarialConfig) -> str | None:
 
 
 def jensen_shannon(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the Jensen-Shannon divergence, with base 2, of distributions along the last axis.
+    """Return the Jensen-Shannon divergence (base-2 logarithms) of the distributions on two arrays' last axes.
 
     It is 0 if they are equal, and 1 if they have no common support.
     """
@@ -124,7 +124,7 @@ def jensen_shannon(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def change(plain_NBHQK: np.ndarray, attacked_NBHQK: np.ndarray, segments_BL: np.ndarray) -> np.ndarray:
-    """Return how far each layer's attention changed, `N`: the mean divergence over heads and rows.
+    """Return each layer's Jensen-Shannon divergence of plain and attacked attention, a mean over heads and queries.
 
     segments_BL: 0 on padding, whose rows are left out.
     """
@@ -133,7 +133,7 @@ def change(plain_NBHQK: np.ndarray, attacked_NBHQK: np.ndarray, segments_BL: np.
 
 
 def mean_change(attacked: AttackedModel, batches: Iterable[dict[str, Any]]) -> np.ndarray:
-    """Return the change of each layer's attention, `N`, as the mean over batches.
+    """Return how far an attack changes each layer's attention (`change`), averaged over batches: an array `N`.
 
     batches: of the objective, each with one example, so that all examples count the same.
     """
@@ -145,7 +145,7 @@ def mean_change(attacked: AttackedModel, batches: Iterable[dict[str, Any]]) -> n
 
 
 def attacked_text(attack: AttackSetup, tokenizer: Tokenizer, text: AttentionMaps) -> AttackedText:
-    """Return the attention maps of a text without and with an attack, and the change of each layer.
+    """Return a text's attention maps without and with an attack, and how far each layer changed.
 
     text: maps of the text.
     """
@@ -165,7 +165,7 @@ def attacked_text(attack: AttackSetup, tokenizer: Tokenizer, text: AttentionMaps
 def _both(
     attacked: AttackedModel, batch: dict[str, Any], number: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Batch]:
-    """Return the attention probabilities without and with the attack, the masked cells, and the encoder's batch.
+    """Return (probabilities without the attack, with it, masked query-key pairs or None, the encoder's batch).
 
     The first three are arrays `NBHQK`; for masked cells see `maps.Attention`.
 
@@ -193,7 +193,7 @@ def _passes(
 
 
 def change_table(change_N: np.ndarray, method: str) -> str:
-    """Return a printable table of the change of attention under the attack `method`, with a row for each layer."""
+    """Return a printable table of how far the attack `method` changes attention, with a row for each layer."""
     table = tables.new_table()
     table.add_column("layer", justify="right", no_wrap=True)
     table.add_column("change", justify="right", no_wrap=True)
@@ -204,7 +204,7 @@ def change_table(change_N: np.ndarray, method: str) -> str:
 
 
 def change_section(header: Sequence[str], rows: Sequence[tuple[Sequence[str], np.ndarray]]) -> list[str]:
-    """Return the lines of a Markdown section with the change of attention by layer; no lines without rows.
+    """Return the lines of a Markdown section on how far attacks change each layer's attention; [] without rows.
 
     header: names of the first columns.
     rows: (cells of the first columns, change of each layer).

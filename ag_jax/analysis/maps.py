@@ -48,7 +48,7 @@ Kind = Literal["encoder", "decoder", "cross"]
 
 @dataclasses.dataclass(frozen=True)
 class KindOfAttention:
-    """One of the kinds of attention of a model, in words for tables and figures.
+    """Title, caption and possible patterns of a kind of attention: encoder, decoder or cross-attention.
 
     title: its name.
     caption: what a row and a column of its maps are.
@@ -129,13 +129,13 @@ class AttentionMaps:
 
     @property
     def title(self) -> str:
-        """The kind of attention and, if outputs of heads were zeroed, their names."""
+        """The title of the maps: the kind of attention and, if outputs of heads were zeroed, these heads."""
         kind = KINDS[self.kind].title
         return f"{kind}, output of {named_heads(self.without)} zeroed" if self.without else kind
 
     @property
     def sentence(self) -> str:
-        """The text, or the rows' tokens if it is not known; of a text that was cut, `part` stands before it."""
+        """The text of the maps, or its tokens if unknown; behind a note such as `(64 of 92 tokens)` if it was cut."""
         return f"({self.part}) {self.text}" if self.text and self.part else self.text or " ".join(self.row_tokens)
 
     @property
@@ -185,11 +185,11 @@ class AttentionMaps:
 
     @property
     def window_of_layer(self) -> tuple[int | None, ...]:
-        """The window of each layer, None for a layer without one."""
+        """Width in tokens of each layer's attention window, None for a layer without one."""
         return self.windows or (None,) * len(self.weights_NHQK)
 
     def visible_QK(self, window: int | None = None) -> np.ndarray:
-        """Return booleans `QK`: whether a row can attend to a column, in layers with this window.
+        """Return booleans `QK`: whether a query can attend to a key, in layers with a window of this width.
 
         In a decoder's self-attention, a row can attend to its own position and earlier ones.
         """
@@ -199,7 +199,7 @@ class AttentionMaps:
 
 
 def head_mask(config: EncoderConfig, without: Heads) -> np.ndarray | None:
-    """Return the mask over heads that zeroes the outputs of the heads `without`, `NH`; None if there are none."""
+    """Return a mask `NH` (layer, head) that is 0 for the heads `without`, to zero their outputs; None if none."""
     if not without:
         return None
     mask_NH = np.ones((config.layers, config.heads), np.float32)
@@ -209,7 +209,7 @@ def head_mask(config: EncoderConfig, without: Heads) -> np.ndarray | None:
 
 
 def named_heads(without: Heads) -> str:
-    """Return heads as text that counts from 1: `head 3.2 of the encoder` is the second head of layer 3.
+    """Return heads as text that counts from 1, such as `head 3.2 of the encoder` for layer 3's second head.
 
     Of more than `MOST_NAMED` heads, only the first ones are named.
     """
@@ -227,7 +227,7 @@ def attention_maps(
     attacker: Attacker | None = None,
     without: Heads = (),
 ) -> AttentionMaps:
-    """Return the attention maps of `text` with the tokens that begin and end every sequence, such as <s> and </s>.
+    """Return the encoder's attention maps of `text`, tokenized with the tokens that begin and end a sequence.
 
     They are computed without dropout, and without the scores that `guidance.mode=bias` adds during training. A text of
     more than `max_tokens` tokens, including those two, is cut at its end, and a warning is logged. Raises ValueError if
@@ -287,7 +287,7 @@ def cut(words: Sequence[int], room: int, name: str) -> Sequence[int]:
 
 
 def _one_text(ids_L: np.ndarray) -> Batch:
-    """Return a batch with one text, without padding, as an encoder reads it."""
+    """Return a batch with one text as an encoder reads it: its token ids, segment ids and token type ids."""
     tokens_BL = jnp.asarray(ids_L)[None]
     return {
         "tokens": tokens_BL,
@@ -297,7 +297,7 @@ def _one_text(ids_L: np.ndarray) -> Batch:
 
 
 class Attention(NamedTuple):
-    """The attention of an encoder, and what an attack did to it.
+    """An encoder's attention probabilities, and which query-key pairs an attack masked.
 
     weights_NBHQK: attention probabilities, float32.
     masked_NBHQK: which cells an attack masked, where H is 1 if all heads share a mask; None without an attack that
@@ -310,7 +310,7 @@ class Attention(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def attention_weights(model: EncoderModel, params: Any, batch: Batch, ports: Ports) -> jax.Array:
-    """Return the attention probabilities of the model's encoder, without dropout, as `NBHQK`.
+    """Return the encoder's attention probabilities without dropout, `NBHQK` (layer, batch, head, query, key).
 
     batch: the fields that an encoder reads (`encoder.rows`).
     ports: an attack on the encoder, if there is one.
@@ -319,7 +319,10 @@ def attention_weights(model: EncoderModel, params: Any, batch: Batch, ports: Por
 
 
 def attention(model: EncoderModel, params: Any, batch: Batch, ports: Ports) -> Attention:
-    """Return the attention of the model's encoder, without dropout; for `batch` and `ports` see `attention_weights`."""
+    """Return the encoder's attention probabilities without dropout, and which query-key pairs an attack masked.
+
+    batch, ports: as for `attention_weights`.
+    """
     _, collections = model.apply(
         {"params": params},
         batch,
@@ -331,7 +334,7 @@ def attention(model: EncoderModel, params: Any, batch: Batch, ports: Ports) -> A
 
 
 def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return {pattern: target matrix `QK`} for the sentence of `maps`.
+    """Return {pattern: target matrix `QK` (query, key)} for the sentence of `maps`.
 
     Rows without a target are uniform over the columns that they see (Deshpande & Narasimhan 2020). Raises ValueError
     for a pattern that attention of this kind cannot have.
@@ -340,7 +343,7 @@ def targets(maps: AttentionMaps, special: PatternTokens, names: Iterable[str]) -
 
 
 def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return a pattern's target matrix `QK` for the sentence of `maps`, and which of the rows `Q` have a target.
+    """Return (a pattern's target matrix `QK`, booleans `Q`: which queries have a target) for the sentence of `maps`.
 
     A custom pattern that may not be imported has no target, which is printed.
     """
@@ -372,7 +375,7 @@ def title(name: str) -> str:
 
 
 class Measured(NamedTuple):
-    """A pattern in the sentence of maps: where it points, and how much of the attention is there.
+    """A pattern's target matrix for the sentence of maps, each head's attention mass on it, and mass by chance.
 
     target_QK: target matrix.
     has_target_Q: which rows have a target.
@@ -390,7 +393,7 @@ class Measured(NamedTuple):
 
 
 def measured(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, Measured]:
-    """Return {pattern: its targets and masses} for the patterns of the kind of attention and of `assignment`."""
+    """Return {pattern: its target matrix, each head's attention mass on it, and mass by chance} for a sentence."""
     uniform = {}  # by window, of which there are at most two
     for window in {*maps.window_of_layer}:
         visible_QK = maps.visible_QK(window)
@@ -408,12 +411,12 @@ def measured(maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 
 
 def attention_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: mass of each layer and head, `NH`}, see `Measured`."""
+    """Return {pattern: each head's attention mass on the pattern's target, `NH` (layer, head)}."""
     return {name: pattern.mass_NH for name, pattern in measured(maps, special, assignment).items()}
 
 
 def uniform_mass(maps: AttentionMaps, special: PatternTokens, assignment: Assignment) -> dict[str, np.ndarray]:
-    """Return {pattern: mass of a head of each layer that attends uniformly, `N`}, see `Measured`."""
+    """Return {pattern: the mass on its target of a head that attends uniformly, `N` (layer)}."""
     return {name: pattern.chance_N for name, pattern in measured(maps, special, assignment).items()}
 
 
@@ -426,7 +429,7 @@ def viewer_view(
     note: str = "",
     **more: Any,
 ) -> View:
-    """Return maps as a view of a page, with the masses of their heads on all patterns.
+    """Return attention maps as a view of the interactive page, with each head's attention mass on all patterns.
 
     name: what tells this view from the others of the page.
     model: name of the model.
@@ -466,7 +469,7 @@ def viewer_view(
 def strongest_pattern(
     maps: AttentionMaps, special: PatternTokens, assignment: Assignment
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return, by layer and head `NH`, the pattern whose mass most exceeds that of uniform attention, and the mass.
+    """Return (pattern whose attention mass most exceeds chance, that mass) for each head, two arrays `NH`.
 
     Not the pattern with the largest mass: the target of [Delim] contains that of [First], but a head that
     attends only to the first token is better explained by the smaller target. Rows without a target count as rows that
@@ -483,7 +486,7 @@ def strongest_pattern(
 
 
 def pattern_names(maps: AttentionMaps, assignment: Assignment) -> list[str]:
-    """Return the patterns on which mass is measured: those of the kind of attention, then others that guide heads."""
+    """Return the patterns to measure: built-in ones for this kind of attention, then others that guide heads."""
     return list(dict.fromkeys([*KINDS[maps.kind].patterns, *assignment.names]))
 
 
@@ -540,7 +543,7 @@ def mass_table(maps: AttentionMaps, special: PatternTokens, assignment: Assignme
 
 
 def chance_labels(windows: Sequence[int | None]) -> dict[int | None, str]:
-    """Return the label of a table's row with the level of chance, for each window that layers have.
+    """Return {window: label of a table's row with the chance level in layers with this attention window}.
 
     windows: the window of each layer, None for a layer that sees all tokens.
     """

@@ -16,5 +16,5 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Return a text for a cell of a table, with its bars escaped unless they are so already."""
+    """Return the text of a Markdown table's cell with its bars (`|`) escaped, unless they are so already."""
     return re.sub(r"(?<!\\)\|", r"\|", text)

@@ -1,4 +1,4 @@
-"""Attention maps of a text and its translation: of the encoder, of the decoder, and of the decoder to the source.
+"""Attention maps of a text and its translation: of the encoder, the decoder and the cross-attention.
 
 Shape letters: N layers, H heads, S source length, T target length.
 """
@@ -21,7 +21,7 @@ START = "<start>"  # label of the decoder's first input, if that is no token
 
 
 class PairMaps(NamedTuple):
-    """Attention maps of a text, the source, and its translation, the target.
+    """Attention maps of a source text and its translation: encoder, decoder and cross-attention.
 
     encoder: of the source to itself, `NHSS`.
     decoder: of the target to itself, `NHTT`; a token attends to itself and to the tokens before it.
@@ -45,7 +45,7 @@ def pair_maps(
     max_tokens: int,
     without: Heads = (),
 ) -> PairMaps:
-    """Return the attention maps of a text and its translation, computed as in training but without dropout.
+    """Return a translation model's attention maps of a text and its translation, as in training without dropout.
 
     Spaces around a side are removed. A side of more than `max_tokens` tokens is cut at its end, and a warning is
     logged. Raises ValueError if there is no source, or no room for any of its tokens.

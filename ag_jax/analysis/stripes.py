@@ -34,7 +34,7 @@ LABELS = {"diagonal": "diagonal", "stripes": "stripes", "first": "first token"}
 
 
 class Shares(NamedTuple):
-    """Shares of attention by layer, each from 0 to 1.
+    """Shares of attention on the diagonal, on stripes (heaviest columns) and on the first token, by layer.
 
     diagonal: share on the diagonal, `N`.
     stripes: share on the heaviest columns, without the diagonal, `N`.
@@ -48,7 +48,7 @@ class Shares(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """Shares of attention as means over several texts.
+    """A model's shares of attention (diagonal, stripes, first token) over several texts, and those by chance.
 
     found: the shares of a model.
     uniform: of attention to the same texts that is uniform over what a layer sees.
@@ -66,7 +66,7 @@ def stripe_count(tokens: int) -> int:
 
 
 def shares(maps_NQK: np.ndarray) -> Shares:
-    """Return the shares of attention on the diagonal, on stripes and on the first token, for each layer.
+    """Return the shares of attention on the diagonal, on stripes (heaviest columns) and on the first token, by layer.
 
     maps_NQK: map of each layer, a mean over heads, for one text without padding; rows and columns are the same tokens.
     """
@@ -79,7 +79,7 @@ def shares(maps_NQK: np.ndarray) -> Shares:
 
 
 def uniform_shares(tokens: int, windows: Sequence[int | None] = (None,)) -> Shares:
-    """Return the shares of attention that is uniform over the tokens that a layer sees, the level of chance.
+    """Return chance levels by layer: the shares of attention that is uniform over the tokens a layer sees.
 
     windows: for each layer, the window to which its attention is limited, None for a layer that sees all tokens.
     """
@@ -92,7 +92,7 @@ def uniform_shares(tokens: int, windows: Sequence[int | None] = (None,)) -> Shar
 
 
 def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> Measured:
-    """Return the shares of attention of each layer's mean over heads, as means over the texts of a batch.
+    """Return a model's attention shares on diagonal, stripes and first token, averaged over a batch's texts.
 
     Computed without dropout. Texts that share a row count separately, and padding does not count.
 
@@ -106,7 +106,7 @@ def shares_of_texts(model: EncoderModel, params: Any, batch: dict[str, Any]) -> 
 
 
 def _mean_maps(model: EncoderModel, params: Any, batch: dict[str, Any]) -> Iterator[np.ndarray]:
-    """Yield the maps `NQK` of each text of a batch, as means over heads."""
+    """Yield each text's attention maps, averaged over the heads of a layer: `NQK` (layer, query, key)."""
     rows = encoder.rows(batch)
     # Row by row, because the weights of all layers and heads take much memory.
     for row in range(len(rows["tokens"])):
@@ -124,7 +124,7 @@ def _mean(of_texts: Sequence[Shares]) -> Shares:
 
 
 def shares_of_maps(attention: AttentionMaps) -> Shares:
-    """Return the shares of attention of a text by layer, for its encoder's maps averaged over heads.
+    """Return a text's attention shares on diagonal, stripes and first token, by layer, from an encoder's maps.
 
     Raises ValueError for maps of a decoder, whose tokens do not see later columns.
     """

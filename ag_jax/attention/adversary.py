@@ -31,14 +31,17 @@ ADVERSARY = "adversary"
 
 
 def split_params(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model's and the adversary's part of parameters or of their gradient; {} without an adversary."""
+    """Return (the model's part, the adversary's part) of parameters or gradients; {} without an adversary."""
     model = {name: tree for name, tree in params.items() if name != ADVERSARY}
     return model, {name: tree for name, tree in params.items() if name == ADVERSARY}
 
 
 @jax.custom_vjp
 def reverse_gradient(x: Array, scale: Array | float) -> Array:
-    """Return x and multiply its gradient by -scale (Ganin & Lempitsky 2015, equation 4); `scale` gets no gradient."""
+    """Return `x` unchanged, but multiply its gradient by -scale (Ganin & Lempitsky 2015, equation 4).
+
+    `scale` gets no gradient.
+    """
     del scale
     return x
 
@@ -55,7 +58,7 @@ reverse_gradient.defvjp(_forward, _backward)
 
 
 def straight_through(scores_BHQK: Array) -> Array:
-    """Return exactly 1 where a score is above 0, else 0, with the gradient of sigmoid(score)."""
+    """Return 1 where a score is above 0, else 0, with the gradient of sigmoid(score) (straight-through estimator)."""
     soft = jax.nn.sigmoid(scores_BHQK)
     return (scores_BHQK > 0).astype(soft.dtype) + (soft - jax.lax.stop_gradient(soft))
 
@@ -91,7 +94,7 @@ class Adversary:
         return compute(hidden_BLD, query, key) + self.offset
 
     def _projected_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
-        """Return the scores (h W_q + b_q) (h W_k + b_k)^T / sqrt(width) for each head, `BHQK`."""
+        """Return each head's adversary scores (h W_q + b_q)(h W_k + b_k)^T / sqrt(width), `BHQK`."""
 
         def projected(params: dict[str, Array]) -> Array:
             out_BLD = jnp.einsum("bld,de->ble", hidden_BLD, params["kernel"]) + params["bias"][None, None, :]
@@ -100,7 +103,7 @@ class Adversary:
         return scores.dot_product_scores(projected(query), projected(key))
 
     def _merged_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
-        """Return the scores of `_projected_scores` for a single head, `B1QK`, computed with W_q W_k^T as one matrix.
+        """Return the adversary's scores for a single head, `B1QK`, computed with W_q W_k^T as one matrix.
 
         s = [(h W_q W_k^T + b_q W_k^T) h^T + h W_q b_k^T + b_q b_k^T] / sqrt(width), which needs one projection of h
         instead of two, and has one factor with a gradient.
@@ -114,7 +117,7 @@ class Adversary:
     def __call__(
         self, hidden_BLD: Array, visible_BQK: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """Return the attention mask of a layer with the input `hidden_BLD`; gradients of the adversary are reversed.
+        """Return the adversary's attention mask for a layer with the input `hidden_BLD`; gradients are reversed.
 
         probabilities, key: not used; other attacks read them.
         """

@@ -1,4 +1,4 @@
-"""Disentangled attention (DeBERTa): to scores of content with content, it adds scores of content with distances.
+"""Disentangled attention (DeBERTa): to content-to-content scores, it adds scores between content and distances.
 
 He et al. 2021, section 3.1, as its code has it. With Q, K of the content and Qr, Kr of the embeddings of distances,
 
@@ -76,14 +76,14 @@ class DisentangledConfig:
 
     @property
     def content_scale(self) -> float:
-        """Number that multiplies plain attention's scale 1 / sqrt(width of a head): 1 / sqrt(1 + number of terms)."""
+        """Factor for plain attention's scale 1 / sqrt(width of a head): 1 / sqrt(1 + number of terms)."""
         return 1.0 / math.sqrt(1 + len(self.names))
 
 
 def log_buckets(distances: np.ndarray, buckets: int, span: int) -> np.ndarray:
-    """Return the bucket of each distance: the distance itself up to mid = buckets / 2, logarithmic beyond.
+    """Return DeBERTa's bucket of each distance: the distance itself up to buckets / 2, logarithmic beyond.
 
-    Beyond mid it is sign * (ceil((mid - 1) log_r(|d| / mid)) + mid), with r = (span - 1) / mid.
+    Beyond mid = buckets / 2 it is sign * (ceil((mid - 1) log_r(|d| / mid)) + mid), with r = (span - 1) / mid.
 
     Distances of `span` and more get buckets beyond the table, for which `rows` takes the last row on that side, as
     Hugging Face does. The released code limits distances to `span` - 1 first, so that it reads row 1 in place of row 0.
@@ -101,14 +101,14 @@ def log_buckets(distances: np.ndarray, buckets: int, span: int) -> np.ndarray:
 
 
 def rows(config: DisentangledConfig, distances: np.ndarray) -> np.ndarray:
-    """Return the row in the table of distance embeddings for each distance, query position minus key position."""
+    """Return each distance's row in the table of distance embeddings (distance: query minus key position)."""
     if config.buckets:
         distances = log_buckets(distances, config.buckets, config.span)
     return np.clip(distances + config.half, 0, 2 * config.half - 1)
 
 
 def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, np.ndarray]:
-    """Return the rows of the table of distance embeddings that texts of a length use, and where each distance is there.
+    """Return (slice of the distance embeddings that texts of a length use, index in the slice for each distance).
 
     They are a slice of the table's rows, and for each distance between positions the index of its row in this slice.
 
@@ -125,7 +125,7 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Return for each query and key, `BHQK`, the entry of `products` for the query and its distance to the key.
+    """Reorder products of queries with distances, `BHQS`, into the product for each query and key, `BHQK`.
 
     Each query's row of products is shifted by the query's position:
     out[..., q, j] = products[..., q, j - p_q + L - 1], with L the length of the text and p_q the position of query q.

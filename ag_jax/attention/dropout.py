@@ -35,12 +35,12 @@ def random_bits(seeds: tuple[Array, Array] | Array, index: Array) -> Array:
 
 
 def seeds(key: Array) -> Array:
-    """Return two uint32 drawn from `key`; together with an element's index, they decide whether it is dropped."""
+    """Return two uint32 dropout seeds drawn from `key`, which with an element's index decide if it is dropped."""
     return jax.random.bits(key, (2,), jnp.uint32)
 
 
 def keep(seeds: tuple[Array, Array] | Array, index: Array, rate: float) -> Array:
-    """Return booleans of the shape of `index`, each true with probability 1 - rate."""
+    """Return a dropout mask: booleans of the shape of `index`, each true (kept) with probability 1 - rate."""
     return random_bits(seeds, index) >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
@@ -56,7 +56,7 @@ def keep_mask(key: Array, rate: float, shape: tuple[int, ...]) -> Array:
 
 
 def dropout(x: Array, key: Array, rate: float) -> Array:
-    """Return x * keep / (1 - rate): zero with probability `rate`, unchanged in expectation (Srivastava et al. 2014)."""
+    """Return `x` after dropout: 0 with probability `rate`, else x / (1 - rate) (Srivastava et al. 2014)."""
     return _scaled(x, keep_mask(key, rate, x.shape), rate)
 
 
@@ -65,7 +65,7 @@ def _scaled(x: Array, mask: Array, rate: float) -> Array:
 
 
 def hashes_of_rows(seeds: tuple[Array, Array] | Array, row: Array) -> Array:
-    """Return a random uint32 for each row of attention matrices.
+    """Return a pseudo-random uint32 for each row (query) of attention matrices, for their dropout.
 
     row: flat index of the example, the pair of heads, and the query.
 
@@ -75,12 +75,12 @@ def hashes_of_rows(seeds: tuple[Array, Array] | Array, row: Array) -> Array:
 
 
 def hashes_of_columns(seeds: tuple[Array, Array] | Array, column: Array) -> Array:
-    """Return a random uint32 for each column of attention matrices; `column` is the index of the key."""
+    """Return a pseudo-random uint32 for each column (key index `column`) of attention matrices, for their dropout."""
     return random_bits((seeds[1], seeds[0]), column)
 
 
 def bits_of_elements(of_rows: Array, of_columns: Array) -> Array:
-    """Return a random uint32 for each element of attention matrices, from the hashes of its row and of its column.
+    """Return pseudo-random uint32 for the elements of attention matrices, mixed from row and column hashes.
 
     An array of Q x K elements then costs Q + K hashes of two rounds, and one round for each element.
     """
@@ -88,7 +88,7 @@ def bits_of_elements(of_rows: Array, of_columns: Array) -> Array:
 
 
 def keep_half(bits: Array, upper: Array | bool, rate: float) -> Array:
-    """Return booleans that are true with probability 1 - rate, from 16 of each element's 32 random bits.
+    """Return a dropout mask, true with probability 1 - rate, from 16 of each element's 32 random bits.
 
     The rate is rounded to a multiple of 2^-16.
 
@@ -103,7 +103,7 @@ def keep_half(bits: Array, upper: Array | bool, rate: float) -> Array:
 
 
 def keep_attention(key: Array, rate: float, shape_BHQK: tuple[int, ...]) -> Array:
-    """Sample a dropout mask for attention: booleans of the shape, each true with probability 1 - rate."""
+    """Sample a dropout mask for attention weights: booleans `BHQK`, each true with probability 1 - rate."""
     batch, heads, queries, keys = shape_BHQK
     of_seeds, pairs = seeds(key), -(-heads // 2)
     of_rows = hashes_of_rows(of_seeds, element_index((batch, pairs, queries, 1)))

@@ -29,7 +29,7 @@ REACH = 5
 
 @dataclasses.dataclass(frozen=True)
 class FixedConfig:
-    """Settings of attention with fixed weights.
+    """Settings of hard-coded Gaussian attention, whose weights depend only on the distance of two tokens.
 
     offsets: for each head, the center of its Gaussian, counted from the query: -1,1 are the previous and the next
         token; repeated in turn if there are more heads; empty for learned attention.
@@ -43,12 +43,12 @@ class FixedConfig:
     normalized: bool = False
 
     def of_heads(self, heads: int) -> np.ndarray:
-        """Return the offset of each head, `H`: `offsets`, repeated as often as needed."""
+        """Return the offset of each head's Gaussian, `H`: `offsets`, repeated as often as needed."""
         return np.resize(np.asarray(self.offsets, np.int64), heads)
 
 
 def _density(config: FixedConfig, heads: int, distances: np.ndarray | Array) -> Array:
-    """Return the weight of keys at `distances` (key - query) for each head: `H` and the axes of `distances`."""
+    """Return each head's Gaussian weights of keys at `distances` (key - query), with a leading axis over heads."""
     offset_H = config.of_heads(heads).reshape(-1, *[1] * distances.ndim)
     scaled = (distances[None] - offset_H) / config.deviation
     density = jnp.exp(-0.5 * jnp.square(scaled)) / (config.deviation * math.sqrt(2 * math.pi))
@@ -56,14 +56,14 @@ def _density(config: FixedConfig, heads: int, distances: np.ndarray | Array) -> 
 
 
 def _normalized(config: FixedConfig, weights: Array) -> Array:
-    """Divide weights by their sum over the last axis, the keys, if `config.normalized`."""
+    """Return Gaussian attention weights divided by their sum over the keys if `config.normalized`, else unchanged."""
     if not config.normalized:
         return weights
     return weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-30)
 
 
 def dense(config: FixedConfig, heads: int, segments_BK: Array, causal: bool) -> Array:
-    """Return the weights as a matrix for each head, `BHQK`, float32; for pictures and tests."""
+    """Return the hard-coded attention weights as a matrix for each head, `BHQK`, float32; for pictures and tests."""
     length = segments_BK.shape[1]
     position_K = np.arange(length)
     density_HQK = _density(config, heads, position_K[None, :] - position_K[:, None])
@@ -72,7 +72,7 @@ def dense(config: FixedConfig, heads: int, segments_BK: Array, causal: bool) -> 
 
 
 def row(config: FixedConfig, heads: int, query: Array, length: int) -> Array:
-    """Return one query's weights of the keys up to the query itself, `HK`, float32; for decoding a single text.
+    """Return one query's hard-coded weights of the keys up to itself, `HK`, float32; for decoding a single text.
 
     query: position of the query.
     length: number of keys.
@@ -83,7 +83,7 @@ def row(config: FixedConfig, heads: int, query: Array, length: int) -> Array:
 
 
 def mix(config: FixedConfig, value_BKHW: Array, segments_BK: Array, causal: bool) -> Array:
-    """Return H V for the fixed weights H, `BQHW`.
+    """Return the values mixed by the hard-coded attention weights, `BQHW`, in time linear in the length.
 
     Computed as a sum over the few distances at which a weight is not 0, so time and memory are linear in the length.
     The weights are rounded to the type of the values.

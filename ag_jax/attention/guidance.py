@@ -36,7 +36,7 @@ Probabilities = Literal["before_dropout", "after_dropout"]
 
 @dataclasses.dataclass(frozen=True)
 class GuidanceConfig:
-    """Guidance of attention towards patterns. Where paper and released code differ, the defaults follow the code.
+    """Settings of attention guidance, with the defaults of the released code where the paper differs.
 
     mode: `loss` adds alpha(step) * L_AG to the objective, `bias` adds alpha(step) * P to the guided heads' scores,
         `none` is no guidance.
@@ -85,9 +85,9 @@ class GuidanceConfig:
 
     @property
     def in_effect(self) -> "GuidanceConfig":
-        """These settings, with those at their defaults that have no effect.
+        """These settings, with every setting that has no effect at its default.
 
-        They are all settings if `mode` is `none`, and `alpha` if the rule `auto` chooses it.
+        Without effect are all settings if `mode` is `none`, and `alpha` if the rule `auto` chooses it.
         """
         if self.mode == "none":
             return GuidanceConfig()
@@ -119,7 +119,7 @@ def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], .
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """The heads of a model that guidance pulls towards patterns, and the patterns.
+    """The pattern towards which guidance pulls each head of each layer of a model; free heads have none.
 
     counts: patterns, each with the number of heads that it guides in every guided layer: the first pattern guides head
         0 and the heads after it, the next pattern the heads that follow, and so on. Empty if no head is guided.
@@ -136,7 +136,7 @@ class Assignment:
 
     @property
     def is_usable(self) -> bool:
-        """Whether all patterns are built in, or may be imported (`imported`)."""
+        """Whether every pattern is built in, or custom and allowed to be imported (`imported`)."""
         return all(map(patterns.is_usable, self.names))
 
     @property
@@ -186,7 +186,9 @@ class Assignment:
 
 
 def assign_encoder_heads(config: GuidanceConfig, heads: int, is_local: Sequence[bool]) -> Assignment:
-    """Return which heads of an encoder are guided by which pattern: those of `assign_heads`, in the guided layers.
+    """Return which heads of which layers of an encoder are guided by which pattern.
+
+    In a guided layer (`guided_layers`), they are the heads of `assign_heads`.
 
     is_local: for each layer of the encoder, whether its attention is limited to a window.
 
@@ -200,7 +202,7 @@ def assign_encoder_heads(config: GuidanceConfig, heads: int, is_local: Sequence[
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroup:
-    """Guided layers of an encoder whose queries see the same keys.
+    """Guided layers of an encoder that have the same attention window, or none, so that queries see the same keys.
 
     layers: their numbers, from 0.
     rows: their places among the layers whose statistics the encoder returns.
@@ -213,7 +215,7 @@ class LayerGroup:
 
 
 def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int | None) -> tuple[LayerGroup, ...]:
-    """Return the guided layers of an encoder in at most two groups: those without a window, and those with one.
+    """Return an encoder's guided layers in at most two groups: those that see all tokens, and those with a window.
 
     is_local: for each layer of the encoder, whether its attention is limited to a window.
     window: number of tokens of the window.
@@ -231,7 +233,7 @@ def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int 
 
 
 def _layer_numbers(config: GuidanceConfig, is_local: Sequence[bool]) -> list[int]:
-    """Return the numbers of the layers that `config.layers` names, in ascending order."""
+    """Return the numbers, from 0, of the guided layers that `config.layers` names, in ascending order."""
     kinds = {"all": (False, True), "global": (False,), "local": (True,)}
     if config.layers not in kinds:
         return _read_layers(config.layers, len(is_local))
@@ -245,7 +247,7 @@ def _layer_numbers(config: GuidanceConfig, is_local: Sequence[bool]) -> list[int
 
 
 def _read_layers(text: str, layers: int) -> list[int]:
-    """Return the layers in a list of layers and ranges such as 0-5,8, of an encoder with `layers` layers."""
+    """Return the sorted layer numbers in a text such as `0-5,8`, for an encoder with `layers` layers."""
     numbers: set[int] = set()
     for item in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", item)
@@ -260,7 +262,7 @@ def _read_layers(text: str, layers: int) -> list[int]:
 
 
 def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of guided heads) for each pattern in a decoder's self-attention, as `assign_heads` does.
+    """Return (pattern, number of guided heads) for each pattern in a decoder's self-attention.
 
     Raises ValueError for the pattern `next`, and for malformed counts.
     """
@@ -276,7 +278,7 @@ def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str,
 
 
 def assign_cross_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of guided heads) for each pattern in a decoder's attention to the source.
+    """Return (pattern, number of guided heads) for each pattern in a decoder's cross-attention to the source.
 
     Raises ValueError for patterns of neighbours, such as `next`, and for malformed counts.
     """
@@ -292,7 +294,7 @@ def assign_cross_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, i
 
 
 def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()) -> tuple[tuple[str, int], ...]:
-    """Parse a list of pattern:count, such as `next:1,prev:1`, for layers with `heads` heads.
+    """Return ((pattern, count), ...) from a text such as `next:1,prev:1`, checked for layers with `heads` heads.
 
     setting: name of the setting, for messages.
     more: names of patterns that `patterns.check_name` does not know.
@@ -320,7 +322,7 @@ def not_allowed(config: GuidanceConfig) -> list[str]:
 
 
 def read_heads(setting: str, text: str) -> tuple[tuple[str, int], ...]:
-    """Parse a list of pattern:count, such as `next:1,prev:1`, without a check that there are such patterns.
+    """Return ((pattern, count), ...) from a text such as `next:1,prev:1`, without a check that the patterns exist.
 
     A model that was trained with a custom pattern can thus be used where the pattern's module is not installed.
 
@@ -357,7 +359,7 @@ def coefficient_schedule(config: GuidanceConfig, total_steps: int) -> Schedule:
 
 @flax.struct.dataclass
 class Guides:
-    """Targets of the guided heads of a layer, which are its first heads.
+    """Target matrices of the guided heads of a layer, which are its first heads.
 
     Heads 0 to counts[0] - 1 follow targets[0], the next counts[1] heads targets[1], and so on.
 
@@ -373,7 +375,7 @@ class Guides:
 
 @flax.struct.dataclass
 class AttentionStatistics:
-    """The two statistics of guidance, ||H||^2 and <H, P>, for each query of the guided heads.
+    """The two statistics of guidance, ||H||^2 and <H, P>, of each query's attention row H and target row P.
 
     With attention probabilities H, target P, query p and keys q:
 
@@ -442,7 +444,7 @@ def statistics(
     key_segments_BK: Array | None = None,
     band: Band = EVERYTHING,
 ) -> AttentionStatistics:
-    """Return the two statistics of guidance, ||H||^2 and <H, P>, of the guided heads, from attention probabilities H.
+    """Return the guidance statistics ||H||^2 and <H, P> of guided heads, with attention weights H and target P.
 
     They are float32. The plain formulation that every kernel has to equal.
 
@@ -476,7 +478,7 @@ def statistics(
 
 
 def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
-    """Return the bias `BHQK` that `mode=bias` adds to the scores: scale * P for guided heads, 0 for the others.
+    """Return the score bias `BHQK` of `guidance.mode=bias`: scale times target P for guided heads, 0 for the others.
 
     Unlike the guidance loss, this bias costs an array of the size of the scores. Rows without a target column get 0.
     """
@@ -491,7 +493,7 @@ def bias(guides: Guides, segments_BL: Array, heads: int, scale: Array) -> Array:
 
 
 def _square_norm(target: Target, query_segments_BQ: Array, key_segments_BK: Array, band: Band, boundary: str) -> Array:
-    """Return ||P||^2 for each query `BQ`: the squared norm of the query's row of the target."""
+    """Return ||P||^2 for each query, `BQ`: the squared norm of the query's row of the target matrix P."""
     segment_ids = query_segments_BQ, key_segments_BK
     if isinstance(target, Columns) and band.is_everything:
         squares_BK = jnp.square(target.weights_BK)
@@ -515,9 +517,9 @@ def guidance_loss(
     key_segments_BK: Array | None = None,
     band: Band = EVERYTHING,
 ) -> tuple[Array, list[tuple[Array, Array]]]:
-    """Return the guidance loss L_AG, summed over texts, and the attention mass on each pattern's target.
+    """Return the guidance loss summed over texts, and (sum, count) of the attention mass on each pattern's target.
 
-    The mass of a pattern is a pair of a sum and a number, whose quotient is the mean.
+    The mass of a pattern is a pair of a sum and a count, whose quotient is the mean.
 
     key_segments_BK: segment ids of the keys, for attention to another text; None for self-attention.
     band: in which keys are seen, such as `band_of(causal=True, window=None)` in a decoder.
@@ -535,7 +537,7 @@ def guidance_loss(
     equals its target.
 
     The mass of a target that is uniform over its columns is sum_q H[p, q] [P[p, q] > 0] = <H, P> / ||P||^2; it is
-    averaged over the heads and over the rows that have a target column: sum / number, both of shape N (layers).
+    averaged over the heads and over the rows that have a target column: sum / count, both of shape N (layers).
     """
     key_segments_BK = segments_BQ if key_segments_BK is None else key_segments_BK
     segment_ids = segments_BQ, key_segments_BK

@@ -55,7 +55,7 @@ class Linear(nn.Module):
 
 @jax.custom_vjp
 def _add_bias(x: Array, bias: Array) -> Array:
-    """Return the matrix `x` plus a row, in the type of `x`; the row's gradient is a sum in float32."""
+    """Return the matrix `x` plus the row `bias`, in the type of `x`; the bias's gradient is summed in float32."""
     return x + bias.astype(x.dtype)[None, :]
 
 

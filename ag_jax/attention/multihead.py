@@ -42,7 +42,7 @@ _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp
 
 
 class LayerKey(nn.Module):
-    """The PRNG key from which the attack on one layer's attention draws random numbers.
+    """Module that returns the PRNG key from which the attack on one layer's attention draws random numbers.
 
     It is drawn in a submodule, so that the keys of the layer's dropout are the same with and without an attack.
     """
@@ -148,7 +148,7 @@ class MultiHeadAttention(nn.Module):
         head_mask_H: Array | None = None,
         deterministic: bool,
     ) -> Array:
-        """Return for each query a mixture of the source, `BQD` (batch, query, width of the model).
+        """Return the output of queries' attention to a source, `BQD` (batch, query, width of the model).
 
         For self-attention, pass the same tokens and segments twice.
 
@@ -201,7 +201,7 @@ class MultiHeadAttention(nn.Module):
     def at_step(
         self, tokens_BJD: Array, cache: KeysAndValues, visible_BJK: Array, index: Array
     ) -> tuple[Array, KeysAndValues]:
-        """Return causal self-attention for one more token of each of J beams; for decoding, without dropout.
+        """Return (self-attention output of one more token of each beam, cache with it), for decoding.
 
         tokens_BJD: the tokens' vectors.
         cache: keys and values of the tokens before, of all beams, in K places: that of beam j at the position t is in
@@ -224,7 +224,7 @@ class MultiHeadAttention(nn.Module):
         return self._mixed(weights_BHJK, cache), cache
 
     def read(self, query_BQD: Array, source: KeysAndValues, visible_BQK: Array) -> Array:
-        """Return for each query a mixture of a source whose keys and values are known, `BQD`; without dropout.
+        """Return the output of queries' attention to a source with cached keys and values, `BQD`; without dropout.
 
         visible_BQK: whether the query sees the key; broadcasts along Q. Each query must see a key.
         """
@@ -234,28 +234,28 @@ class MultiHeadAttention(nn.Module):
         return self._mixed(jax.nn.softmax(jnp.where(visible_BQK[:, None], scores_BHQK, MASKED_SCORE)), source)
 
     def _mixed(self, weights_BHQK: Array, source: KeysAndValues) -> Array:
-        """Return the projected mixtures of the values, `BQD`."""
+        """Return the values mixed by attention weights, projected to the model's width, `BQD`."""
         narrow_BHQK = weights_BHQK.astype(source.value_BHKW.dtype)
         # Transposed afterwards: "->bqhw" would make the values the first matrix, which takes 20 times as long on a CPU.
         mixed_BHQW = jnp.einsum("bhqk,bhkw->bhqw", narrow_BHQK, source.value_BHKW)
         return self.output(mixed_BHQW.swapaxes(1, 2))
 
     def _mix_fixed(self, source_BKD: Array, segments_BK: Array, causal: bool) -> Array:
-        """Return the values mixed with fixed weights, `BKHW`; sow the weights if `intermediates` are asked for."""
+        """Return the values mixed by hard-coded weights, `BKHW`; sow the weights if `intermediates` are asked for."""
         if self.is_mutable_collection("intermediates"):
             weights_BHQK = fixed.dense(self.fixed, self.heads, segments_BK, causal)
             self.sow("intermediates", "attention_weights", weights_BHQK)
         return fixed.mix(self.fixed, self.value(source_BKD), segments_BK, causal)
 
     def _query(self, query_BQD: Array, rotation: rotary.Rotation | None) -> Array:
-        """Return the queries of all heads, `BQHW`, normalised and rotated if the model does that."""
+        """Return the projected queries of all heads, `BQHW`, with the model's norm and rotary positions, if any."""
         query_BQHW = _saved(self.query(query_BQD))
         if self.head_norm is not None:
             query_BQHW = self.query_norm(query_BQHW)
         return query_BQHW if rotation is None else rotary.rotate(query_BQHW, rotation)
 
     def _key(self, source_BKD: Array, rotation: rotary.Rotation | None) -> Array:
-        """Return the keys of all heads, `BKHW`, normalised and rotated if the model does that."""
+        """Return the projected keys of all heads, `BKHW`, with the model's norm and rotary positions, if any."""
         key_BKHW = _saved(self.key(source_BKD))
         if self.head_norm is not None:
             key_BKHW = self.key_norm(key_BKHW)
@@ -268,7 +268,7 @@ class MultiHeadAttention(nn.Module):
         relative_RD: Array | None,
         rotation: rotary.Rotation | None,
     ) -> Projected:
-        """Return the projections for all heads: queries from `query_BQD`, keys and values from `source_BKD`.
+        """Return all heads' queries, projected from `query_BQD`, and keys and values, projected from `source_BKD`.
 
         With relative positions, also projected embeddings of distances from `relative_RD`, a table with R rows.
         """
@@ -291,7 +291,7 @@ class MultiHeadAttention(nn.Module):
     def _query_and_bias(
         self, projected: Projected, query_BQHW: Array, bias: Array | None, positions_BQ: Array | None
     ) -> tuple[Array, Array | None]:
-        """Return the query and the bias from which a kernel computes scores that include the relative positions.
+        """Return (query, score bias) from which a kernel computes scores that include the relative positions.
 
         A kernel computes the scores Q K^T / sqrt(W) + bias, where W is the width of a head. With relative positions,
         their scores are added to the bias, and the query is scaled by `content_scale`.
@@ -309,7 +309,7 @@ class MultiHeadAttention(nn.Module):
         return query_BQHW, relative_BHQK if bias is None else relative_BHQK + bias
 
     def _mix(self, arrays: tuple[Array, ...], options: dict[str, Any], deterministic: bool) -> Array:
-        """Return for each query and head the mixture of the values, `BQHW` (batch, query, head, width of a head).
+        """Return each head's values mixed by attention weights, `BQHW` (batch, query, head, width of a head).
 
         arrays, options: positional and keyword arguments of `attend`.
 
@@ -332,7 +332,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _saved(array_BQHW: Array) -> Array:
-    """Return an array that the remat policy `dots` saves for the backward pass, with the heads on one axis.
+    """Return the array, which the remat policy `dots` saves for the backward pass with heads and widths on one axis.
 
     On a TPU, the array would be copied to another layout if it was saved with the two axes (head, width of a head),
     which takes time with the reference, too.
@@ -351,7 +351,7 @@ def _masked_heads(mixed_BQHW: Array, head_mask_H: Array | None) -> Array:
 def _add_mask(
     mask: AttentionMask, query_BQHW: Array, bias_BHQK: Array | None, positions_BQ: Array | None
 ) -> tuple[Array, Array]:
-    """Return the query vectors and the bias of attacked attention: the attack's mask is added to the bias.
+    """Return (query vectors, score bias) of attacked attention: the attack's mask is added to the bias.
 
     If the attack masks all keys of a query, the query vector and its bias are set to 0 before, so that the query
     attends to all keys evenly.

@@ -38,7 +38,7 @@ from ag_jax.attention.visibility import EVERYTHING, Band, visible_in_text, visib
 
 @dataclasses.dataclass(frozen=True)
 class PatternTokens:
-    """Token ids that patterns look for.
+    """Token ids that patterns look for: those of delimiters and of full stops.
 
     delimiters: ids of the tokens that the tokenizer adds to mark borders.
     periods: ids of the tokens that are a full stop.
@@ -192,7 +192,7 @@ def find_pattern(name: str) -> Pattern:
 
 
 def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift | Columns:
-    """Return the target of the pattern called `name` for a batch.
+    """Return the target matrix, in sparse form, of the pattern called `name` for a batch of token ids.
 
     Raises ValueError if a custom pattern fails or does not return what its contract says. Values are unknown within a
     compiled function, so they are checked for an example.
@@ -207,7 +207,7 @@ def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: Patter
 
 @functools.cache
 def _check_on_example(name: str, pattern: Pattern, special: PatternTokens) -> None:
-    """Check what a custom pattern returns for a batch of a few texts.
+    """Raise ValueError if a custom pattern returns no valid target for a small batch of example texts.
 
     The texts have 5, 1, 4 and 2 tokens, first without delimiters and full stops, then of these alone.
     """
@@ -219,7 +219,10 @@ def _check_on_example(name: str, pattern: Pattern, special: PatternTokens) -> No
 
 
 def _call(name: str, pattern: Pattern, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift | Columns:
-    """Return the target of a custom pattern, checked as far as its values are known."""
+    """Return a custom pattern's target for a batch; raise ValueError if the pattern fails or its target is not valid.
+
+    Values of the target are checked as far as they are known: not while JAX traces.
+    """
     try:
         target = pattern(tokens_BL, segments_BL, special)
     except (Exception, SystemExit) as error:  # it may raise anything
@@ -234,7 +237,7 @@ def _call(name: str, pattern: Pattern, tokens_BL: Array, segments_BL: Array, spe
 
 
 def _fault_of_target(target: Any, segments_BL: Array) -> str:
-    """Return the first fault of what a pattern returned, as a part of a message; "" if it has none.
+    """Return what is wrong with the target that a pattern returned, as a part of a message; "" if nothing is.
 
     target: the pattern's result, of any type. While JAX traces, only its types, shapes and dtypes are known.
     segments_BL: the argument of the pattern: the number of the text of each token, 0 for padding.
@@ -278,7 +281,7 @@ def _fault_of_target(target: Any, segments_BL: Array) -> str:
 
 
 def diagonal(segments_BQ: Array, key_segments_BK: Array) -> Entries:
-    """Return the target of the pattern [Diagonal] in attention from a target text to its source.
+    """Return the target of the pattern [Diagonal] in cross-attention from a translation to its source.
 
     It is the token at about the same relative position, P[p, round(p n_s / n_t)] = 1, where p is the position in a
     target text of n_t tokens, and n_s the number of tokens of its source.
@@ -295,7 +298,7 @@ def diagonal(segments_BQ: Array, key_segments_BK: Array) -> Entries:
 def find_source_target(
     name: str, tokens_BK: Array, key_segments_BK: Array, segments_BQ: Array, special: PatternTokens
 ) -> Target:
-    """Return the target of the pattern called `name` for attention from translations to their sources.
+    """Return the target of the pattern called `name` for cross-attention from translations to their sources.
 
     tokens_BK, key_segments_BK: tokens and segment ids of the sources.
     segments_BQ: segment ids of the translations.
@@ -349,7 +352,7 @@ def dense(
     *,
     boundary: str = "uniform",
 ) -> Array:
-    """Return the target as a matrix `P_BQK` (batch, query, key): 0 if the query is padding or sees no such key.
+    """Return the target as a dense matrix `BQK` (batch, query, key), 0 for padding and for keys that are not seen.
 
     For tests, pictures and `guidance.mode=bias`, which adds the matrix to the scores.
 

@@ -34,7 +34,7 @@ def rotation(positions_BL: Array, width: int, base: float) -> Rotation:
 
 
 def rotate(vectors_BLHW: Array, by: Rotation) -> Array:
-    """Return queries or keys `BLHW`, with an even W, rotated; computed in float32, returned in their own precision."""
+    """Return queries or keys `BLHW` rotated by their positions' angles, computed in float32, in their own type."""
     first_BLHP, second_BLHP = jnp.split(vectors_BLHW.astype(jnp.float32), 2, axis=-1)
     cosines_BL1P, sines_BL1P = by.cosines_BLP[:, :, None, :], by.sines_BLP[:, :, None, :]
     rotated_BLHW = jnp.concatenate(

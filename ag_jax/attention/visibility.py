@@ -20,7 +20,7 @@ from ag_jax.attention import segments
 
 
 class Band(NamedTuple):
-    """Band of visible keys: query q sees key k only if q - left <= k <= q + right. Both positions count from 0.
+    """Band of visible keys: query q sees key k only if q - left <= k <= q + right, both counted from 0.
 
     left, right: at least 0; None sets no limit.
     """
@@ -48,7 +48,9 @@ class Band(NamedTuple):
         return inside
 
     def meets(self, first_query: Array | int, queries: int, first_key: Array | int, keys: int) -> Any:
-        """Whether any query of a block may see any key of another block, given the first position and the size of each.
+        """Return whether any query of a block of queries may see any key of a block of keys.
+
+        Each block is given by its first position and its size.
 
         Arrays of first positions broadcast.
         """
@@ -114,7 +116,7 @@ def visible_mask(query_segments_BQ: Array, key_segments_BK: Array, band: Band = 
 
 
 def visible_in_text(query_segments_BQ: Array, key_segments_BK: Array, band: Band = EVERYTHING) -> Array:
-    """Return booleans `BQK` as `visible_mask` does, except that a query on padding sees no key."""
+    """Return booleans `BQK`: whether a query, unless it is on padding, sees a key in its segment and in the band."""
     return visible_mask(query_segments_BQ, key_segments_BK, band) & (query_segments_BQ > 0)[:, :, None]
 
 

@@ -21,7 +21,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-    """The best answers in a context, with scores.
+    """The best answers to a question in its context with their scores, and the score of "no answer".
 
     answers: (text, score) of the best answers, best first.
     none: the score of "no answer".
@@ -45,7 +45,10 @@ class Candidates:
         return "" if not self.answers or self.none - self.best_score > threshold else self.text
 
     def probabilities(self) -> dict[str | None, float]:
-        """Return the softmax of the scores, added up over equal texts; the key None stands for "no answer"."""
+        """Return {answer text: probability by a softmax over the scores}; the key None stands for "no answer".
+
+        Probabilities of equal texts are added up.
+        """
         scores = np.array([self.none, *(score for _, score in self.answers)])
         shares = np.exp(scores - scores.max())
         result: dict[str | None, float] = {None: 0.0}
@@ -55,7 +58,7 @@ class Candidates:
 
 
 def average(of_models: Sequence[Candidates]) -> Candidates:
-    """Return the candidates of an ensemble, whose scores are the logarithms of the models' mean probabilities.
+    """Return an ensemble's candidate answers, scored by the logarithm of the models' mean probabilities.
 
     An answer that is not among the best `BEST` of a model has probability 0 there.
     """
@@ -68,7 +71,7 @@ def average(of_models: Sequence[Candidates]) -> Candidates:
 
 
 def average_classified(of_models: Sequence[Candidates]) -> Candidates:
-    """Return the candidates of an ensemble whose models have a classifier that decides whether there is an answer.
+    """Return an ensemble's candidate answers, where the models have a separate classifier for "no answer".
 
     The logit of "no answer" is its score less that of the best answer, and is kept apart from the answers, which have
     probabilities of their own. The ensemble's logit is that of the mean probability of "no answer"; so the ensemble
@@ -83,7 +86,7 @@ def average_classified(of_models: Sequence[Candidates]) -> Candidates:
 
 
 def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longest: int = LONGEST) -> Candidates:
-    """Return the best answers in a context: of the spans in its windows, those with the highest scores.
+    """Return the answer spans with the highest scores over all windows of a context, and the score of "no answer".
 
     windows: (logits, characters) of each window: logits [L, 2] or padded beyond L, and `Features.characters` [L, 3].
     longest: the most tokens of an answer; longer spans are left out.
@@ -114,7 +117,7 @@ def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longe
 
 
 def tuned(answered: Sequence[float], refused: Sequence[float], scores: Sequence[float]) -> tuple[float, float]:
-    """Return the best mean score that any threshold of "no answer" gives, and the lowest such threshold.
+    """Return (best mean score that any threshold of "no answer" gives, the lowest such threshold).
 
     answered: for each question, the score (such as F1) of its best answer.
     refused: the score if no answer is given: 1 for a question without an answer, else 0.
@@ -141,7 +144,7 @@ def normalized(answer: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 if the normalized prediction equals an answer, else 0.
+    """Return 1 if the prediction equals a right answer after normalization of both, else 0.
 
     Without answers, it is 1 if the prediction is empty.
     """
@@ -149,7 +152,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the F1 of words between the prediction and the answer that matches it best.
+    """Return the F1 of words between the prediction and the right answer that matches it best.
 
     Repeated words are counted. Without answers, 1 if the prediction is empty, else 0.
     """

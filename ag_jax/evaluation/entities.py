@@ -30,7 +30,7 @@ def entities(tags: Sequence[str]) -> Iterator[Entity]:
 
 
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, float]:
-    """Return `precision`, `recall` and `f1` of entities, from 0 to 1."""
+    """Return {`precision`, `recall`, `f1`: value from 0 to 1} of the entities in predicted BIO tags."""
     gold_count = predicted_count = right = 0
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
         gold_entities, predicted_entities = set(entities(gold_tags)), set(entities(predicted_tags))

@@ -12,7 +12,7 @@ _MARKED = 0.1  # the share of marked lines from which a text counts as tokenised
 
 
 def check(who: str, hypotheses: Sequence[str], references: Sequence[str]) -> None:
-    """Raise ValueError unless there is one line of text in `hypotheses`, named `who`, for each reference."""
+    """Raise ValueError unless `hypotheses`, called `who` in messages, has one line of text for each reference."""
     for name, lines in ((who, hypotheses), ("the references", references)):
         if isinstance(lines, str):
             raise ValueError(f"expected {name} as a list of lines, got one text: {_excerpt(lines)}")
@@ -35,7 +35,7 @@ def check(who: str, hypotheses: Sequence[str], references: Sequence[str]) -> Non
 
 
 def note_on_marks(hypotheses: Sequence[str], references: Sequence[str]) -> str:
-    """Return a sentence that names the marks of tokenised text that many lines have; "" if few lines have any."""
+    """Return a warning that names marks of tokenised text, such as "@@", on many lines; "" if few lines have any."""
     notes = []
     for name, lines in (("hypotheses", hypotheses), ("references", references)):
         for mark, is_marked in _MARKS.items():

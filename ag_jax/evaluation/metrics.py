@@ -1,4 +1,4 @@
-"""Metrics of predictions; larger is better for all of them.
+"""Metrics of predictions on downstream tasks; larger is better for all of them.
 
 Functions `of_...` return the metrics of an evaluation set, from 0 to 1 (correlations from -1). Functions `rate_...`
 return the score of one prediction, for a paired test over examples: from 0 to 1, or minus a squared error. A prediction
@@ -35,7 +35,7 @@ def macro_f1(labels: Sequence[int], predictions: Sequence[int]) -> float:
 
 
 def matthews(labels: Sequence[int], predictions: Sequence[int]) -> float:
-    """Return Matthews' correlation; 0 if all predictions, or all labels, are the same class."""
+    """Return Matthews' correlation coefficient; 0 if all predictions, or all labels, are the same class."""
     if len({*labels}) < 2 or len({*predictions}) < 2:
         return 0.0
     return float(sklearn.metrics.matthews_corrcoef(labels, predictions))
@@ -51,7 +51,7 @@ def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
 
 
 def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Return Spearman's rank correlation; 0 where it is undefined, as in `pearson`."""
+    """Return Spearman's rank correlation; 0 where undefined: all predictions or labels equal, or fewer than two."""
     return _correlation(scipy.stats.spearmanr, labels, predictions)
 
 
@@ -97,7 +97,7 @@ def check_imported(task: Task) -> None:
 
 
 def of_imported(task: Task, examples: Sequence[Example], predictions: Sequence[Any]) -> dict[str, float]:
-    """Return the values of a task's custom metrics, functions of (labels, predictions) that return a number.
+    """Return {metric: value} of a task's custom metrics, functions of (labels, predictions) that return a number.
 
     Labels and predictions are indices of classes, numbers, or tuples of tags; of a choice a label is a tuple with the
     indices of the right candidates, and of a question it is a tuple with the texts of its answers.
@@ -143,7 +143,7 @@ def are_known(examples: Sequence[Example]) -> bool:
 
 
 def undefined(task: Task, examples: Sequence[Example]) -> list[str]:
-    """Return the task's metrics that are 0 on these examples whatever is predicted.
+    """Return the names of the task's metrics that are 0 on these examples for any predictions.
 
     Such is a correlation with labels that are all equal.
     """
@@ -167,7 +167,7 @@ def is_unknown(example: Example) -> bool:
 
 
 def of_labels(task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Return the task's metrics for predicted classes or numbers."""
+    """Return {metric: value} of the task's metrics for predicted classes or numbers."""
     labels = [example.label for example in examples]
     values = {name: _SIMPLE[name](labels, predictions) for name in task.metrics if name in _SIMPLE}
     for name in set(task.metrics) & set(_GROUPED):
@@ -176,7 +176,7 @@ def of_labels(task: Task, examples: Sequence[Any], predictions: Sequence[Any]) -
 
 
 def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[int]) -> dict[str, float]:
-    """Return the accuracy of choices; for ReCoRD, the F1 and exact match of the chosen texts.
+    """Return {metric: value} of chosen candidates: accuracy, or for ReCoRD the F1 and exact match of their texts.
 
     ReCoRD is the task whose metrics have `exact_match`.
     """
@@ -186,7 +186,7 @@ def of_choices(task: Task, examples: Sequence[Choices], predictions: Sequence[in
 
 
 def of_tags(task: Task, examples: Sequence[TaggedSentence], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return precision, recall and F1 of entities, and F1 of single tags."""
+    """Return {metric: value} of predicted BIO tags: precision, recall and F1 of entities, and F1 of single tags."""
     del task
     gold = [example.tags for example in examples]
     scores = entities.entity_scores(gold, predictions)
@@ -194,7 +194,7 @@ def of_tags(task: Task, examples: Sequence[TaggedSentence], predictions: Sequenc
 
 
 def of_answers(task: Task, examples: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
-    """Return F1 and exact match of answers, as SQuAD's official scripts compute them."""
+    """Return {metric: value} of predicted answers: F1 and exact match, as SQuAD's official scripts compute them."""
     del task
     return _answer_scores([_answers(*pair) for pair in zip(examples, predictions, strict=True)])
 
@@ -215,7 +215,7 @@ def reads_scores(task: Task) -> bool:
 def tuned_thresholds(
     task: Task, examples: Sequence[Any], scores: Sequence[Candidates]
 ) -> dict[str, tuple[float, float]]:
-    """Return, for each tuned metric of the task, its value and the threshold of "no answer" that gives the value.
+    """Return {metric: (best value, the threshold of "no answer" that gives it)} for the task's tuned metrics.
 
     examples: the questions.
     scores: the best answers of each question. A question gets no answer if the score of "no answer" exceeds that of the
@@ -266,7 +266,7 @@ def rate_answer(task: Task, example: Question, prediction: str) -> float:
 
 
 def _answer_scores(pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, float]:
-    """Return SQuAD's metrics of pairs (predicted answer, right answers)."""
+    """Return {metric: value} of SQuAD's metrics for pairs (predicted answer, right answers)."""
     exact, overlap = (np.asarray([score(*pair) for pair in pairs]) for score in (answers.exact_match, answers.f1))
     has_answer: np.ndarray = np.asarray([bool(right) for _, right in pairs])
     return {
@@ -283,12 +283,12 @@ def _is_read_as_text(task: Task) -> bool:
 
 
 def _chosen_text(example: Choices, prediction: int) -> tuple[str, Sequence[str]]:
-    """Return the text of the chosen candidate and the texts of the right candidates."""
+    """Return (text of the chosen candidate, texts of the right candidates)."""
     return example.names[prediction], [example.names[right] for right in example.right]
 
 
 def _answers(example: Question, prediction: str) -> tuple[str, Sequence[str]]:
-    """Return the predicted answer, unchanged, and the texts of the right answers, as `answers.f1` takes them."""
+    """Return (the predicted answer, texts of the right answers), the arguments of `answers.f1`."""
     return prediction, [text for text, _ in example.answers]
 
 

@@ -45,7 +45,7 @@ def candidate_scores(task: Task, examples: Examples, features: Features, logits:
 
 
 def tag_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return for each sentence an array (words, classes), the logits at the first token of each word.
+    """Return for each sentence an array (words, classes): the tag logits at the first token of each word.
 
     Words that were cut off because the sentence was too long are left out.
     """
@@ -71,7 +71,7 @@ def _spans(examples: Examples, features: Features, logits: Logits) -> list[Candi
 
 
 def classified_answer_scores(task: Task, examples: Examples, features: Features, logits: Logits) -> list[Scores]:
-    """Return for each question the best answers with their scores, where a classifier decides whether it has any.
+    """Return for each question the best answers with their scores, and a classifier's score of "no answer".
 
     The score of "no answer" is that of the best answer plus the logit of "no answer". That logit is the least one of
     the question's windows, because it requires that no window has an answer. So "no answer" scores higher than the best
@@ -96,7 +96,7 @@ def best_index(task: Task, example: Texts | Choices, scores: np.ndarray) -> int:
 
 
 def is_first(task: Task, example: Referent, scores: np.ndarray) -> int:
-    """Return 1 if no candidate scores higher than the first one, else 0."""
+    """Return the predicted label of a referent: 1 if no phrase scores higher than the first one, else 0."""
     del task, example
     return int(np.argmax(scores) == 0)
 
@@ -108,7 +108,7 @@ def number(task: Task, example: Texts, scores: np.ndarray) -> float:
 
 
 def tags(task: Task, example: TaggedSentence, scores: np.ndarray) -> tuple[str, ...]:
-    """Return the best tag of each word, and O for words that were truncated."""
+    """Return the highest-scoring tag of each word of a sentence, and O for words that were truncated."""
     best = [task.labels[label] for label in np.argmax(scores, axis=-1)]
     return (*best, *["O"] * (len(example.words) - len(best)))
 

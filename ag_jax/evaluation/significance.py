@@ -17,7 +17,7 @@ MCNEMAR_NEEDS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The spread of a number over seeds, printed as `mean ± deviation`.
+    """Mean and standard deviation of a number over seeds, printed as `mean ± deviation`.
 
     mean: the mean.
     deviation: the sample standard deviation (with n - 1); None for a single value.
@@ -41,7 +41,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_t_test(baseline: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float | None:
-    """Return the two-sided p-value of Student's paired t-test, or None if t is undefined.
+    """Return the two-sided p-value of Student's paired t-test, or None if the statistic t is undefined.
 
     The null hypothesis is that the mean difference of the pairs is 0. The values of a pair share a seed (or, in
     `paired_t_test_over_examples`, an example). t is undefined if there are fewer than two pairs, if a
@@ -73,7 +73,7 @@ def paired_t_test_over_examples(
 
 
 def mcnemar(one_alone: int, other_alone: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test: 1 without a pair whose outcomes differ.
+    """Return the two-sided p-value of McNemar's exact test; 1 if no pair of outcomes differs.
 
     The null hypothesis is that two outcomes, yes or no, measured on the same things are equally often yes.
 
@@ -87,7 +87,7 @@ def mcnemar(one_alone: int, other_alone: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
-    """The difference of an arm (a variant that is compared) from the baseline over seeds.
+    """The difference of an arm of a comparison from the baseline over seeds, with interval and p-values.
 
     mean: mean of the differences, arm minus baseline.
     interval: 95 % confidence interval of the mean difference, from Student's t.
@@ -107,7 +107,7 @@ class PairedDifference:
 def over_seeds(
     arms: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> dict[str, dict[str, PairedDifference | None]]:
-    """Return the differences of the arms from the first one, for each metric; None where t is undefined.
+    """Return {arm: {metric: paired difference from the first arm over seeds, None where t is undefined}}.
 
     arms: for each arm and metric (or task), the values of the seeds. The p-values of all are corrected together.
     """
@@ -139,7 +139,7 @@ def over_seeds(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number, as Holm (1979) does, in the same order.
+    """Return p-values corrected for multiple testing by the method of Holm (1979), in the same order.
 
     The smallest of m p-values is multiplied by m, the next by m - 1, and so on; none becomes smaller than the one
     before it, nor larger than 1. The probability that any true null hypothesis gets a corrected p < .05 is at most .05.

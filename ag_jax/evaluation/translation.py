@@ -39,7 +39,7 @@ DIFFERENCE_HEADER = ("System", "Metric", "Difference", "95 % interval", "p")
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A score of one system's translations.
+    """BLEU, chrF or TER of one system's translations, with a 95 % interval.
 
     metric: name of the metric, one of `METRICS`.
     value: the score, from 0 to 100; TER may exceed 100, and is better the lower it is.
@@ -84,7 +84,7 @@ def score(
     metrics: Sequence[Metric] = METRICS,
     tokenize: Tokenizer = "13a",
 ) -> dict[str, Score]:
-    """Return {metric: score of translations against one reference for each}.
+    """Return {metric: score of the translations}, each translation compared with one reference.
 
     hypotheses: the translations, one line for each sentence.
     references: the right translations, in the same order.
@@ -112,7 +112,7 @@ def score(
 
 
 def signatures(metrics: Sequence[Metric] = METRICS, tokenize: Tokenizer = "13a") -> dict[str, str]:
-    """Return {metric: the signature that `score` gives now}: it changes with sacreBLEU's version, seed and settings."""
+    """Return {metric: sacreBLEU's signature of the version, seed and settings with which `score` computes it}."""
     result: dict[str, str] = {}
     for name in metrics:
         measure = _measure(name, tokenize)
@@ -167,7 +167,7 @@ def compare(
 
 
 def score_rows(scores: Mapping[str, Score]) -> list[list[str]]:
-    """Return the cells of a Markdown table of scores, below `SCORE_HEADER`: metric, score, interval, signature.
+    """Return the rows of a Markdown table of scores, below `SCORE_HEADER`: metric, score, interval, signature.
 
     scores: what `score` returns. Scores of tokenised text are marked as such.
     """
@@ -183,7 +183,7 @@ def score_rows(scores: Mapping[str, Score]) -> list[list[str]]:
 
 
 def difference_rows(comparison: Mapping[str, Mapping[str, Difference]]) -> list[list[str]]:
-    """Return the cells of a Markdown table of differences, in the columns of `DIFFERENCE_HEADER`.
+    """Return the rows of a Markdown table of score differences, in the columns of `DIFFERENCE_HEADER`.
 
     comparison: what `compare` returns.
     """
@@ -202,7 +202,7 @@ def difference_rows(comparison: Mapping[str, Mapping[str, Difference]]) -> list[
 
 @dataclasses.dataclass(frozen=True)
 class _Counted:
-    """The counts of every sentence for a metric.
+    """A sacreBLEU metric with each sentence's counts (such as n-gram matches), whose sums determine the score.
 
     measure: the metric, a `sacrebleu.metrics.base.Metric` that has seen the references.
     counts_SC: the counts, of which each metric's score is a function of the sum.
@@ -212,11 +212,11 @@ class _Counted:
     counts_SC: np.ndarray
 
     def value(self) -> float:
-        """Return the score of all sentences."""
+        """Return the metric's score of all sentences together."""
         return self._of_sum(self.counts_SC.sum(0))
 
     def resampled(self, resamples_RS: np.ndarray) -> np.ndarray:
-        """Return the score of each resample, as an array (resamples,)."""
+        """Return the score of each bootstrap resample, as an array (resamples,)."""
         return np.array([self._of_sum(self.counts_SC[resample_S].sum(0)) for resample_S in resamples_RS])
 
     def signature(self) -> str:
@@ -229,7 +229,7 @@ class _Counted:
 
 
 def _measure(name: Metric, tokenize: Tokenizer) -> Any:
-    """Return a new metric of sacreBLEU, whose signature has the number of resamples and the seed."""
+    """Return a new sacreBLEU metric, whose signature has the number of resamples and the seed."""
     if tokenize not in TOKENIZERS:  # sacreBLEU would download a model for some of the others
         raise ValueError(f"expected a tokenizer of {', '.join(TOKENIZERS)}, got {tokenize!r}")
     from sacrebleu import metrics  # here, because it takes a tenth of a second that only scoring needs
@@ -253,7 +253,9 @@ def _count(name: Metric, tokenize: Tokenizer, hypotheses: Sequence[str], referen
 
 
 def _seed() -> int:
-    """Return the seed of all resamples. Raises ValueError if SACREBLEU_SEED asks for other resamples at every call.
+    """Return the seed of all bootstrap resamples: SACREBLEU_SEED, or else sacreBLEU's default.
+
+    Raises ValueError if SACREBLEU_SEED asks for other resamples at every call.
 
     sacreBLEU takes the seeds none and 0 for "no seed" in its paired test.
     """
@@ -266,12 +268,12 @@ def _seed() -> int:
 
 
 def _resamples(sentences: int) -> np.ndarray:
-    """Return the sentences of each resample, as an array (resamples, sentences) of indices, drawn as by sacreBLEU."""
+    """Return bootstrap resamples as sacreBLEU draws them: an array (resamples, sentences) of sentence indices."""
     return np.random.default_rng(_seed()).choice(sentences, size=(RESAMPLES, sentences), replace=True)
 
 
 def _interval(values_R: np.ndarray) -> tuple[float, float]:
-    """Return the ends of the middle 95 % of the values; the ends are themselves values, as in sacreBLEU."""
+    """Return (lower, upper) end of the middle 95 % of the values; both are values themselves, as in sacreBLEU."""
     ordered_R, left_out = np.sort(values_R), len(values_R) // 40
     return float(ordered_R[left_out]), float(ordered_R[-left_out - 1])
 
@@ -284,7 +286,7 @@ def _paired_bootstrap(
     baseline: str,
     others: Sequence[str],
 ) -> dict[str, float]:
-    """Return the p-value of each of the other systems against the baseline, by sacreBLEU's paired bootstrap test.
+    """Return {system: p-value of its difference from the baseline} by sacreBLEU's paired bootstrap test.
 
     The null hypothesis is that the systems do not differ. p is (k + 1) / (resamples + 1), for k resamples in which the
     absolute difference exceeds its mean over the resamples by more than the difference of all sentences. This counts

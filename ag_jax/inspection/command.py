@@ -22,7 +22,7 @@ def inspect(
     page: Page | None = None,
     chosen: Chosen = Chosen(),
 ) -> list[epath.Path]:
-    """Print where a model's attention to a text lies, draw its attention maps and return the paths of the figures.
+    """Print where a model's attention to a text lies, draw its attention maps and return the paths of the files.
 
     The tables have the attention mass on each pattern, and of the encoder also on the diagonal and on stripes. For a
     model that was trained against an attack, a table and a figure show how the attack changes the encoder's attention.
@@ -61,7 +61,7 @@ def inspect(
 
 
 def _tables(seen: Seen) -> list[str]:
-    """Return the tables of a model's attention and of its attack."""
+    """Return the tables to print: attention mass on patterns and on stripes, and its change under the attack."""
     opened, (encoder, _) = seen.opened, seen.shown[0]
     tables = [maps.mass_table(attention, opened.special, assignment) for attention, assignment in seen.shown]
     tables.insert(1, stripes.shares_table(encoder))
@@ -76,7 +76,7 @@ def _tables(seen: Seen) -> list[str]:
 
 
 def _draw(seen: Seen, place: epath.Path, selections: Sequence[Selection]) -> list[epath.Path]:
-    """Write the figures to `figures/` in a directory and return their paths."""
+    """Write the figures of a model's attention to `figures/` in a directory and return their paths."""
     opened, folder = seen.opened, place / "figures"
     folder.mkdir(exist_ok=True)  # first, because it fails before minutes of drawing if nothing can be written
     figures = []

@@ -10,7 +10,7 @@ from ag_jax.analysis.maps import Heads
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The layers or heads that the figure of heads shows, as a user names them; none for the figure's own choice.
+    """The layers or heads to draw one by one, as a user names them; none leaves the choice to the figure.
 
     layers: LAYER of each layer, or `all`.
     heads: LAYER.HEAD of each head.
@@ -21,7 +21,7 @@ class Chosen:
 
 
 def read_layers(names: Sequence[str], layers: int) -> tuple[int, ...]:
-    """Return the layers with the given names, counted from 0, sorted and each once.
+    """Return the sorted layers, counted from 0, that a user names by numbers from 1 or by `all`.
 
     names: numbers, counted from 1, or only `all`.
 
@@ -36,7 +36,7 @@ def read_layers(names: Sequence[str], layers: int) -> tuple[int, ...]:
 
 
 def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "without") -> Heads:
-    """Return the heads with the given names as (layer, head), counted from 0, sorted and each once.
+    """Return the sorted heads (layer, head), counted from 0, that a user names by LAYER.HEAD, counted from 1.
 
     names: LAYER.HEAD, both counted from 1, as in the tables and figures of `inspect`.
     layers, heads: numbers of layers and of heads in each layer.
@@ -57,7 +57,7 @@ def read_heads(names: Sequence[str], layers: int, heads: int, flag: str = "witho
 
 
 class Selection(NamedTuple):
-    """The layers or heads that the figure of heads of one kind of attention shows.
+    """The layers or heads to draw one by one for one kind of attention (encoder, decoder or cross-attention).
 
     layers: layers, counted from 0; None for the figure's own choice.
     heads: heads, as (layer, head) counted from 0; none for the figure's own choice.
@@ -68,7 +68,7 @@ class Selection(NamedTuple):
 
 
 def restrict(chosen: Chosen, shapes: Sequence[tuple[int, int]]) -> list[Selection]:
-    """Return, for each kind of attention, the chosen layers and heads that exist there.
+    """Return, for each kind of attention (encoder, decoder, cross-attention), the chosen layers and heads it has.
 
     Where none of them exists, the figure's own choice is left to it.
 

@@ -11,7 +11,7 @@ from ag_jax.interop.opening import Inspected
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seen:
-    """A model's attention to a text, without and with the attack that the model was trained against.
+    """A model's attention maps of a text, without and with the attack that the model was trained against.
 
     opened: the model.
     shown: maps of each kind of attention with the patterns that guide its heads; the encoder's are first.
@@ -30,7 +30,7 @@ class Seen:
 
 
 def look(opened: Inspected, text: str, target: str | None = None, without: Heads = ()) -> Seen:
-    """Return a model's attention to a text.
+    """Return a model's attention maps of a text, without and with the attack that the model was trained against.
 
     target: the translation, by default that of the model with all of its heads.
     without: heads of the encoder whose outputs are zeroed. The attack, which is that of the whole model, is then not
@@ -64,7 +64,7 @@ def _look_at_pair(opened: Inspected, translator: Any, text: str, target: str | N
 
 
 def _with_attack(seen: Seen, without: Heads) -> Seen:
-    """Return a model's attention together with that under the model's attack, or with why this is not shown."""
+    """Return `seen` with the encoder's maps under the model's attack, or with the reason why they are not shown."""
     attack = seen.opened.attack
     if without:
         return seen

@@ -19,7 +19,7 @@ Open = Callable[[epath.Path, int | None], Inspected]  # opens the model of a dir
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """The web page that `ag-jax inspect --html` writes.
+    """Settings of the web page that `ag-jax inspect --html` writes: its path, further models, steps and heads.
 
     path: of the file.
     open_model: opens further models and steps.
@@ -37,7 +37,7 @@ class Page:
 
 
 def check_place(path: str) -> None:
-    """Raise ValueError if a page cannot be written to `path` without loss, because the file holds something else.
+    """Raise ValueError if writing a page to `path` would replace a file that is not such a page.
 
     Raises OSError if `path` is a directory.
     """
@@ -47,13 +47,16 @@ def check_place(path: str) -> None:
 
 
 def _file(path: str) -> epath.Path:
-    """Return the absolute path of a page. Raises ValueError or OSError if its directory cannot be used."""
+    """Return the absolute path of a page's file.
+
+    Raises ValueError or OSError if its directory cannot be used.
+    """
     file = epath.Path(path)
     return storage.directory(file.parent) / file.name
 
 
 def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
-    """Write a page with views and return its path."""
+    """Write the HTML file of a page with these views of attention maps and return its path."""
     file = _file(page.path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(viewer.page(viewer.heading(title), views), encoding="utf-8")
@@ -61,7 +64,7 @@ def write(page: Page, title: str, views: Sequence[View]) -> epath.Path:
 
 
 def make_views(page: Page, seen: Seen, text: str, without: Heads) -> list[View]:
-    """Return the views of a page: those of a model, of its other steps, and of further models.
+    """Return the views of attention maps on a page: of a model, of its other steps, and of further models.
 
     All are of the same text and translation.
 
@@ -93,7 +96,7 @@ def _check_heads(other: Inspected, without: Heads) -> None:
 
 
 def _short_names(directories: Sequence[epath.Path]) -> list[str]:
-    """Return the last part of each directory, or as many parts as tell them apart."""
+    """Return the last part of each directory's path, or as many parts as tell the directories apart."""
     for count in range(1, max(len(directory.parts) for directory in directories)):
         names = ["/".join(directory.parts[-count:]) for directory in directories]
         if len(set(names)) == len(set(directories)):
@@ -102,7 +105,7 @@ def _short_names(directories: Sequence[epath.Path]) -> list[str]:
 
 
 def _of_steps(page: Page, seen: Seen, model: str, text: str, without: Heads, heads: Heads) -> list[View]:
-    """Return the views of several steps of a run, the newest first, because the page shows the first."""
+    """Return the views of attention maps at several training steps, newest first, since the page shows the first."""
     opened = seen.opened
     steps = _steps(page, opened)
     all_views = []
@@ -116,7 +119,7 @@ def _of_steps(page: Page, seen: Seen, model: str, text: str, without: Heads, hea
 
 
 def _heads_of(view: View, heads: Heads | None) -> Heads | None:
-    """Return those of some heads that a view has: the decoder may have fewer layers than the encoder."""
+    """Return the given heads that a view has: a decoder may have fewer layers than the encoder."""
     layers, of_layer = view.weights_NHQK.shape[:2]
     return heads and tuple((layer, head) for layer, head in heads if layer < layers and head < of_layer)
 
@@ -135,7 +138,7 @@ def _steps(page: Page, opened: Inspected) -> list[int]:
 
 
 def views_of(seen: Seen, model: str) -> list[View]:
-    """Return the views of a model at one step: each kind of attention, then the encoder without and with the attack.
+    """Return a model's views at one step: each kind of attention, then the encoder without and with the attack.
 
     model: its name, for people.
     """

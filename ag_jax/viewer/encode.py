@@ -29,7 +29,7 @@ OVERVIEW = 64  # most cells of a side of a head in the overview
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """With how many digits weights are stored.
+    """How finely a page stores attention weights: the number of levels, and which get four additional bits.
 
     levels: number of steps of the square root, from 2 to 256.
     refined_from: the lowest level of which weights have four more bits; None if no weights have them.
@@ -45,7 +45,10 @@ COARSE = Precision(32)  # the overview
 
 
 def levels(weights: np.ndarray, precision: Precision) -> np.ndarray:
-    """Return the levels of weights, uint8. Raises ValueError for weights that are not from 0 to 1, up to rounding."""
+    """Return attention weights quantized to uint8 levels that are evenly spaced in the weight's square root.
+
+    Raises ValueError for weights that are not from 0 to 1, up to rounding.
+    """
     if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.max() <= 1 + 1e-4):
         raise ValueError(
             "attention weights must be numbers from 0 to 1, got values from "
@@ -55,7 +58,7 @@ def levels(weights: np.ndarray, precision: Precision) -> np.ndarray:
 
 
 def encode_map(weights_QK: np.ndarray, precision: Precision) -> bytes:
-    """Return the bytes of a map before compression: levels by columns, then the additional bits."""
+    """Return the uncompressed bytes of an attention map: levels column by column, then the additional bits."""
     level = levels(weights_QK.T.ravel(), precision)
     if precision.refined_from is None:
         return level.tobytes()
@@ -69,19 +72,19 @@ def encode_map(weights_QK: np.ndarray, precision: Precision) -> bytes:
 
 
 def compress(data: bytes) -> str:
-    """Return the base64 text of bytes that are compressed as a raw deflate stream."""
+    """Return bytes as base64 text, compressed as a raw deflate stream."""
     packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     return base64.b64encode(packer.compress(data) + packer.flush()).decode("ascii")
 
 
 def compress_all(pieces: Iterable[bytes]) -> list[str]:
-    """Return the result of `compress` for each piece, computed by several threads."""
+    """Return the base64 texts of byte strings, in order, each compressed by one of several threads."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(compress, pieces))
 
 
 def block(queries: int, keys: int) -> int:
-    """Return the side of an overview cell, in tokens."""
+    """Return how many tokens one cell of the overview of all heads covers on each side."""
     return max(1, math.ceil(max(queries, keys) / OVERVIEW))
 
 
@@ -95,16 +98,16 @@ def largest(weights_QK: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def coarse(weights_NHQK: np.ndarray) -> np.ndarray:
-    """Return the cells of the overview of all heads: the largest weights of blocks of tokens (`block`)."""
+    """Return the attention maps of all heads, reduced to the largest weights of blocks of tokens (`block`)."""
     size = block(*weights_NHQK.shape[-2:])
     return largest(weights_NHQK, size, size)
 
 
 def overview(weights_NHQK: np.ndarray) -> bytes:
-    """Return the levels of the overview of all heads, one after the other, each by columns."""
+    """Return the bytes of the overview of all heads: reduced maps as levels, head by head, column by column."""
     return levels(np.swapaxes(coarse(weights_NHQK), -1, -2), COARSE).tobytes()
 
 
 def bits(flags_QK: np.ndarray) -> bytes:
-    """Return booleans by columns, eight to a byte, the first one in the highest bit."""
+    """Return booleans packed into bytes, column by column, eight to a byte, the first one in the highest bit."""
     return np.packbits(np.asarray(flags_QK, bool).T.ravel()).tobytes()

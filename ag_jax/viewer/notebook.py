@@ -17,7 +17,7 @@ HEIGHT = 860  # pixels
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class NotebookView:
-    """Views that a notebook shows, and that can be written as a web page.
+    """Views of attention maps that a notebook displays, and that can be written as a web page.
 
     title: heading.
     views: the first is shown first.
@@ -38,7 +38,7 @@ class NotebookView:
         return file
 
     def __repr__(self) -> str:
-        """Return a line, because a notebook stores this text beside the page."""
+        """Return a one-line description, because a notebook stores this text beside the page."""
         return f"<attention maps of {self.title!r}: {', '.join(view.name for view in self.views)}>"
 
     def _repr_html_(self) -> str:
@@ -63,12 +63,12 @@ class NotebookView:
         )
 
     def _repr_png_(self) -> bytes:
-        """Return the overview of the first view, which is shown where scripts are not, such as on GitHub."""
+        """Return a PNG of all heads of the first view, which is shown where scripts are not, such as on GitHub."""
         return picture.png(self.views[0])
 
 
 def _with_fewer_heads(view: View, share: float) -> View:
-    """Return a view with a share of the maps that are stored, at least one of them."""
+    """Return a view that stores only this share of its heads' maps, the strongest heads', and at least one."""
     if not view.stored:
         return view
     layers, heads = view.weights_NHQK.shape[:2]

@@ -42,7 +42,7 @@ Heads = Sequence[tuple[int, int]]  # (layer, head), counted from 0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Target:
-    """The matrix to which a pattern pulls a head, and its levels of chance.
+    """A pattern's target matrix for a text, with each head's attention mass on it and the levels of chance.
 
     matrix_QK: target; each row in which the pattern points at a token sums to 1.
     has_target_Q: rows in which the pattern points at a token.
@@ -112,14 +112,14 @@ class View:
 
     @property
     def stored(self) -> Heads:
-        """The heads whose maps are stored."""
+        """The heads (layer, head) whose maps are stored in the page, not only in the overview."""
         layers, heads = self.weights_NHQK.shape[:2]
         every = [(layer, head) for layer in range(layers) for head in range(heads)]
         return every if self.whole is None else self.whole
 
 
 def expected_bytes(views: Iterable[View], detail: str) -> float:
-    """Return the expected size in bytes of the stored maps and the overviews of views, without masked cells."""
+    """Return the expected size in bytes of the maps and overviews of views, without pairs masked by attacks."""
     size = 0.0
     for view in views:
         layers, heads, *lengths = view.weights_NHQK.shape
@@ -130,7 +130,7 @@ def expected_bytes(views: Iterable[View], detail: str) -> float:
 
 
 def chosen_detail(views: Sequence[View]) -> str:
-    """Return `full`, or `picture` if full maps would make the page large."""
+    """Return the detail with which to store maps: `full`, or `picture` if the page would be large."""
     return "full" if expected_bytes(views, "full") <= LARGEST_FULL else "picture"
 
 
@@ -152,12 +152,12 @@ def strongest_heads(view: View, most: int) -> Heads:
 
 
 def heading(text: str) -> str:
-    """Return a text as a heading: of a long one, the beginning and an ellipsis."""
+    """Return a text as a page's heading, shortened with an ellipsis if it is long."""
     return text if len(text) <= LONGEST_HEADING else f"{text[: LONGEST_HEADING - 1]}…"
 
 
 def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
-    """Return the HTML of a page with these views, of which the first is shown first.
+    """Return the HTML of a page with these views of attention maps, which begins with the first view.
 
     title: heading of the page.
     detail: `full` stores each weight with 256 levels, `picture` with 32 and more for large weights (`encode.PICTURE`);
@@ -207,7 +207,7 @@ def page(title: str, views: Sequence[View], detail: str | None = None) -> str:
 
 
 def _maps(view: View, precision: Precision) -> Iterable[tuple[str, bytes]]:
-    """Yield (name with {} for the number of the view, bytes) of the overview, the maps and the masked cells."""
+    """Yield (element name with {} for the view's number, bytes) of a view's overview, maps and masked pairs."""
     yield "overview-{}", encode.overview(view.weights_NHQK)
     for layer, head in view.stored:
         yield f"map-{{}}-{layer}-{head}", encode.encode_map(view.weights_NHQK[layer, head], precision)
@@ -217,7 +217,7 @@ def _maps(view: View, precision: Precision) -> Iterable[tuple[str, bytes]]:
 
 
 def _describe(view: View) -> dict[str, Any]:
-    """Return what the script needs to know about a view besides its maps."""
+    """Return the JSON data about a view that the page's script reads besides its maps."""
     layers, heads, queries, keys = view.weights_NHQK.shape
     described: dict[str, Any] = {
         "name": view.name,
@@ -249,7 +249,7 @@ def _describe(view: View) -> dict[str, Any]:
 
 
 def _visible_cells(view: View) -> np.ndarray:
-    """Return how many cells of a map belong to a row that sees the column, for each layer, `N`."""
+    """Return how many cells (query-key pairs) of a map are visible in each layer, `N`."""
     layers, _, queries, keys = view.weights_NHQK.shape
     distance_QK = np.arange(keys)[None, :] - np.arange(queries)[:, None]
     earlier_QK = distance_QK <= 0 if view.is_causal else np.ones_like(distance_QK, bool)
@@ -258,14 +258,14 @@ def _visible_cells(view: View) -> np.ndarray:
 
 
 def _entropy(weights_NHQK: np.ndarray) -> np.ndarray:
-    """Return each head's entropy in bits, averaged over rows, `NH`; NaN if the rows do not sum to 1."""
+    """Return each head's attention entropy in bits, a mean over queries, `NH`; NaN if rows do not sum to 1."""
     sums_NH = np.abs(weights_NHQK.sum(-1) - 1).max(-1) < 1e-3
     logs = np.log2(weights_NHQK, out=np.zeros_like(weights_NHQK), where=weights_NHQK > 0)
     return np.where(sums_NH, -(weights_NHQK * logs).sum(-1).mean(-1), np.nan)
 
 
 def _target(target: Target) -> dict[str, Any]:
-    """Return a target for the script: its distinct rows, and for each query the index of its row, -1 without one."""
+    """Return JSON data of a target for the script: its distinct rows, and each query's index among them or -1."""
     distinct: dict[tuple[tuple[int, float], ...], int] = {}
     numbers = []
     for row_K, has_target in zip(target.matrix_QK, target.has_target_Q, strict=True):
@@ -283,7 +283,7 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def _rounded(values: np.ndarray) -> Any:
-    """Return numbers with four digits as lists; None for those that are not finite."""
+    """Return numbers rounded to four digits as nested lists, None for those that are not finite."""
     if values.ndim:
         return [_rounded(value) for value in values]
     return float(f"{values:.4g}") if np.isfinite(values) else None

@@ -1,4 +1,4 @@
-"""The overview of a view as a PNG, for places that show no web page.
+"""A PNG of all heads' attention maps in a view, for places that show no web page.
 
 Shape letters: N layers, H heads, Q query position, K key position.
 """
@@ -16,7 +16,7 @@ FRAME, GAP = 2, 4  # pixels
 
 
 def png(view: View) -> bytes:
-    """Return a PNG of all heads, layers downwards and heads across, guided heads framed in their pattern's colour."""
+    """Return a PNG of all heads' maps, layers downwards and heads across, guided heads framed in colour."""
     layers, heads = view.weights_NHQK.shape[:2]
     tiles_NHQK = encode.coarse(view.weights_NHQK)
     scale = -(-SMALLEST // max(tiles_NHQK.shape[-2:]))
@@ -37,7 +37,7 @@ def png(view: View) -> bytes:
 
 
 def _table() -> np.ndarray:
-    """Return the 256 colours of weights, as red, green and blue."""
+    """Return the colour scale of attention weights as 256 rows of red, green and blue."""
     stops = np.array([ImageColor.getrgb(f"#{stop}") for stop in colours.WEIGHTS["BuPu"].split()], np.float64)
     places = np.linspace(0, len(stops) - 1, 256)
     channels = [np.interp(places, np.arange(len(stops)), stops[:, channel]) for channel in range(3)]

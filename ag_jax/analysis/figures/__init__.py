@@ -1,1 +1,1 @@
-"""Figures, drawn with matplotlib."""
+"""Figures of attention, training curves, attacks and searches, drawn with matplotlib."""

@@ -1,4 +1,4 @@
-"""A figure of accuracies over the steps of runs."""
+"""A figure of models' accuracies over training steps."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ Point = tuple[int, float, float]  # step, accuracy, and half of its 95 % interva
 
 
 def draw(series: Mapping[str, Sequence[Sequence[Point]]], label: str, caption: str) -> Figure:
-    """Draw the accuracy of each model over the steps of its run, with a line for guessing one of two.
+    """Draw each model's accuracy over its training steps, with a line at 50 %, the accuracy of guessing one of two.
 
     series: for each arm and each of its models the points, ascending by step.
     label: what the accuracy is of, for the axis.

@@ -1,4 +1,4 @@
-"""Figures of attacks: masked share of attention, task scores against the attack's temperature, and step times."""
+"""Figures of attacks: share of masked query-key pairs, task scores by the attack's temperature, and step times."""
 
 import os
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, caption, colours, labe
 def masked_figure(
     groups: Mapping[str, Mapping[str, MaskedShare]], path: str | os.PathLike, run: str = ""
 ) -> epath.Path:
-    """Write the figure of the share of masked units by step and layer (`draw_masked`) as a PNG; return the path."""
+    """Write the figure of the share of masked query-key pairs (`draw_masked`) as a PNG; return the path."""
     return save(draw_masked(groups, run), path)
 
 
 def draw_masked(groups: Mapping[str, Mapping[str, MaskedShare]], run: str = "") -> Figure:
-    """Draw the share of masked units during training, and by layer at the end of training (Wu et al. 2022, figure 5).
+    """Draw the share of masked query-key pairs over training, and by layer at its end (Wu et al. 2022, figure 5).
 
     Each group has a row of two panels with a line for each name, in the same colour in all groups. The first panel is
     over steps if all lines of the group have equally many, otherwise over per cent of training.

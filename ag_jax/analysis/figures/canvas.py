@@ -68,7 +68,7 @@ def label(text: str, longest: int = LONGEST_LABEL) -> str:
 
 
 def wrapped(text: str | Sequence[str], inches: float, points: float, most: int = 2) -> str:
-    """Return `text` in at most `most` lines that fit into a width; what does not fit is replaced by "…".
+    """Return `text` broken into at most `most` lines of `inches` width; what does not fit is replaced by "…".
 
     Lines are broken at spaces, and white space counts as one space. Characters that cannot be drawn are replaced as in
     `label`.
@@ -96,7 +96,7 @@ def wrapped(text: str | Sequence[str], inches: float, points: float, most: int =
 
 
 def _shorten(line: str, fits: Callable[[str], bool]) -> str:
-    """Return as many of the first characters of a line as fit, at least one, with "…" behind them."""
+    """Return the longest beginning of a line that fits with "…" behind it, at least one character."""
     line = line.rstrip("…")
 
     def cut(length: int) -> str:
@@ -108,14 +108,14 @@ def _shorten(line: str, fits: Callable[[str], bool]) -> str:
 
 
 class Size(NamedTuple):
-    """Size of a map in inches."""
+    """Width and height in inches of a drawn attention map."""
 
     width: float
     height: float
 
 
 def map_size(queries: int, keys: int, longest: float, narrowest: float = NARROWEST) -> Size:
-    """Return the size of a map of which the longer side has `longest` inches.
+    """Return the size in which to draw an attention map, whose longer side gets `longest` inches.
 
     Cells are square, unless the shorter side would then be shorter than `narrowest`.
     """
@@ -125,7 +125,7 @@ def map_size(queries: int, keys: int, longest: float, narrowest: float = NARROWE
 
 
 def room_for_labels(tokens: int) -> float:
-    """Return how many inches a side of a map needs to label each of its tokens."""
+    """Return the inches that the side of an attention map needs so that each of `tokens` tokens can be labelled."""
     return tokens * SMALL / (LABELLED * 72)
 
 
@@ -169,12 +169,12 @@ def layer_head_ticks(axes: Axes, shape: tuple[int, ...], most: int) -> None:
 
 
 def weight_scale() -> PowerNorm:
-    """Return a colour scale for weights from 0 to 1, by their square root, so that weak attention is visible, too."""
+    """Return a colour scale for attention weights by their square root, so that weak attention is visible, too."""
     return PowerNorm(0.5, 0.0, 1.0)
 
 
 def block_size(length: int, inches: float, pixels: int = 3) -> int:
-    """Return how many tokens each side of a drawn cell stands for, in a map of `length` tokens, `inches` wide.
+    """Return how many tokens a cell covers along the side of a map of `length` tokens and `inches` inches.
 
     This is the smallest number with which a cell is at least `pixels` pixels wide.
     """
@@ -182,19 +182,19 @@ def block_size(length: int, inches: float, pixels: int = 3) -> int:
 
 
 class Blocks(NamedTuple):
-    """Numbers of tokens for which a drawn cell stands, from top to bottom and from left to right."""
+    """Numbers of tokens that one cell of a drawn attention map covers, from top to bottom and from left to right."""
 
     rows: int
     columns: int
 
 
 def block_sizes(queries: int, keys: int, size: Size, pixels: int = 3) -> Blocks:
-    """Return how many tokens a cell of a map of this size stands for on each side (`block_size`)."""
+    """Return how many tokens (rows, columns) one cell of an attention map drawn in this size covers."""
     return Blocks(block_size(queries, size.height, pixels), block_size(keys, size.width, pixels))
 
 
 def draw_map(axes: Axes, weights_QK: np.ndarray, size: Size) -> AxesImage:
-    """Draw an attention map or target matrix in this size.
+    """Draw an attention map, or a pattern's target matrix, into the axes in this size.
 
     For long sentences, each cell shows the largest weight of a block of tokens (`encode.largest`).
     """
@@ -213,7 +213,7 @@ def draw_map(axes: Axes, weights_QK: np.ndarray, size: Size) -> AxesImage:
 
 
 def frame(axes: Axes, colour: str) -> None:
-    """Draw the frame of a map in a colour."""
+    """Draw the frame of an attention map in a colour."""
     for spine in axes.spines.values():
         spine.set(linewidth=1.8, color=colour)
 
@@ -233,7 +233,7 @@ def weight_bar(
     blocks: Blocks,
     inside: Axes | None = None,
 ) -> None:
-    """Add the colour bar of attention weights.
+    """Add the colour bar of attention weights to a figure, beside the panels `axes` or in the panel `inside`.
 
     Its label says that the scale is not linear, and what a cell shows that stands for several tokens.
 
@@ -267,7 +267,7 @@ def fill(
     spare: Sequence[Axes] | np.ndarray,
     blocks: Blocks,
 ) -> None:
-    """Add the colour bar of attention weights in the first spare panel, or beside all panels if there is none."""
+    """Add the colour bar of attention weights in the first panel of `spare`, or beside all panels if there is none."""
     for panel in spare:
         panel.set_axis_off()
     weight_bar(figure, image, axes, blocks, spare[0] if len(spare) else None)

@@ -38,7 +38,7 @@ AXES = {"step": "step", "tokens_seen": "training tokens seen"}
 
 @dataclasses.dataclass(frozen=True)
 class Plateau:
-    """The plateau of the loss, and where arms leave it.
+    """Plateau of the training loss, and the steps at which the seeds of each arm of a comparison leave it.
 
     loss: the loss of the best guess without context.
     leaving_steps: for each arm, the step at which each of its seeds left the plateau, None for a seed that never did.
@@ -56,17 +56,17 @@ def loss_curves(
     plateau: Plateau | None = None,
     run: str = "",
 ) -> epath.Path:
-    """Write the figure of each arm's losses during training (`draw_losses`) as a PNG; return the path."""
+    """Write the figure of training losses by arm of a comparison (`draw_losses`) as a PNG; return the path."""
     return save(draw_losses(series, x, headline, plateau, run), path)
 
 
 def mass_curves(rows_by_arm: Mapping[str, MetricRows], path: str | os.PathLike, run: str = "") -> epath.Path:
-    """Write the figure of attention mass on patterns, by step and layer (`draw_masses`), as a PNG; return the path."""
+    """Write the figure of guided heads' attention mass on patterns (`draw_masses`) as a PNG; return the path."""
     return save(draw_masses(rows_by_arm, run), path)
 
 
 def same_tokens(series: Mapping[str, Sequence[MetricRows]]) -> bool:
-    """Return whether all arms had read equally many tokens at every step that they logged with the same seed.
+    """Return whether, seed by seed, all arms of a comparison had read equally many tokens at each logged step.
 
     Their losses over steps and over tokens are then the same curves.
     """
@@ -85,7 +85,7 @@ def draw_losses(
     plateau: Plateau | None = None,
     run: str = "",
 ) -> Figure:
-    """Draw each arm's primary loss over steps or tokens seen and, in a panel below, the guidance loss of guided arms.
+    """Draw training losses of a comparison's arms over steps or tokens and, in a panel below, guidance losses.
 
     A thick line is the mean over an arm's seeds, thin lines are the seeds, and dots are the mean validation loss
     (Deshpande & Narasimhan 2020, figures 3, 5 and 6). A dashed line is the plateau, and a triangle points at the loss
@@ -136,7 +136,7 @@ def _points(rows: MetricRows, split: str, x: str, key: str) -> dict[int, tuple[f
 
 
 def _mean(seeds: Sequence[dict[int, tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Return the mean point (x, metric) over the seeds, at each step that all seeds logged."""
+    """Return the mean over seeds of the points (x, metric), at each step that all seeds logged."""
     steps = sorted(set.intersection(*(set(points) for points in seeds))) if seeds else []
     return [tuple(np.mean([points[step] for points in seeds], axis=0).tolist()) for step in steps]
 
@@ -159,7 +159,7 @@ def _draw_plateau(
     plateau: Plateau,
     colour_of: Mapping[str, str],
 ) -> None:
-    """Draw the plateau as a line, and a triangle above each curve where it left the plateau."""
+    """Draw the loss plateau as a line, and a triangle on each curve at the step where its seed left the plateau."""
     axes.axhline(plateau.loss, color=PLATEAU, linestyle="--", linewidth=1.2, zorder=1.5)
     for arm, seeds in series.items():
         for rows, step in zip(seeds, plateau.leaving_steps.get(arm, ()), strict=False):
@@ -199,7 +199,7 @@ def _legend(
 
 
 def draw_masses(rows_by_arm: Mapping[str, MetricRows], run: str = "") -> Figure:
-    """Draw the attention mass of guided heads on their pattern by layer and step, in a panel for each arm and pattern.
+    """Draw guided heads' attention mass on their pattern by layer and step, in a panel for each arm and pattern.
 
     A cell covers the steps over which its row of metrics is averaged. The axis of steps is logarithmic, because
     guidance works early. Arms without guidance are left out; at least one must have it.
@@ -244,7 +244,7 @@ def _guided_patterns(rows: MetricRows) -> list[str]:
 
 
 def _mass_over_steps(rows: MetricRows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges of a heat map's S columns and its cells, the attention mass on a pattern by layer, `NS`.
+    """Return (column edges, cells `NS` by layer and step) of a heat map of the attention mass on a pattern.
 
     Each of S logged rows of metrics has a column; its edges are two of S + 1 training steps. The mass is NaN where the
     pattern had no target.

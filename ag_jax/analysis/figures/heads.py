@@ -1,4 +1,4 @@
-"""Figures of a number of every head: its score in a probe, or the change of the loss without it."""
+"""Heat maps with a number for every head: its score in a probe, or the change of the loss without the head."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ CHANGES = "RdBu_r"  # colour map of changes: red above zero, blue below
 def draw_scores(
     scores: Mapping[str, Mapping[str, np.ndarray]], assignments: Mapping[str, Assignment], caption: str
 ) -> Figure:
-    """Draw heat maps of layers by heads: a row of panels for each model, a column for each kind of query.
+    """Draw heat maps of every head's score in a probe, a row for each model, a column for each kind of query.
 
     scores: for each model and kind, the score of each layer and head in [0, 1], `NH`. A column has one colour scale,
         from 0 to its largest score, with a bar below, and the largest of each panel is written into its cell.
@@ -59,7 +59,7 @@ def draw_scores(
 
 
 def draw_changes(changes: Mapping[str, np.ndarray], assignments: Mapping[str, Assignment], caption: str) -> Figure:
-    """Draw the change of a loss without each head: a heat map of layers by heads for each model.
+    """Draw how much the loss changes without each head: for each model, a heat map of layers by heads.
 
     changes: for each model, the change of each layer and head, `NH`. Each panel has a colour scale of its own, the same
         on both sides of zero; red is a rise. The largest rise is written into its cell.
@@ -85,14 +85,14 @@ def draw_changes(changes: Mapping[str, np.ndarray], assignments: Mapping[str, As
 
 
 def _mark(axes: Axes, values_NH: np.ndarray, text: str, ink: str) -> None:
-    """Label the axes with layers and heads, and write a text into the cell with the largest value."""
+    """Label a heat map's axes with layers and heads, and write a text into the cell with the largest value."""
     canvas.layer_head_ticks(axes, values_NH.shape, 6)
     layer, head = np.unravel_index(int(values_NH.argmax()), values_NH.shape)
     axes.text(int(head), int(layer), text, ha="center", va="center", fontsize=SMALL - 1.5, color=ink)
 
 
 def _frame(axes: Axes, assignment: Assignment, values_NH: np.ndarray, colours: Mapping[str, str]) -> None:
-    """Frame the guided heads in the colours of their patterns, each together with those above and below it."""
+    """Frame a heat map's guided heads in their patterns' colours, one frame for a run of consecutive layers."""
     layers, heads = values_NH.shape
     for head, owner in enumerate(assignment.of_layer(heads)):
         if owner is None:

@@ -32,7 +32,7 @@ MOST_NUMBERS = 12  # maximum number of heads for which there is room to write ea
 
 
 def pattern_colours(maps: AttentionMaps, assignment: Assignment) -> dict[str, str]:
-    """Return the colour of each pattern, the same for a built-in pattern in every kind of attention."""
+    """Return {pattern: colour}; a built-in pattern has the same colour in every kind of attention."""
     return canvas.colours([*PATTERNS, *pattern_names(maps, assignment)])
 
 
@@ -151,7 +151,7 @@ def _draw_strongest(
     chance: Mapping[str, np.ndarray],
     colours: Mapping[str, str],
 ) -> None:
-    """Draw each head in the colour of the pattern that explains it best, paler the nearer its mass is to chance."""
+    """Draw each head in the colour of its strongest pattern, paler the nearer its mass on the pattern is to chance."""
     full = np.array([[to_rgb(colours[name]) for name in names] for names in best_NH])
     chance_NH = np.array([[chance[name][layer] for name in names] for layer, names in enumerate(best_NH)])
     above_NH = np.divide(mass_NH - chance_NH, 1 - chance_NH, out=np.zeros_like(mass_NH), where=chance_NH < 1)

@@ -1,4 +1,4 @@
-"""Figures of attention maps of one model or of several arms, and of the patterns' target matrices.
+"""Figures of attention maps of one model or of a comparison's arms, and of the patterns' target matrices.
 
 Every `draw_...` returns a matplotlib `Figure` to show or change; the other functions write PNGs and return their paths.
 Layers and heads are counted from 0 in arguments, as in the arrays, and from 1 in the figures.
@@ -68,7 +68,7 @@ def save_inspection(
     layers: Sequence[int] | None = None,
     heads: Heads = (),
 ) -> list[epath.Path]:
-    """Write the figures `draw_overview`, `draw_heads` and `draw_mass` of a model as PNGs and return their paths.
+    """Write figures of a model's attention as PNGs (all maps, single heads, mass on patterns); return their paths.
 
     The file names also have the kind of attention, if that is not the encoder's, and the heads whose outputs were
     zeroed, if there are any: attention_cross_overview_step100.png, attention_overview_step100_without3.2+4.1.png.
@@ -91,12 +91,12 @@ def save_inspection(
 
 
 def file_suffix(step: int | None, without: Heads) -> str:
-    """Return the end of a figure's file name: the model's step, and the heads whose outputs were zeroed."""
+    """Return the end of a figure's file name, such as `_step100_without3.2`: the step, and the zeroed heads."""
     return ("" if step is None else f"_step{step}") + (f"_without{_short(without)}" if without else "")
 
 
 def _short(heads: Heads) -> str:
-    """Return heads as a part of a file name; of many, whose names would be too long, it has the number and a hash."""
+    """Return heads as a part of a file name, such as `3.2+4.1`, or their number and a hash if they are many."""
     names = "+".join(f"{layer + 1}.{head + 1}" for layer, head in heads)
     if len(heads) > MOST_NAMED:
         return f"_{len(heads)}_heads_{hashlib.sha256(names.encode()).hexdigest()[:8]}"
@@ -120,12 +120,12 @@ def map_figure(
     path: str | os.PathLike,
     run: str = "",
 ) -> epath.Path:
-    """Write the figure of attention maps of several arms during training (`draw_maps`) as a PNG; return the path."""
+    """Write the figure of a comparison's attention maps during training (`draw_maps`) as a PNG; return the path."""
     return save(draw_maps(columns, layer, head, run), path)
 
 
 def mean_figure(maps_by_arm: Mapping[str, AttentionMaps], path: str | os.PathLike, run: str = "") -> epath.Path:
-    """Write the figure of the last layer's mean attention in several arms (`draw_means`) as a PNG; return the path."""
+    """Write the figure of a comparison's last-layer mean attention (`draw_means`) as a PNG; return the path."""
     return save(draw_means(maps_by_arm, run), path)
 
 
@@ -151,7 +151,7 @@ def draw_attack(plain: AttentionMaps, attacked: AttentionMaps, assignment: Assig
 def draw_heads(
     maps: AttentionMaps, assignment: Assignment, special: PatternTokens, layers: Sequence[int] | None = None
 ) -> Figure:
-    """Draw, for each pattern that guides heads, the first such head beside the pattern's target; below, two free heads.
+    """Draw attention maps of one head for each guiding pattern, beside the pattern's target, and of two free heads.
 
     The free heads are the first two. Each head has a row, and each layer a column; the maps of guided heads are framed.
     The title of a guided head's map has the head's mass on the target; the title of a free head's map has the head's
@@ -196,7 +196,10 @@ def draw_heads(
 
 
 def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTokens, heads: Heads) -> Figure:
-    """Draw the attention maps of these heads, each with its mass on a pattern as in `draw_heads`."""
+    """Draw the attention maps of these heads, each with its attention mass on a pattern in the title.
+
+    The titles are as in `draw_heads`.
+    """
     masses, colours = _Masses.of(maps, special, assignment), pattern_colours(maps, assignment)
     size = _map_size(maps, 3.4 if len(heads) <= 3 else 2.6)
     columns, rows = canvas.grid(len(heads), max(1, int(WIDTH / size.width)))
@@ -217,7 +220,7 @@ def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTok
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Masses:
-    """Masses of heads on patterns, for the titles of maps.
+    """Attention masses of all heads on the patterns, for the titles of their maps.
 
     owners_NH: the pattern that guides each head of every layer, None for free heads.
     by_name: patterns with their masses.
@@ -236,7 +239,10 @@ class _Masses:
         return cls(maps, owners_NH, measured(maps, special, assignment), *strongest_pattern(maps, special, assignment))
 
     def of_head(self, layer: int, head: int) -> tuple[str, ...]:
-        """Return the parts of a line: a head's mass on its pattern, or else on its strongest one, and chance's."""
+        """Return a map's title in parts, `0.82 on [Next]` and `(chance 0.05)`: the head's mass on a pattern.
+
+        It is the pattern that guides the head, or else the head's strongest one.
+        """
         owner = self.owners_NH[layer, head]
         if self.maps.is_fixed and not owner:
             return ()  # hard-coded weights follow no pattern, however much of them happens to lie on one
@@ -250,7 +256,7 @@ class _Masses:
 def _grid_ticks(
     axes: np.ndarray, number: int, maps: int, size: canvas.Size, rows: Sequence[str], columns: Sequence[str]
 ) -> None:
-    """Label a map of a grid with tokens: on the left in the grid's first column, and below in the last row.
+    """Label one attention map of a grid with tokens: on the left in the first column, below in the last row.
 
     If the last row is incomplete, all maps have labels below: labels under only some maps of a row would look like a
     mistake.
@@ -265,13 +271,13 @@ def _grid_ticks(
 
 
 def _set_title(axes: Axes, size: canvas.Size, *lines: str | tuple[str, ...]) -> None:
-    """Write lines above a map, broken where they are wider than the map, so that titles of neighbours do not touch."""
+    """Write a title of several lines above an attention map, broken where a line is wider than the map."""
     broken = [canvas.wrapped(line, 0.97 * size.width, MEDIUM) for line in lines if line]
     axes.set_title("\n".join(broken), fontsize=MEDIUM, parse_math=False)
 
 
 def _map_size(maps: AttentionMaps, longest: float, most: float = MOST_INCHES) -> canvas.Size:
-    """Return the size of a map of which the longer side has `longest` inches, or more if all tokens then have labels.
+    """Return the size in which to draw an attention map: `longest` inches, or more if all tokens then have labels.
 
     It grows up to `MOST_INCHES` and `most`.
     """
@@ -310,7 +316,7 @@ def draw_maps(
     head: int | Sequence[int],
     run: str = "",
 ) -> Figure:
-    """Draw attention maps of chosen heads: arms side by side, and training proceeding from top to bottom.
+    """Draw chosen heads' attention maps: arms of a comparison side by side, training steps from top to bottom.
 
     With equally long sequences of layers and heads, the first of these heads is drawn side by side for all arms, then
     the second, and so on (Deshpande & Narasimhan 2020, figure 1). Raises ValueError if no arm has any of the heads.
@@ -355,7 +361,7 @@ def draw_maps(
 
 
 def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figure:
-    """Draw the attention of the last layer, as the mean over its heads, with the arms side by side.
+    """Draw the last layer's attention, averaged over its heads, with the arms of a comparison side by side.
 
     The maps are of the same kind, and of the same text. For encoders, titles have the shares of attention on the
     diagonal and on stripes (`analysis.stripes`), as in figure 3 of He et al. 2021 (DeBERTa).
@@ -380,7 +386,7 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
 
 
 def _shares(maps: AttentionMaps) -> str:
-    """Return a line for the title of a map of the last layer; empty for maps of a decoder."""
+    """Return a title line with the last layer's attention on the diagonal and on stripes; "" for a decoder's maps."""
     if maps.kind != "encoder":
         return ""
     shares = stripes.shares_of_maps(maps)

@@ -1,4 +1,4 @@
-"""Figures of a search: the best value of a metric by two settings, as a heat map for each arm."""
+"""Heat maps of a hyperparameter search, one for each arm: the best value of a metric by two settings."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, captio
 
 @dataclasses.dataclass(frozen=True)
 class HeatMap:
-    """The best value of a metric among an arm's points, by the values of two settings.
+    """The best value of a metric among the points of one arm of a search, by the values of two settings.
 
     arm: name of the arm.
     metric: name of the metric.
@@ -33,7 +33,7 @@ class HeatMap:
 
 
 def heat_maps(maps: Sequence[HeatMap], directory: epath.Path) -> list[tuple[str, str]]:
-    """Write a PNG for each heat map that has a number; return (arm, path relative to the parent of `directory`)."""
+    """Write each heat map that has a number as a PNG; return [(arm, path relative to `directory`'s parent)]."""
     figures = []
     for heat_map in maps:
         if any(cell is not None for row in heat_map.cells for cell in row):
@@ -43,7 +43,7 @@ def heat_maps(maps: Sequence[HeatMap], directory: epath.Path) -> list[tuple[str,
 
 
 def draw_heat_map(heat_map: HeatMap, run: str = "") -> Figure:
-    """Draw a heat map with the number in each cell; the better, the darker, and cells without a number are empty.
+    """Draw a search's heat map with its number in each cell, the better the darker; cells without one are empty.
 
     run: name of the search, for the caption.
     """

@@ -19,7 +19,7 @@ from ag_jax.attention.visibility import visible_mask
 
 @dataclasses.dataclass(frozen=True)
 class CuDnn(Attend):
-    """Attention by cuDNN where a call has neither guides nor dropout nor a bias, in half precision; else the reference.
+    """Attention by cuDNN for calls in half precision without guides, dropout and bias, else by the reference.
 
     cuDNN takes a mask of visible keys, so memory grows with the number of query-key pairs, but not with the heads.
 
@@ -29,7 +29,7 @@ class CuDnn(Attend):
     implementation: Literal["cudnn", "xla"] = "cudnn"
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return the output, and the statistics of guidance from the reference (None if no head is guided)."""
+        """Return (output `BQHW`, statistics ||H||^2 and <H, P> of attention H and guidance targets P or None)."""
         is_half = inputs.query_BQHW.dtype in (jnp.bfloat16, jnp.float16)
         if inputs.guides is not None or inputs.rate or inputs.bias is not None or not is_half:
             return reference.attend.compute(inputs)

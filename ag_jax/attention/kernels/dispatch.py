@@ -27,7 +27,7 @@ from ag_jax.attention.kernels.interface import (
 
 @dataclasses.dataclass(frozen=True)
 class Fused(Attend):
-    """Attention by a kernel that each device of a mesh runs on its own examples and heads.
+    """Attention by a fused kernel, which each device of a mesh runs on its own examples and heads.
 
     kernel: attention for one device.
     mesh: the devices; None for a single one.
@@ -40,7 +40,7 @@ class Fused(Attend):
     heads: str | None = None
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return the output, and the guidance statistics ||H||^2 and <H, P> (None if no head is guided).
+        """Return (output `BQHW`, statistics ||H||^2 and <H, P> of attention H and guidance targets P or None).
 
         Raises ValueError for guidance after dropout, which kernels do not compute.
         """
@@ -78,7 +78,7 @@ class Fused(Attend):
         return mixed_BQHW, None if guides is None else guided_statistics(squares_BHQ, overlap_BHQ, inputs)
 
     def _position(self, axes: tuple[str | None, ...]) -> Array:
-        """Return this device's flat index over mesh axes, counting the last axis fastest; 0 if there is one device."""
+        """Return this device's row-major index over these axes of the mesh; 0 if there is one device."""
         position = jnp.int32(0)
         for axis in axes if self.mesh is not None and self.mesh.size > 1 else ():
             if axis is not None:
@@ -104,7 +104,7 @@ class Fused(Attend):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The chosen implementation of attention.
+    """The chosen implementation of attention, its name, and the reason for the choice.
 
     attend: the implementation.
     name: its name: `reference`, `tpu`, `gpu` or `cudnn`.
@@ -137,7 +137,7 @@ class Sizes:
 
 
 def _tpu(device: jax.Device, sizes: Sizes) -> tuple[Kernel, str | None]:
-    """Return the kernel for TPUs, and the reason why it cannot run on `device`, or None if it can."""
+    """Return (the kernel for TPUs, why it cannot run on `device` or None if it can)."""
     from ag_jax.attention.kernels.tpu import attention as tpu
     from ag_jax.attention.kernels.tpu import grid
 
@@ -147,7 +147,7 @@ def _tpu(device: jax.Device, sizes: Sizes) -> tuple[Kernel, str | None]:
 
 
 def _gpu(device: jax.Device, sizes: Sizes) -> tuple[Kernel, str | None]:
-    """Return the kernel for GPUs, and the reason why it cannot run on `device`, or None if it can."""
+    """Return (the kernel for GPUs, why it cannot run on `device` or None if it can)."""
     from ag_jax.attention.kernels.gpu import attention as gpu
     from ag_jax.attention.kernels.gpu import grid as gpu_grid
 
@@ -155,8 +155,9 @@ def _gpu(device: jax.Device, sizes: Sizes) -> tuple[Kernel, str | None]:
 
 
 def _tested(name: str, device: jax.Device, sizes: Sizes) -> tuple[Kernel | None, str | None, bool]:
-    """Return the kernel of a platform, the reason why it cannot run on `device`, if any, and whether that is a defect:
-    it cannot be imported, does not compile, or computes something else than the reference.
+    """Return (a platform's kernel, the reason why it cannot run on `device` or None, whether that is a defect).
+
+    A defect is that the kernel cannot be imported, does not compile, or computes something else than the reference.
 
     Devices that are not there, for which programs are only compiled, run no test.
     """

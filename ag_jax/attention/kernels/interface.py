@@ -74,7 +74,7 @@ class Attend(abc.ABC):
         rate: float = 0.0,
         key: Array | None = None,
     ) -> Mixed:
-        """Return the output `BQHW`, and the guidance statistics ||H||^2 and <H, P> (None if no head is guided).
+        """Return (output `BQHW`, statistics ||H||^2 and <H, P> of attention H and guidance targets P or None).
 
         query_BQHW, key_BKHW, value_BKHW: in the precision of the computation; scores and softmax are float32. Queries
             and keys may differ in length.
@@ -101,7 +101,7 @@ class Attend(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return the output and the statistics ||H||^2 and <H, P> (None if no head is guided), like `__call__`."""
+        """Return (attention output `BQHW`, guidance statistics or None) for arguments checked by `__call__`."""
 
 
 def _check_shapes(query: Array, key: Array, value: Array, query_segments: Array, key_segments: Array) -> None:
@@ -193,7 +193,7 @@ class KernelConfig:
     def hashes(
         self, scalars: Array | Sequence[Array], example: Array, head: Array, query: Array, key: Array
     ) -> tuple[Array, Array]:
-        """Return the hashes of rows and columns from which dropout's random bits are mixed; arguments as in `keep`."""
+        """Return (hashes of rows, hashes of columns) of attention matrices, from which dropout's bits are mixed."""
         # Signed and unsigned integers multiply and add to the same bits.
         pair = (example + scalars[2]) * -(-self.all_heads // 2) + ((head + scalars[3]) >> 1)
         row = (pair * self.queries + query).astype(jnp.uint32)
@@ -217,7 +217,9 @@ def target(shift: Array | int, weights: Array, query: Array, key: Array) -> Arra
 
 
 def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
-    """Return each head's target P as arguments of the function `target`: shifts `H`, int32, and weights `BHK`, float32.
+    """Return each head's guidance target P in compact form: (shifts `H` int32, column weights `BHK` float32).
+
+    They are arguments of the function `target`.
 
     A head with a `Shift` has weights 0, a head with `Columns` the shift `NO_SHIFT`, and a head without guidance both,
     so that P = 0. Inside a band, columns have weights 0 and 1: how many of them a row sees is known outside the kernel
@@ -243,7 +245,7 @@ def sparse_targets(inputs: AttentionInputs) -> tuple[Array, Array]:
 
 
 def guided_statistics(sum_of_squares_BHQ: Array, overlap_BHQ: Array, inputs: AttentionInputs) -> AttentionStatistics:
-    """Return the two statistics of guidance of the guided heads, from the sums that a kernel computed.
+    """Return the guidance statistics ||H||^2 and <H, P> of the guided heads, from the two sums of a kernel.
 
     In <H, P>, queries without a key at the offset of a `Shift` get a uniform target, and the columns that a query sees
     inside a band get equal weights, which sum to 1.

@@ -24,7 +24,7 @@ def probabilities(
     bias: Array | None = None,
     band: Band = EVERYTHING,
 ) -> Array:
-    """Return H = softmax(Q K^T / sqrt(W) + bias) over the keys that a query sees, 0 elsewhere: `BHQK`, float32."""
+    """Return attention weights softmax(Q K^T / sqrt(W) + bias) over visible keys, 0 elsewhere: `BHQK`, float32."""
     scores_BHQK = scores.dot_product_scores(query_BQHW, key_BKHW)
     if bias is not None:
         scores_BHQK = scores_BHQK + bias
@@ -36,16 +36,16 @@ def probabilities(
 
 
 def dropout_of(rate: float, key: Array | None) -> Callable[[Array], Array]:
-    """Return a function that applies dropout with this rate and key: it drops the same elements in every call."""
+    """Return a function that applies dropout to attention weights, and drops the same elements in every call."""
     if not rate:
         return lambda weights_BHQK: weights_BHQK
     return lambda weights_BHQK: attention_dropout(weights_BHQK, key, rate)
 
 
 def mix(weights_BHQK: Array, inputs: AttentionInputs) -> Mixed:
-    """Return (H * M) V, for probabilities H and dropout's multiplier M, and ||H||^2 and <H, P> of the guided heads.
+    """Return (values mixed by attention weights after dropout, guidance statistics or None without guides).
 
-    H is `weights_BHQK`; without guides, None stands for the two statistics.
+    That is (H * M) V, for H = `weights_BHQK` and dropout's multiplier M, and ||H||^2 and <H, P> of the guided heads.
     """
     drop, statistics, guides = dropout_of(inputs.rate, inputs.key), None, inputs.guides
     if guides is not None:
@@ -72,7 +72,7 @@ class Reference(Attend):
         self.save = save
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return the output, and the guidance statistics ||H||^2 and <H, P>, from the whole attention matrix."""
+        """Return (attention output `BQHW`, guidance statistics or None) from the whole attention matrix."""
         weights_BHQK = probabilities(
             inputs.query_BQHW,
             inputs.key_BKHW,

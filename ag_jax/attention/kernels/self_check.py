@@ -29,7 +29,7 @@ TOLERANCE = 0.03  # of a result, relative to its norm; bfloat16 itself makes dif
 
 @functools.lru_cache(maxsize=8)
 def problem(attend: Attend, head_width: int, length: int, dtype: str, *, only_plain: bool = False) -> str | None:
-    """Return what is wrong with a kernel on the first device of this process, or None: a clause for a message.
+    """Return what is wrong with a kernel on this process's first device, as a clause for a message, or None.
 
     The output and the gradients must be those of the reference. They may differ, or the kernel may not compile, if its
     compiler is of another version than those that it was tested with.
@@ -49,7 +49,7 @@ def problem(attend: Attend, head_width: int, length: int, dtype: str, *, only_pl
 
 
 def _difference(attend: Attend, is_plain: bool, arrays: tuple[Array, ...]) -> str | None:
-    """Return in words how the results for one row fail or differ from the reference's; None if they do not."""
+    """Return in words how a kernel fails on test arrays, or differs from the reference; None if it does neither."""
     try:
         results = _results(attend, is_plain, *arrays)
     except Exception as error:  # of the import, the compiler or the device, each with types of its own
@@ -74,7 +74,7 @@ def _print_once(message: str) -> None:
 
 
 def _row(length: int, head_width: int, dtype: str) -> tuple[Array, ...]:
-    """Return queries, keys, values, a factor of each element of the output, all `BQHW` with B = 1, and segment ids."""
+    """Return test arrays: queries, keys, values and factors of the output, all `BQHW` with B = 1, and segment ids."""
     samples = np.random.default_rng(0).standard_normal((4, 1, length, HEADS, head_width))
     segments_BQ = 1 + (np.arange(length)[None] >= 2 * length // 3)
     return *jnp.asarray(samples, dtype), jnp.asarray(segments_BQ, jnp.int32)
@@ -83,7 +83,7 @@ def _row(length: int, head_width: int, dtype: str) -> tuple[Array, ...]:
 def _results(
     attend: Attend, is_plain: bool, query: Array, key: Array, value: Array, factor: Array, segments_BQ: Array
 ) -> list:
-    """Return the output, the two statistics of guidance, and the gradients of a sum of them all, in float32."""
+    """Return the output, guidance statistics and gradients of an attention implementation on test arrays, float32."""
     first_BK = jnp.pad(jnp.diff(segments_BQ), [(0, 0), (1, 0)], constant_values=1) > 0
     guides = Guides((Shift(1), Columns(first_BK.astype(jnp.float32), jnp.ones_like(first_BK))), (GUIDED // 2,) * 2)
     settings: Any = {} if is_plain else {"guides": guides, "rate": 0.1, "key": jax.random.key(0)}

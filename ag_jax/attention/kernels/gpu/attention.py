@@ -34,10 +34,7 @@ from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, KernelCo
 
 
 def _program_place(call: Call, refs: dict[str, Ref], blocks: Blocks) -> tuple[HeadRefs, Array, Array, Array]:
-    """Return a Triton program's head, its first query (or key) position, and the range of blocks that it streams.
-
-    The range is the first block and the one after the last.
-    """
+    """Return a Triton program's (head, first query or key position, first streamed block, block after the last)."""
     block, head, example = (pl.program_id(axis) for axis in range(3))
     streamed = refs["visits"][example, block, 0], refs["visits"][example, block, 1]
     return HeadRefs(call.config, refs, example, head), block * blocks.held, *streamed
@@ -81,7 +78,7 @@ def _forward_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: d
 
 
 def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Write dQ, the gradient of a block of queries, to `results`."""
+    """Write dQ, the gradient of the loss by a block of queries, to `results`."""
     head, held, first, last = _program_place(call, refs, blocks)
     queries = head.queries(held, blocks.held)
 
@@ -96,7 +93,7 @@ def _query_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dic
 
 
 def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Write dK and dV, the gradients of a block of keys and of their values, to `results`."""
+    """Write dK and dV, the gradients of the loss by a block of keys and by their values, to `results`."""
     head, held, first, last = _program_place(call, refs, blocks)
     keys = head.keys(held, blocks.held)
 
@@ -114,7 +111,7 @@ def _key_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[
 
 
 def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict[str, Ref]) -> None:
-    """Write dbias of a block of queries and keys to `results`, summed over the examples and heads that share it."""
+    """Write a block of dbias, the score bias's gradient, to `results`, summed over examples and heads that share it."""
     keys_block, queries_block, place = (pl.program_id(axis) for axis in range(3))
     first_query, first_key = queries_block * blocks.held, keys_block * blocks.streamed
     examples, heads = results["g_bias"].shape[:2]
@@ -140,7 +137,7 @@ def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict
 
 
 def _split_heads(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
-    """Return the operands that are not None, with an axis A = H x W, of all heads' widths, split into H and W."""
+    """Return {name: operand} without None, with an axis of all heads' widths, A = H x W, split into H and W."""
     by_head = (call.config.heads, call.config.width)
     return {
         name: array.reshape(*array.shape[:2], *by_head) if LETTERS[name] in ("BQHW", "BKHW") else array
@@ -167,7 +164,7 @@ def _over_blocks(
 
 
 def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
-    """Return dbias from a separate kernel, which the compiler leaves out of programs that do not learn the bias."""
+    """Return dbias, the score bias's gradient, from a separate kernel that programs with a fixed bias leave out."""
     bias, queries, keys = operands["bias"], call.config.queries, call.config.keys
     blocks = call.kernel_blocks.bias.fit(queries, keys)
     grid = (pl.cdiv(keys, blocks.streamed), pl.cdiv(queries, blocks.held), bias.shape[0] * bias.shape[1])
@@ -178,7 +175,7 @@ def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
 
 
 def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
-    """Return the inputs by name; queries, keys and values, `BLA` with A = H x W, are reshaped to `BLHW`.
+    """Return {name: kernel input}, with queries, keys and values `BLA`, where A = H x W, reshaped to `BLHW`.
 
     The names are those of `grid.LETTERS`.
     """
@@ -189,7 +186,7 @@ def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: Call, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Return the output, `BQA`, and the two statistics of the guided heads, each `BHQ`; none without guidance."""
+    """Return (output `BQA`, list of the guidance statistics ||H||^2 and <H, P>, each `BHQ`; [] without guidance)."""
     return _attention_forward(call, inputs)[0]
 
 
@@ -238,7 +235,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, kernel_blocks: KernelBlocks | None = None, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
-    """Run attention on one GPU; return the output, `BQA` with A = H x W, and ||H||^2 and <H, P>, each `BHQ`.
+    """Run attention on one GPU and return (output `BQA`, guidance statistics ||H||^2 `BHQ`, <H, P> `BHQ`).
 
     These two statistics of guidance are None if `config.guided` is false. Implements `interface.Kernel`.
 

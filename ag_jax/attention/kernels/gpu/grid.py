@@ -173,7 +173,7 @@ class Call:
 
 
 def visits(held_segments: Array, streamed_segments: Array, blocks: Blocks, band: Band) -> Array:
-    """Return which blocks to stream for each block that is held: the first one, and the one after the last.
+    """Return the range of blocks to stream past each block that is held: (first, one after the last).
 
     An int32 array of shape (batch, held blocks, 2). The range has all blocks that may be seen from the held block, or
     may see it.

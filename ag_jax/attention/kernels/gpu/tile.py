@@ -54,7 +54,7 @@ def _crossed(rows: Array | None, columns: Array | None) -> Array | None:
 
 
 def _load(place: Ref, mask: Array | None, other: float) -> Array:
-    """Load the elements at `place`, or `other` where the mask is false."""
+    """Load the array elements to which the reference `place` points, or `other` where the mask is false."""
     return triton.load(place) if mask is None else triton.load(place, mask=mask, other=other)
 
 
@@ -238,18 +238,18 @@ class ScoreTile:
         return jnp.where(visible, scores, MASKED_SCORE)
 
     def target(self) -> Array:
-        """Return the tile of the guidance target P."""
+        """Return the guidance target P for the tile's queries and keys, in the shape of the tile."""
         # To move the queries by the shift, a row at a time, saves a subtraction for every element.
         moved = self.of_queries(self.queries.position + self.head.shift)
         return interface.target(0, self.of_keys(self.keys.weights), moved, self.of_keys(self.keys.position))
 
     def keep(self) -> Array:
-        """Return booleans in the shape of the tile: whether dropout keeps an element."""
+        """Return the tile's dropout mask: booleans that are true where dropout keeps an attention weight."""
         head = self.head
         return head.config.keep(head.scalars, head.example, head.head, *self.positions)
 
     def gradient(self) -> tuple[Array, Array]:
-        """Return (1 - rate) dS, with dS the gradient of the scores, and H with the dropped elements set to 0.
+        """Return ((1 - rate) times the scores' gradient dS, attention weights H with dropped elements set to 0).
 
         `rate` is that of dropout. The rows of delta and of the statistics' gradients come multiplied by 1 - rate.
         """

@@ -27,7 +27,7 @@ from ag_jax.attention.kernels.tpu.tile import Tile, has_keys, product
 
 
 def _forward_whole(tile: Tile, results: tuple, _) -> None:
-    """Write the output, ||H||^2 and <H, P> of heads whose scores are one tile each to `results`."""
+    """Write output and guidance statistics to `results`, for heads whose queries and keys all fit into one tile."""
     output, *rows = results
     for head in range(output.shape[2] // tile.width):
         H_KQ = tile.probabilities(head)
@@ -41,7 +41,7 @@ def _forward_whole(tile: Tile, results: tuple, _) -> None:
 
 
 def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> None:
-    """Write output, ||H||^2 and <H, P> of a block of queries, which stays in VMEM while blocks of keys pass through.
+    """Write output and guidance statistics of a block of queries, held in VMEM while blocks of keys pass through.
 
     The sums so far are kept in `scratch`, relative to the largest score so far.
     """
@@ -89,7 +89,7 @@ def _forward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> N
 
 
 def _if_visible(tile: Tile):
-    """Return a decorator that runs a function in the grid steps in which a query of the tile may see a key of the tile.
+    """Return a decorator that runs a function only in grid steps whose tile may have a visible query-key pair.
 
     Without causal or windowed attention, the function is called without a check at run time.
     """
@@ -97,7 +97,7 @@ def _if_visible(tile: Tile):
 
 
 def _backward_whole(tile: Tile, results: tuple, _) -> None:
-    """Write dQ, dK and dV of heads whose scores are one tile each to `results`."""
+    """Write dQ, dK and dV to `results`, for heads whose queries and keys all fit into one tile."""
     for head in range(results[0].shape[2] // tile.width):
         for result, gradient in zip(results, _products(tile, head), strict=True):
             result[0, :, tile.lanes(head)] = gradient.astype(result.dtype)
@@ -154,7 +154,7 @@ def _backward_blocks(grid: Grid, tile: Tile, results: tuple, scratch: tuple) -> 
 
 
 def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
-    """Write dbias, summed over the examples and heads that share a bias, to `results`.
+    """Write dbias, the score bias's gradient, to `results`, summed over the examples and heads that share a bias.
 
     The innermost `shared` axes of the grid are the axes of the sum, so that the steps of a sum follow one another.
     """
@@ -175,7 +175,7 @@ def _bias_gradient(shared: int, tile: Tile, results: tuple, _) -> None:
 
 
 def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
-    """Return the arrays that all kernels read, by name, with an axis of size 1 where the grid's blocks need one."""
+    """Return {name: array or None} that all kernels read, with an axis of size 1 where the grid's blocks need one."""
     weights_BHK = inputs.weights_BHK
     return {
         "query": inputs.query_BQA,
@@ -189,7 +189,7 @@ def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
 
 
 def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
-    """Return the scalar-prefetch arguments: the shifts of the heads' targets P, and the scalars of dropout.
+    """Return the scalar-prefetch arguments: (shift of each head's target P or None, scalars of dropout).
 
     A shift is a key position minus a query position (`interface.target`); there are none without guidance.
     """
@@ -197,7 +197,7 @@ def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
 
 
 def _of_part(part: Grid, operands: dict, prefetched: tuple) -> tuple[dict, tuple]:
-    """Return the operands and the scalar-prefetch arguments of one of `Grid.parts`.
+    """Return (operands, scalar-prefetch arguments) for one of `Grid.parts`, which covers some groups of heads.
 
     Those of guidance are only of the heads whose statistics the part computes.
     """
@@ -208,10 +208,10 @@ def _of_part(part: Grid, operands: dict, prefetched: tuple) -> tuple[dict, tuple
 
 
 def _forward(grid: Grid, inputs: KernelInputs) -> tuple[Array, Array | None, list[Array]]:
-    """Return the output, the log-sum-exp of each query's scores (None for a single block), and ||H||^2 and <H, P>.
+    """Return (output, log-sum-exps of the scores or None for a single block, list of the guidance statistics).
 
-    These two statistics of guidance are a list, which is empty without guidance. Arrays with one number for each query
-    have the shape `(B, H, 1, Q)`; the statistics are of the groups of heads that have a guided head.
+    The list has ||H||^2 and <H, P>, and is empty without guidance. Arrays with one number for each query have the shape
+    `(B, H, 1, Q)`; the statistics are of the groups of heads that have a guided head.
     """
     by_head = (grid.examples, grid.config.heads, 1, grid.queries.padded)
     outputs: list[Array] = []
@@ -281,7 +281,7 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
 
 
 def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
-    """Return dbias from a separate kernel, which the compiler leaves out of programs that do not learn the bias."""
+    """Return dbias, the score bias's gradient, from a separate kernel that programs with a fixed bias leave out."""
     bias = operands["bias"]
     for name in ("g_squares", "g_overlap"):
         if name in operands:  # 0 for the groups of heads without a guided head: this kernel does not leave them out
@@ -311,7 +311,7 @@ def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(grid: Grid, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Return the output, and a list of ||H||^2 and <H, P> (empty if not guided), for inputs padded to whole blocks.
+    """Return (output, list of ||H||^2 and <H, P>; [] without guidance) for inputs padded to whole blocks.
 
     The bias is transposed to `BHKQ`.
     """
@@ -352,7 +352,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
-    """Run attention on one TPU; return the output, `BQA` with A = H x W, and ||H||^2 and <H, P>, each `BHQ`.
+    """Run attention on one TPU and return (output `BQA`, guidance statistics ||H||^2 `BHQ`, <H, P> `BHQ`).
 
     These two statistics of guidance are None if `config.guided` is false. Implements `interface.Kernel`.
 

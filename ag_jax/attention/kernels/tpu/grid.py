@@ -94,7 +94,7 @@ class GridStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """The queries or the keys of a row: `length` positions, padded and cut into whole blocks of `block` positions."""
+    """Queries or keys of a sequence: `length` positions, padded and cut into whole blocks of `block` positions."""
 
     length: int
 
@@ -115,10 +115,10 @@ class Side:
 
 
 def _streamed(band: Band, held_block: Array, held: Side, streamed: Side, step: Array) -> tuple[Array, Array | bool]:
-    """Return the index of the block of keys (or queries) that a grid step loads, and whether the step has any pair.
+    """Return (index of the block of keys or queries that a grid step loads, whether it has a visible pair).
 
     It has one if `band`, the limits of causal and windowed attention, allows any query-key pair of the held and the
-    loaded block. It has none beyond the last block.
+    loaded block. Beyond the last block there is none.
 
     held_block: index of the block of queries (or keys) that stays on the chip while `step` counts up.
     held, streamed: the side of which a block stays, and the side of which blocks pass through.
@@ -166,7 +166,7 @@ class Grid:
 
     @property
     def parts(self) -> tuple["Grid", ...]:
-        """Two grids, one of the groups of heads with a guided head and one of the others, without guidance.
+        """This grid split in two: groups of heads with a guided head, and the other groups, without guidance.
 
         If all groups or none have a guided head, this grid alone.
 

@@ -57,7 +57,7 @@ class Operands:
 
 
 def has_keys(largest: Array) -> Array:
-    """Return whether a query sees any key: its largest score is then above `MASKED_SCORE`, that of masked keys."""
+    """Return whether each query sees any key: then its largest score is above `MASKED_SCORE`."""
     return largest > MASKED_SCORE
 
 
@@ -112,7 +112,7 @@ class Tile:
         return ref[0, :, self.lanes(head)]
 
     def scores(self, head: int) -> Array:
-        """Return Q K^T / sqrt(W) + bias where the query sees the key, else `MASKED_SCORE`; float32."""
+        """Return a head's scores Q K^T / sqrt(W) + bias where the query sees the key, else `MASKED_SCORE`; float32."""
         scores_KQ = product(self.of(self.operands.key, head), self.of(self.operands.query, head), 1, 1)
         scores_KQ = scores_KQ * self.config.width**-0.5
         if self.operands.bias is not None:
@@ -121,7 +121,7 @@ class Tile:
         return jnp.where(self.visible_KQ, scores_KQ, MASKED_SCORE)
 
     def probabilities(self, head: int) -> Array:
-        """Return attention probabilities H, from the log-sum-exps if saved, else by a softmax over all keys."""
+        """Return a head's attention weights, from the log-sum-exps if saved, else by a softmax over all keys."""
         scores_KQ = self.scores(head)
         if self.operands.log_sums is not None:
             return jnp.exp(scores_KQ - self.operands.log_sums[0, head])
@@ -131,12 +131,12 @@ class Tile:
         return exponentials_KQ * jnp.where(has_keys(largest_1Q), inverse_1Q, 0.0)
 
     def target(self, head: int) -> Array:
-        """Return the tile of the guidance target P of a head."""
+        """Return a head's guidance target P for the tile's queries and keys, in the shape of the tile."""
         shift = self.shifts[self.first_head + head]
         return interface.target(shift, column(self.operands.weights[0, head]), self.query_KQ, self.key_KQ)
 
     def multiplier(self, head: int) -> Array:
-        """Return the multiplier of dropout, M: 1 / (1 - rate) for elements that are kept, else 0."""
+        """Return dropout's multiplier of each attention weight: 1 / (1 - rate) if it is kept, else 0."""
         in_group = self.operands.key.shape[2] // self.width
         if self.config.heads % 2 or in_group % 2:
             is_upper = ((self.first_head + head + self.scalars[3]) & 1) == 1
@@ -158,7 +158,7 @@ class Tile:
         return dropout.bits_of_elements(of_queries_1Q, column(of_keys_1K))
 
     def gradient(self, head: int) -> tuple[Array, Array]:
-        """Return the scores' gradient dS and the probabilities after dropout, both 0 at keys a query does not see."""
+        """Return (gradient of the scores, attention weights after dropout), both 0 at keys a query does not see."""
         H_KQ = dropped_KQ = self.probabilities(head)
         dH_KQ = product(self.of(self.operands.value, head), self.of(self.operands.g_output, head), 1, 1)
         if self.config.rate:
