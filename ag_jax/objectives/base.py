@@ -26,7 +26,7 @@ Rngs = dict[str, Array] | None
 
 @flax.struct.dataclass
 class Outputs:
-    """Results of one pass of a model, before any loss.
+    """What one forward pass of a model returns: predictions and recorded statistics, before any loss is computed.
 
     predictions: by name; `task` is the prediction that the objective's own loss is about, `nsp` the next sentence,
         `sentence` the first position of each text. Names beside `Objective.prediction_names` are never compared between
@@ -53,7 +53,7 @@ class Outputs:
 
 
 class AttackedPass(NamedTuple):
-    """The inputs by which a clean and an attacked pass of an encoder differ, in a training step.
+    """The batch and the extra inputs of an encoder in a clean and in an attacked pass of one training step.
 
     encoder_batch: the batch as the encoder reads it in both passes.
     clean: the encoder's optional inputs in the clean pass.
@@ -84,7 +84,7 @@ class PrimaryMetric:
 
 
 class Objective:
-    """A training objective: sum over terms of coefficients(step)[term] * totals[term] / normalizers(batch)[term].
+    """A training objective: the sum over loss terms t of coefficients(step)[t] * totals[t] / normalizers(batch)[t].
 
     A new objective defines the two attributes and all methods above `predict`; the others are derived from them.
 
@@ -94,24 +94,24 @@ class Objective:
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        """The loss by which runs are summarised."""
+        """The name, label and unit of the loss by which a training run is summarised."""
         raise NotImplementedError
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions by which clean and attacked passes are compared; the first is always `"task"`."""
+        """Names of the predictions by which a clean and an attacked pass are compared; the first is always `"task"`."""
         raise NotImplementedError
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term's sum over the batch, computed from the batch alone."""
+        """Return {loss term: divisor of its batch sum}, such as the number of masked words, from the batch alone."""
         raise NotImplementedError
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the coefficient of each loss term in the loss at a training step."""
+        """Return {loss term: its coefficient in the loss at a training step}."""
         raise NotImplementedError
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return the weights for the comparison of clean and attacked passes: {name of a prediction: its weights}.
+        """Return {prediction name: weights of its examples or tokens} for comparing a clean and an attacked pass.
 
         The names are `prediction_names`. An element is an example, a token or a position.
         """
@@ -126,7 +126,7 @@ class Objective:
         raise NotImplementedError
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return the sum of each loss term over the batch, by name, and each metric as a pair (sum, weight)."""
+        """Return {loss term: its sum over the batch} and {metric: (sum, weight)}, computed from a pass's outputs."""
         raise NotImplementedError
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -141,7 +141,7 @@ class Objective:
         return self.forward(params, encoder_batch, rngs, step, ports)
 
     def word_labels(self, batch: Batch) -> WordLabels | None:
-        """Return the labels of the prediction `task`, if it is of words whose loss is `word_loss`; otherwise None.
+        """Return labels and weights of the predicted words if a wrapper may compute their loss itself; otherwise None.
 
         A wrapper can then compute this loss together with another term of the same scores (`consistency.joint_words`).
         """
@@ -157,7 +157,7 @@ class Objective:
         factors: dict[str, Array],
         ports: Ports = Ports(),
     ) -> tuple[Array, dict[str, WeightedSum]]:
-        """Return the loss and the metrics; the loss is the sum over terms of `factors[term]` * (the term's batch sum).
+        """Run the model and return (loss, metrics); the loss sums `factors[t]` * (batch sum of t) over loss terms t.
 
         factors: from `loss_factors`, for the whole batch of a training step, also if `batch` is a microbatch of it.
         """
@@ -166,7 +166,7 @@ class Objective:
     def loss_of(
         self, outputs: Outputs, batch: Batch, factors: dict[str, Array]
     ) -> tuple[Array, dict[str, WeightedSum]]:
-        """Return the loss and the metrics, as `loss`, of the outputs of `forward`."""
+        """Return (loss, metrics), as `loss` does, computed from outputs that `forward` has returned."""
         totals, metrics = self.terms(outputs, batch)
         loss: Any = sum(factors[term] * total for term, total in totals.items())
         return loss, metrics
@@ -182,7 +182,7 @@ class Objective:
         return jax.value_and_grad(self.loss, has_aux=True)(params, batch, rngs, step, factors)
 
     def attacked_pass(self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array) -> AttackedPass | None:
-        """Return the inputs of a clean and of an attacked pass at a training step; None without an attack.
+        """Return the encoder's inputs in a clean and in an attacked pass at a training step; None without an attack.
 
         Attacks override it; it is for analyses, not for training.
         """
@@ -208,28 +208,28 @@ class Wrapper(Objective):
 
     @property
     def primary_metric(self) -> PrimaryMetric:
-        """The primary metric of the inner objective."""
+        """The name, label and unit of the loss by which a training run is summarised, from the inner objective."""
         return self.inner.primary_metric
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the inner objective's predictions."""
+        """Names of the inner objective's predictions by which a clean and an attacked pass are compared."""
         return self.inner.prediction_names
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term of the inner objective."""
+        """Return {loss term: divisor of its batch sum} of the inner objective."""
         return self.inner.normalizers(batch)
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the coefficient of each loss term of the inner objective."""
+        """Return {loss term: its coefficient in the loss at a training step} of the inner objective."""
         return self.inner.coefficients(step)
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return {name of an inner prediction: weights of the elements} for comparing a clean and an attacked pass."""
+        """Return {prediction name: weights of its examples or tokens} of the inner objective, for comparing passes."""
         return self.inner.prediction_weights(batch)
 
     def word_labels(self, batch: Batch) -> WordLabels | None:
-        """Return the labels of the inner objective's words, or None."""
+        """Return labels and weights of the words that the inner objective predicts, or None."""
         return self.inner.word_labels(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -237,7 +237,7 @@ class Wrapper(Objective):
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return the summed loss terms and the metrics of the inner objective."""
+        """Return {loss term: its sum over the batch} and {metric: (sum, weight)} of the inner objective."""
         return self.inner.terms(outputs, batch)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -245,12 +245,12 @@ class Wrapper(Objective):
         return self.inner.predict(params, encoder_batch, rngs, step, ports)
 
     def attacked_pass(self, params: Params, batch: Batch, rngs: dict[str, Array], step: Array) -> AttackedPass | None:
-        """Return the inputs of a clean and of an attacked pass of the inner objective; None if it has no attack."""
+        """Return the inner objective's inputs of a clean and an attacked encoder pass; None without an attack."""
         return self.inner.attacked_pass(params, batch, rngs, step)
 
 
 def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, Array]:
-    """Return the factor of each loss term's sum in the loss: coefficient of the term / divisor of the term."""
+    """Return {loss term: the factor of its batch sum in the loss}: the term's coefficient / the term's divisor."""
     coefficients = objective.coefficients(step)
     return {
         term: coefficients[term] / jnp.maximum(weight, 1.0) for term, weight in objective.normalizers(batch).items()
@@ -260,7 +260,7 @@ def loss_factors(objective: Objective, batch: Batch, step: Array) -> dict[str, A
 def apply_model(
     model: nn.Module, params: Params, batch: Batch, rngs: Rngs, ports: Ports, method: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Apply a model; return its result and what its layers recorded: statistics of guided heads, and mask counts.
+    """Apply a model; return its output and {name: what its layers recorded}: guided heads' statistics, mask counts.
 
     The names are those of the fields of `Outputs`: `statistics`, None without `ports.guides`, `decoder_statistics` and
     `cross_statistics`, None without the guides of a decoder, and `mask_counts`, None without `ports.attack`. Dropout is
@@ -286,7 +286,7 @@ def apply_model(
 
 
 def _sown(collections: Mapping[str, Any], name: str, stack: str, attention: str) -> Any:
-    """Return the value that a stack's layers sowed into a collection, with a leading layer axis; None without one.
+    """Return what the encoder's or decoder's layers sowed into a Flax collection, stacked over layers; None if nothing.
 
     name: of the collection.
     stack: `encoder` or `decoder`.

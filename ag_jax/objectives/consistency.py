@@ -39,7 +39,7 @@ _SECOND_PASS = 0x5A  # purpose of random keys: a second pass with dropout of its
 
 @dataclasses.dataclass(frozen=True)
 class DivergenceConfig:
-    """Settings of the divergence of two predictions.
+    """Settings of the divergence between the predictions of a clean and of a disturbed pass.
 
     form: `symmetric` or `one_way`, from the clean prediction to the other; squared error of numbers is the same either
         way.
@@ -55,7 +55,7 @@ class DivergenceConfig:
 
 
 def divergence(clean: Prediction, other: Any, weights: PredictionWeights, config: DivergenceConfig) -> Array:
-    """Return sum w D[clean, other]: the divergence D of two predictions, summed over examples or tokens of weight w.
+    """Return the divergence between the predictions of two passes, as a weighted sum over examples or tokens.
 
     Divided by `total_weight`, the sum is a mean. It is at least 0, and 0 if and only if both predictions are equal.
     Squared error for numbers, averaged over the components of a vector. Words must be of one model: embeddings and bias
@@ -86,16 +86,16 @@ def total_weight(weights: PredictionWeights, config: DivergenceConfig) -> Array:
 
 
 def independent_rngs(rngs: dict[str, Array]) -> dict[str, Array]:
-    """Return the random keys of a second pass whose dropout is independent of the first pass's, with keys `rngs`."""
+    """Return random keys for a second pass, derived from the first pass's, that make its dropout independent."""
     # All keys, not only that of dropout: a second pass draws no samples, it reads those of the first one.
     return {name: jax.random.fold_in(key, _SECOND_PASS) for name, key in rngs.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class SecondPass(Wrapper):
-    """An objective that adds to the loss of another objective the divergence D between a clean and a disturbed pass.
+    """Base class of objectives that add to a wrapped objective's loss the divergence of a clean and a disturbed pass.
 
-    The loss is L_inner + coefficient(step) * D, with L_inner the loss of the other objective, which is wrapped. D is
+    The loss is L_inner + coefficient(step) * D, with L_inner the loss of the wrapped objective. D is
     the divergence of the predictions of a clean pass from those of a second pass in which the model is disturbed.
 
     A subclass runs the second pass in its `forward`, adds it with `with_second_pass`, and defines `distance`. There is
@@ -107,7 +107,7 @@ class SecondPass(Wrapper):
     term: str
 
     def distance(self, clean: Prediction, other: Prediction, weights: PredictionWeights) -> Array:
-        """Return the divergence of the predictions of two passes, as a weighted sum over examples or tokens.
+        """Return the divergence between the predictions of two passes, as a weighted sum over examples or tokens.
 
         clean, other: the prediction in the clean and in the second pass.
         weights: of the examples or tokens.
@@ -119,7 +119,7 @@ class SecondPass(Wrapper):
         return total_weight(weights, DivergenceConfig())
 
     def coefficient_at(self, step: Array) -> Array:
-        """Return the factor of the divergence D in the loss at a step."""
+        """Return the factor of the divergence in the loss at a training step."""
         raise NotImplementedError
 
     def term_of(self, prediction: str) -> str:
@@ -139,13 +139,13 @@ class SecondPass(Wrapper):
 
     @property
     def word_divergence(self) -> DivergenceConfig | None:
-        """The settings of D, if `distance` is the function `divergence`; otherwise None."""
+        """The settings of the divergence, if `distance` computes it by the function `divergence`; otherwise None."""
         return None
 
     def loss_of(
         self, outputs: Outputs, batch: Batch, factors: dict[str, Array]
     ) -> tuple[Array, dict[str, WeightedSum]]:
-        """Return the loss and the metrics of the outputs of both passes.
+        """Return (loss, metrics), computed from the outputs of the clean and the second pass.
 
         Where both passes predict words, the scores of the clean pass are computed once for the loss and for D.
         """
@@ -164,7 +164,7 @@ class SecondPass(Wrapper):
         return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return the summed loss terms and the metrics of the wrapped objective and of the divergence of both passes.
+        """Return {loss term: batch sum} and {metric: (sum, weight)} of the wrapped objective and of the divergence.
 
         For each prediction, the divergence D of both passes is a loss term and the metric `TERM_loss`. Metrics of the
         second pass are added.
@@ -186,7 +186,7 @@ def _two_classes(logits: Array) -> Array:
 
 
 def _one_or_both_ways(config: DivergenceConfig, one_way, clean: Array, other: Array) -> Array:
-    """Return `one_way(clean, other)`, or with `form=symmetric` the mean of `one_way` in both directions.
+    """Return the one-way divergence of `clean` and `other`, or, with `form=symmetric`, the mean of both directions.
 
     one_way: (target, judged) -> divergence of each element; gradients are stopped as `stop_gradient` says.
     """
@@ -214,7 +214,7 @@ def _squares(config: DivergenceConfig, clean: Array, other: Array, weights: Arra
 
 
 def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weights_B: Array) -> Array:
-    """Return the divergence of two passes' predicted numbers, where a softmax over the batch makes them distributions.
+    """Return the divergence between two passes' predicted numbers, after a softmax over the batch in each pass.
 
     Only with `legacy`, as in the released code. Examples of weight 0 get no probability.
     """
@@ -226,7 +226,7 @@ def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weig
 def _word_divergence(
     config: DivergenceConfig, clean_BMD: Array, other_BMD: Array, embedding_VD: Array, bias_V: Array, weights_BM: Array
 ) -> Array:
-    """Return the divergence of two passes' word distributions, summed over the masked positions with `weights_BM`.
+    """Return the divergence between two passes' word distributions, summed over masked positions by `weights_BM`.
 
     It is computed a few positions at a time: the scores of all words at all positions are never in memory at once.
     Gradients are computed in the forward pass, as in `word_loss`.
@@ -258,7 +258,7 @@ def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, emb
 def _gradients(
     d_scores_BMV: Sequence[Array], hiddens_BMD: Sequence[Array], embedding_VD: Array
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    """Return (d_embedding_DV, d_bias_V), summed over passes, and the gradient of each pass's hidden states.
+    """Return gradients of (embeddings, bias) summed over passes, and of hidden states, given score gradients.
 
     d_scores_BMV: the gradient of the word scores of each pass.
     """
@@ -289,9 +289,10 @@ def joint_words(
     loss_factor: Array,
     divergence_factor: Array,
 ) -> tuple[Array, ScoredWords]:
-    """Return loss_factor * `word_loss` + divergence_factor * `divergence` of predicted words, and the sums of both.
+    """Return the weighted sum of the clean pass's word loss and its divergence from the other pass, and the three sums.
 
-    The first value has a gradient, the sums have none. Scores of all words are products with the embeddings: this
+    The first value is loss_factor * `word_loss` + divergence_factor * `divergence`. It has a gradient, the sums of
+    loss, right predictions and divergence have none. Scores of all words are products with the embeddings: this
     function computes them once for each pass and their gradients with two products more, six in all, where the two
     functions need nine.
 
@@ -320,7 +321,9 @@ def _joint_words(
     weights_BM: Array,
     factors_2: Array,
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """Return factors_2[0] * loss + factors_2[1] * divergence, and (loss, right predictions, divergence).
+    """Return the weighted sum of the clean pass's word loss and its divergence from the other pass, and the three sums.
+
+    The first is factors_2[0] * loss + factors_2[1] * divergence; the sums are loss, right predictions and divergence.
 
     The gradient is computed in the forward pass, as in `word_loss`, so the factors must be known there.
     """

@@ -67,7 +67,7 @@ class Guided(Wrapper):
         return dataclasses.replace(guides, kinds=kinds)
 
     def _check_columns(self, guides: guidance.Guides, band: Band) -> None:
-        """Raise ValueError if most queries of a layer with a window would not see the tokens of a pattern."""
+        """Raise ValueError if most queries of a windowed layer do not see the tokens that a pattern looks for."""
         columns = [
             name
             for (name, _), target in zip(self.assignment, guides.targets, strict=True)
@@ -81,7 +81,7 @@ class Guided(Wrapper):
             )
 
     def decoder_guides(self, batch: Batch) -> guidance.Guides:
-        """Return the targets of the guided heads of a decoder's self-attention, found in what the decoder reads.
+        """Return the attention targets of guided heads in a decoder's self-attention, found in the tokens it reads.
 
         Tokens that it reads one position later than it predicts them, as it does in training.
         """
@@ -94,7 +94,7 @@ class Guided(Wrapper):
         return self._guides(self.decoder_assignment, find)
 
     def cross_guides(self, batch: Batch) -> guidance.Guides:
-        """Return the targets of the guided heads of a decoder's attention to the source, found in the source."""
+        """Return the attention targets of guided heads in a decoder's cross-attention, found in the source tokens."""
         find = functools.partial(
             patterns.find_source_target,
             tokens_BK=batch["tokens"],
@@ -112,7 +112,7 @@ class Guided(Wrapper):
         return guidance.Guides(targets, counts, self.config.probabilities == "after_dropout")
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisors of the wrapped objective's loss terms; for the guidance loss `ag`, the number of texts.
+        """Return {loss term: divisor}: the wrapped objective's, and the number of texts for the guidance loss `ag`.
 
         There is no term `ag` with `mode=bias`.
         """
@@ -122,7 +122,7 @@ class Guided(Wrapper):
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factors of the wrapped objective's loss terms; for the guidance loss `ag`, alpha(step).
+        """Return {loss term: factor}: the wrapped objective's, and alpha(step) for the guidance loss `ag`.
 
         There is no term `ag` with `mode=bias`.
         """
@@ -132,7 +132,7 @@ class Guided(Wrapper):
         return coefficients
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Return the outputs of the inner objective's model, run with guidance, with the statistics of guided heads."""
+        """Run the inner objective's model with guidance; return its outputs, with statistics of the guided heads."""
         ports = self._biased(dataclasses.replace(ports, guides=self.guides(batch)), batch, step)
         if self.decoder_assignment:
             ports = dataclasses.replace(ports, decoder_guides=self.decoder_guides(batch))
@@ -141,7 +141,7 @@ class Guided(Wrapper):
         return self.inner.forward(params, batch, rngs, step, ports)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return loss terms, summed over the batch, and metrics: of the inner objective, and of guidance.
+        """Return {loss term: batch sum} and {metric: (sum, weight)} of the inner objective and of the guidance.
 
         Guidance adds the attention mass on every pattern's target to the metrics. With `mode=loss` it also adds the
         guidance loss: the loss term `ag` and the metric `ag_loss`.
@@ -185,9 +185,9 @@ class Guided(Wrapper):
         guides: guidance.Guides,
         segments_BL: Array,
     ) -> Array:
-        """Return the guidance loss of the encoder, and add the mass on each pattern's target to `metrics`.
+        """Return the guidance loss of the encoder, and add each pattern's attention mass by layer to `metrics`.
 
-        The mass is that of each layer, with the weight 0 for layers that are not guided.
+        The mass on a pattern's target has the weight 0 in layers that are not guided.
         """
         if self.layer_groups is None:
             return self._add_masses(metrics, "", self.assignment, statistics, guides, segments_BL, self.config)
@@ -208,7 +208,7 @@ class Guided(Wrapper):
     def _add_masses(
         metrics: dict[str, WeightedSum], prefix: str, assignment: tuple[tuple[str, int], ...], *arguments, **options
     ) -> Array:
-        """Return the guidance loss of one kind of attention, and add the mass on each pattern's target to `metrics`.
+        """Return the guidance loss of one kind of attention, and add each pattern's attention mass to `metrics`.
 
         prefix: put before the names of patterns in the names of metrics.
         arguments, options: those of `guidance.guidance_loss`.
@@ -218,7 +218,7 @@ class Guided(Wrapper):
         return total
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Run the model again (for an attack) on what the encoder read in the first pass; return the outputs.
+        """Run the model a second time (for an attack) on what the encoder read in the first pass; return the outputs.
 
         encoder_batch: `Outputs.encoder_batch` of the first pass.
 
@@ -228,9 +228,9 @@ class Guided(Wrapper):
         return self.inner.predict(params, encoder_batch, rngs, step, self._biased(ports, encoder_batch, step))
 
     def _biased(self, ports: Ports, batch: Batch, step: Array) -> Ports:
-        """Return the encoder's extra inputs `ports`, with alpha(step) * P as attention bias if `guidance.mode=bias`.
+        """Return the encoder inputs `ports`, with alpha(step) * target as attention bias if `guidance.mode=bias`.
 
-        P is the target attention of the guided heads. A bias that `ports` have already is added.
+        The target is the target attention of the guided heads. A bias that `ports` have already is added.
         """
         if self.config.mode != "bias":
             return ports

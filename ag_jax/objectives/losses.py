@@ -9,10 +9,10 @@ from jax import Array
 
 
 def cross_entropy(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:
-    """Return two sums: of -w log softmax(logits)[label], and of the weights w of correct predictions.
+    """Return the weighted sum of the cross entropies, and the total weight of the correct predictions.
 
-    A prediction is correct if the label has the largest logit. The first sum is at least 0, and 0 if and only if every
-    label whose weight is not 0 has probability 1.
+    The cross entropy is -log softmax(logits)[label], and a prediction is correct if the label has the largest logit.
+    The first sum is at least 0, and 0 if and only if every label whose weight is not 0 has probability 1.
 
     logits: float32, with an axis C of classes behind the axes of `labels` and `weights`.
     """

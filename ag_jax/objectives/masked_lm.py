@@ -37,7 +37,7 @@ class Pretraining(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions (words, texts, next sentences) in which a clean and an attacked pass are compared.
+        """Names of the predictions (words, texts, next sentences) by which a clean and an attacked pass are compared.
 
         `task` is for the masked words; if enabled, `sentence`, made at the first position of each text, is for the
         whole text, and `nsp` for the next sentence.
@@ -45,19 +45,19 @@ class Pretraining(Objective):
         return ("task", *self.sentences.prediction_names, *(("nsp",) if self.model.next_sentence else ()))
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: the number of masked positions for `mlm`, of examples for `nsp`."""
+        """Return {loss term: divisor}: the number of masked positions for `mlm`, of examples for `nsp`."""
         weights = {"mlm": batch["masked_weights"].sum()}
         if self.model.next_sentence:
             weights["nsp"] = _examples(batch).sum()
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of each loss term: 1 for `mlm`, and for `nsp` if there is next-sentence prediction."""
+        """Return {loss term: factor}: 1 for `mlm`, and 1 for `nsp` if there is next-sentence prediction."""
         terms = ("mlm", "nsp") if self.model.next_sentence else ("mlm",)
         return {term: jnp.ones_like(step, jnp.float32) for term in terms}
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return the weights for the comparison of clean and attacked passes: {name of a prediction: its weights}.
+        """Return {prediction name: weights of its examples or tokens} for comparing a clean and an attacked pass.
 
         The weight is 1 for each masked word (`task`), text (`sentence`) and pair of sentences (`nsp`), 0 for padding.
         """
@@ -67,7 +67,7 @@ class Pretraining(Objective):
         return weights
 
     def word_labels(self, batch: Batch) -> WordLabels:
-        """Return the labels of the masked words."""
+        """Return the labels and weights of the masked words, with the name of their loss term."""
         return WordLabels("mlm", batch["masked_labels"], batch["masked_weights"], self.group_rows)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -93,7 +93,7 @@ class Pretraining(Objective):
         return Outputs(predictions, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return each loss term summed over the batch, and metrics as pairs (sum, weight).
+        """Return {loss term: batch sum} and {metric: (sum, weight)} of the masked words and the next sentence.
 
         The metrics are loss and accuracy of the masked words and, if the model predicts it, of the next sentence.
         """

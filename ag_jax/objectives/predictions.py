@@ -1,4 +1,4 @@
-"""Predictions in the few forms in which two passes of a model can be compared, and the weights of their elements.
+"""Types of predictions by which two passes of a model can be compared, and the weights of their elements.
 
 Shape letters: B batch, C classes, M positions of a row, D width, V vocabulary.
 """
@@ -9,14 +9,14 @@ from jax import Array
 
 @flax.struct.dataclass
 class Categorical:
-    """Distributions over classes, candidates, tags or positions: their logits `(..., C)`."""
+    """Predicted distributions over classes, candidates, tags or positions, stored as logits `(..., C)`."""
 
     logits: Array
 
 
 @flax.struct.dataclass
 class YesNo:
-    """Logits of `yes`, one for each yes-or-no question."""
+    """Predicted answers to yes-or-no questions, stored as one logit of `yes` for each question."""
 
     logits: Array
 
@@ -47,7 +47,7 @@ class WordDistributions:
 
 @flax.struct.dataclass
 class ScoredWords:
-    """Sums over the predicted words of two passes that were computed together, in place of a `WordDistributions`.
+    """The loss, right predictions and divergence of two passes' predicted words, each already summed over the words.
 
     None of them has a gradient: that of the loss comes from `consistency.joint_words`.
 
@@ -65,7 +65,7 @@ Prediction = Categorical | YesNo | Values | WordDistributions | ScoredWords
 
 @flax.struct.dataclass
 class WordLabels:
-    """What the loss of an objective's predicted words is computed from, besides their distributions.
+    """The labels and weights of predicted words, with the name of the loss term that is computed from them.
 
     term: name of the loss term.
     labels_BM, weights_BM, group_rows: see `word_loss`.

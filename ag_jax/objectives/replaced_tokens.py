@@ -46,7 +46,7 @@ class ReplacedTokensConfig:
 
 
 def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tuple[Array, dict[str, WeightedSum]]:
-    """Return the loss of replaced-token detection, summed over the tokens where `judged_BL` is true, and metrics.
+    """Return the replaced-token detection loss, summed over tokens marked in `judged_BL`, and {metric: (sum, weight)}.
 
     The loss of a token is -log sigmoid(logit) if it was replaced, else -log sigmoid(-logit), that is,
     L = -[y log p + (1 - y) log(1 - p)] (Clark et al. 2020, section 2). Zero if and only if every judged token has the
@@ -100,14 +100,14 @@ class ReplacedTokens(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions in which a clean and an attacked pass are compared.
+        """Names of the predictions by which a clean and an attacked pass are compared: `task` and maybe `sentence`.
 
         `task` is whether each token was replaced; `sentence`, if enabled, is the output at each text's first position.
         """
         return ("task", *self.sentences.prediction_names)
 
     def judged(self, batch: Batch) -> Array:
-        """Return booleans `BL`: whether a token is judged, that is, counts in the detection loss.
+        """Return booleans `BL`: whether each token counts in the detection loss.
 
         Judged are all tokens but padding and those whose original id is `ignored`.
         """
@@ -116,7 +116,7 @@ class ReplacedTokens(Objective):
         return (batch["segment_ids"] > 0) & ~jnp.isin(original_BL, ignored)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return each loss term's divisor: the number of classified tokens for `rtd`, of masked positions for `mlm`.
+        """Return {loss term: divisor}: the number of classified tokens for `rtd`, of masked positions for `mlm`.
 
         The classified tokens are those that `judged` marks. There is no `mlm` without a generator.
         """
@@ -126,14 +126,14 @@ class ReplacedTokens(Objective):
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of each loss term: the field `weight` for `rtd`, 1 for `mlm` if there is a generator."""
+        """Return {loss term: factor}: the field `weight` for `rtd`, and 1 for `mlm` if there is a generator."""
         coefficients = {"rtd": jnp.full_like(step, self.weight, jnp.float32)}
         if self.model.generator_config is not None:
             coefficients["mlm"] = jnp.ones_like(step, jnp.float32)
         return coefficients
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return the weights for the comparison of clean and attacked passes: {name of a prediction: its weights}.
+        """Return {prediction name: weights of its examples or tokens} for comparing a clean and an attacked pass.
 
         The weight is 1 for each token of the detection loss (`task`) and each text (`sentence`), and 0 for all else.
         """
@@ -153,7 +153,7 @@ class ReplacedTokens(Objective):
         return dataclasses.replace(outputs, predictions=outputs.predictions | {"generator": words})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return each loss term summed over the batch, and metrics: the detection's loss, accuracy, recall, precision.
+        """Return {loss term: batch sum} and {metric: (sum, weight)} of the detection and of a generator, if any.
 
         Recall is `replaced_found`, precision `alarms_right`; `replaced_share` is the share of replaced tokens. With a
         generator there are its loss and accuracy, too.
@@ -182,7 +182,7 @@ class ReplacedTokens(Objective):
         return Outputs(predictions, encoder_batch, **sown)
 
     def generate(self, params: Params, batch: Batch, rngs: Rngs) -> tuple[WordDistributions, Batch]:
-        """Return the generator's prediction of the masked words, and the batch with sampled words in place of masks."""
+        """Return the generator's word distributions at the masked positions, and the batch with sampled words there."""
         key = jax.random.key(0) if rngs is None else rngs.get("samples", rngs["dropout"])
         model_rngs = None if rngs is None else {"dropout": jax.random.fold_in(key, 1)}
         heads: Any = self.model.apply(
@@ -194,7 +194,7 @@ class ReplacedTokens(Objective):
 
 
 def with_samples(batch: Batch, samples_BM: Array) -> Array:
-    """Return the original tokens, `BL`, with the samples at the masked positions.
+    """Return the original tokens `BL` of a batch, with the sampled tokens in their place at the masked positions.
 
     Slots for masked positions that have weight 0 change nothing.
     """

@@ -37,7 +37,7 @@ class Sentences:
         return () if self.of == "none" else ("sentence",)
 
     def first_positions(self, batch: Batch) -> tuple[Array, Array]:
-        """Return the positions at which the texts of each row begin, and 1 for each such position, both `BT`.
+        """Return the first position of each text in each row, and weights of 1 for texts and 0 for padding, both `BT`.
 
         A row of fewer than T texts is filled up with other positions, which have 0 instead of 1.
         """
@@ -47,14 +47,14 @@ class Sentences:
         return positions_BT, jnp.take_along_axis(firsts_BL, positions_BT, axis=1).astype(jnp.float32)
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return {"sentence": weights} to compare a clean and an attacked pass; {} without the prediction (`of=none`).
+        """Return {"sentence": weights of texts} to compare a clean and an attacked pass; {} if `of` is `none`.
 
         The weight is 1 for each text, and 0 for the other positions that fill a row up.
         """
         return {} if self.of == "none" else {"sentence": PredictionWeights(self.first_positions(batch)[1])}
 
     def hidden(self, encoded_BLD: Array, batch: Batch) -> Prediction:
-        """Return the hidden states `BTD` at the first position of each text, as a prediction to compare passes in.
+        """Return the hidden states at the first token of each text, by which a clean and an attacked pass are compared.
 
         With the setting `of=softmax`, they are treated as the logits of a distribution; otherwise as vectors.
         """

@@ -21,7 +21,7 @@ TASK = PrimaryMetric("task_loss", "task", "task loss", "of an example or a tag",
 
 
 def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[Array, Array]:
-    """Return the weighted sum of the examples' losses, and the total weight of examples whose top candidate is right.
+    """Return the weighted sum of multiple-choice losses, and the total weight of examples whose top candidate is right.
 
     The loss of an example is -sum_c y_c log softmax(logits)_c, with y_c the label of candidate c. The candidate with
     the largest logit is right if its label is above 0. With two candidates the loss is the pairwise ranking
@@ -34,9 +34,9 @@ def choice_loss(logits_BC: Array, labels_BC: Array, weights_B: Array) -> tuple[A
 
 
 def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Array) -> tuple[Array, Array]:
-    """Return sum -w (log P(start) + log P(end)) / 2, and the sum of w over examples with start and end predicted right.
+    """Return the weighted sum of answer-span losses, and the total weight of examples with start and end both right.
 
-    w is the weight of an example. Devlin et al. 2019, section 4.2.
+    The loss of an example is -(log P(start) + log P(end)) / 2. Devlin et al. 2019, section 4.2.
     """
     labels_B2 = jnp.stack([starts_B, ends_B], axis=-1)
     both_B2 = jnp.broadcast_to(weights_B[:, None], labels_B2.shape)
@@ -46,7 +46,9 @@ def span_loss(logits_B2L: Array, starts_B: Array, ends_B: Array, weights_B: Arra
 
 
 def span_or_none_loss(logits_B3L: Array, starts_B: Array, ends_B: Array, weights_B: Array) -> tuple[Array, Array]:
-    """Return the sum of `span_loss` and of -w log P(class), and the sum of w over examples with all three right.
+    """Return the weighted sum of span plus answerability losses, and the total weight of examples with all three right.
+
+    The loss of an example is that of `span_loss` plus -log P(class); start, end and class must be right.
 
     The classes are 0, no answer, where `starts_B` is 0, and 1, an answer, elsewhere; their logits are those of
     `models.heads.AnswerHead`. Liu et al. 2019, section 5.2. The paper does not say what the span of a question without
@@ -59,13 +61,13 @@ def span_or_none_loss(logits_B3L: Array, starts_B: Array, ends_B: Array, weights
 
 
 def _with_class(weights_B: Array) -> Array:
-    """Return the weights `B3` of start, end and class: each end of a span counts half."""
+    """Return the loss weights `B3` of start, end and answerability: start and end weigh half the example's weight."""
     return jnp.stack([weights_B / 2, weights_B / 2, weights_B], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskLoss:
-    """Functions that compute the loss for a kind of task, and the weights of examples or tokens in it.
+    """The functions that define one kind of task's loss: predictions from logits, the summed loss, and weights.
 
     prediction: logits of the model -> prediction.
     total: (prediction, batch, weights) -> sum of weights * loss, and sum of weights where the prediction is right (None
@@ -90,7 +92,7 @@ def _tag_weights(batch: Batch) -> Array:
 
 
 def _span_weights(batch: Batch) -> Array:
-    """Return each row's weight in the loss, `B`: 0 if the labelled answer begins or ends where no answer may lie.
+    """Return each example's weight in the loss, `B`: 0 if the labelled answer begins or ends where no answer may lie.
 
     No answer may lie where the batch's array `span_weights`, `BL`, is 0, as in the question. Other rows keep their
     `weights`.
@@ -173,11 +175,11 @@ class Supervised(Objective):
     prediction_names: ClassVar[tuple[str, ...]] = ("task",)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of the loss term: the number of examples, or of tags, with a label."""
+        """Return {"task": divisor of the loss}, the number of examples, or of tags, with a label."""
         return {"task": self.task_loss.weights(batch).sum()}
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of the loss term, 1 at every step."""
+        """Return {"task": 1}, the factor of the loss term at every step."""
         return {"task": jnp.ones_like(step, jnp.float32)}
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
@@ -194,7 +196,7 @@ class Supervised(Objective):
         return Outputs({"task": self.task_loss.prediction(logits)}, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return the loss term, summed over the batch, and metrics: the same loss and, but for regression, accuracy."""
+        """Return {"task": batch sum of the loss} and {metric: (sum, weight)}, with accuracy but for regression."""
         weights = self.task_loss.weights(batch)
         total, correct = self.task_loss.total(outputs.predictions["task"], batch, weights)
         metrics = {"task_loss": (total, weights.sum())}

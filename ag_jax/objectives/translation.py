@@ -58,11 +58,11 @@ class TranslationConfig:
 
     @property
     def test_sets(self) -> dict[str, tuple[str, str]]:
-        """The files (source, target) of each test set, by name."""
+        """The files of each test set, as {name: (file of source texts, file of their translations)}."""
         return {name: (source, target) for name, source, target in (test.split("=") for test in self.tests)}
 
     def smoothing(self, words: int) -> float:
-        """Return the epsilon that gives the same distribution if it is spread over all `words` words."""
+        """Return the label-smoothing epsilon as the share that is spread over all `words` words of the vocabulary."""
         share = self.label_smoothing
         return share if self.smooth_over == "all" else share * words / (words - 1)
 
@@ -83,15 +83,15 @@ class Translation(Objective):
     prediction_names: ClassVar[tuple[str, ...]] = ("task",)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of the loss: the number of target tokens."""
+        """Return {"translation": divisor of the loss}, the number of target tokens."""
         return {"translation": batch["target_weights"].sum()}
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of the loss, which is 1."""
+        """Return {"translation": 1}, the factor of the loss term at every step."""
         return {"translation": jnp.ones_like(step, jnp.float32)}
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return the weights for the comparison of clean and attacked passes: 1 for each target token."""
+        """Return {"task": weights} by which a clean and an attacked pass are compared: 1 for each target token."""
         return {"task": PredictionWeights(batch["target_weights"])}
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -101,7 +101,7 @@ class Translation(Objective):
         return Outputs({"task": WordDistributions(words.hidden_BTD, words.embedding_VD, words.bias_V)}, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return the loss, summed over the batch, and metrics as pairs (sum, weight).
+        """Return {"translation": batch sum of the loss} and {metric: (sum, weight)}.
 
         The metrics are the loss `translation_loss`, the cross entropy `nll`, and the share of right words `accuracy`.
         """

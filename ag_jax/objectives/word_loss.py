@@ -26,7 +26,7 @@ Add = Callable[[Any, tuple], tuple[Any, Any]]
 
 
 def _in_chunks(array_BMx: Array, most: int | None = None) -> Array:
-    """Split the axis M into chunks of equal length: return `(chunks, B, length, ...)`.
+    """Split the slot axis M of an array into chunks of equal length: return `(chunks, B, length, ...)`.
 
     Rows are filled up with zeros behind the last slot. They are not split, so each stays on its device.
 
@@ -39,13 +39,13 @@ def _in_chunks(array_BMx: Array, most: int | None = None) -> Array:
 
 
 def _joined(chunks: Array) -> Array:
-    """Return `(B, chunks * length, ...)` from `(chunks, B, length, ...)`: undo `_in_chunks` but for its zeros."""
+    """Join the chunks of the slot axis, undoing `_in_chunks` but for its zeros: return `(B, chunks * length, ...)`."""
     chunks = chunks.swapaxes(0, 1)
     return chunks.reshape(chunks.shape[0], -1, *chunks.shape[3:])
 
 
 def rows_per_group(slots: int) -> int:
-    """Return the number of rows for a group in `over_used_slots`, if a row has `slots` slots.
+    """Return how many rows of a batch form a group in `over_used_slots`, if a row has `slots` slots for words.
 
     It is the largest power of two with which a group has at most `GROUP_SLOTS` slots, and at least 1.
     """
@@ -53,7 +53,7 @@ def rows_per_group(slots: int) -> int:
 
 
 def over_chunks(add: Add, sums: Any, arrays: tuple[Array, ...]) -> tuple[Any, Any]:
-    """Scan `add` over chunks of the slots of all rows; return the last sums, and the results of all slots, `BMx`.
+    """Scan `add` over chunks of all rows' slots for words; return the final sums, and the results of all slots, `BMx`.
 
     add: (sums, chunks of `arrays`) -> new sums, results of the chunk's slots or None.
     sums: the sums to start with.
@@ -63,7 +63,7 @@ def over_chunks(add: Add, sums: Any, arrays: tuple[Array, ...]) -> tuple[Any, An
 
 
 def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -> tuple[Any, Any]:
-    """Return what `over_chunks` returns, but compute only the chunks that hold a masked position.
+    """Scan `add` as `over_chunks` does, but skip chunks of unused slots; return the final sums and all slots' results.
 
     The results of unused slots are 0, and all results have the order of the slots.
 
@@ -105,7 +105,7 @@ def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -
 
 
 def over_slots(add: Add, sums: Any, arrays: tuple[Array, ...], group_rows: int) -> tuple[Any, Any]:
-    """Return `over_chunks` for groups of one row, otherwise `over_used_slots`.
+    """Scan `add` over the slots for words: by `over_chunks` for groups of one row, otherwise by `over_used_slots`.
 
     group_rows: rows of a group, see `rows_per_group`; only a divisor that it shares with the batch is used.
     """
@@ -123,7 +123,7 @@ def word_loss(
     group_rows: int = 1,
     smoothing: float = 0.0,
 ) -> tuple[Array, Array, Array]:
-    """Return three sums, weighted by `weights_BM`: of the loss, of right predictions, and of the cross entropy.
+    """Return three weighted sums over the slots for words: smoothed loss, right predictions, plain cross entropy.
 
     The scores are s = h E^T + b. Cross entropy and right predictions are those of `losses.cross_entropy`, computed a
     few positions at a time. The loss is the cross entropy with the smoothed distribution
@@ -152,7 +152,7 @@ def word_loss(
 
 
 def _sums(scores_BMV: Array, labels_BM: Array, weights_BM: Array, smoothing: float) -> tuple[Array, Array, Array]:
-    """Return the three sums of `word_loss` from the scores of some slots."""
+    """Return the three sums of `word_loss` (loss, right predictions, cross entropy) from word scores of some slots."""
     entropy, correct = cross_entropy(scores_BMV, labels_BM, weights_BM)
     if not smoothing:
         return entropy, correct, entropy
