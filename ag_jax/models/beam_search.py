@@ -26,7 +26,7 @@ LARGEST_BLOCK, SMALLEST_BLOCK = 128, 16  # numbers of candidates in a block (`_b
 
 @flax.struct.dataclass
 class Hypotheses:
-    """Outputs of a search: K hypotheses for each of B sentences, with the best score first.
+    """The result of a search: up to K hypotheses (generated texts) for each of B sentences, best score first.
 
     If fewer than K hypotheses of a sentence have a probability above 0, the last places are empty: length 0, log-prob
     and score -inf.
@@ -47,13 +47,16 @@ class Hypotheses:
 
     @property
     def failed_B(self) -> Array:
-        """Sentences without a result: the model's output was wrong (scores are NaN), or all places are empty (-inf)."""
+        """For each sentence, whether it has no result: the model's output was no distribution, or no text was possible.
+
+        Its best score is then NaN or -inf.
+        """
         return ~jnp.isfinite(self.scores_BK[:, 0])
 
 
 @flax.struct.dataclass
 class _State:
-    """State of the search before a step.
+    """State of a beam search before a step: live and ended hypotheses of each sentence, and the model's cache.
 
     index: number of steps done.
     cache: the model's, of the K live hypotheses of each sentence.
@@ -75,13 +78,13 @@ class _State:
 
 
 def gather(cache: Cache, parents_BK: Array) -> Cache:
-    """Return a cache of arrays `NBK...` with, in each beam's place, the entries of its parent; N may be 1."""
+    """Return a decoding cache of arrays `NBK...` in which each beam has the entries of its parent beam; N may be 1."""
     of_each_sentence = jax.vmap(lambda leaf, parents_K: leaf[:, parents_K], in_axes=(1, 0), out_axes=1)
     return jax.tree.map(lambda leaf: of_each_sentence(leaf, parents_BK), cache)
 
 
 def _has_room(cache: Cache, room: int) -> Cache:
-    """Return the cache itself: it has room for all steps."""
+    """Return the decoding cache unchanged, because it has room for all steps."""
     del room
     return cache
 
@@ -115,7 +118,7 @@ def search(
     grow: Callable[[Cache, int], Cache] = _has_room,
     reorder: Callable[[Cache, Array], Cache] = gather,
 ) -> Hypotheses:
-    """Return the best outputs that a beam search finds; greedy search is a special case (`DecodingConfig`).
+    """Run a beam search (or greedy search, by its settings) and return the best hypotheses of each sentence.
 
     Each step extends the K = `config.beam_size` live hypotheses of a sentence by one token and takes the 2K best
     extensions. Those that end compete by score with the hypotheses that have ended before, of which K are kept; the
@@ -219,7 +222,7 @@ def search(
 
 
 def _is_distribution(log_probs_BKV: Array) -> Array:
-    """Return whether the largest log-probability is a number, above -inf and not above 0: `BK`.
+    """Return `BK`: whether the next token's log-probabilities are a distribution: no NaN, not all -inf, none above 0.
 
     The maximum of numbers that include NaN is NaN, which compares as false.
     """
@@ -228,7 +231,7 @@ def _is_distribution(log_probs_BKV: Array) -> Array:
 
 
 def _allowed(vocabulary: int, end: int, forbidden: Sequence[int], may_end_B: Array) -> Array:
-    """Return which tokens each sentence's hypotheses may get next, `BV`."""
+    """Return `BV`: which tokens may come next in each sentence, neither forbidden nor an end token too early."""
     allowed_V = np.ones(vocabulary, bool)
     allowed_V[list(forbidden)] = False
     is_end_V = np.arange(vocabulary) == end
@@ -236,7 +239,7 @@ def _allowed(vocabulary: int, end: int, forbidden: Sequence[int], may_end_B: Arr
 
 
 def _best_candidates(log_probs_BKV: Array, count: int) -> tuple[Array, Array, Array]:
-    """Return the J = `count` best candidates of each sentence, best first: log-probabilities, beams and tokens, `BJ`.
+    """Return each sentence's J = `count` best next tokens, best first, as (log-probabilities, beams, tokens), all `BJ`.
 
     Of equal ones the one with the lower index beam * V + token is first, as in `lax.top_k` over K * V.
 
@@ -268,7 +271,7 @@ def _pick(array: Array, indices: Array) -> Array:
 def _hypotheses(
     config: DecodingConfig, tokens: Array, length: Array, log_probs: Array, *, ended: bool | Array
 ) -> Hypotheses:
-    """Return hypotheses that all have the same length; a log-probability of -inf means that there is no hypothesis."""
+    """Return `Hypotheses` of one common length; a log-probability of -inf means that there is no hypothesis."""
     exists = log_probs > -jnp.inf
     return Hypotheses(
         tokens_BKT=tokens,
@@ -280,14 +283,14 @@ def _hypotheses(
 
 
 def _best_of(earlier: Hypotheses, later: Hypotheses, count: int) -> Hypotheses:
-    """Return the hypotheses with the `count` best scores of both, best first; of equal scores, the earlier first."""
+    """Return the `count` hypotheses with the best scores among both, best first; of equal scores, the earlier first."""
     both = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), earlier, later)
     _, places = jax.lax.top_k(both.scores_BK, count)
     return jax.tree.map(lambda array: _pick(array, places), both)
 
 
 def _result(config: DecodingConfig, state: _State, end: int) -> Hypotheses:
-    """Return the ended hypotheses of each sentence, or its live ones if none has ended; NaN where the model failed."""
+    """Return each sentence's ended hypotheses, or its unfinished ones if none has ended; NaN where the model failed."""
     live = _hypotheses(config, state.tokens_BKT, state.index, state.log_probs_BK, ended=False)
     has_ended_B = state.ended.ended_BK.any(-1)
 

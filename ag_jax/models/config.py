@@ -131,7 +131,9 @@ class EncoderConfig:
         self._check_rotary_and_windows()
 
     def check_size(self, decoder_layers: int = 0) -> None:
-        """Raise ValueError if the model would have more than `MOST_PARAMETERS` parameters, of which this counts most.
+        """Raise ValueError if the model would have more than about `MOST_PARAMETERS` parameters.
+
+        Most parameters are counted, but not all.
 
         decoder_layers: number of layers of a decoder on top, each with two attentions.
         """
@@ -148,7 +150,7 @@ class EncoderConfig:
             )
 
     def _check_positions(self) -> None:
-        """Raise ValueError if only one of decoder positions and mask decoder is set, or if no kind of positions is."""
+        """Raise ValueError if the mask decoder and its positions are not set together, or if there are no positions."""
         if (self.absolute_positions == "decoder") != (self.mask_decoder_passes > 0):
             raise ValueError(
                 f"model.absolute_positions={self.absolute_positions} does not go with "
@@ -162,7 +164,7 @@ class EncoderConfig:
             )
 
     def _check_block(self) -> None:
-        """Raise ValueError for settings of the layers that exclude each other."""
+        """Raise ValueError for settings of the layers that exclude each other, such as RMSNorm with biases."""
         if self.norm == "layer" and not self.norm_biases and self.convolution:
             raise ValueError("model.norm_biases=False cannot be combined with model.convolution, whose norm has a bias")
         if self.norm == "rms" and (self.norm_biases or self.convolution):
@@ -197,7 +199,7 @@ class EncoderConfig:
             )
 
     def _check_rotary_and_windows(self) -> None:
-        """Raise ValueError for impossible settings of rotary positions and of windows."""
+        """Raise ValueError if rotary positions or windowed attention are set in a way that other settings exclude."""
         if self.positions == "rotary":
             if self.relative.terms or self.fixed_attention.offsets or self.mask_decoder_passes:
                 raise ValueError(
@@ -236,7 +238,7 @@ class EncoderConfig:
 
     @property
     def layer_kinds(self) -> tuple[bool, ...]:
-        """For each layer of a group, whether its attention is limited to a window.
+        """For each layer of the group that the encoder repeats, whether its attention is limited to a window.
 
         The layers of the encoder are such groups, one after the other, of which the last one may be shorter.
         """
@@ -248,13 +250,13 @@ class EncoderConfig:
 
     @property
     def local_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether its attention is limited to a window."""
+        """For each layer of the encoder, whether its attention is limited to a window."""
         kinds = self.layer_kinds
         return tuple(kinds[layer % len(kinds)] for layer in range(self.layers))
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """For each layer, the width of the window to which its attention is limited, None for a layer that sees all."""
+        """For each layer, the width of the window to which its attention is limited; None if there is no window."""
         return tuple(self.window if is_local else None for is_local in self.local_layers)
 
     @property
@@ -265,7 +267,7 @@ class EncoderConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """The decoder of a model that translates. Its width, heads, dropout and so on are those of the section `model`.
+    """Settings of the decoder of a translation model; width, heads, dropout and so on are those of section `model`.
 
     layers: number of layers; 0 is no decoder, so the model is an encoder.
     start: what the decoder reads in place of a previous token when it writes the first one: a vector of zeros (`zero`,

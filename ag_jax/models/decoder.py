@@ -24,7 +24,7 @@ from ag_jax.models.encoder import over_layers
 
 @flax.struct.dataclass
 class DecoderContext:
-    """Arguments that all layers of a decoder share, besides the hidden states.
+    """Arguments that all decoder layers share besides the hidden states: source, segment ids, guides, dropout.
 
     source_BSD: the encoder's output.
     source_segments_BS: segment ids of the source; a text and its translation have the same id, padding has 0.
@@ -59,7 +59,7 @@ class DecoderCache:
 
 
 def with_room(cache: DecoderCache, length: int) -> DecoderCache:
-    """Return a decoder's cache with room for T = `length` tokens, which is more than it had."""
+    """Return a decoder's cache, padded so that it has room for `length` tokens, more than before."""
     _, beams, before = cache.stored_BJT.shape
 
     def padded(leaf: Array, axis: int, count: int) -> Array:
@@ -74,7 +74,7 @@ def with_room(cache: DecoderCache, length: int) -> DecoderCache:
 
 
 def reorder(cache: DecoderCache, parents_BJ: Array) -> DecoderCache:
-    """Return the cache after each beam j was replaced by the beam `parents_BJ[:, j]` of the same sentence."""
+    """Return the decoder's cache after each beam j was replaced by beam `parents_BJ[:, j]` of the same sentence."""
     follow = jax.vmap(lambda stored_JT, parents_J: stored_JT[parents_J])
     return DecoderCache(cache.layers, follow(cache.stored_BJT, parents_BJ))
 
@@ -104,7 +104,7 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def __call__(self, hidden_BTD: Array, context: DecoderContext) -> Array:
-        """Return the hidden states after the layer, `BTD`; every position sees itself and what is before it."""
+        """Return the hidden states `BTD` after the layer, in which a position attends to itself and those before it."""
         segments_BT = context.segments_BT
 
         def read_target(normed_BTD: Array) -> Array:
@@ -131,7 +131,7 @@ class DecoderLayer(nn.Module):
         return self._layer(hidden_BTD, read_target, read_source, context.deterministic)
 
     def source_keys_and_values(self, source_BSD: Array) -> KeysAndValues:
-        """Return keys and values of the attention to the source, which stay the same while a text is decoded."""
+        """Return this layer's cross-attention keys and values of the source, which stay the same during decoding."""
         return self.cross_attention.keys_and_values(source_BSD)
 
     def step(
@@ -143,7 +143,9 @@ class DecoderLayer(nn.Module):
         source_segments_BS: Array,
         index: Array,
     ) -> tuple[Array, KeysAndValues]:
-        """Compute the layer for the next token of each of J beams, at the position `index`, without dropout.
+        """Return the layer's output for the next token of each of J beams, and the layer's cache with the token added.
+
+        The token is at the position `index`, and there is no dropout.
 
         earlier: keys and values of the tokens before, of all beams.
         source: keys and values of the source, the same for all beams of a sentence.
@@ -164,7 +166,7 @@ class DecoderLayer(nn.Module):
         return self._layer(hidden_BJD, read_target, read_source, deterministic=True), cache
 
     def _layer(self, x: Array, read_target: Any, read_source: Any, deterministic: bool) -> Array:
-        """Apply the three parts of the layer, given functions that compute the two kinds of attention."""
+        """Apply self-attention, cross-attention and feed-forward, with both kinds of attention given as functions."""
 
         def drop(x: Array) -> Array:
             return self.dropout(x, deterministic=deterministic)
@@ -199,7 +201,7 @@ class Decoder(nn.Module):
             self.final_norm = layers.normalization(self.config)
 
     def __call__(self, hidden_BTD: Array, context: DecoderContext) -> Array:
-        """Return the last hidden states `BTD` of the embedded target `hidden_BTD`."""
+        """Return the hidden states `BTD` after the last layer, from the embedded target tokens `hidden_BTD`."""
 
         def step(layer, hidden_BTD, context):
             return layer(hidden_BTD, context), None
@@ -210,11 +212,11 @@ class Decoder(nn.Module):
         return self._finish(hidden_BTD)
 
     def source_keys_and_values(self, source_BSD: Array) -> tuple[KeysAndValues, ...]:
-        """Return the keys and values of the source in every layer."""
+        """Return the cross-attention keys and values of the source in every layer."""
         return tuple(layer.source_keys_and_values(source_BSD) for layer in self._single_layers())
 
     def empty_cache(self, batch: int, beams: int, length: int) -> DecoderCache:
-        """Return the cache of no tokens yet, with room for T = `length` tokens."""
+        """Return a decoding cache without any tokens yet, with room for T = `length` tokens in each beam."""
         config = self.config
         value_BHKW = jnp.zeros((batch, config.heads, length * beams, config.head_width), config.dtype)
         key_BHWK = None if self.decoder.fixed_attention.offsets else value_BHKW.swapaxes(2, 3)
@@ -229,7 +231,7 @@ class Decoder(nn.Module):
         source_segments_BS: Array,
         index: Array,
     ) -> tuple[Array, DecoderCache]:
-        """Run the layers for the next token of each of J beams, at the position `index`.
+        """Run all layers on the next token of each of J beams; return the last hidden states `BJD` and the new cache.
 
         cache: keys and values of the tokens before, in every layer (`empty_cache`).
         source: the result of `source_keys_and_values`.
@@ -250,7 +252,7 @@ class Decoder(nn.Module):
         return self._finish(hidden_BJD), DecoderCache(tuple(entries), stored_BJT)
 
     def _single_layers(self) -> list[DecoderLayer]:
-        """Return the layers as modules with parameters of their own.
+        """Return the decoder layers one by one, each bound to its slice of the stacked parameters.
 
         Decoding does not scan over layers: a scan copies a layer's cache out of the others' and back in every step.
         """

@@ -24,7 +24,7 @@ class LinearLength:
     constant: int
 
     def __call__(self, source_lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the lengths for sources of these lengths, int32."""
+        """Return the number of tokens for each of these source lengths, int32."""
         # As Python's integers, because the numerator of a factor with many digits overflows 64 bits.
         source = np.asarray(source_lengths, np.int64).astype(object)
         return (source * self.factor.numerator // self.factor.denominator + self.constant).astype(np.int32)
@@ -55,7 +55,7 @@ def parse_length(text: str, setting: str) -> LinearLength:
 
 @dataclasses.dataclass(frozen=True)
 class DecodingConfig:
-    """How translations are found: settings of beam search, and limits of their length.
+    """Settings of the beam search that finds translations, and limits of the translations' length.
 
     Greedy search, which appends the most probable token until that is the end token, is `beam_size=1, stop=full,
     ends=first`, whatever the normalization.
@@ -109,7 +109,7 @@ class DecodingConfig:
             )
 
     def length_limits(self, source_lengths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the minimum and the maximum lengths of the output, int32, for sources of these lengths.
+        """Return the minimum and the maximum output lengths, int32, for sources of these lengths.
 
         source_lengths: numbers of tokens, at least 1, without the end token.
         """

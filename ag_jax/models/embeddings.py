@@ -18,7 +18,7 @@ from ag_jax.models.config import EncoderConfig
 
 
 def sinusoids(config: EncoderConfig, order: Array, width: int) -> Array:
-    """Return the sinusoidal position embeddings, float32, with an axis of length `width` behind the axes of `order`.
+    """Return sinusoidal embeddings of the positions `order`, float32, with a new last axis of length `width`.
 
     Vaswani et al. 2017, section 3.5, with the sines in the first half of the vector and the cosines in the second. The
     angle is order * 10000^(-2i/d) with `sinusoid=marian`, and order * 10000^(-i/(d/2 - 1)) with `tensor2tensor`.
@@ -34,7 +34,7 @@ def sinusoids(config: EncoderConfig, order: Array, width: int) -> Array:
 
 
 class Embeddings(nn.Module):
-    """Dropout(LayerNorm(word + position + token type)) of each token (Devlin et al. 2019, figure 2).
+    """Embedding layer: dropout(LayerNorm(word + position + token type)) of each token (Devlin et al. 2019, figure 2).
 
     Token types and LayerNorm may be left out, and positions may be left out, as rotary ones are, or added in the
     enhanced mask decoder instead (He et al. 2021). With `embedding_scale`, word embeddings are multiplied by sqrt(E)
@@ -80,7 +80,7 @@ class Embeddings(nn.Module):
         deterministic: bool,
         on_sum: Callable[[Array], Array] | None = None,
     ) -> Array:
-        """Return the embedded tokens `BLE`, in the width E of the embeddings: they are not projected yet (`project`).
+        """Return the embedded tokens `BLE` in the width E of the embeddings, not yet projected to the encoder's width.
 
         segments_BL: segment ids, one for each text of a row; 0 is padding.
         embedding_delta: `BLE`, added to the word embeddings (FreeLB, SMART); None adds nothing.
@@ -100,7 +100,7 @@ class Embeddings(nn.Module):
         return self.finish(summed_BLE, deterministic)
 
     def with_positions(self, words_BLE: Array, order_BL: Array, is_token_BL: Array | bool = True) -> Array:
-        """Return the word embeddings, scaled with `embedding_scale`, plus position embeddings where they belong here.
+        """Return the word embeddings, scaled if so configured, plus position embeddings if they belong to the input.
 
         With `absolute_positions=decoder`, positions are added to hidden states later (`Encoder.with_mask_decoder`).
 
@@ -112,7 +112,7 @@ class Embeddings(nn.Module):
         return words_BLE + self.at_positions(order_BL, is_token_BL) if is_added else words_BLE
 
     def finish(self, summed_BLE: Array, deterministic: bool) -> Array:
-        """Return the sum of the embeddings after LayerNorm, if the model has it here, and dropout."""
+        """Apply LayerNorm, if the model has it after the embeddings, and dropout to the sum of the embeddings."""
         # An attack adds float32 numbers; without LayerNorm nothing else would make them as narrow as the model's.
         normed_BLE = self.norm(summed_BLE) if self.config.embedding_norm else summed_BLE.astype(self.config.dtype)
         return self.dropout(normed_BLE, deterministic=deterministic)
@@ -123,7 +123,10 @@ class Embeddings(nn.Module):
         return self.at_positions(segments.order(segments_BL), segments_BL > 0)
 
     def at_positions(self, order: Array, is_token: Array | bool = True) -> Array:
-        """Return the embeddings of positions `order`, counted from 0; where `is_token` is false, that of padding."""
+        """Return the embeddings of positions `order`, from 0; the embedding of padding where `is_token` is false.
+
+        Sinusoidal positions have no embedding of padding.
+        """
         config = self.config
         if config.positions == "sinusoidal":
             width = config.width if config.absolute_positions == "decoder" else config.embedding_width or config.width
@@ -131,5 +134,5 @@ class Embeddings(nn.Module):
         return self.position(jnp.where(is_token, order + config.position_offset, 0))
 
     def project(self, embedded_BLE: Array) -> Array:
-        """Project embedded tokens to the encoder's width, `BLD`; returns them unchanged if the widths are equal."""
+        """Project embedded tokens to the encoder's width, `BLD`; return them unchanged if the widths are equal."""
         return self.projection(embedded_BLE) if self.config.is_projected else embedded_BLE

@@ -80,7 +80,7 @@ class ConvolutionBranch:
 
 
 def rows(batch: Batch) -> Batch:
-    """Return the fields of a batch that encoder and guidance patterns read, with each candidate of an example as a row.
+    """Return the fields of a batch that encoder and guidance read, with each candidate text of an example as a row.
 
     Fields `BCL` with C candidates, as in multiple choice, become `(B C)L`.
 
@@ -99,7 +99,7 @@ def at_masks(hidden_BLD: Array, batch: Batch) -> Array:
 def over_layers(
     config: EncoderConfig, step: Callable, count: int, collections: tuple[str, ...], in_axes: Any
 ) -> Callable:
-    """Return a function (layer, carry, *arguments) -> (carry, None) that calls `step` for each layer.
+    """Return a function (layer, carry, *arguments) -> (carry, None) that runs `step` on all layers by `nn.scan`.
 
     step: a function of the same form, for one layer; `config.remat` says what the backward pass recomputes of it.
     count: number of layers.
@@ -166,7 +166,7 @@ class Encoder(nn.Module):
             self.final_norm = layers.normalization(config)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Return the last layer's hidden states `BLD`.
+        """Run the encoder on a batch of token ids; return the hidden states `BLD` after the last layer.
 
         batch: `tokens`, `segment_ids` and `token_type_ids`, `BL`. Tokens attend only within their own text.
         deterministic: no dropout; otherwise a model with dropout, or an attack that draws, needs the rng `dropout`.
@@ -176,7 +176,7 @@ class Encoder(nn.Module):
     def with_mask_decoder(
         self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array, Array]:
-        """Return the last hidden states `BLD`, and vectors `BMD` to predict the words at the M masked positions from.
+        """Return the last hidden states `BLD`, and vectors `BMD` from which words at masked positions are predicted.
 
         Without a mask decoder, `BMD` are the hidden states at the masked positions. With one, they are z_T of
 
@@ -202,7 +202,7 @@ class Encoder(nn.Module):
     def _encode(
         self, batch: Batch, ports: Ports, deterministic: bool, embedded_BLE: Array | None = None
     ) -> tuple[Array | None, Array, layers.Context]:
-        """Run the layers; return input and output of the last layer, `BLD`, and the arguments that all layers got.
+        """Run all layers; return input and output of the last one, `BLD`, and the arguments that all layers share.
 
         The last layer's input is for the mask decoder, and None in an encoder without one.
 
@@ -256,11 +256,11 @@ class Encoder(nn.Module):
         return before_BLD, self._finish(hidden_BLD), context
 
     def _finish(self, hidden_BLD: Array) -> Array:
-        """Return the last layer's output, with `norm_position=pre` after a last LayerNorm."""
+        """Return the last layer's output, after the final LayerNorm if `norm_position=pre`."""
         return self.final_norm(hidden_BLD) if self.config.norm_position == "pre" else hidden_BLD
 
     def _run_groups(self, hidden_BLD: Array, context: layers.Context, ports: Ports) -> Array:
-        """Run layers of several kinds (`EncoderConfig.layer_kinds`); return the output of the last one.
+        """Run layers of which some have windowed attention, in groups; return the output of the last layer.
 
         The layers of a group are compiled one after the other, each with its own kind of attention, and the groups are
         a loop. What the layers sow gets a leading axis over the layers, as in a loop over single layers.
@@ -323,11 +323,11 @@ class Encoder(nn.Module):
         return hidden_BLD
 
     def _draws(self, attack: Attack | None) -> bool:
-        """Return whether anything in training draws random numbers; without it, models need no rng `dropout`."""
+        """Return whether dropout or an attack draws random numbers in training, so that the rng `dropout` is needed."""
         return attack is not None or max(self.config.dropout, self.config.attention_dropout) > 0.0
 
     def _rotations(self, segments_BL: Array) -> tuple[rotary.Rotation | None, rotary.Rotation | None]:
-        """Return the rotations of queries and keys in layers without and with a window.
+        """Return the rotations of rotary positions: (in layers without a window, in layers with a window).
 
         A rotation is None without rotary positions, and for a kind of layers that the model does not have.
         """
@@ -343,7 +343,7 @@ class Encoder(nn.Module):
         return without, local
 
     def _distances(self) -> Array | None:
-        """Return the embeddings of the R relative positions, `RD`, or None without disentangled attention."""
+        """Return the relative-position embeddings `RD` of disentangled attention, or None without it."""
         if not self.config.relative.terms:
             return None
         relative_RD = self.relative.embedding.astype(self.config.dtype)
@@ -358,7 +358,7 @@ class Encoder(nn.Module):
         attack: Attack | None,
         head_mask_H: Array | None,
     ) -> Array:
-        """Apply an encoder layer to the queries at the M masked positions only; return their new vectors, `BMD`.
+        """Apply an encoder layer to the mask decoder's queries at M masked positions; return their new vectors, `BMD`.
 
         Keys and values are computed from `hidden_BLD`. The layer has a dropout key of its own.
 

@@ -31,7 +31,7 @@ from ag_jax.models.config import DecoderConfig, EncoderConfig
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """FLOPs of a training step by part of the model, forward and backward.
+    """FLOPs of a training step (forward and backward pass), by part of the model.
 
     body: projections and feed-forward layers, the convolution and the projection of embeddings.
     attention: scores, mixing, and relative positions.
@@ -48,14 +48,14 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """FLOPs of a training step: the sum over layers, attention scores and output heads."""
+        """FLOPs of a training step, summed over all parts of the model."""
         return self.body + self.attention + self.head + self.next_sentence + self.decoder
 
 
 def step_flops(
     config: EncoderConfig, *, rows: int, length: int, predicted: float, next_sentence: bool = False
 ) -> Flops:
-    """Return the FLOPs of a training step on `rows` rows, each with `length` positions and `predicted` predicted words.
+    """Return the FLOPs of an encoder's training step on `rows` rows of `length` positions, `predicted` of them masked.
 
     predicted: positions of a row at which words are predicted. A program computes `corruption.max_masked`, the number
         of slots of a row; the task needs the masking rate times the length, and utilisation is computed with that.
@@ -86,7 +86,7 @@ def step_flops(
 
 
 def _visible_keys(config: EncoderConfig, is_local: bool, length: int) -> int:
-    """Return how many keys a query of a layer sees at most, in rows of `length` tokens."""
+    """Return the most keys to which a query of a layer attends, in rows of `length` tokens."""
     return min(length, 2 * (config.window // 2) + 1) if is_local and config.window else length
 
 
@@ -115,7 +115,7 @@ def mfu(flops: float, seconds: float, devices: int, device_flops: float | None) 
 def replaced_tokens_flops(
     config: EncoderConfig, generator: EncoderConfig | None, *, rows: int, length: int, predicted: float
 ) -> Flops:
-    """Return the FLOPs of a step of replaced-token detection: encoder, detection head on every token, and generator.
+    """Return the FLOPs of a replaced-token training step: encoder, detection head on every token, and generator.
 
     The generator predicts words at `predicted` positions of each row.
 
@@ -131,7 +131,7 @@ def replaced_tokens_flops(
 
 
 def translation_flops(config: EncoderConfig, decoder: DecoderConfig, *, rows: int, length: int) -> Flops:
-    """Return the FLOPs of a step of an encoder-decoder on `rows` rows with `length` positions on each side.
+    """Return the FLOPs of an encoder-decoder's training step on `rows` rows with `length` positions on each side.
 
     A layer of the decoder costs 6 (4 d^2 + 2 d F) a target token for self-attention and feed-forward, 6 * 2 d^2 a
     target token and 6 * 2 d^2 a source token for the projections of the attention to the source, and 12 d T for each of

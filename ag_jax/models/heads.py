@@ -27,7 +27,7 @@ PHRASE = 16  # the most tokens of a phrase that a `PhraseHead` scores
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """Definition of a family's task heads.
+    """How a model family builds its task heads: activation, dropout and LayerNorm in front of the classifier.
 
     activation: of the dense layer in front of the classifier.
     drops_first: whether dropout is also applied before the dense layer.
@@ -61,7 +61,7 @@ def task_encoder(config: EncoderConfig) -> EncoderConfig:
 
 
 def example(kind: str) -> Batch:
-    """Return a dummy batch with one example of a kind of task, to derive parameter shapes from."""
+    """Return a dummy batch with one example for a kind of task, from which parameter shapes are derived."""
     shape = (1, 2, 4) if head_of(kind).has_candidates else (1, 4)
     tokens, weights = jnp.ones(shape, jnp.int32), jnp.ones(shape)
     fields = {"tokens": tokens, "segment_ids": tokens, "token_type_ids": jnp.zeros_like(tokens)}
@@ -70,7 +70,7 @@ def example(kind: str) -> Batch:
 
 
 def _transform(config: EncoderConfig, style: Style, hidden: Array) -> Array:
-    """Return activation(W h + b), or with the style `modernbert` LayerNorm(activation(W h)), for vectors h."""
+    """Apply a task head's dense layer to vectors h: activation(W h + b), in ModernBERT LayerNorm(activation(W h))."""
     biases = config.feedforward_biases if style.normalizes else True
     dense = layers.dense(config, config.width, ("embed", "embed_out"), "dense", biases, is_last=style.normalizes)
     hidden = style.activation(dense(hidden))
@@ -84,7 +84,7 @@ def _classifier(config: EncoderConfig, style: Style, classes: int) -> nn.Dense:
 
 
 class TextHead(nn.Module):
-    """Text head: W2 dropout(activation(W1 h + b1)) + b2, where h is the vector of the text.
+    """Task head for whole texts: W2 dropout(activation(W1 h + b1)) + b2, where h is the vector of a text.
 
     BERT calls the first half the pooler (Devlin et al. 2019), DeBERTa the context pooler. ModernBERT has LayerNorm
     after the activation.
@@ -109,7 +109,7 @@ class TextHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Token head: W h + b for the hidden state h of each token.
+    """Task head for single tokens: logits W h + b from the hidden state h of each token.
 
     With the style `modernbert`, LayerNorm(gelu(W1 h)) stands for h.
 
@@ -135,7 +135,7 @@ class TokenHead(nn.Module):
 
 
 class AnswerHead(nn.Module):
-    """Head for answers to questions that may have none (Liu et al. 2019, section 5.2).
+    """Task head for answer spans in texts that may contain no answer (Liu et al. 2019, section 5.2).
 
     W h + b for each token, as a `TokenHead`, and the classifier's w h_0 + c for the first token. With the style
     `modernbert`, both read dropout(LayerNorm(gelu(W1 h))) instead of h.
@@ -148,7 +148,7 @@ class AnswerHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, *, deterministic: bool) -> Array:
-        """Return logits `BL3`, float32: of each token to begin the answer and to end it, and of two classes.
+        """Return logits `BL3`, float32: of each token to begin the answer, to end it, and of no answer or an answer.
 
         The third column holds the logit of "no answer" at the first token, 0 for "an answer" at the second one, and
         `NEVER` at the others, so that it is a distribution over the same axis as the first two.
@@ -165,7 +165,7 @@ class AnswerHead(nn.Module):
 
 
 class PhraseHead(nn.Module):
-    """Head for phrases in the place of a pronoun: their mean log-probability by a head for masked words.
+    """Task head that scores phrases in place of a pronoun by their mean log-probability from a masked-language head.
 
     sum_m log P(w_m | text with M masks for the pronoun) / M over the M tokens w_m of the phrase (Liu et al. 2019,
     section 5.1, and the released program). Only the first `PHRASE` tokens of a longer phrase count.
@@ -175,7 +175,7 @@ class PhraseHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, embedding_VD: Array, batch: Batch, *, deterministic: bool) -> Array:
-        """Return the score of each row, `B1`, float32.
+        """Return the score of the phrase in each row, `B1`, float32.
 
         embedding_VD: word embeddings.
         batch: with `word_ids` and `word_weights`, which is 1 at the masks.
@@ -282,14 +282,14 @@ KINDS = tuple(HEADS)
 
 
 def head_of(kind: str) -> HeadKind:
-    """Return the `HeadKind` for a kind of task. Raises ValueError for an unknown kind."""
+    """Return the `HeadKind` for a kind of task, or raise ValueError for an unknown kind."""
     if kind not in HEADS:
         raise ValueError(f"the kind of a task must be one of {', '.join(KINDS)}, got {kind!r}")
     return HEADS[kind]
 
 
 def has_dropout(kind: str, style: str) -> bool:
-    """Return whether the head of a kind of task applies dropout."""
+    """Return whether the head for a kind of task, in the style of a model family, applies dropout."""
     head = head_of(kind)
     return head.has_dropout or (STYLES[style].normalizes and not head.reads_words)
 
@@ -307,7 +307,7 @@ def pooled(hidden_BLD: Array, segment_ids_BL: Array, pooling: str) -> Array:
 
 
 class TaskModel(nn.Module):
-    """Encoder with the head of one kind of task.
+    """Encoder with the head for one kind of fine-tuning task, such as classification or tagging.
 
     The encoder has the same name and parameters as in `PretrainingModel`.
 
@@ -335,7 +335,7 @@ class TaskModel(nn.Module):
         self.task_head = head_of(self.kind).build(head_config, self.classes, self.style)
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> Array:
-        """Return the logits, float32, in a shape that depends on the kind of task.
+        """Return the task's logits, float32, in a shape that depends on the kind of task.
 
         `BC` for classes and candidates, `B` for numbers, `BLC` for tags, `BL2` for starts and ends of spans, `BL3` with
         the classes of `AnswerHead`.

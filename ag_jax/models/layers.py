@@ -46,7 +46,7 @@ def normalization(config: EncoderConfig, name: str | None = None, axis: str = "e
 
 
 def initializer(config: EncoderConfig, is_last: bool = False) -> nn.initializers.Initializer:
-    """Return the initializer of weights that `config.initializer` names.
+    """Return the weight initializer that `config.initializer` names: normal, or a scaled truncated normal.
 
     is_last: whether the weights are those of the last linear layer of attention or of the feed-forward part.
     """
@@ -81,7 +81,7 @@ def dense(
 
 
 def _product_of_matrices(x: Array, kernel: Array, dimension_numbers: Any, **settings: Any) -> Array:
-    """Return x @ kernel, computed with all axes of x but the last flattened into one; a linear layer's `dot_general`.
+    """Return x @ kernel with all axes of x but the last flattened into one, as the `dot_general` of linear layers.
 
     The gradient of the kernel is then a product of two matrices, too. As a contraction over batch and length, XLA would
     copy its operands first on a CPU.
@@ -123,7 +123,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": gelu, "relu": jax.nn
 
 
 def attention(config: EncoderConfig, attend: Attend, **settings) -> multihead.MultiHeadAttention:
-    """Return attention with the width, heads, dropout and initializer of an encoder.
+    """Return a multi-head attention module with the width, heads, dropout and initializer of an encoder.
 
     settings: other fields of `MultiHeadAttention`.
     """
@@ -154,7 +154,7 @@ class FeedForward(NamedTuple):
 
 
 def feedforward_layers(config: EncoderConfig, *, named: bool = False) -> FeedForward:
-    """Return the linear layers of the feed-forward part of an encoder's or decoder's layer.
+    """Build the linear layers of the feed-forward part of an encoder's or decoder's layer.
 
     named: give the layers their names, where the caller's attributes do not name them.
     """
@@ -186,7 +186,7 @@ def residual(
     norm: Callable[[Array], Array],
     dropout: Callable[[Array], Array] = lambda x: x,
 ) -> Array:
-    """Return LayerNorm(x + dropout(f(x))), or with `norm_position=pre` x + dropout(f(LayerNorm(x))).
+    """Return the residual sum LayerNorm(x + dropout(f(x))), or for `norm_position=pre` x + dropout(f(LayerNorm(x))).
 
     Vaswani et al. 2017, section 5.4; Xiong et al. 2020 (On Layer Normalization in the Transformer Architecture).
     """
@@ -197,7 +197,7 @@ def residual(
 
 @flax.struct.dataclass
 class Context:
-    """Arguments that all layers share, besides the hidden states.
+    """Arguments that all encoder layers share besides the hidden states: segment ids, guides, bias, positions.
 
     segments_BL: segment ids, one for each text of a row; 0 is padding.
     guides: patterns for the guided heads (`encoder.Ports`).
@@ -218,7 +218,7 @@ class Context:
 
 @flax.struct.dataclass
 class QuerySubset:
-    """Queries of a layer at some positions only; keys and values still come from the layer's whole input.
+    """Queries at a subset of a layer's positions; keys and values still come from the layer's whole input.
 
     hidden_BQD: vectors from which the queries are projected.
     positions_BQ: their positions in the layer's input.
@@ -356,5 +356,5 @@ class NormParameters(nn.Module):
         )
 
     def __call__(self) -> dict[str, Any]:
-        """Return the parameters in the form that `normalization(config).apply` takes."""
+        """Return {"scale": scale, "bias": bias} of the LayerNorm, as `normalization(config).apply` takes them."""
         return {"scale": self.scale, "bias": self.bias}

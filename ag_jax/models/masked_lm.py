@@ -19,7 +19,7 @@ from ag_jax.models.encoder import Batch, Ports
 
 @flax.struct.dataclass
 class Predictions:
-    """Outputs of the pre-training heads for a batch.
+    """Outputs of the masked-language and next-sentence heads for a batch.
 
     hidden_BMD: output of the word head at the masked positions.
     embedding_VD: word embeddings; with `hidden_BMD` and `bias_V` they give `words_BMV`, which training never needs in
@@ -75,7 +75,7 @@ class NextSentenceHead(nn.Module):
 
     @nn.compact
     def __call__(self, first_BD: Array) -> Array:
-        """Return the two logits of each row, `B2`, float32."""
+        """Return the two next-sentence logits of each row, `B2`, float32."""
         pooled_BD = nn.tanh(layers.dense(self.config, self.config.width, ("embed", "embed_out"), "pooler")(first_BD))
         return layers.dense(self.config, 2, ("embed", "classes"), "classifier")(pooled_BD).astype(jnp.float32)
 

@@ -14,7 +14,7 @@ LONGEST = 100  # characters of a value
 
 
 def one_line(self: Any) -> str:
-    """Return a dataclass as one line, with the shapes of its arrays and the sizes of its models instead of numbers.
+    """Return a dataclass's `repr` in one line, with shapes of arrays and sizes of models in place of their numbers.
 
         class OpenRun:
             __repr__ = one_line
@@ -32,7 +32,7 @@ def one_line(self: Any) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """Return a value as text; empty if it is left out."""
+    """Return a field's value as text for the `repr`, empty if the field is left out."""
     if value is None or (isinstance(value, str | tuple | Mapping) and not value):
         return ""
     if isinstance(value, np.ndarray | jax.Array):

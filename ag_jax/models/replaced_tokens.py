@@ -21,7 +21,7 @@ from ag_jax.models.masked_lm import MaskedLanguageHead, Predictions
 
 @flax.struct.dataclass
 class Detection:
-    """Outputs of the detecting encoder, and of its generator, for a batch.
+    """Outputs of the encoder that detects replaced tokens, and of its generator, for a batch.
 
     replaced_BL: logits of `this token was replaced`, float32.
     encoded_BLD: the encoder's last hidden states, from which `replaced_BL` is computed.
@@ -56,7 +56,7 @@ class Generator(nn.Module):
         self.word_head = MaskedLanguageHead(self.config)
 
     def __call__(self, batch: Batch, embedded_BLE: Array, *, deterministic: bool) -> tuple[Array, Array]:
-        """Return a vector for each of the M masked positions, `BME`, and a bias for each word, `V`.
+        """Return the generator's vector for each of the M masked positions, `BME`, and a bias for each word, `V`.
 
         With the embeddings, `word_scores` computes the words' logits from them.
         """
@@ -100,7 +100,7 @@ class ReplacedTokensModel(nn.Module):
         return Detection(self.discriminator_head(hidden_BLD).astype(jnp.float32), hidden_BLD)
 
     def generate(self, batch: Batch, *, deterministic: bool) -> Predictions:
-        """Return the generator's predictions at the masked positions of `batch["tokens"]`."""
+        """Return the generator's word predictions at the masked positions of `batch["tokens"]`."""
         embedded_BLE = self.encoder.embeddings(
             batch["tokens"], batch["segment_ids"], batch["token_type_ids"], None, deterministic=deterministic
         )
@@ -110,7 +110,7 @@ class ReplacedTokensModel(nn.Module):
 
 
 def generator_parameters(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the generator's parameters, with the shared embeddings, in the layout of a `PretrainingModel`.
+    """Return the generator's parameters and the shared embeddings, named like those of a `PretrainingModel`.
 
     params: parameters of a `ReplacedTokensModel` with a generator.
     """

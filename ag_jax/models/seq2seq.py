@@ -25,7 +25,7 @@ from ag_jax.models.masked_lm import word_scores
 
 @flax.struct.dataclass
 class TargetPredictions:
-    """Predictions of the next token at every target position, in the form that the chunked loss takes.
+    """Next-token distributions at every target position, stored as hidden states, embeddings and biases.
 
     hidden_BTD: the decoder's output; projected to the width of the embeddings if that differs.
     embedding_VD: the output embeddings.
@@ -38,13 +38,13 @@ class TargetPredictions:
 
     @property
     def words_BTV(self) -> Array:
-        """Logits of every word at every position, float32."""
+        """Logits of every word at every target position, float32."""
         return word_scores(self.hidden_BTD, self.embedding_VD, self.bias_V)
 
 
 @flax.struct.dataclass
 class Source:
-    """An encoded source, as decoding reads it at every step.
+    """Encoded source texts, as the cross-attention keys and values that decoding reads in every step.
 
     layers: keys and values of the source in every layer of the decoder.
     segments_BS: 1 on tokens, 0 on padding.
@@ -93,7 +93,7 @@ class TranslationModel(nn.Module):
         self.output_bias = self.param("output_bias", bias_init, (config.vocabulary_size,))
 
     def __call__(self, batch: Batch, *, ports: Ports = Ports(), deterministic: bool) -> TargetPredictions:
-        """Return the predictions of `batch["target_labels"]` from the tokens before them, `batch["target_tokens"]`.
+        """Return the distribution of each target token, predicted from the source and the target tokens before it.
 
         batch: the fields of `ag_jax.data.parallel.batching`.
         """
@@ -113,7 +113,7 @@ class TranslationModel(nn.Module):
         return self._predict(self.decoder(embedded_BTD, context))
 
     def encode(self, batch: Batch) -> Source:
-        """Encode the source texts of a batch, one text a row, for decoding."""
+        """Run the encoder on source texts, one a row; return their cross-attention keys and values for decoding."""
         source_BSD = self.encoder(batch, deterministic=True)
         return Source(self.decoder.source_keys_and_values(source_BSD), (batch["segment_ids"] > 0).astype(jnp.int32))
 
@@ -122,7 +122,7 @@ class TranslationModel(nn.Module):
         return self.decoder.empty_cache(batch, beams, length)
 
     def step(self, source: Source, cache: DecoderCache, tokens_BJ: Array, index: Array) -> tuple[Array, DecoderCache]:
-        """Return the log probabilities of the next word in each of J beams, `BJV` float32, and the new cache.
+        """Return the log-probabilities of the next word in each of J beams, `BJV` float32, and the new decoding cache.
 
         tokens_BJ: the tokens at the position `index`, counted from 0; those at position 0 stand for the start.
         """
@@ -131,7 +131,7 @@ class TranslationModel(nn.Module):
         return jax.nn.log_softmax(self._predict(hidden_BJD).words_BTV), cache
 
     def _embedded(self, tokens: Array, order: Array, is_token: Array | bool = True, *, deterministic: bool) -> Array:
-        """Return the decoder's input, in its own width, from target tokens.
+        """Return the decoder's input, in its own width, by embedding target tokens at the positions `order`.
 
         With `decoder.start=zero`, the word embedding of a text's first token is zero.
 
