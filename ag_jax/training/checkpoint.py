@@ -46,10 +46,9 @@ class Checkpoint:
 
 
 class _Newest:
-    """Orbax policy that keeps the newest checkpoint and some before it.
+    """Orbax policy that keeps `count` checkpoints: the newest, then those at multiples of `every`, then the latest.
 
-    Of those before it, checkpoints at multiples of `every` come first, then the newest. Without this order, the
-    checkpoint of an interruption would push out one of those that an uninterrupted run keeps.
+    Without this order, the checkpoint of an interruption would push out one of those that an uninterrupted run keeps.
 
     count: number of checkpoints that are kept, at most.
     """
@@ -58,7 +57,7 @@ class _Newest:
         self.count, self.every = count, every
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return for each checkpoint whether it is kept."""
+        """Return, for each checkpoint, whether this policy keeps it."""
         del context
         newest = max((checkpoint.step for checkpoint in checkpoints), default=None)
 
@@ -70,7 +69,7 @@ class _Newest:
 
 
 class _BestStep:
-    """Orbax policy that keeps the checkpoint of one step, which may change.
+    """Orbax policy that keeps the checkpoint of one chosen step, such as the step of the best evaluation.
 
     step: the step; None keeps none.
     """
@@ -79,7 +78,7 @@ class _BestStep:
         self.step: int | None = None
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Return for each checkpoint whether it is that of the step."""
+        """Return, for each checkpoint, whether it belongs to the chosen step."""
         del context
         return [checkpoint.step == self.step for checkpoint in checkpoints]
 
@@ -150,7 +149,7 @@ class Checkpoints:
             ) from error
 
     def _suspects(self) -> str:
-        """Return the names of the metadata files that may be damaged, joined for an error message.
+        """Return the names of the checkpoints' metadata files that may be damaged, joined for an error message.
 
         These are the files that are not valid JSON, or all files if every file is valid JSON.
         """
@@ -165,7 +164,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[ocp.CheckpointManager]:
-        """Open a manager with which this host reads independently of the others, for a `with` statement."""
+        """Context manager that yields an Orbax manager with which this host reads independently of the others."""
         if self._read_only or hosts.count() == 1:
             yield self._manager
             return
@@ -176,15 +175,15 @@ class Checkpoints:
             reader.close()
 
     def steps(self) -> list[int]:
-        """Return the steps that have a checkpoint, in ascending order."""
+        """Return the training steps that have a checkpoint, in ascending order."""
         return sorted(self._manager.all_steps())
 
     def keep_best(self, step: int | None) -> None:
-        """Keep the checkpoint of `step` besides the others, instead of the step of the last call; None keeps none."""
+        """Protect the checkpoint of `step` from deletion, instead of the previous call's step; None protects none."""
         self._best.step = step
 
     def save(self, state: TrainState, progress: dict[str, Any]) -> float:
-        """Save a state and its progress (JSON values) in the background; `wait` or the next `save` raises errors.
+        """Save the training state and the loop's progress in the background; `wait` or the next `save` raises errors.
 
         Returns the seconds that it waited for the save before to end. Raises OSError with advice if a checkpoint cannot
         be written.
@@ -210,7 +209,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn any error of the code inside, which writes a checkpoint, into an OSError with advice.
+        """Context manager that turns any error while a checkpoint is written into an OSError with advice.
 
         On a disk, it also lists the complete checkpoints.
         """
@@ -252,7 +251,7 @@ class Checkpoints:
         return Checkpoint(state, progress)
 
     def _read(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any], dict[str, int]]:
-        """Return state, progress and stored fingerprint of a checkpoint, after a check of the parameters' shapes."""
+        """Return (state, progress, stored fingerprint) of a checkpoint, after a check of the parameters' shapes."""
         with self._reader() as reader:
             with self._judged(step):
                 saved = dict(reader.item_metadata(step)["state"])
@@ -264,7 +263,7 @@ class Checkpoints:
     def _load(
         self, reader: ocp.CheckpointManager, step: int, like: Tree
     ) -> tuple[Tree, dict[str, Any], dict[str, int]]:
-        """Return state, progress and stored fingerprint of a checkpoint.
+        """Return (state, progress, stored fingerprint) of a checkpoint, of which only the progress is verified.
 
         The progress is compared with its stored checksum; comparing the arrays with the fingerprint, which has a
         checksum of each, is left to the caller.
@@ -275,7 +274,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _judged(self, step: int) -> Iterator[None]:
-        """Turn any error of the code inside, which reads a checkpoint, into one that says whether it is damage.
+        """Context manager that turns any error while a checkpoint is read into one that says whether it is damaged.
 
         Raises CorruptCheckpointError for damage, FileNotFoundError if there is no such checkpoint, and OSError
         otherwise.
@@ -293,7 +292,7 @@ class Checkpoints:
             raise damage.judge(step, folder, error) from error
 
     def restore_progress(self, step: int) -> dict[str, Any]:
-        """Return the progress in the checkpoint of `step`.
+        """Return the training loop's progress that is saved in the checkpoint of `step`.
 
         Raises CorruptCheckpointError if it differs from what was saved, and OSError if something else prevents reading.
         """
@@ -352,7 +351,7 @@ class Checkpoints:
         return None
 
     def _set_aside(self, step: int) -> epath.Path:
-        """Move a damaged checkpoint to `ASIDE`, replacing an older one of the same step; return its new path."""
+        """Move a damaged checkpoint to the folder `ASIDE`, replacing an older one of its step; return its new path."""
         aside = self._directory.parent / ASIDE / str(step)
 
         def move() -> None:
@@ -387,7 +386,7 @@ def saved_metrics(workdir: epath.Path) -> list[dict[str, Any]]:
 
 
 def _adapt_orbax() -> None:
-    """Give Orbax the time limits and permissions with which the other code accesses object stores.
+    """Give Orbax the same time limits and permissions for object stores as the rest of the package has.
 
     TensorStore, which reads and writes the arrays, gives up after `storage.patience()` seconds. Its own limit is a
     quarter of an hour for requests that fail, and none for those that are not answered. The wait before a repetition
@@ -416,7 +415,7 @@ def _adapt_orbax() -> None:
 
 
 def _silence_orbax() -> None:
-    """Silence what Orbax logs when a read or write fails, which it also raises as an exception.
+    """Silence the messages that Orbax logs about failed reads and writes, which it also raises as exceptions.
 
     Otherwise there would be a message for every read or write that Orbax then abandons.
     """
@@ -438,7 +437,7 @@ def _silence_orbax() -> None:
 
 
 def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Split what a checkpoint stores beside its arrays into progress and the fingerprint of the arrays.
+    """Split what is stored beside a checkpoint's arrays into (progress, fingerprint of the arrays), and verify it.
 
     Raises CorruptCheckpointError if the progress differs from its checksum, or the fingerprint is missing.
     """
@@ -452,7 +451,7 @@ def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def _check(step: int, arrays: dict[str, jax.Array], written: dict[str, int]) -> None:
-    """Raise CorruptCheckpointError if arrays differ from the stored fingerprint."""
+    """Raise CorruptCheckpointError if arrays differ from the fingerprint that was stored with them."""
     if different := changed(arrays, written):
         raise CorruptCheckpointError(
             step, f"{len(different)} of {len(arrays)} arrays differ from those that were saved, such as {different[0]}"
@@ -460,7 +459,7 @@ def _check(step: int, arrays: dict[str, jax.Array], written: dict[str, int]) -> 
 
 
 def _check_shapes(saved: Tree, like: TrainState, where: epath.Path) -> None:
-    """Raise ValueError if the names or shapes of a checkpoint's parameters differ from those of `like`; list them."""
+    """Raise ValueError, with a list, if a checkpoint's parameters have other names or shapes than those of `like`."""
 
     def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
         leaves = paths(tree).items()

@@ -16,7 +16,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """The specification of a chip; figures are for the whole chip, `per_device` gives those of one JAX device.
+    """Specification of a TPU or GPU chip, with figures for the whole chip, which may be several JAX devices.
 
     kinds: its values of `jax.Device.device_kind`.
     flops: peak of dense matrix products in bfloat16, FLOP/s.
@@ -46,7 +46,7 @@ class Chip:
     network_bandwidth: float | None = None
 
     def per_device(self) -> "Chip":
-        """Return the specification of one JAX device: its share of the chip."""
+        """Return the specification of one JAX device, with its share of the chip's figures."""
         names = ("flops", "memory_bytes", "usable_bytes", "memory_bandwidth", "link_bandwidth")
         return dataclasses.replace(
             self,
@@ -120,12 +120,12 @@ GPUS = (
 
 
 def of_kind(device_kind: str) -> Chip | None:
-    """Return the chip with this `jax.Device.device_kind`; None if it is unknown."""
+    """Return the specification of the chip with this `jax.Device.device_kind`; None if it is unknown."""
     return next((chip for chip in TPUS + GPUS if device_kind in chip.kinds), None)
 
 
 def tpu(generation: str) -> Chip:
-    """Return the TPU of a generation, such as v5e. Raises ValueError if the generation is unknown."""
+    """Return the specification of a TPU generation, such as v5e, or raise ValueError if it is unknown."""
     chip = next((chip for chip in TPUS if chip.name == generation), None)
     if chip is None:
         raise ValueError(

@@ -90,7 +90,7 @@ class TrainingConfig:
             )
 
     def _check_batch_sizes(self) -> None:
-        """Raise ValueError for earlier batch sizes without their steps, or that are no whole number of microbatches."""
+        """Raise ValueError if earlier batch sizes lack their steps, or are not a whole number of microbatches."""
         sizes, until = self.earlier_batch_sizes, self.earlier_batch_sizes_until
         if len(sizes) != len(until) or list(until) != sorted(set(until)) or (until and until[-1] >= self.steps):
             raise ValueError(
@@ -105,7 +105,7 @@ class TrainingConfig:
             )
 
     def _check_best(self) -> None:
-        """Raise ValueError for settings of the best evaluation that contradict others."""
+        """Raise ValueError if early stopping or the best checkpoint does not go with the intervals of evaluations."""
         if self.patience is not None and self.evaluate_every is None:
             raise ValueError(
                 f"training.patience={self.patience} counts evaluations, but training.evaluate_every=none evaluates "
@@ -118,7 +118,7 @@ class TrainingConfig:
             )
 
     def _check_words(self) -> None:
-        """Raise ValueError for milestones in words that are not ascending, or that the run does not reach."""
+        """Raise ValueError if milestones in words are not ascending, or are beyond the end of the run."""
         milestones = self.milestone_words
         if tuple(sorted(set(milestones))) != milestones:
             raise ValueError(
@@ -131,7 +131,7 @@ class TrainingConfig:
             )
 
     def evaluations_from(self, step: int) -> int:
-        """Return the number of evaluations that are done after `step` or later, with that after the last step.
+        """Return how many evaluations are done after `step` or later, including the one after the last step.
 
         step: number of a step, counted from 1.
         """
@@ -139,5 +139,5 @@ class TrainingConfig:
         return -(-self.steps // every) - (step - 1) // every
 
     def milestone_steps(self) -> tuple[int, ...]:
-        """Return the steps at the fractions `milestones`, whose checkpoints are never deleted."""
+        """Return the steps at the fractions `milestones` of the run, whose checkpoints are never deleted."""
         return tuple(sorted({round(fraction * self.steps) for fraction in self.milestones}))

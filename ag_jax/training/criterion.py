@@ -25,11 +25,11 @@ class Criterion:
 
     @classmethod
     def of_objective(cls, metric: str) -> "Criterion":
-        """Return the criterion for a metric of an objective: low losses and `nll` are better, all others high."""
+        """Return the criterion for a metric of an objective: lower is better for losses and `nll`, else higher."""
         return cls(metric, metric.endswith("loss") or metric == "nll")
 
     def cost(self, value: float | None) -> float:
-        """Return the value as a cost, which is lower for better values.
+        """Return a metric's value as a cost, which is lower for better values.
 
         It is negated if high values are better. None, a metric that was not measured, costs infinity.
         """
@@ -38,7 +38,7 @@ class Criterion:
         return value if self.is_lower_better else -value
 
     def index(self, values: Iterable[Any]) -> int | None:
-        """Return the index of the best of some values, of equal ones the first; None if no value is a finite number."""
+        """Return the index of the best value, the first of equal ones; None if no value is a finite number."""
         best: tuple[float, int] | None = None
         for number, value in enumerate(values):
             if (
@@ -50,19 +50,19 @@ class Criterion:
         return None if best is None else best[1]
 
     def number(self, history: Sequence[Evaluation]) -> int:
-        """Return the place of the best evaluation in the history, counted from 1; 0 if there is none."""
+        """Return the number, counted from 1, of the best evaluation in the history; 0 if there is none."""
         index = self.index(evaluation.values.get(self.metric) for evaluation in history)
         return 0 if index is None else index + 1
 
     def evaluation(self, history: Sequence[Evaluation]) -> Evaluation | None:
-        """Return the best evaluation; None if there is none."""
+        """Return the best evaluation in the history; None if there is none."""
         number = self.number(history)
         return history[number - 1] if number else None
 
     def is_over(self, history: Sequence[Evaluation], patience: int | None, after: int = 0) -> bool:
-        """Return whether the last `patience` evaluations brought no better value; False if `patience` is None.
+        """Return whether to stop early: whether the last `patience` evaluations brought no better value.
 
-        Equal values, and values that are no finite number, are not better.
+        False if `patience` is None. Equal values, and values that are no finite number, are not better.
 
         after: step up to which evaluations do not count for `patience`, only for the best value.
         """

@@ -24,7 +24,7 @@ _PIECE = 1 << 24  # bytes read at once
 
 
 class CorruptCheckpointError(Exception):
-    """Error of a checkpoint whose content cannot be decoded, or differs from what was written."""
+    """Error for a checkpoint whose content cannot be decoded, or differs from what was written."""
 
     def __init__(self, step: int, reason: Any):
         self.step, self.reason = step, first_line(reason)
@@ -32,7 +32,7 @@ class CorruptCheckpointError(Exception):
 
 
 def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointError | OSError:
-    """Return the exception to raise for `error`, which occurred while the checkpoint of `step` was read from `folder`.
+    """Return the exception to raise for `error` while a checkpoint was read: for damage, or an obstacle to reading.
 
     It is a CorruptCheckpointError only if no cause of `error` is an obstacle in the system, such as missing
     permissions, and every file can be read; otherwise an OSError.
@@ -58,14 +58,14 @@ def cause_of(error: BaseException) -> str:
 
 
 def first_line(error: Any) -> str:
-    """Return an error's first line, without TensorStore's details; a long line is shortened in the middle."""
+    """Return the first line of an error's message, without TensorStore's details; a long line loses its middle."""
     text = _DETAILS.sub("", str(error).strip().split("\n")[0])
     text = text if len(text) <= 300 else f"{text[:100]} ... {text[-195:]}"
     return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text or type(error).__name__
 
 
 def store_failure(error: BaseException) -> str:
-    """Return in one line why an object store could not be read or written, and what helps."""
+    """Return, in one line, why an object store could not be read or written, and what the user can do."""
     failure = next((each for each in _chain(error) if isinstance(each, storage.StoreError)), None)
     if failure is not None:
         return str(failure)
@@ -104,7 +104,7 @@ def _codes(error: BaseException) -> list[int]:
 
 
 def _unreadable(folder: epath.Path) -> Exception | None:
-    """Read all files of a folder; return the error that prevents it, which Orbax sometimes hides, or None.
+    """Try to read all files of a folder; return the error that prevents it, which Orbax may have hidden, or None.
 
     A missing file is damage rather than an obstacle, and gives None.
     """

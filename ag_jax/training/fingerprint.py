@@ -23,7 +23,7 @@ def _name(key: Any) -> str:
 
 
 def fingerprint(tree: Tree) -> dict[str, int]:
-    """Return a 32-bit checksum of each array of a tree, as {path: number}. Elements must be 1, 2 or 4 bytes wide.
+    """Return {path: 32-bit checksum} of the arrays in a tree, whose elements must be 1, 2 or 4 bytes wide.
 
     number = sum_i mix(mix(i xor s) xor bits_i) mod 2^32, where `mix` is a bijection of 32-bit integers that scatters
     their bits, i is an element's index, and s depends on the type and shape of the array. So a change of one element
@@ -35,7 +35,7 @@ def fingerprint(tree: Tree) -> dict[str, int]:
 
 
 def changed(arrays: dict[str, jax.Array], written: dict[str, int]) -> list[str]:
-    """Return the sorted paths of arrays that differ from a stored fingerprint, are missing in it, or are only in it.
+    """Return the sorted paths of arrays that differ from a stored fingerprint, or are only in one of the two.
 
     arrays: {path: array}, as `paths` returns it.
     written: what `fingerprint` returned for the arrays that were saved.

@@ -12,7 +12,7 @@ from ag_jax.training.optimizer import OptimizerConfig
 
 @flax.struct.dataclass
 class Hyperparameters:
-    """The settings in which runs may differ and still share one compiled training step.
+    """The settings that may differ between runs with one compiled training step: learning rate, warm-up, alpha.
 
     They are arguments of the step, beside the batch and the random key, and are not stored in a checkpoint. All other
     settings are constants of the compiled step.
@@ -28,13 +28,13 @@ class Hyperparameters:
 
     @classmethod
     def of(cls, optimizer: OptimizerConfig, guidance: GuidanceConfig) -> "Hyperparameters":
-        """Return the hyperparameters of a run with these settings, without regard to `guidance.alpha_rule`."""
+        """Return the hyperparameters of a run with these settings; `guidance.alpha_rule` is ignored."""
         return cls(np.float32(optimizer.learning_rate), np.int32(optimizer.warmup_steps), np.float32(guidance.alpha))
 
     def in_optimizer(self, config: OptimizerConfig) -> OptimizerConfig:
-        """Return settings of the optimizer with this learning rate and warm-up, which may be traced arrays."""
+        """Return the optimizer settings with this learning rate and warm-up, which may be traced arrays."""
         return dataclasses.replace(config, learning_rate=self.learning_rate, warmup_steps=self.warmup_steps)
 
     def in_guidance(self, config: GuidanceConfig) -> GuidanceConfig:
-        """Return settings of guidance with this `alpha`, which may be a traced array, in the place of any rule."""
+        """Return the guidance settings with this `alpha`, which may be a traced array, instead of a rule for alpha."""
         return dataclasses.replace(config, alpha=self.alpha, alpha_rule="value")

@@ -51,7 +51,7 @@ class Evaluation:
 
 @dataclasses.dataclass
 class Progress:
-    """What the training loop knows of a job besides the training state, with which it is saved in checkpoints.
+    """The training loop's progress, saved in checkpoints beside the training state: metric sums, tokens, evaluations.
 
     interval: sums of the metrics since the last row in `metrics.jsonl`.
     since_evaluation: sums of the primary metric since the last evaluation.
@@ -76,42 +76,42 @@ class Progress:
     rows: list[int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the progress as JSON values."""
+        """Return the progress as a dict of JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Progress":
-        """Return the progress that `to_json` turned into `stored`; that of a new job if `stored` is empty."""
+        """Return the progress that `to_json` turned into `stored`, or a new job's progress if `stored` is empty."""
         if not stored:
             return cls()
         return cls(**{**stored, "history": [Evaluation(**evaluation) for evaluation in stored["history"]]})
 
     def is_evaluated(self, step: int) -> bool:
-        """Return whether the model was evaluated after `step`."""
+        """Return whether the newest evaluation was done after the training step `step`."""
         return bool(self.history) and self.history[-1].step == step
 
 
 def never(history: list[Evaluation]) -> bool:
-    """Return False: the value of `Job.stop` in jobs that never stop before the last step."""
+    """Return False, the default of `Job.stop`: the job trains to its last step."""
     del history
     return False
 
 
 def no_checkpoint(like: TrainState) -> Checkpoint | None:
-    """Return None: the value of `Job.first` in jobs that begin at step 0."""
+    """Return None, the default of `Job.first`: the job begins at step 0."""
     del like
     return None
 
 
 def keep_nothing(state: TrainState, history: list[Evaluation]) -> bool:
-    """Save nothing and return False: the value of `Job.keep` in jobs that do not save the best model."""
+    """Save nothing and return False, the default of `Job.keep`: the job does not save its best model."""
     del state, history
     return False
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Description of a training run or trial: everything that `Loop` needs.
+    """Description of a pre-training run or fine-tuning trial: everything that the training loop needs.
 
     Jobs that differ only in seed and hyperparameters share their `program`.
 
@@ -174,14 +174,14 @@ class Job:
 
     @property
     def objective(self) -> Objective:
-        """The objective of the job."""
+        """The training objective of the job, made with the job's hyperparameters."""
         return self.program.make_objective(self.hyperparameters)
 
 
 def metrics_evaluator(
     program: Program, hyperparameters: Hyperparameters, batches: Callable[[], Iterable[HostBatch]]
 ) -> Evaluator:
-    """Return an evaluator that computes the program's objective on `batches()` and returns the objective's metrics.
+    """Return an evaluator that computes the program's objective on held-out batches and returns its metrics.
 
     Loss terms are weighted with their coefficients at the training step after which the model is evaluated.
 

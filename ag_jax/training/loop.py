@@ -29,7 +29,7 @@ LONG_WAIT = 1.0  # seconds of waiting for a save after which a line says so
 
 
 class NonFiniteError(Exception):
-    """Error of a run with a loss or gradient that is not finite, or in an evaluation an output of the model."""
+    """Error for a loss, gradient or output of the model that is not finite."""
 
 
 class Loop:
@@ -89,7 +89,7 @@ class Loop:
         return result
 
     def _start(self) -> tuple[TrainState, int]:
-        """Return the state of the newest checkpoint, or a new state if there is none, and the step of this state."""
+        """Return (training state, its step): from the newest checkpoint, from another run's, or newly created."""
         job, config = self.job, self.job.config
         with self.watchdog.patience("the newest checkpoint, or new parameters"):
             checkpoint = self.checkpoints.restore_latest(job.program.abstract)
@@ -206,7 +206,7 @@ class Loop:
         return state
 
     def _write_profile(self, state: TrainState) -> None:
-        """End the trace of `training.profile`, and write it."""
+        """End the profiler's trace of the steps in `training.profile`, and write it to the run directory."""
         with self.watchdog.patience("the profile"):
             folder, seconds = self.profile.finish(state)
         self.speed.paused(seconds)
@@ -217,7 +217,7 @@ class Loop:
         return limit is not None and _seconds_so_far(self.progress, self.mark) >= limit
 
     def _is_paused(self, step: int) -> bool:
-        """Return whether the run pauses after this step, or should have before; never after the last step."""
+        """Return whether the run pauses after this step (`Job.pause_at`), or should have; False at the last step."""
         return self.job.pause_at is not None and self.job.pause_at <= step < self.job.config.steps
 
     def _is_evaluation_step(self, step: int) -> bool:
@@ -225,7 +225,7 @@ class Loop:
         return step == self.job.config.steps or bool(every and step and step % every == 0)
 
     def _collect(self) -> None:
-        """Add the metrics of the steps since the last call to the metric sums.
+        """Fetch the metrics of the steps since the last call from the device, and add them to the metric sums.
 
         Raises NonFiniteError at the first step with a metric that is not finite.
         """
@@ -242,14 +242,14 @@ class Loop:
             progress.run = metric_sums.add(progress.run, primary)
 
     def _not_finite(self, name: str, step: int) -> NonFiniteError:
-        """Return the error that a metric is not finite at a step, which names the last checkpoint before that step."""
+        """Return the error that a metric is not finite at a step, which names the last checkpoint before the step."""
         self.checkpoints.wait()
         saved = [before for before in self.checkpoints.steps() if before < step]
         path = str(self.job.workdir / "checkpoints" / str(saved[-1])) if saved else "none"
         return NonFiniteError(f"{name} is not finite at step {step}. {self.job.remedy(path)}")
 
     def _log(self, step: int) -> None:
-        """Write a row of metrics: means since the last row, the schedules' values at this step, and the speed."""
+        """Write a row of training metrics: means since the last row, learning rate, loss coefficients and speed."""
         self._collect()
         began = time.perf_counter()
         values = metric_sums.divide(self.progress.interval)
@@ -325,7 +325,7 @@ class Loop:
         return has_saved_best
 
     def _best(self) -> int | None:
-        """Return the best step by `job.best`, among the evaluations whose checkpoint was not deleted; None if none is.
+        """Return the step of the best evaluation by `job.best`, among those whose checkpoint was not deleted, or None.
 
         A run may resume with `keep_best` when the checkpoints of its first evaluations are gone.
         """
@@ -355,7 +355,7 @@ class Loop:
 
 
 def _seconds_so_far(progress: Progress, mark: float) -> float:
-    """Return the seconds of training over all restarts, with compilation and without evaluations.
+    """Return the seconds of training so far, over all restarts, with compilation and without evaluations.
 
     mark: the time up to which `progress` counts them.
     """

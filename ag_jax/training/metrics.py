@@ -22,7 +22,7 @@ CLOCK_FIELDS = ("seconds", "tokens_per_second", "mfu")
 
 
 def add(sums: Sums, metrics: Sums) -> Sums:
-    """Return `sums` plus one step's (total, weight) of each metric, in float64; lists are added elementwise."""
+    """Return the sums {metric: (total, weight)} with one step's metrics added in float64, elementwise for lists."""
     added = dict(sums)
     for name, (total, weight) in metrics.items():
         old_total, old_weight = sums.get(name, (0.0, 0.0))
@@ -35,7 +35,7 @@ def _plus(left: Any, right: Any) -> Any:
 
 
 def divide(sums: Sums) -> dict[str, Any]:
-    """Return total / weight of each metric: a number, or a list of numbers, one a layer; None for a weight of 0."""
+    """Return {metric: total / weight}, with a number or a list of numbers by layer; None for a weight of 0."""
 
     def quotient(total: Any, weight: Any) -> Any:
         if isinstance(total, list):
@@ -52,7 +52,7 @@ def not_finite(metrics: Sums) -> list[str]:
 
 
 def losses(names: Iterable[str], first: str = "") -> list[str]:
-    """Return the `names` that end in `_loss`, in the given order, but with `first` before the others."""
+    """Return those of the `names` that end in `_loss`, in the given order, but with `first` in front."""
     return sorted((name for name in names if name.endswith("_loss")), key=lambda name: name != first)
 
 
@@ -93,7 +93,7 @@ class MetricWriter:
                 self._events = _Events(workdir / "tensorboard", step)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append `row`, a dict of metrics that must have `step` and `split`, to metrics.jsonl and to other open logs.
+        """Append a row of metrics, which must have `step` and `split`, to `metrics.jsonl` and to the other open logs.
 
         Raises OSError with advice if the disk is full.
         """
@@ -125,7 +125,7 @@ class MetricWriter:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Return a context manager that adds advice to an OSError raised while metrics are written."""
+        """Context manager that adds advice to an OSError raised while metrics are written."""
         try:
             yield
         except storage.StoreError as error:
@@ -138,7 +138,7 @@ class MetricWriter:
 
 
 class _Events:
-    """File of TensorBoard events, written in the calling thread.
+    """Writer of a file of TensorBoard events, in the calling thread.
 
     tensorboardX's `SummaryWriter` uses a thread, which dies without an error on a full disk, so that its callers hang.
     """
@@ -189,7 +189,7 @@ def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def _digest(data: bytes, before: Sequence[int] = (0, 0)) -> list[int]:
-    """Return the length and the CRC-32 checksum of bytes that follow others, whose length and checksum are `before`."""
+    """Return [length, CRC-32 checksum] of bytes that follow others, whose length and checksum are `before`."""
     return [before[0] + len(data), zlib.crc32(data, before[1])]
 
 

@@ -82,7 +82,7 @@ class OptimizerConfig:
 
 
 def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """Return the schedule of the learning rate of a run of `total_steps` steps (`schedules.learning_rate`).
+    """Return the learning-rate schedule of a run of `total_steps` steps (`schedules.learning_rate`).
 
     Learning rate and warm-up may be traced arrays (`Hyperparameters`).
     """
@@ -97,7 +97,7 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
 
 
 def decays(params: Any) -> Any:
-    """Return for every parameter whether weight decay applies: to kernels and embeddings, not biases and LayerNorm."""
+    """Return a tree of booleans: true for the parameters with weight decay, which are kernels and embeddings."""
 
     def decayed(path, _) -> bool:
         return path[-1].key in ("kernel", "embedding")
@@ -107,7 +107,7 @@ def decays(params: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class AdversaryOptimizer:
-    """Optimizer of an adversary's parameters.
+    """Settings of the separate optimizer for an adversary's parameters, which may start after the model's.
 
     config: its settings; warm-up and decay are counted from step `delay`.
     delay: number of steps before the first update of these parameters.
@@ -117,7 +117,7 @@ class AdversaryOptimizer:
     delay: int = 0
 
     def transformation(self, total_steps: int) -> optax.GradientTransformation:
-        """Return the optax transformation, which makes no updates before step `delay` and starts its schedule there."""
+        """Return the adversary's optax optimizer, whose first update and schedule start at step `delay`."""
         chain = _chain(self.config, max(total_steps - self.delay, 1))
         return optax.conditionally_mask(chain, lambda step: step >= self.delay) if self.delay else chain
 
@@ -136,14 +136,14 @@ def make_optimizer(
 
 
 def _groups(params: Any) -> Any:
-    """Return the label for `optax.partition`, "model" or `ADVERSARY`, of each top-level entry of the parameters."""
+    """Return {top-level entry of the parameters: label for `optax.partition`}, the label "model" or `ADVERSARY`."""
     if not isinstance(params, dict):  # `tree_map_params` passes one object in place of all parameters
         return "model"
     return {name: ADVERSARY if name == ADVERSARY else "model" for name in params}
 
 
 def matrix_axes(path: tuple[Any, ...], parameter: Any) -> MuonDimensionNumbers | None:
-    """Return the input and output axes of a layer's matrix, whose axis 0 is the layer; None for other parameters.
+    """Return the input and output axes by which Muon treats a kernel as a matrix; None for other parameters.
 
     The kernels of a stack of layers are the matrices of Muon: query, key and value `NDHW` are D x (H W) in each layer,
     the output projection of attention `NHWD` is (H W) x D, and feed-forward layers are `NDF` and `NFD`.
@@ -164,7 +164,7 @@ def _matrix_axes(params: Any) -> Any:
 
 
 def _as_large_as_adamw(updates: Any, params: Any) -> Any:
-    """Scale orthogonal updates by 0.2 sqrt(max(rows, columns)), to the size of AdamW's (Liu et al. 2025, equation 4).
+    """Scale Muon's updates by 0.2 sqrt(max(rows, columns)), to the size of AdamW's (Liu et al. 2025, equation 4).
 
     An orthogonal matrix has entries with the root mean square 1 / sqrt(max(rows, columns)).
     """
@@ -182,7 +182,7 @@ def _as_large_as_adamw(updates: Any, params: Any) -> Any:
 
 
 def _muon_groups(params: Any) -> Any:
-    """Return for each parameter the label, `MUON` or `OTHERS`, of the optimizer that it has with `kind=muon`."""
+    """Return a tree of labels, `MUON` or `OTHERS`: the optimizer that each parameter has with `kind=muon`."""
     if not isinstance(params, dict):  # `tree_map_params` passes one object in place of all parameters
         return OTHERS
 

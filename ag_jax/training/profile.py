@@ -15,7 +15,7 @@ FOLDER = "profile"
 
 
 class Profile:
-    """Recorder of the steps `first` to `last` of a run, which writes the trace below the run's folder `profile`.
+    """Recorder of a JAX profiler trace of the steps `first` to `last`, which is written to the run's folder `profile`.
 
     Each host writes the files of its own devices. A run that is resumed between the two steps traces the rest of them.
 
@@ -28,7 +28,7 @@ class Profile:
         self._began = self._ended = 0
 
     def step(self, step: int, state: Any) -> contextlib.AbstractContextManager:
-        """Return a context for a training step, named in the trace; start the trace if this is the first of its steps.
+        """Return a context that names a training step in the trace; start the trace at the first step to be traced.
 
         state: the state before the step, which is waited for, so that the trace has no earlier step.
         """
@@ -47,9 +47,9 @@ class Profile:
         return self._local is not None and step == self._steps[1]
 
     def finish(self, state: Any) -> tuple[epath.Path, float]:
-        """End the running trace once `state` is ready, and write its files; only after `is_complete`.
+        """End the running trace once `state` is ready, and write its files; return (their folder, seconds taken).
 
-        Returns the folder of the files, and the seconds that this took.
+        Must be called only after `is_complete`.
         """
         jax.block_until_ready(state)
         before = time.perf_counter()
@@ -67,7 +67,7 @@ class Profile:
         return target, time.perf_counter() - before
 
     def abandon(self) -> bool:
-        """End a trace that is still running, because the run ends, without writing it; return whether there was one."""
+        """End a trace that still runs at the end of the run, without writing it; return whether there was one."""
         if self._local is None:
             return False
         jax.profiler.stop_trace()

@@ -51,7 +51,7 @@ def make_program(
     mesh: Mesh,
     microbatch_rows: int | None = None,
 ) -> Program:
-    """Return the program of an objective and an optimizer, without compiling anything yet.
+    """Return the jitted training and evaluation steps of an objective and an optimizer, without compiling them yet.
 
     For the other arguments see `Program`.
 

@@ -27,7 +27,7 @@ class ValidationProgress:
         self._began = self._shown = time.monotonic()
 
     def count(self) -> None:
-        """Count a batch that was evaluated."""
+        """Count a batch that was evaluated, and report the progress if `SHOW_EVERY` seconds have passed."""
         self._done += 1
         now = time.monotonic()
         if now - self._shown < SHOW_EVERY:
@@ -102,7 +102,7 @@ class ProgressLine:
             print(f"{name}: step {start} of {total}, compiling the step ...", file=sys.stderr, flush=True)
 
     def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
-        """Show a row of training metrics, and the estimated number of seconds left; None if it is unknown."""
+        """Show a row of training metrics, and the estimated number of seconds left (None if it is unknown)."""
         # A loss is None if it was not measured, such as that of an attack before it begins.
         losses = {
             name: f"{name} {row[name]:.3f}" for name in metrics.losses(row, self._primary) if row[name] is not None
@@ -125,11 +125,11 @@ class ProgressLine:
             print(f"{self._name}: step {row['step']}/{self._total}  {self._training}", file=sys.stderr, flush=True)
 
     def _room(self) -> int:
-        """Return the number of columns beside the name, the shortest bar and the number of steps."""
+        """Return the terminal columns that are left for metrics beside the run's name, the bar and the step numbers."""
         return self._bar.console.width - len(self._name) - SHORTEST_BAR - 2 * len(str(self._total)) - 1 - 3
 
     def begin(self, status: str | None) -> None:
-        """Show what begins now beside the bar, such as "validating ..."; None shows the last training metrics again."""
+        """Show a status such as "validating ..." beside the bar; None shows the last training metrics again."""
         if self._bar:
             self._bar.update(self._task, status=self._training if status is None else status)
 
@@ -148,6 +148,6 @@ class ProgressLine:
             self.say(status)
 
     def close(self) -> None:
-        """Stop the bar and restore the terminal."""
+        """Stop the progress bar and restore the terminal."""
         if self._bar:
             self._bar.stop()

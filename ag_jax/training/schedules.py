@@ -26,9 +26,9 @@ def learning_rate(
     decay_steps: int | None = None,
     final_share: float = 0.0,
 ) -> optax.Schedule:
-    """Return a schedule that rises linearly from 0 to a peak, stays there, and falls; steps are counted from 0.
+    """Return a learning-rate schedule that rises linearly from 0 to a peak, stays there, and falls.
 
-    With s = max(warmup_steps, total_steps - decay_steps), the step at which the fall begins,
+    Steps are counted from 0. With s = max(warmup_steps, total_steps - decay_steps), the step at which the fall begins,
 
         rate(step) = peak * step / warmup_steps                                          if step < warmup_steps
                      peak                                                                if step < s

@@ -42,7 +42,7 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Return a mesh over `devices` (default: all). Of several TPU slices, each has a part of the axis `data`.
+    """Return a mesh over `devices` (default: all), in which several TPU slices divide only the axis `data`.
 
     Raises ValueError if the product of the axes is not the number of devices, or if `data` cannot be divided among the
     slices.
@@ -90,12 +90,12 @@ def parameter_shardings(abstract_params: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a batch: its rows are split over `data` and `fsdp`."""
+    """Return the sharding of a batch, whose rows are split over the mesh axes `data` and `fsdp`."""
     return NamedSharding(mesh, BATCH)
 
 
 def process_rows(mesh: Mesh, rows: int) -> np.ndarray:
-    """Return the indices, ascending, of the rows that this process's devices hold in a batch of `rows` rows.
+    """Return the ascending indices of the rows that this process's devices hold in a batch of `rows` rows.
 
     The rows of a host need not be contiguous, and hosts hold the same rows where `tensor` spans them.
     """
@@ -104,7 +104,7 @@ def process_rows(mesh: Mesh, rows: int) -> np.ndarray:
 
 
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Place this process's rows on its devices; return the global batch, sharded over the mesh."""
+    """Place this process's rows of a batch on its devices; return the global batch, sharded over the mesh."""
     return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
 
 

@@ -9,7 +9,7 @@ AVERAGED = 10  # intervals whose mean gives the time that is left: a checkpoint 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """The steps between two rows of metrics.
+    """Duration, number and tokens of the training steps between two rows of metrics.
 
     seconds: their duration, with compilation and without evaluations.
     timed_seconds, timed_steps, timed_tokens: duration, number and tokens of the steps for which nothing was compiled.
@@ -22,12 +22,12 @@ class Interval:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens a second of the timed steps; None if there is none."""
+        """Tokens per second in the steps without compilation; None if there are no such steps."""
         return self.timed_tokens / self.timed_seconds if self.timed_steps else None
 
 
 class Speedometer:
-    """Clock of the training steps, with the checkpoints between them; its intervals end at rows of metrics.
+    """Clock of training steps and checkpoints, without evaluations, which is read at every row of metrics.
 
     step, tokens: the numbers of steps and of tokens so far.
     """
@@ -39,13 +39,13 @@ class Speedometer:
         self._evaluation_seconds = 0.0  # of an evaluation, by the last one
 
     def compiled(self, seconds: float, tokens: int) -> None:
-        """Count a step in which the program was compiled: it is in `Interval.seconds`, but is no timed step."""
+        """Count a step in which the program was compiled, which is in `Interval.seconds` but not a timed step."""
         self._compiling += seconds
         self._compiled_steps += 1
         self._compiled_tokens += tokens
 
     def evaluated(self, seconds: float, next_seconds: float) -> None:
-        """Leave the time of an evaluation out of the interval.
+        """Leave the time of an evaluation out of the current interval, and note the expected time of the next one.
 
         next_seconds: seconds that the next evaluation is expected to take, without compilation.
         """
@@ -53,11 +53,11 @@ class Speedometer:
         self._evaluation_seconds = next_seconds
 
     def paused(self, seconds: float) -> None:
-        """Leave time in which no step was computed out of the interval."""
+        """Leave seconds in which no training step was computed out of the current interval."""
         self._began += seconds
 
     def read(self, step: int, tokens: int) -> Interval:
-        """Return the interval that ends after `step`, up to which `tokens` tokens were seen, and begin the next one."""
+        """Return the interval of steps up to `step`, with `tokens` tokens seen so far, and begin the next interval."""
         now = time.perf_counter()
         seconds = now - self._began
         steps = step - self._step - self._compiled_steps
@@ -70,7 +70,7 @@ class Speedometer:
         return interval
 
     def seconds_left(self, steps: int, evaluations: int) -> float | None:
-        """Return the estimated duration of so many steps and evaluations; None before `read` returned a timed step."""
+        """Return the estimated seconds for so many steps and evaluations; None before `read` returned a timed step."""
         if not self._recent:
             return None
         seconds = sum(interval.timed_seconds for interval in self._recent)

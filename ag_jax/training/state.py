@@ -32,7 +32,7 @@ class TrainState:
 
 
 def state_shardings(abstract_params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Return a `TrainState` of shardings, one for each array of a state that is not made yet.
+    """Return a `TrainState` that holds the sharding of each array of the state, before the state exists.
 
     The optimizer's moments are sharded like their parameters; everything else is replicated.
 
@@ -81,7 +81,7 @@ def with_params(state: TrainState, new_params: Params, shardings: TrainState) ->
 def abstract_state(
     abstract_params: Params, optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
-    """Return the state's shapes, types and shardings without creating it, to restore a checkpoint or to compile.
+    """Return a `TrainState` of shapes, types and shardings instead of arrays, to restore a checkpoint or compile.
 
     abstract_params: shapes and types of the parameters, boxed with the names of their axes.
     shardings: what `state_shardings` returns for them.

@@ -17,7 +17,10 @@ from ag_jax.training.state import TrainState
 
 
 def split_microbatches(batch: Batch, microbatches: int) -> Batch:
-    """Reshape every field `(B, ...)` to `(microbatches, B / microbatches, ...)`; no row moves to another device."""
+    """Split a batch into microbatches: reshape each field `(B, ...)` to `(microbatches, B / microbatches, ...)`.
+
+    No row moves to another device.
+    """
 
     # Part i takes every microbatches-th row from row i, so each device's rows are spread evenly over all parts.
     def split(field: Array) -> Array:
@@ -29,7 +32,7 @@ def split_microbatches(batch: Batch, microbatches: int) -> Batch:
 def loss_and_gradient(
     params: Any, batch: Batch, key: Array, step: Array, *, objective: Objective, microbatches: int
 ) -> tuple[Array, dict[str, WeightedSum], Any]:
-    """Return loss, metrics and gradient of the whole batch, computed in `microbatches` equal parts.
+    """Return (loss, metrics, gradient) of the whole batch, computed in `microbatches` equal parts.
 
     loss = sum_terms c(step) * (sum_parts total) / weight, with the weight of the whole batch. Without dropout, value
     and gradient do not depend on the number of parts, however uneven their weights. Each part draws dropout masks of
@@ -54,7 +57,7 @@ def loss_and_gradient(
 
 
 def gradient_norms(gradient: Any) -> dict[str, Array]:
-    """Return the global norm of the model's gradient and, separately, of an adversary's, whose scale may differ."""
+    """Return {name: global norm} of the model's gradient and, separately, of an adversary's gradient."""
     model, adversary = split_params(gradient)
     norms = {"gradient_norm": optax.tree.norm(model)}
     return norms | ({"adversary_gradient_norm": optax.tree.norm(adversary)} if adversary else {})
@@ -69,7 +72,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     microbatches: int = 1,
 ) -> tuple[TrainState, dict[str, WeightedSum]]:
-    """Return the state after one update, and the metrics of the step as (total, weight).
+    """Return the training state after one update, and {metric: (total, weight)} of the step.
 
     key: random key of the run; the step's key is `fold_in(key, step)`, so a resumed run draws the same numbers.
     """
@@ -91,14 +94,14 @@ def train_step(
 
 
 def _tokens(batch: Batch) -> Array:
-    """Return the number of tokens that a model reads, without padding: in translation, of both sides."""
+    """Return the number of tokens in a batch without padding, in translation those of source and target."""
     sides = [batch[name] for name in ("segment_ids", "target_segment_ids") if name in batch]
     # Segment ids are 0 on padding.
     return sum((ids > 0).sum() for ids in sides).astype(jnp.float32)  # type: ignore[union-attr]
 
 
 def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Objective) -> dict[str, WeightedSum]:
-    """Return the metrics of a batch as (total, weight), without dropout."""
+    """Return {metric: (total, weight)} of a batch, computed without dropout."""
     _, metrics = objective.terms(objective.forward(params, batch, None, step), batch)
     return metrics
 

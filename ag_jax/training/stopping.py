@@ -56,11 +56,11 @@ class StopSignal:
             hosts.publish(f"{self._key}/{hosts.index()}", self._steps)
 
     def request(self, reason: str) -> None:
-        """Stop all hosts after a common step for a reason other than a signal, which `reached` then returns."""
+        """Make all hosts stop after a common step for a reason other than a signal, which `reached` then returns."""
         self._reason = reason
 
     def reached(self) -> str | None:
-        """Return why all hosts must stop after the current step: a signal, or the reason of a request; None if not.
+        """Return the signal or request for which all hosts must stop after the current step; None if they go on.
 
         This must be called once in every step, because the calls count the steps.
         """

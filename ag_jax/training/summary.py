@@ -11,7 +11,7 @@ from ag_jax.training.job import Progress
 
 
 def summarise(workdir: epath.Path, metric: str, progress: Progress) -> dict[str, Any]:
-    """Return the content of `summary.json` for a run whose last evaluation is done.
+    """Return the content of `summary.json`: steps, tokens and losses of a run whose last evaluation is done.
 
     metric: the primary metric of the run.
 
@@ -33,10 +33,10 @@ def summarise(workdir: epath.Path, metric: str, progress: Progress) -> dict[str,
 
 
 def _last_loss(workdir: epath.Path, metric: str, steps: int) -> float:
-    """Return the mean of a metric over the steps of the rows that reach into the last twentieth of the steps.
+    """Return the mean of a metric over the last twentieth of the training steps, from the rows of `metrics.jsonl`.
 
-    A row counts with its number of steps. Rows without the metric, in which nothing was counted, are left out; if no
-    other reaches into the last twentieth, the result is the metric of the last other row.
+    A row that reaches into the last twentieth counts with all its steps. Rows without the metric, in which nothing was
+    counted, are left out; if no other reaches into the last twentieth, the result is the metric of the last other row.
     """
     rows = [row for row in metric_sums.read_metrics(workdir) if row["split"] == "train"]
     begins = [0, *(row["step"] for row in rows)]

@@ -18,7 +18,7 @@ FINISH_TIMEOUT = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """Labels by which runs are grouped at wandb.
+    """Labels by which runs are grouped at Weights & Biases (wandb).
 
     group: name of the comparison to which the run belongs; None for a single run.
     tags: further labels, such as its arm.
@@ -29,7 +29,7 @@ class Labels:
 
 
 def check_installed(project: str | None) -> None:
-    """Raise ValueError if the setting `wandb` names a project, but the package is missing."""
+    """Raise ValueError if the setting `wandb` names a project, but the package wandb is missing."""
     if project and importlib.util.find_spec("wandb") is None:
         raise ValueError(f"wandb={project!r} needs the package wandb: pip install 'ag_jax[wandb]', or set wandb=none")
 
@@ -86,20 +86,20 @@ class WandbRun:
             ) from error
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Send the row of metrics of a step."""
+        """Send the metrics of a step, {name: value}, to wandb."""
         if self._run:
             with self._survived():
                 self._run.log({"step": step, **values})
 
     def finish(self, failed: bool = False) -> None:
-        """End the run, and wait at most `FINISH_TIMEOUT` seconds for the upload."""
+        """End the wandb run, and wait at most `FINISH_TIMEOUT` seconds for the upload."""
         if self._run:
             with self._survived():
                 self._run.finish(exit_code=int(failed))
 
     @contextlib.contextmanager
     def _survived(self):
-        """Turn any error of the code inside, which calls wandb, into a warning, and send no more rows."""
+        """Context manager that turns any error of wandb into a warning, after which no more rows are sent."""
         try:
             yield
         except Exception as error:
