@@ -37,7 +37,7 @@ _DONE_BY = {"GET": "read", "DELETE": "deleted"}
 
 
 class Bucket(gcsfs.core.GCSFileSystem):
-    """File system of the objects in all buckets."""
+    """File system of Google Cloud Storage that repeats failed requests, and explains other failures in one line."""
 
     # Until the store answers again: whether a line says that it fails, and whether a request was given up.
     _has_warned, _gave_up = False, False
@@ -46,7 +46,7 @@ class Bucket(gcsfs.core.GCSFileSystem):
         super().__init__(*arguments, **options | {"use_listings_cache": False})
 
     async def _request(self, method: str, path: str, *names: str, **options: Any) -> Any:
-        """Send a request, again and again if need be, and return the answer: (status, headers, information, content).
+        """Send a request, repeated while its failure may pass; return (status, headers, information, content).
 
         Raises FileNotFoundError, FileExistsError if a condition of the request does not hold, and `storage.StoreError`
         for all other failures.
@@ -106,7 +106,10 @@ class Bucket(gcsfs.core.GCSFileSystem):
             return False
 
     async def _info(self, path: str, generation: Any = None, **options: Any) -> dict[str, Any]:
-        """Describe a path. Raises ValueError if its bucket does not exist."""
+        """Return gcsfs's description of a path, with its name, size and type.
+
+        Raises ValueError if its bucket does not exist.
+        """
         name = self._strip_protocol(path).rstrip("/")
         if "/" not in name:  # gcsfs would need another permission, to describe the bucket
             await self._list_objects(name, max_results=1)
@@ -130,7 +133,7 @@ class Bucket(gcsfs.core.GCSFileSystem):
             raise ValueError(f"{path} is an object, where a directory is expected: choose another directory")
 
     def remove_if(self, path: str, content: bytes) -> None:
-        """Remove an object that has this content, unless another process writes it meanwhile."""
+        """Remove the object at a path if it has this content, unless another process writes it meanwhile."""
         bucket, name, _ = self.split_path(path)
         try:
             headers, text = self.call("GET", "b/{}/o/{}", bucket, name, alt="media")
@@ -142,14 +145,14 @@ class Bucket(gcsfs.core.GCSFileSystem):
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether a request that failed may succeed when it is repeated."""
+    """Return whether a failed request may succeed when it is repeated."""
     if isinstance(error, gcsfs.retry.HttpError) and str(error.code) == "401":
         return False
     return gcsfs.retry.is_retriable(error) or isinstance(error, TimeoutError | ConnectionError)
 
 
 def _lasting(error: Exception, method: str, address: str) -> storage.StoreError:
-    """Return the exception for a failure that will not pass by itself."""
+    """Return the exception, with advice, for a failed request that repetition would not help."""
     verb = _DONE_BY.get(method, "written")
     text = _reason(error)
     if text.startswith("Forbidden"):  # with this beginning, gcsfs tries to list an object that it may not read
@@ -165,7 +168,7 @@ def _lasting(error: Exception, method: str, address: str) -> storage.StoreError:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's first line, which has its type if there is no other text."""
+    """Return the first line of an error's message, or its type if there is no message."""
     text = str(error).strip().split("\n")[0]
     return text or {"ServerDisconnectedError": "connection lost"}.get(type(error).__name__, type(error).__name__)
 

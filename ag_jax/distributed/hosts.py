@@ -38,7 +38,7 @@ _numbers = itertools.count()  # numbers of collective calls: the same on all hos
 
 
 def find_position(coordinator: str | None, hosts: str | None, host: int | None, timeout: float) -> HostPosition | None:
-    """Return the coordinator's address, the number of hosts and this host's number; None for a run on one host.
+    """Return the coordinator's address, the number of hosts and this host's number, or None for a run on one host.
 
     They come from the flags of the command, or from JAX's detection of the cluster.
 
@@ -105,7 +105,7 @@ def _detected(timeout: float) -> HostPosition | None:
 
 
 def join(position: HostPosition, timeout: float) -> None:
-    """Start JAX with the other hosts, and a thread that ends this process if another host fails.
+    """Connect JAX with the other hosts, and start a thread that ends this process if another host fails.
 
     Waits for the other hosts, at most `timeout` seconds. Must be called before anything uses a device. Raises
     ValueError with advice if a host does not join in time.
@@ -235,10 +235,10 @@ def agree(what: str, facts: dict[str, Any]) -> None:
 
 
 def abandon(status: int, message: str) -> None:
-    """End this process with an exit status, and those of all other hosts. Not collective.
+    """End the processes of this and of all other hosts with an exit status, after a failure.
 
     The others would wait for this one forever. Unlike the normal end of a process, it does not wait for the other
-    hosts. In a run on one host it only returns.
+    hosts. In a run on one host it only returns. Not collective.
     """
     if count() == 1:
         return

@@ -37,12 +37,13 @@ TRIES = 20  # for the creation of a directory that its last holder may remove at
 
 @contextlib.contextmanager
 def hold(directory: epath.Path, what: str = "") -> Iterator[None]:
-    """Hold the lock of a directory within a `with` statement; the directory is created if missing.
+    """Context manager that holds the lock of a directory, or raises ValueError if another process holds it.
 
     what: flag with the file that is locked, if the directory is for the lock alone, and is removed with it.
 
-    Every host must call it; host 0 takes the lock. A lock left behind by a process that ended is replaced. If this
-    machine cannot tell whether the holder still runs, the call waits up to two minutes to see whether the file changes.
+    The directory is created if missing. Every host must call it; host 0 takes the lock. A lock left behind by a process
+    that ended is replaced. If this machine cannot tell whether the holder still runs, the call waits up to two minutes
+    to see whether the file changes.
 
     Raises ValueError, on every host, if another process holds the lock, and OSError (ValueError on other hosts than the
     first) if the directory cannot be written.
@@ -58,7 +59,7 @@ def hold(directory: epath.Path, what: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a directory within a `with` statement, once no other process holds it (`in_turn`).
+    """Context manager that waits until no other process holds the lock of a directory, and holds it for all hosts.
 
     Every host must call it; host 0 takes the lock.
     """
@@ -73,9 +74,9 @@ def hold_in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[
 
 @contextlib.contextmanager
 def in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of a directory within a `with` statement, once no other process holds it. Not collective.
+    """Context manager that waits until no other process holds the lock of a directory, and then holds it.
 
-    A lock left behind by a process that ended is replaced, as `Claims` does.
+    Not collective. A lock left behind by a process that ended is replaced, as `Claims` does.
 
     say: prints a line if another process holds the lock.
 
@@ -102,7 +103,7 @@ def is_held(directory: epath.Path) -> bool:
 
 
 class Claims:
-    """Locks that processes take if they are free, to share work without doing any of it twice.
+    """Locks of directories that a process takes only if they are free, by which processes share work.
 
     `with claims(directory) as mine:` takes the lock of a directory that nothing else is in, if no other process holds
     it; it never waits. `mine` is true as long as this process holds the lock: from the start, or never, or until
@@ -116,7 +117,7 @@ class Claims:
 
     @contextlib.contextmanager
     def __call__(self, directory: epath.Path) -> Iterator[object]:
-        """Take the lock of a directory, if it is free, within a `with` statement; the value is true while it is held.
+        """Context manager that takes the lock of a directory if it is free; its value is true while the lock is held.
 
         Raises OSError if the directory cannot be written.
         """
@@ -129,7 +130,7 @@ class Claims:
                 lock.release()
 
     def _is_unchanged(self, directory: epath.Path, text: str) -> bool:
-        """Return whether the lock's file has had this text for `STALE_AFTER` seconds."""
+        """Return whether this object has seen a lock file with the same text for `STALE_AFTER` seconds."""
         text_before, since = self._texts.get(directory, (None, 0.0))  # not "", the text of a file that was just created
         if text_before != text:
             self._texts[directory] = text, time.monotonic()
@@ -178,7 +179,7 @@ class Holder:
 
 
 class _Lock:
-    """Lock of one directory, taken and released by one process; true until another process takes it over.
+    """Lock of one directory, taken and released by one process; truthy until another process takes it over.
 
     directory: the directory.
     is_claim: whether the process goes on without the lock if another one takes it over; otherwise the process ends.
@@ -205,7 +206,7 @@ class _Lock:
         self._start()
 
     def take_if_free(self, is_unchanged: Callable[[epath.Path, str], bool]) -> bool:
-        """Take the lock if no process holds it, as `take`; return whether this process now holds it.
+        """Take the lock if no running process holds it; return whether this process now holds it.
 
         is_unchanged: (directory, text of the lock's file) -> whether the file has had this text for so long that its
             holder must have ended.
@@ -258,7 +259,7 @@ class _Lock:
         return is_new or (storage.is_remote(self._path) and self._is_ours())
 
     def _remove_if_stale(self) -> None:
-        """Remove the lock file if it is stale. Raises ValueError if the lock's holder still runs."""
+        """Remove the lock file if it is stale, or raise ValueError if its holder still runs."""
         content = self.read()
         if content is None:  # its holder released it in the meantime
             return
@@ -272,7 +273,7 @@ class _Lock:
         self._remove(content)
 
     def _remove(self, content: tuple[str, Holder | None]) -> None:
-        """Remove the lock file if it still has this content, which is stale.
+        """Remove the lock file if it still has this content, which was found to be stale.
 
         Another process may have found the same file stale. Between the last read of the file and its removal, it could
         replace the file with its own lock, which would then be removed. So only one process of this machine at a time
@@ -314,7 +315,7 @@ class _Lock:
         return True, None
 
     def read(self) -> tuple[str, Holder | None] | None:
-        """Return the lock file's text and the holder that it names (None if damaged); None if there is no file."""
+        """Return (text of the lock file, holder that it names or None if damaged), or None if there is no file."""
         try:
             text = storage.read_whole(self._path)
         except FileNotFoundError:
@@ -348,7 +349,7 @@ class _Lock:
                 written = time.time()
 
     def _leave(self, holder: Holder | None) -> None:
-        """Note that another process took over this lock; end this process, before it writes again, if it is no claim.
+        """End this process, or give up its claim, because another process took over its lock.
 
         The lock was not renewed for two minutes, and `holder` took it, or a process that has released it since.
         """

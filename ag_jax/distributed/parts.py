@@ -1,4 +1,4 @@
-"""Shares of a work that several processes do without talking to each other: the flag `--part=K/N`."""
+"""Division of work among processes that do not communicate with each other, by the flag `--part=K/N`."""
 
 import re
 
@@ -7,7 +7,7 @@ ALL = (1, 1)
 
 
 def parse_part(text: str) -> Share:
-    """Parse the flag `--part=K/N` into (K, N). Raises ValueError for anything else."""
+    """Parse the flag `--part=K/N` into (K, N), or raise ValueError for any other text."""
     match = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
     if not match or int(match[1]) > int(match[2]):
         raise ValueError(f"--part must be K/N with K from 1 to N, such as --part=2/4, got {text!r}")
@@ -15,7 +15,7 @@ def parse_part(text: str) -> Share:
 
 
 def numbers_of(share: Share, count: int, what: str) -> set[int]:
-    """Return the numbers, from 0 on, of the pieces in a share of `count` pieces.
+    """Return the numbers, from 0 on, of the pieces of work in one share of `count` pieces.
 
     what: what a piece is, in the plural, for the message.
 

@@ -36,7 +36,7 @@ ADVICE = (
 
 @dataclasses.dataclass(frozen=True)
 class HostPosition:
-    """Position of this process among the hosts of a run.
+    """This host's number among the hosts of a run, with the address of the coordinator.
 
     coordinator: address HOST:PORT of host 0.
     hosts: number of hosts.
@@ -51,7 +51,10 @@ class HostPosition:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Name and port of the coordinator. Raises ValueError if `coordinator` is not HOST:PORT."""
+        """Name and port of the coordinator, as (name, port).
+
+        Raises ValueError if `coordinator` is not HOST:PORT.
+        """
         name, _, port = self.coordinator.rpartition(":")
         if not name or not port.isdigit() or not 0 < int(port) < 2**16:
             raise ValueError(
@@ -95,7 +98,7 @@ def _listen(position: HostPosition) -> socket.socket:
 def _lead(
     position: HostPosition, deadline: float, timeout: float, say: Callable[[str], None]
 ) -> dict[int, socket.socket]:
-    """Call the roll on host 0: accept connections until all hosts have joined, and return them by host number."""
+    """On host 0, accept connections until all hosts have joined; return {host number: connection}."""
     present: dict[int, socket.socket] = {}
     names = {0: socket.gethostname()}
     last_status, last_time = None, 0.0
@@ -127,7 +130,7 @@ def _lead(
 def _greet(
     position: HostPosition, connection: socket.socket, present: dict[int, socket.socket], names: dict[int, str]
 ) -> None:
-    """Read the first message on a new connection, then add the host to `present` or tell it why it is refused.
+    """Read the first message on a new connection; add its host to `present`, or tell it why it is refused.
 
     A connection of another program is closed.
 
@@ -162,7 +165,7 @@ def _greet(
 def _report(
     position: HostPosition, deadline: float, timeout: float, say: Callable[[str], None]
 ) -> dict[int, socket.socket]:
-    """Report this host to host 0, retrying until all hosts have joined, and return {0: the connection to host 0}."""
+    """On any other host, report to host 0 until all hosts have joined; return {0: the connection to host 0}."""
     hello = {"ag_jax": PROTOCOL, "host": position.host, "hosts": position.hosts, "name": socket.gethostname()}
     last_time, status, why = time.monotonic(), None, "no answer"
     while time.monotonic() < deadline:
@@ -236,7 +239,7 @@ def _tell(present: dict[int, socket.socket], message: dict[str, Any]) -> None:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Return whether the other host still has its end of a connection open, found out without waiting or reading.
+    """Return whether the other host's end of a connection is still open, without waiting or reading.
 
     The other host must have nothing left to send: unread data would hide a closed end.
     """

@@ -10,7 +10,7 @@ TIMEOUT = 90.0  # seconds in which a file that one host wrote must show on anoth
 
 
 def wait_for(path: epath.Path) -> list[int]:
-    """Wait up to `TIMEOUT` seconds until every host reads the file's text as host 0 does; return the hosts that do not.
+    """Wait up to `TIMEOUT` seconds until all hosts read the same text in a file; return those hosts that do not.
 
     The hosts are returned by number. Every host must call this function.
     """

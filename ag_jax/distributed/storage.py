@@ -36,12 +36,15 @@ class StoreError(OSError):
 
 
 def patience() -> float:
-    """Return for how many seconds requests to an object store are repeated."""
+    """Return for how many seconds failed requests to an object store are repeated."""
     return _patience
 
 
 def set_patience(seconds: float) -> None:
-    """Set the result of `patience` for this process. Raises ValueError if it is less than a second."""
+    """Set for how many seconds this process repeats failed requests to an object store, at least one second.
+
+    Raises ValueError for less.
+    """
     global _patience
     if seconds < 1:
         raise ValueError(f"--store_timeout must be at least 1 second, got {seconds:g}")
@@ -54,7 +57,7 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def directory(name: epath.PathLike) -> epath.Path:
-    """Return the absolute path of a directory that a user names.
+    """Return the absolute path of a directory that a user names, after a check that its object store can be used.
 
     Raises ValueError if its object store needs a package that is missing, if its bucket does not exist, or if an object
     has this name, and OSError if the store cannot be read.
@@ -97,7 +100,7 @@ def read_whole(path: epath.Path) -> str:
 
 
 def create(path: epath.Path, text: str) -> bool:
-    """Write a file if there is none at this path; return whether it was written.
+    """Write a file only if there is none at this path; return whether it was written.
 
     Of several processes that create the same file, one succeeds. An object store whose answer is lost may have written
     the file although the result is False.
@@ -122,7 +125,7 @@ def create(path: epath.Path, text: str) -> bool:
 
 
 def remove_if(path: epath.Path, text: str) -> None:
-    """Remove a file of an object store that has this content; do nothing if it has another one, or does not exist.
+    """Remove a file of an object store if it has this content; otherwise do nothing.
 
     At `gs://`, a file that another process writes meanwhile stays.
     """
@@ -151,7 +154,7 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
 
 
 def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, may_write: bool = True) -> T:
-    """Write files into a directory, or into a substitute if it cannot or may not be written; return `write`'s result.
+    """Write files into a directory, or another one if that is impossible or not allowed; return the result of `write`.
 
     So a result that took long to compute is not lost. The directories tried are `directory` (if `may_write`),
     `ag-jax-output/NAME` in the current directory, and a new temporary directory. If `directory` cannot be written, a

@@ -22,7 +22,7 @@ COMPILING = 3600.0
 
 
 class Watchdog:
-    """Context manager in which a run without progress dumps the stacks of all threads and ends.
+    """Context manager that ends a run without progress, after printing the stacks of all threads.
 
     Progress is a step whose result is ready (`follow`), or a call of `beat` by the loop.
 
@@ -52,7 +52,7 @@ class Watchdog:
             self._thread.join()
 
     def beat(self, what: str = "the next batch, or what the loop does between steps") -> None:
-        """Report progress; `what` names the work that begins now."""
+        """Report progress to the watchdog; `what` names the work that begins now."""
         with self._lock:
             self._last, self._what = time.monotonic(), what
 
@@ -63,7 +63,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def patience(self, what: str, seconds: float = COMPILING) -> Iterator[None]:
-        """Allow `seconds` more than usual without progress inside, for the work named `what`."""
+        """Context manager that allows `seconds` more than usual without progress, for the work named `what`."""
         self.beat(what)
         self._extra = seconds
         try:
@@ -73,7 +73,7 @@ class Watchdog:
             self.beat()
 
     def compiling(self, what: str) -> contextlib.AbstractContextManager:
-        """Return a context that allows time for compilation at the first use of `what`, and a null context later."""
+        """Return a context that allows extra time for compilation at the first use of `what`, and none afterwards."""
         if what in self._compiled:
             return contextlib.nullcontext()
         self._compiled.add(what)
