@@ -1,1 +1,1 @@
-"""Texts with their translations, for machine translation: from pairs of lines to batches."""
+"""Parallel corpora for machine translation: files of texts and translations are read, tokenised and batched."""

@@ -1,4 +1,4 @@
-"""Make batches of texts with their translations from stored rows, for training.
+"""Training batches of a translation model: arrays of source and target token ids, made from stored rows.
 
 A batch is a dict of numpy arrays with these keys:
 
@@ -26,7 +26,7 @@ from ag_jax.data.tokenizers import Tokenizer
 
 
 def empty_batch(config: DataConfig, rows: int) -> HostBatch:
-    """Return zeros with the fields, shapes and types of a batch; as broadcast scalars, they take no memory."""
+    """Return a batch of zeros with all fields, shapes and types, as broadcast arrays that take no memory."""
     shape = (rows, config.sequence_length)
     names = ("tokens", "segment_ids", "token_type_ids", "target_tokens", "target_labels", "target_segment_ids")
     kinds = dict.fromkeys(names, np.int32) | {"target_weights": np.float32}
@@ -36,7 +36,7 @@ def empty_batch(config: DataConfig, rows: int) -> HostBatch:
 def make_batch(
     config: DataConfig, rows: PairRows, tokenizer: Tokenizer, *, example_B: np.ndarray, start: int
 ) -> HostBatch:
-    """Return the batch of the rows with the indices `example_B`.
+    """Return the batch of encoder inputs, decoder inputs and labels for the rows at the indices `example_B`.
 
     config: length of the sides.
     rows: the rows of a split.

@@ -1,4 +1,4 @@
-"""Check by their names whether the files that two globs match go together.
+"""Check by file names that the files matched by a source glob and by a target glob are translations of one another.
 
 The n-th file of the one glob goes with the n-th file of the other. Where both have as many lines, nothing else tells if
 one side lacks a file, or if the names are sorted in another order, as in `news.dev.en, news.en` and `news.de,
@@ -17,7 +17,9 @@ _WILDCARD = re.compile(r"\*\*/|\*+|\?|\[!?\]?[^\]]*\]")
 
 
 def check_names(settings: Mapping[str, str], aligned: Sequence[tuple[pathlib.Path, pathlib.Path]]) -> None:
-    """Raise ValueError if what the wildcards of two globs stand for differs in more than one way.
+    """Raise ValueError unless the source and target file names differ in the same way, as en and de, in every pair.
+
+    Only the text for which the wildcards of a glob stand is compared.
 
     settings: for the setting of each side, the files or globs that it names, with commas between several.
     aligned: the files of both sides that go together.
@@ -40,7 +42,7 @@ def check_names(settings: Mapping[str, str], aligned: Sequence[tuple[pathlib.Pat
 
 
 def _wildcards(value: str) -> list[tuple[int, str | None]]:
-    """Return (number, text) for each file that a setting names, by the number of its part of the setting.
+    """Return (index of the part, text that its wildcards match) for each file that the comma-separated `value` names.
 
     The text is what the wildcards of the part stand for in the file's path, None for a file that is given by its name.
     """
@@ -55,7 +57,7 @@ def _wildcards(value: str) -> list[tuple[int, str | None]]:
 
 
 def _difference(one: str, other: str) -> tuple[str, str]:
-    """Return two texts without what they have in common at their beginnings and then at their ends."""
+    """Return two texts without their common prefix and suffix."""
     start = _common(one, other)
     one, other = one[start:], other[start:]
     end = _common(one[::-1], other[::-1])
@@ -63,5 +65,5 @@ def _difference(one: str, other: str) -> tuple[str, str]:
 
 
 def _common(one: str, other: str) -> int:
-    """Return the number of characters that two texts have in common at their beginnings."""
+    """Return the length of the common prefix of two texts, in characters."""
     return sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))

@@ -32,7 +32,7 @@ Names = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The files of a corpus, as settings name them.
+    """The files of the training, validation and test pairs of a parallel corpus.
 
     train: training pairs.
     validation: pairs for validation; None if they are held out of the training pairs.
@@ -46,7 +46,9 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Patterns of the names of a corpus's files; several files of a part are joined.
+    """Patterns for the file names of a published parallel corpus, in one of the forms in which it is distributed.
+
+    Several files of a part, such as the training pairs, are joined.
 
     train: files of the training pairs.
     validation: files for validation; empty if it is held out of the training pairs.
@@ -117,7 +119,7 @@ LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
 
 
 def find(name: str, folder: str, source: str, target: str) -> Parts:
-    """Return the files of a published corpus in a folder.
+    """Return the training, validation and test files of a published parallel corpus in a folder.
 
     name: name of the corpus, a key of `LAYOUTS`.
     folder: the folder into which its archives were unpacked.
@@ -151,7 +153,7 @@ def find(name: str, folder: str, source: str, target: str) -> Parts:
 
 
 class _Search:
-    """A search for the files of a layout.
+    """A search in a folder for the source and target files whose names a `Layout` describes.
 
     missing: names of files that were looked for and not found.
     subfolders: names of the subfolders that are searched, too.
@@ -163,15 +165,15 @@ class _Search:
         self.subfolders = [folder.format(source=source, target=target) for folder in layout.folders]
 
     def has_some(self, names: Names) -> bool:
-        """Return whether one of the files is there on both sides."""
+        """Return whether, for at least one of the name patterns, both the source and the target file exist."""
         return any(self._both(name) for name in names)
 
     def training_names(self) -> str:
-        """Return the name of the first training file on both sides, for messages."""
+        """Return `SOURCE with TARGET`, the names of the first pair of training files, for error messages."""
         return " with ".join(next(self._candidates(self.layout.train[0])))
 
     def files(self, names: Names, setting: str, target_setting: str) -> PairFiles:
-        """Return the files of a part of the corpus, and add those that are not there to `missing`."""
+        """Return the source and target files that match the patterns `names`, and add those not found to `missing`."""
         pairs = []
         for name in names:
             if paths := self._both(name):
@@ -186,14 +188,14 @@ class _Search:
         return PairFiles(source, target, setting=setting, target_setting=target_setting)
 
     def _both(self, name: str) -> tuple[pathlib.Path, pathlib.Path] | None:
-        """Return the files of both sides for a pattern, None if one is missing."""
+        """Return the (source, target) paths that match a name pattern; None unless both files exist."""
         for source, target in self._candidates(name):
             if (source_path := self._path(source)) and (target_path := self._path(target)):
                 return source_path, target_path
         return None
 
     def _candidates(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield the names that a pattern stands for, on the source and on the target side.
+        """Yield the (source, target) file names that a pattern stands for, in the order in which they are tried.
 
         The archive of this direction comes first, then that of the other direction, and then the source from this one
         with the target from the other one.
@@ -214,7 +216,7 @@ class _Search:
 
 
 def _listing(folder: pathlib.Path) -> str:
-    """Return the first names in a folder, for messages."""
+    """Return the first 12 names in a folder, comma-separated, for error messages."""
     names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     more = f" and {len(names) - 12:,} more" if len(names) > 12 else ""
     return ", ".join(names[:12]) + more or "an empty folder"

@@ -39,7 +39,7 @@ class Pair(NamedTuple):
 
 
 class LinesOfTest(NamedTuple):
-    """The lines of a test set, none of them left out.
+    """All source lines and reference translations of a test set, empty lines included.
 
     sources: the lines to translate; an empty line is an empty text.
     references: the translation of each.
@@ -51,7 +51,7 @@ class LinesOfTest(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PairFiles:
-    """The files of a parallel corpus, as a setting names them; `iter` yields their pairs, always in the same order.
+    """The files of a parallel corpus; iteration yields pairs of text and translation, always in the same order.
 
     source: files or globs, with commas between several.
     target: the files of the translations; None if the records of `source` have both sides.
@@ -83,13 +83,18 @@ class PairFiles:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields of both sides by the names of their settings, which are in the section of `setting`."""
+        """The fields of both sides as {setting name: field}, such as {"data.source_field": "source", ...}.
+
+        The settings are in the section of `setting`.
+        """
         section = self.setting.rpartition(".")[0]
         names = (f"{section}.{name}".removeprefix(".") for name in ("source_field", "target_field"))
         return dict(zip(names, (self.source_field, self.target_field), strict=True))
 
     def line_count(self) -> int:
-        """Return the number of lines of the source's files: that of the pairs, if none is blank, a tag or a header.
+        """Return the number of lines in the source files, including those that hold no pair, such as tags or headers.
+
+        It is the number of pairs if no line is blank, a tag or a header.
 
         Raises FileNotFoundError for a path that does not exist, and ValueError for damaged files.
         """
@@ -103,7 +108,7 @@ class PairFiles:
         return count
 
     def identity(self) -> list[Any]:
-        """Return what identifies the present content, without reading it.
+        """Return a list that identifies the current content of the files, without reading them, for cache keys.
 
         It is the names, sizes and times of the files, the fields, the package that restores tokenised text, and the
         names of links, which say how their files are read.
@@ -116,15 +121,18 @@ class PairFiles:
         return [*identities, *names, *tokenised.identity(paths), *([{"links": renamed}] if renamed else [])]
 
     def files(self) -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
-        """Return {setting without its section: [(name, path), ...]} of the files, as `sources.files` names them."""
+        """Return {"source": [(name, path), ...], ...} for all files, with the settings' names as keys.
+
+        The keys are without the section of the setting. The names are those that `sources.files` returns.
+        """
         return {setting.rpartition(".")[2]: sources.files(value) for setting, value in self._settings().items()}
 
     def _settings(self) -> dict[str, str]:
-        """Return the files that the settings name, by the names of the settings."""
+        """Return {setting name: its files or globs} for the source and, if it has files of its own, the target."""
         return {self.setting: self.source} | ({self.target_setting: self.target} if self.target else {})
 
     def _aligned_files(self, target: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
-        """Return each file of the source with its translation.
+        """Return the (source file, target file) pairs of the corpus, in reading order.
 
         Raises ValueError unless there are as many of both, and for globs whose files do not go together by their names.
         """
@@ -166,7 +174,10 @@ def validation(config: DataConfig) -> PairFiles | None:
 
 
 def read_test_set(pair_files: PairFiles) -> LinesOfTest:
-    """Read all lines of a test set. Raises ValueError if there is none, and the errors of `PairFiles`."""
+    """Read all source lines and reference translations of a test set.
+
+    Raises ValueError if there is no line, and the errors of `PairFiles`.
+    """
     pairs = list(pair_files)
     if not pairs:
         raise ValueError(f"{pair_files.setting}={pair_files.source!r} has no line: expected texts to translate")
@@ -174,7 +185,10 @@ def read_test_set(pair_files: PairFiles) -> LinesOfTest:
 
 
 def _paths(value: str, setting: str) -> list[pathlib.Path]:
-    """Return the files that a setting names, in reading order. Raises an error for what are not files."""
+    """Return the files that the comma-separated paths and globs in `value` name, in reading order.
+
+    Raises FileNotFoundError for a path that does not exist, and ValueError for a directory and for weights.
+    """
     if sources.weights(value):
         raise ValueError(f"{setting}={value!r} has weights, which data.format=parallel does not: leave them out")
     for part in sources.parts(value):
@@ -200,7 +214,7 @@ def _listed(names: list[Any]) -> str:
 
 
 def _aligned(source: pathlib.Path, target: pathlib.Path) -> Iterator[Pair]:
-    """Yield the pairs of two files with as many lines.
+    """Yield line n of `source` with line n of `target` as a pair, for two files with the same number of lines.
 
     Raises ValueError for files of different numbers of lines, with the first line at which they seem to part, and for a
     line of tags that has text as its counterpart.
@@ -231,7 +245,7 @@ _END = "\n"  # no line of a side has a line feed
 
 
 def _unequal(source: pathlib.Path, target: pathlib.Path, counts: tuple[int, int], one_sided: int) -> ValueError:
-    """Return the error for files of different numbers of lines.
+    """Return the ValueError for a source file and a target file with different numbers of lines.
 
     counts: number of lines of the source and of the target.
     one_sided: number of the first line that is empty on one side only; 0 if there is none.
@@ -248,7 +262,7 @@ def _unequal(source: pathlib.Path, target: pathlib.Path, counts: tuple[int, int]
 
 
 def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
-    """Yield the pairs of a file whose records have both sides."""
+    """Yield the pairs of a .jsonl or .tsv file whose records hold both a text and its translation."""
     ending = files.kind(file.name)[0]
     if ending not in (*JSON_LINES, TABLE):
         raise ValueError(
@@ -265,7 +279,7 @@ def _records(file: pathlib.Path, pair_files: PairFiles) -> Iterator[Pair]:
 
 
 def _table(lines: Iterator[tuple[int, bytes]], place: str, pair_files: PairFiles) -> Iterator[Pair]:
-    """Yield the pairs of a table; blank lines are left out."""
+    """Yield the pairs of a tab-separated table of texts and translations; blank lines are left out."""
     columns: tuple[int, int] | None = None
     width = 0
     for number, line in lines:
@@ -285,7 +299,7 @@ def _table(lines: Iterator[tuple[int, bytes]], place: str, pair_files: PairFiles
 
 
 def _named_columns(header: list[str], where: str, pair_files: PairFiles) -> tuple[int, int] | None:
-    """Return the columns of both sides by the first row of a table; None if this row is a pair without names.
+    """Return the (source, target) column indices that a table's header names; None if `header` is already a pair.
 
     Raises ValueError if a column is missing, or if two have its name.
     """

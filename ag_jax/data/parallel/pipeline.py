@@ -1,4 +1,4 @@
-"""Prepare the tokenizer and rows of a parallel corpus once, in a cache, and make the batch of any step directly.
+"""Prepare a parallel corpus: train its tokenizer, cache its rows of token ids, and make the batch of any step.
 
 The functions are those of `ag_jax.data.text.pipeline`, for pairs of a text and its translation.
 
@@ -51,7 +51,7 @@ COUNTS = "counts.json"  # number of pairs of each split that were left out, by r
 
 
 def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Corpus[PairRows]:
-    """Return the tokenizer and rows of a config, from the cache if they were prepared before.
+    """Return the tokenizer and the tokenised rows of the parallel corpus in `config`, from the cache if possible.
 
     config: the settings of the data.
     quiet: print no progress.
@@ -93,9 +93,9 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
 
 
 def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> Tokenizer:
-    """Return the tokenizer at `config.tokenizer.path`; without a path, one trained on both sides of the training pairs.
+    """Return the tokenizer at `config.tokenizer.path`, or one trained on the corpus if no path is given.
 
-    A trained tokenizer is cached and not trained again.
+    It is trained on the source and target texts of the training pairs, cached, and not trained again.
     """
 
     def text_key() -> str:
@@ -107,7 +107,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
 
 
 def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
-    """Return {setting: [[name, size in bytes, content hash], ...]} of all files.
+    """Return {setting: [[file name, size in bytes, content hash], ...]} for all files of the parallel corpus.
 
     The settings are `source`, and `target`, `validation_source` and `validation_target` as far as they are set. The
     hashes are cached; all files are read again when the name, size or time of one has changed.
@@ -122,7 +122,7 @@ def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = uncl
 
 
 def _identities(config: DataConfig) -> list[Any]:
-    """Return settings and versions of files; two such lists are equal only for the same pairs and validation part."""
+    """Return a list, part of cache keys, that changes with the files' content or the choice of validation pairs."""
     validation = pairs.validation(config)
     held_out = validation.identity() if validation else config.validation_fraction
     return [pairs.training(config).identity(), held_out]
@@ -130,10 +130,11 @@ def _identities(config: DataConfig) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _TokenizerText:
-    """Texts of both sides of the training pairs, as an iterable that can be iterated repeatedly.
+    """The source and target texts on which a tokenizer is trained, as an iterable that can be iterated repeatedly.
 
-    Of a corpus that is larger than `TOKENIZER_TEXT` or `TOKENIZER_PAIRS`, every n-th pair is taken, with the least n
-    for which they fit: its files may be of different kinds, and all should have their share.
+    They are those of the training pairs. Of a corpus that is larger than `TOKENIZER_TEXT` or `TOKENIZER_PAIRS`, every
+    n-th pair is taken, with the least n for which they fit: its files may be of different kinds, and all should have
+    their share.
     """
 
     config: DataConfig
@@ -208,7 +209,10 @@ def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Pat
 def _write_rows(
     config: DataConfig, tokenizer: Tokenizer, text: pathlib.Path, directory: pathlib.Path, say: Say
 ) -> None:
-    """Write the tokens of both splits as rows. Raises ValueError if a split has no pair that can be used."""
+    """Write the stored token ids of the training and validation pairs as rows, packed if `config.pack` is set.
+
+    Raises ValueError if a split has no pair that can be used.
+    """
     left_out = json.loads((text / COUNTS).read_text())
     for split in SPLITS:
         unpacked = _make_rows(config, TextStore(text / split), tokenizer, left_out[split])
@@ -225,7 +229,7 @@ def _write_rows(
 
 
 def _nothing_left(config: DataConfig, split: str, left_out: dict[str, int]) -> str:
-    """Return the error message for a split without pairs."""
+    """Return the error message for a training or validation split in which no usable pair is left."""
     source = config.validation_source if split == "validation" and config.validation_source else config.source
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items() if count)
     held_out = split == "validation" and not config.validation_source
@@ -240,7 +244,7 @@ def _nothing_left(config: DataConfig, split: str, left_out: dict[str, int]) -> s
 def _make_rows(
     config: DataConfig, store: TextStore, tokenizer: Tokenizer, left_out: dict[str, int]
 ) -> Iterator[tuple[Row, Row]]:
-    """Yield a row for every stored pair, with the end token on both sides; count those that are too long."""
+    """Yield (source row, target row) with end tokens for each stored pair; count too long pairs in `left_out`."""
     longest, end = selection.max_tokens(config), tokenizer.specials.end
     count = 2 * len(store)
     for first in range(0, count, 2 * READ_TOGETHER):
@@ -253,7 +257,7 @@ def _make_rows(
 
 
 def _sorted(rows: Iterable[tuple[Row, Row]]) -> Iterator[tuple[Row, Row]]:
-    """Yield the pairs in groups of `SORTED_TOGETHER`, each with its longest pairs first.
+    """Yield the (source row, target row) pairs, sorted from longest to shortest within groups of `SORTED_TOGETHER`.
 
     Best fit then begins with the texts that leave the fewest choices, which fills rows better.
     """
@@ -264,7 +268,9 @@ def _sorted(rows: Iterable[tuple[Row, Row]]) -> Iterator[tuple[Row, Row]]:
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """Training batches; row i of step s is a pure function of (seed, s, i), as `ag_jax.data.order` describes.
+    """Training batches of pairs of texts, in which row i of step s is a pure function of (seed, s, i).
+
+    The order of the rows is that of `ag_jax.data.order`.
 
     rows: rows of the training pairs.
     tokenizer: the tokenizer of the rows.
@@ -290,11 +296,11 @@ class Batches:
 
     @property
     def sizes(self) -> BatchSizes:
-        """The number of rows of the batch of every step."""
+        """The number of rows in the batch of each training step."""
         return BatchSizes.of(self.batch_size)
 
     def at(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
-        """Return the batch of a step; with `rows`, a slice or indices, only the rows that this host needs."""
+        """Return the batch of training step `step`, or only those of its rows that this host needs, given by `rows`."""
         example_B, _ = order.drawn(len(self.rows), self.sizes.numbers(step)[rows], self.seed)
         start = _start(self.start, self.tokenizer)
         return batching.make_batch(self.config, self.rows, self.tokenizer, example_B=example_B, start=start)
@@ -302,7 +308,7 @@ class Batches:
     def iterate(
         self, start: int, stop: int, rows: order.HostRows = order.all_rows, threads: int = 1
     ) -> Iterator[HostBatch]:
-        """Return the batches of steps `start` to `stop` - 1, prefetched by `threads` threads (grain).
+        """Return an iterator over the batches of steps `start` to `stop` - 1, prefetched by `threads` grain threads.
 
         rows: number of rows of a batch -> the rows (a slice or indices) that this host needs.
         """
@@ -317,7 +323,7 @@ def validation_batches(
     start: int | None = None,
     most: int | None = None,
 ) -> Iterator[HostBatch]:
-    """Yield every row for validation once; the last batch is padded with empty rows.
+    """Yield batches that hold each validation row once; the last batch is filled up with empty rows.
 
     corpus: tokenizer and rows.
     config: length of the sides.

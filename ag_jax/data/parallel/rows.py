@@ -1,4 +1,4 @@
-"""Rows of pairs: each row has a source side and a target side with the same texts, in the same order."""
+"""Stored rows of a parallel corpus: token ids of source texts, and of their translations in the same order."""
 
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,9 @@ SIDES = ("source", "target")
 
 
 class PairRows:
-    """Rows of both sides in a directory that `write_pair_rows` wrote, with a directory of `Rows` for each side.
+    """The source rows and target rows of token ids in a directory that `write_pair_rows` wrote.
+
+    The directory has a directory of `Rows` for each side.
 
     source: source sides; every text ends with the end token.
     target: target sides, as many, with the translation of each text at the same place.
@@ -31,23 +33,23 @@ class PairRows:
 
     @property
     def tokens(self) -> np.ndarray | CheckedArray:
-        """The token ids of all target sides, one row after the other: the tokens that are predicted."""
+        """The token ids of all target rows, concatenated: the tokens that a translation model predicts."""
         return self.target.tokens
 
     @property
     def pair_count(self) -> int:
-        """The number of pairs in all rows."""
+        """The number of pairs of texts in all rows together; a packed row holds several."""
         return self.target.text_count
 
     def fill_rates(self, length: int) -> dict[str, float]:
-        """Return for each side the share of positions that hold a token, if it has `length` positions in every row."""
+        """Return {"source": share, "target": share} of positions that hold a token, in rows of `length` positions."""
         return {side: getattr(self, side).fill_rate(length) for side in SIDES}
 
 
 def write_pair_rows(
     directory: pathlib.Path, rows: Iterable[Sequence[Row]], vocabulary_size: int, *, is_packed: bool
 ) -> None:
-    """Write rows, each a source and a target side, into a directory, as the files that `PairRows` reads."""
+    """Write (source row, target row) pairs of token ids into a directory, in the format that `PairRows` reads."""
     writers = [RowsWriter(directory / side, vocabulary_size, is_packed=is_packed) for side in SIDES]
     for row in interruption.checked(rows):
         for writer, side in zip(writers, row, strict=True):

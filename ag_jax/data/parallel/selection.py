@@ -25,7 +25,7 @@ WITHOUT_TEXT, UNEQUAL, TOO_LONG = REASONS = ("without text", "of unequal lengths
 
 
 class Selected(NamedTuple):
-    """A pair with its split.
+    """A pair of texts with its split and, if it is left out, the reason.
 
     pair: the pair.
     split: `train` or `validation`.
@@ -38,9 +38,10 @@ class Selected(NamedTuple):
 
 
 def select(config: DataConfig) -> Iterator[Selected]:
-    """Yield all pairs of a config in the order of the files, those for training first if validation has its own.
+    """Yield each pair of the corpus with its split, `train` or `validation`, and the reason if it is left out.
 
-    Pairs that are too long in tokens are not recognised yet.
+    The pairs come in the order of the files, those of validation files last. Pairs that are too long in tokens
+    are not recognised yet.
     """
     validation = pairs.validation(config)
     for pair in pairs.training(config):
@@ -51,7 +52,7 @@ def select(config: DataConfig) -> Iterator[Selected]:
 
 
 def max_tokens(config: DataConfig) -> int:
-    """Return the largest number of tokens of a side, end token included."""
+    """Return the most tokens that a source or a target text may have, including the end token."""
     return config.max_tokens or config.sequence_length
 
 

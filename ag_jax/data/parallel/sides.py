@@ -1,4 +1,6 @@
-"""Read one side of a parallel corpus: the lines of a file, whose name says what its lines are.
+"""Read the source or the target texts of a parallel corpus from a file of lines or of <seg> elements.
+
+The name of the file says which it is:
 
     *.xml, *.sgm, *.sgml   the texts of the <seg> elements, in order (test sets of IWSLT and WMT)
     train.tags.*           a line each; lines of tags, which begin with "<", are no text (training sets of IWSLT)
@@ -29,7 +31,7 @@ _REFERENCE = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
 
 
 def lines(file: pathlib.Path) -> Iterator[str | None]:
-    """Yield the lines of a file, or the texts of its segments; None stands for a line of tags, which is no text.
+    """Yield the texts of a file, one for each line or <seg> element; None stands for a line of markup.
 
     Raises ValueError, with the file and the number of the line, for what is not UTF-8, and for files that hold no
     lines of plain text.
@@ -84,7 +86,7 @@ def _lines(stream: IO[bytes], place: str, *, has_tags: bool) -> Iterator[str | N
 
 
 def _segments(stream: IO[bytes], place: str) -> Iterator[str]:
-    """Yield the texts of the <seg> elements of a file, which need not be well-formed XML otherwise.
+    """Yield the texts of the <seg> elements of a file; the rest of it need not be well-formed XML.
 
     The files of WMT have ampersands and attributes that no XML parser accepts. Character references, such as &amp;, are
     replaced, and a text of several lines becomes one line.

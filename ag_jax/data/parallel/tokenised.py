@@ -1,4 +1,4 @@
-"""Restore texts that were published as tokens, such as the sets of WMT that Google has prepared.
+"""Restore plain text from files published as BPE pieces or Moses tokens, such as Google's files of WMT.
 
 The name of a file says what its lines are: pieces of BPE (`.bpe.`, "Res@@ um@@ ption of the session") or tokens of the
 Moses tokenizer (`.tok.`, "the session , I say"). Pieces are joined. Tokens are joined by sacremoses if it is installed;
@@ -17,7 +17,7 @@ _PIECE_END = re.compile(r"@@(?: |$)")
 
 
 def restoring(file: pathlib.Path) -> Callable[[str], str] | None:
-    """Return the function that restores a line of a file; None if the file holds plain text.
+    """Return a function that turns a line of BPE pieces or Moses tokens into plain text; None for files of plain text.
 
     The language of the text, by which sacremoses joins tokens, is the ending of the name, as in train.tok.en.
     """
@@ -34,7 +34,7 @@ def restoring(file: pathlib.Path) -> Callable[[str], str] | None:
 
 
 def identity(paths: Iterable[pathlib.Path]) -> list[str]:
-    """Return name and version of the package by which the lines of files are restored; an empty list if there is none.
+    """Return [name, version] of the package that joins the tokens of these files; [] if none is needed or installed.
 
     It is a part of the cache's keys.
     """
@@ -48,7 +48,7 @@ def _has_tokens(file: pathlib.Path) -> bool:
 
 
 def _detokenizer(file: pathlib.Path) -> Callable[[str], str] | None:
-    """Return the function that joins the tokens of a line; None, with a warning, if sacremoses is not installed."""
+    """Return a function that joins the Moses tokens of a line; None, with a warning, if sacremoses is not installed."""
     try:
         import sacremoses  # imported here, because it is optional
     except ImportError:

@@ -1,4 +1,4 @@
-"""Small parallel corpora made by a function, for tests and for trying a model that learns them within a minute.
+"""Small synthetic parallel corpora, for tests and for trials in which a model learns within a minute.
 
 copy         the target is the source
 reverse      the target has the words of the source in reverse order
@@ -33,7 +33,7 @@ def make(kind: Kind, count: int, seed: int = 0) -> list[Pair]:
 
 
 def write(folder: pathlib.Path, kind: Kind, counts: dict[str, int], seed: int = 0) -> None:
-    """Write the files NAME.source and NAME.target for every part of a toy corpus, a pair a line.
+    """Write the files NAME.source and NAME.target, one text per line, for every NAME in `counts`.
 
     folder: the folder, created if missing.
     kind: kind of the corpus.
@@ -57,7 +57,7 @@ def _pair(kind: Kind, draws: Draws) -> Pair:
 
 
 def _phrase(draws: Draws) -> Pair:
-    """Return an article and a noun, two times in three with an adjective, and their translation."""
+    """Return a random noun phrase, in two of three cases with an adjective, and its translation."""
     article, noun = _draw(ARTICLES, draws), _draw(NOUNS, draws)
     if draws.integer(0, 2) == 0:
         return Pair(f"{article.source} {noun.source}", f"{article.target} {noun.target}")

@@ -1,1 +1,1 @@
-"""Probes of attention heads: readers of annotated texts, and the queries made from them."""
+"""Probes of attention heads: queries, made from annotated texts, about the words to which heads attend."""

@@ -1,4 +1,4 @@
-"""Queries about anaphors: the mentions of a document, and in each window the antecedents among them.
+"""Queries whether attention heads attend from anaphors to antecedents, made from the mentions of a document.
 
 In the shapes, M is a mention of a window as an anaphor, and C is a mention as a candidate.
 """
@@ -24,7 +24,7 @@ NO_TOKENS = "anaphors whose head word has no tokens"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How queries are made of mentions.
+    """Settings of coreference queries: how head words are found, and on which side antecedents are searched.
 
     head_word: `rule` takes the head word by a rule of words, `last` the last word, `parse` that of the constituent.
     direction: `before` takes antecedents before the mention, `both` also mentions of its entity after it.
@@ -35,7 +35,7 @@ class Settings:
 
 
 class DocumentQueries(NamedTuple):
-    """The queries of a document, with the scores of the baselines.
+    """The coreference queries of a document, the scores of the baselines on them, and counts of dropped mentions.
 
     queries: with the windows counted from the first one of the document.
     scores: for each baseline, the score of each query, `(queries,)`.
@@ -48,7 +48,7 @@ class DocumentQueries(NamedTuple):
 
 
 class _MentionTable(NamedTuple):
-    """The mentions of a document as a table of columns, with a row for each mention.
+    """The mentions of a document as columns, such as head words, types and texts, with an entry for each mention.
 
     mentions: the mentions.
     heads: index of each head word in the document, `(mentions,)`.
@@ -69,7 +69,7 @@ class _MentionTable(NamedTuple):
 
 
 def ask(document: Document, stretches: Sequence[Stretch], settings: Settings, tokens: np.ndarray) -> DocumentQueries:
-    """Return the queries of a document, with the scores of the baselines.
+    """Return a query for each mention of a document with an antecedent in its window, and the baselines' scores.
 
     stretches: the windows, one after the other, which together are the whole document.
     tokens: number of tokens of each word, `(words,)`; mentions whose head word has none are not asked about.
@@ -111,7 +111,7 @@ def ask(document: Document, stretches: Sequence[Stretch], settings: Settings, to
 
 
 def _members(mentions: Sequence[Mention], stretches: Sequence[Stretch], dropped: dict[str, int]) -> list[list[int]]:
-    """Return the indices of the mentions in each window; those across the end of a window are counted in `dropped`."""
+    """Return the indices of the mentions in each window; mentions across a window's end are counted in `dropped`."""
     ends = [end for _, end in stretches]
     members: list[list[int]] = [[] for _ in stretches]
     window_of = np.searchsorted(ends, [mention.begin for mention in mentions], "right")
@@ -124,7 +124,7 @@ def _members(mentions: Sequence[Mention], stretches: Sequence[Stretch], dropped:
 
 
 def _relations(mentions: Sequence[Mention], direction: Direction) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether C is a candidate for M, and whether it is an antecedent, `(M, C)` each."""
+    """Return two boolean arrays `(M, C)`: whether mention C is a candidate for M, and whether it is an antecedent."""
     begins = np.asarray([each.begin for each in mentions], np.int64)
     ends = np.asarray([each.end for each in mentions], np.int64)
     numbers: dict[str, int] = {}
@@ -136,7 +136,7 @@ def _relations(mentions: Sequence[Mention], direction: Direction) -> tuple[np.nd
 
 
 def _of_window(table: _MentionTable, inside: Sequence[int]) -> Mentions:
-    """Return the rows of the table for the mentions inside a window."""
+    """Return the mentions of one window, which have the indices `inside` in the table, for the baselines."""
     return Mentions(
         table.heads[inside],
         [table.texts[index] for index in inside],
@@ -146,7 +146,7 @@ def _of_window(table: _MentionTable, inside: Sequence[int]) -> Mentions:
 
 
 def _mention_table(document: Document, head_word: HeadWord) -> _MentionTable:
-    """Return the mentions of a document with what the rules say of them."""
+    """Return the mentions of a document with their head words, types, features, and whether their entity recurs."""
     mentions = document.mentions
     starts = frozenset(document.starts)
     spans = [document.words[each.begin : each.end] for each in mentions]
@@ -173,7 +173,7 @@ def _mention_table(document: Document, head_word: HeadWord) -> _MentionTable:
 
 
 def _heads(document: Document, head_word: HeadWord) -> list[int]:
-    """Return the index of each mention's head word in the mention."""
+    """Return, for each mention, the index of its head word, counted from the first word of the mention."""
     if head_word == "parse":
         return constituents.heads(document)
     if head_word == "last":

@@ -1,4 +1,4 @@
-"""Antecedents chosen by rules that read no attention, for the mentions of one window.
+"""Baselines of the coreference probe: rules that choose an antecedent in a window without reading attention.
 
 Each rule scores an anaphor 1 if the mention that it chooses is an antecedent, and 0 otherwise. In the shapes, M is a
 mention as an anaphor, and C is a mention as a candidate.
@@ -25,7 +25,7 @@ NAMES = ("nearest", "same head", "sieves")
 
 @dataclasses.dataclass(frozen=True)
 class Mentions:
-    """The mentions of a window, in reading order.
+    """The mentions of a window in reading order, with their head words, texts and agreement features.
 
     heads: index of each head word, `(M,)` integers.
     texts: the words of each mention, in lower case.
@@ -40,7 +40,9 @@ class Mentions:
 
 
 def scores(mentions: Mentions, is_candidate_MC: np.ndarray, is_antecedent_MC: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the score of each mention by each rule, `(M,)`, by the names in `NAMES`; 0 for those without candidates.
+    """Return {baseline: scores `(M,)`}, 1 where the mention that it chooses for M is an antecedent, otherwise 0.
+
+    The baselines are those in `NAMES`. A mention without candidates scores 0.
 
     is_candidate_MC: whether a mention may be an antecedent by its place.
     is_antecedent_MC: whether it is one; antecedents are candidates.
@@ -59,7 +61,7 @@ def scores(mentions: Mentions, is_candidate_MC: np.ndarray, is_antecedent_MC: np
 
 
 def _nearness(heads: np.ndarray) -> np.ndarray:
-    """Return numbers that are larger for nearer mentions, `(M, C)`; no two of a row are equal.
+    """Return integers `(M, C)`, distinct within a row, that are larger the nearer the head word of C is to that of M.
 
     Of equally near mentions the first in reading order has the largest number.
     """
@@ -69,7 +71,7 @@ def _nearness(heads: np.ndarray) -> np.ndarray:
 
 
 def _choice(steps: Sequence[np.ndarray], order_MC: np.ndarray) -> np.ndarray:
-    """Return for each mention the nearest candidate that passes the first sieve with any candidate, `(M,)`.
+    """Return the index `(M,)` of each mention's nearest candidate in the first sieve that any of its candidates passes.
 
     steps: the sieves, each with whether C passes for M, `(M, C)`.
     order_MC: see `_nearness`.
@@ -86,14 +88,17 @@ def _choice(steps: Sequence[np.ndarray], order_MC: np.ndarray) -> np.ndarray:
 
 
 def _are_equal(texts: Sequence[str]) -> np.ndarray:
-    """Return whether two of the texts are equal, for all pairs."""
+    """Return a boolean matrix: whether text i equals text j."""
     numbers: dict[str, int] = {}
     codes = np.asarray([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
     return codes[:, None] == codes[None, :]
 
 
 def _agreeing(features: Sequence[Features]) -> np.ndarray:
-    """Return whether two mentions agree, for all pairs; only the few different features are compared."""
+    """Return a boolean matrix: whether mentions i and j agree in number, gender and person.
+
+    Only the few distinct features are compared.
+    """
     different = list(dict.fromkeys(features))
     table = np.asarray([[agree(one, other) for other in different] for one in different], bool)
     table = table.reshape(len(different), len(different))

@@ -1,4 +1,4 @@
-"""Check the queries of a probe once, before models are asked, because a custom function may return anything."""
+"""Check that a probe, which a custom function may have made, is well formed before a model is queried."""
 
 from collections.abc import Mapping, Sequence
 from operator import index
@@ -12,7 +12,7 @@ COMPUTED = frozenset(["chance", "best fixed offset"])  # baselines that reports 
 
 
 def check(probe: Probe, *, among_words: bool = True) -> None:
-    """Raise ValueError for the first error in a probe that could not be asked, or would be scored wrongly.
+    """Raise ValueError for the first fault of a probe, such as a query with an index outside its window.
 
     The message names the probe, and the window, baseline or query.
 
@@ -52,7 +52,7 @@ def check(probe: Probe, *, among_words: bool = True) -> None:
 
 
 def _never_right(query: Query, before: bool) -> str | None:
-    """Return what is wrong with a query if no head may choose any of its answers in the mode `words`; None otherwise.
+    """Return an error text if heads can choose none of a query's answers in the mode `words`, otherwise None.
 
     before: `Probe.before`.
     """
@@ -68,13 +68,13 @@ def _listed(dropped: Mapping[str, int]) -> str:
 
 
 def _check_each(name: str, values: Any, queries: int) -> None:
-    """Raise ValueError unless there is a value for each query."""
+    """Raise ValueError unless `values` is one-dimensional, with one value for each of the `queries` queries."""
     if np.shape(values) != (queries,):
         raise ValueError(f"{name} must have a value for each of {queries:,} queries, got shape {np.shape(values)}")
 
 
 def _fault(query: Query, words: Sequence[int]) -> str | None:
-    """Return what is wrong with a query; None if nothing is.
+    """Return an error text about the first field of a query with an invalid value; None if all are valid.
 
     words: number of words of each window.
 

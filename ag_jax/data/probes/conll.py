@@ -1,4 +1,4 @@
-"""Read coreference in the format of the CoNLL-2012 shared task (Pradhan et al. 2012), also in the form of LitBank.
+"""Read coreference annotation in the format of CoNLL-2012 (Pradhan et al. 2012), which LitBank uses, too.
 
     #begin document (bc/cctv/00/cctv_0001); part 000
     bc/cctv/00/cctv_0001  0  0  The     DT  (TOP(S(NP*  -  -  -  Speaker  *  -      (3
@@ -37,7 +37,7 @@ _BRACKET = re.compile(r"(\()?([^()|\s]+)(\))?")
 
 
 def read(path: str | os.PathLike) -> Reading:
-    """Read the documents of a file, or of all files of a folder whose names end in `ENDINGS`.
+    """Read the documents of a CoNLL-2012 file, or of all files in a folder whose names end in `ENDINGS`.
 
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
     the format, and for a document that occurs twice.
@@ -62,7 +62,7 @@ def read(path: str | os.PathLike) -> Reading:
 
 
 def _documents(text: str, place: str, dropped: collections.Counter[str]) -> list[Document]:
-    """Return the documents of a file; `dropped` is increased by what is left out of them."""
+    """Return the documents in the text of a CoNLL-2012 file; mentions that are left out are counted in `dropped`."""
     documents: list[Document] = []
     open_document: _OpenDocument | None = None
     number = 0
@@ -92,7 +92,7 @@ def _documents(text: str, place: str, dropped: collections.Counter[str]) -> list
 
 
 class _OpenDocument:
-    """A document whose lines are being read."""
+    """A document of a CoNLL-2012 file, with the words and mentions of the lines read so far."""
 
     def __init__(self, line: str, place: str, where: str):
         match = _BEGIN.fullmatch(line)
@@ -108,11 +108,11 @@ class _OpenDocument:
         self.is_between = True  # two sentences
 
     def end_sentence(self) -> None:
-        """Let the next word be the first one of a sentence."""
+        """End the current sentence, so that the next word begins another one."""
         self.is_between = True
 
     def add(self, line: str, where: str, number: int) -> None:
-        """Add the word of a line."""
+        """Add the word of a line of the file, and begin or end the mentions that its coreference column marks."""
         columns = line.split("\t") if "\t" in line else line.split()
         expected = FEWEST if self.is_between else len(self.rows[-1])
         if len(columns) < FEWEST or (len(columns) != expected and not self.is_between):
@@ -132,7 +132,7 @@ class _OpenDocument:
         self.rows.append(columns)
 
     def _add_bracket(self, bracket: str, word: int, where: str, number: int) -> None:
-        """Begin or end a mention, or both, at a word."""
+        """Begin or end a mention, or both, at the word with index `word`, as the bracket `(3`, `3)` or `(3)` says."""
         match = _BRACKET.fullmatch(bracket)
         if not match or not (match[1] or match[3]):
             raise ValueError(
@@ -152,7 +152,7 @@ class _OpenDocument:
             self.mentions.append(Mention(begin, word + 1, entity))
 
     def close(self, dropped: collections.Counter[str]) -> Document:
-        """Return the whole document; `dropped` is increased by the mentions that cross the end of a sentence."""
+        """Return the finished document; mentions that cross the end of a sentence are counted in `dropped` instead."""
         for entity, starts in self.open_mentions.items():
             if starts:
                 raise ValueError(
@@ -176,6 +176,6 @@ class _OpenDocument:
 
 
 def _column(rows: Sequence[Sequence[str]], column: int) -> tuple[str, ...] | None:
-    """Return a column of a document; None if it is empty in all rows."""
+    """Return the values in one column of a document's words; None if the column is empty for all words."""
     values = tuple(row[column] for row in rows)
     return None if NONE.issuperset(values) else values

@@ -1,4 +1,4 @@
-"""Head words of constituents, by the head rules of Collins (1999, appendix A), of parses in brackets.
+"""Find the head words of constituents in bracketed parses by the head rules of Collins (1999, appendix A).
 
 The parse of a sentence is spread over its words: at each word, the brackets that open before it, * for the word itself,
 and those that close after it, as in `(TOP(S(NP*`, `*)`, `(VP*)`, `*))`. The parts of speech stand elsewhere.
@@ -58,7 +58,7 @@ NOUN_PHRASE_STEPS = (
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A constituent or a word.
+    """A node of a parse tree: a constituent, or a word as a leaf.
 
     label: category, or part of speech.
     begin: index of the first word in the sentence.
@@ -73,7 +73,7 @@ class Node:
 
 
 def heads(document: Document) -> list[int]:
-    """Return the index of each mention's head word in the mention, by the parses of its document.
+    """Return, for each mention, the index of its head word by the parses, counted from the mention's first word.
 
     The head of a mention that is not a constituent is found by the rule of words (`rules.head`).
 
@@ -100,7 +100,7 @@ def heads(document: Document) -> list[int]:
 
 
 def parse(pieces: Sequence[str], tags: Sequence[str]) -> Node:
-    """Return the tree of a sentence; its root has no label.
+    """Return the parse tree of a sentence from the bracketed pieces at its words; the root has no label.
 
     pieces: the part of the parse at each word.
     tags: part of speech of each word.
@@ -136,14 +136,14 @@ def find(tree: Node, begin: int, end: int) -> Node | None:
 
 
 def head(node: Node) -> int:
-    """Return the index of the head word of a constituent."""
+    """Return the index, in the sentence, of the head word of a constituent."""
     while node.children:
         node = node.children[_coordinated(node.children, _head_child(node))]
     return node.begin
 
 
 def _head_child(node: Node) -> int:
-    """Return the index of the child that has the head, by the table."""
+    """Return the index of the child that contains the head word, by the head rules for the label of the node."""
     order = range(len(node.children))
     labels = [_category(child) for child in node.children]
     if _category(node) in NOUN_PHRASES:
@@ -163,7 +163,7 @@ def _head_child(node: Node) -> int:
 
 
 def _coordinated(children: Sequence[Node], index: int) -> int:
-    """Return the index of the child with the head, which in a coordination is its first part.
+    """Return the index of the head child: `index`, or in a coordination that of the conjunct before the conjunction.
 
     index: the child that the table of heads gives. If it follows a conjunction, the child before the conjunction is
         returned, and before the punctuation there.
@@ -175,5 +175,5 @@ def _coordinated(children: Sequence[Node], index: int) -> int:
 
 
 def _category(node: Node) -> str:
-    """Return the label without functions: NP of NP-SBJ, but -LRB- as it is."""
+    """Return the label of a node without function tags: NP for NP-SBJ, but -LRB- unchanged."""
     return node.label if node.label.startswith("-") else node.label.partition("-")[0]

@@ -1,4 +1,6 @@
-"""The probe of coreference: whether a head looks from a mention at an antecedent (Clark et al. 2019, section 5.2).
+"""The coreference probe: whether an attention head attends from a mention to an antecedent of it.
+
+See Clark et al. 2019, section 5.2.
 
 A query is a mention, looked at from its head word. Candidates are the other mentions of its window, and those of the
 same entity are its antecedents: any of them is right.
@@ -26,7 +28,7 @@ def coreference(
     head_word: HeadWord = "rule",
     direction: Direction = "before",
 ) -> Probe:
-    """Return the probe of coreference of files in the format of CoNLL-2012, LitBank or PreCo.
+    """Return the coreference probe, made from files in the format of CoNLL-2012, LitBank or PreCo.
 
     path: a file, or a folder with files that end in `_gold_conll`, `.conll` or `.jsonl`.
     lengths: returns the number of tokens of each of some words; None counts words.
@@ -71,7 +73,7 @@ def coreference(
 
 
 def read(path: str | os.PathLike) -> Reading:
-    """Read documents with coreference, in the format of PreCo or of CoNLL-2012.
+    """Read documents with coreference annotation, in the format of PreCo or of CoNLL-2012.
 
     The format is that of PreCo if a file, or a member of an archive, ends in `.jsonl`, or if the path is a file that
     begins with a JSON object.

@@ -1,4 +1,4 @@
-"""Find the files of annotated texts, and read their lines, with the place of each for error messages.
+"""Read the files of annotated texts, also in archives, with the location of each line for error messages.
 
 A path is a file, or a folder. Of a folder, all files below it are read whose names have one of the endings of the
 format; also the members of archives (.tar, and compressed ones such as .tar.xz). Every file may be compressed, with a
@@ -17,7 +17,7 @@ from ag_jax.data.text import files as text_files
 
 
 def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (place, text) of a file, or of all files with given endings below a folder, sorted by their paths.
+    """Yield (location, content) of a file, or of all files with given endings below a folder, sorted by path.
 
     path: the file or folder.
     endings: what names in a folder or archive end in, without the ending of a compression.
@@ -45,7 +45,7 @@ def texts(path: str | os.PathLike, endings: Sequence[str]) -> Iterator[tuple[str
 
 
 def check_new(text: str, place: str, places: dict[str, str]) -> None:
-    """Raise ValueError if the text of another file is the same, because its queries would count twice.
+    """Raise ValueError if an earlier file has the same text, because the queries made of it would count twice.
 
     places: {text: its file} of the texts read so far, to which this one is added.
     """
@@ -54,7 +54,7 @@ def check_new(text: str, place: str, places: dict[str, str]) -> None:
 
 
 def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
-    """Return whether the name of a file, of any file below a folder, or of a member of an archive has an ending.
+    """Return whether any file at or below a path, also inside archives, has a name with one of the endings.
 
     Raises ValueError, with the name of the file, for damaged archives.
     """
@@ -65,7 +65,7 @@ def has_any(path: str | os.PathLike, endings: Sequence[str]) -> bool:
 
 
 def begins_with(path: str | os.PathLike, text: str) -> bool:
-    """Return whether a path is a file, and no archive, that begins with a text after white space."""
+    """Return whether a path is a file, and no archive, whose first characters after white space are `text`."""
     base = _base(path)
     if not base.is_file() or _is_archive(base):
         return False
@@ -74,7 +74,7 @@ def begins_with(path: str | os.PathLike, text: str) -> bool:
 
 
 def below(place: str, path: str | os.PathLike) -> str:
-    """Return the path of a place of `texts(path, ...)` below the folder `path`, or the name of the file `path`.
+    """Return a location that `texts` yields, relative to the folder `path`; the file's name if `path` is a file.
 
     A member of an archive is below the archive. The result does not depend on where the folder is.
     """
@@ -85,7 +85,7 @@ def below(place: str, path: str | os.PathLike) -> str:
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text, without line ends, and their numbers, counted from 1.
+    """Yield (line number from 1, line without its line end) for each line of a text.
 
     Lines end at line feeds only, because words may contain other line separators of Unicode.
     """
@@ -111,7 +111,7 @@ def decoded(content: bytes, place: str) -> str:
 
 
 def _base(path: str | os.PathLike) -> pathlib.Path:
-    """Return the path with which all places of files begin."""
+    """Return a path with ~ expanded, and `.` made absolute, so that the paths of all files below begin with it."""
     base = pathlib.Path(path).expanduser()
     return pathlib.Path.cwd() if base == pathlib.Path() else base  # files below "." do not begin with it
 
@@ -129,7 +129,7 @@ def _is_archive(file: pathlib.Path) -> bool:
 
 
 def _members(file: pathlib.Path, endings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (place, text) of the members of an archive with given endings, sorted by their names."""
+    """Yield (location, content) of the members of an archive whose names have one of the endings, sorted by name."""
     content: dict[str, bytes] = {}
     with _open_archive(file) as archive:
         for member in archive:
@@ -141,14 +141,14 @@ def _members(file: pathlib.Path, endings: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _names(file: pathlib.Path) -> list[str]:
-    """Return the names of the members of an archive that are files."""
+    """Return the names of the files in an archive."""
     with _open_archive(file) as archive:
         return [member.name for member in archive if member.isfile()]
 
 
 @contextlib.contextmanager
 def _open_archive(file: pathlib.Path) -> Iterator[tarfile.TarFile]:
-    """Open an archive as a stream, so that nothing is unpacked on disk; damages become a ValueError with its name."""
+    """Open a tar archive as a stream, without unpacking it on disk; damage raises ValueError with its name."""
     with text_files.decompressed(file) as stream:
         try:
             with tarfile.open(fileobj=stream, mode="r|") as archive:

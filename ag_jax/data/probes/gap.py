@@ -1,4 +1,6 @@
-"""The probe of ambiguous pronouns in Wikipedia, by gender: GAP (Webster et al. 2018).
+"""The GAP probe: whether an attention head attends from an ambiguous pronoun to the right one of two names.
+
+GAP (Webster et al. 2018) has texts of Wikipedia, with as many feminine as masculine pronouns.
 
 A file is a table with tabs, without quotes, of the columns ID, Text, Pronoun, Pronoun-offset, A, A-offset, A-coref, B,
 B-offset, B-coref and URL: a pronoun, and two names, A and B, of which one or neither is its antecedent. Offsets count
@@ -33,7 +35,7 @@ NO_TOKENS = "texts whose pronoun has no tokens"
 
 
 class Row(NamedTuple):
-    """A text of GAP, by words.
+    """An example of GAP, split into words: a text with a pronoun and the two names to which it may refer.
 
     name: the ID.
     place: the file.
@@ -56,7 +58,7 @@ class Row(NamedTuple):
 
 
 def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int = 128) -> Probe:
-    """Return the probe of GAP.
+    """Return the GAP probe: whether attention heads attend from a pronoun to the right one of two names.
 
     path: a folder with `gap-development.tsv` and `gap-test.tsv`, or a single file. The validation file is not read.
     lengths: returns the number of tokens of each of some words; None counts words.
@@ -95,7 +97,7 @@ def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int 
 
 
 def read(path: str | os.PathLike, dropped: collections.Counter[str]) -> Iterator[Row]:
-    """Yield the rows of a file, or of the files of a folder whose names end in `ENDINGS`.
+    """Yield the examples of a GAP file, or of all files in a folder whose names end in `ENDINGS`.
 
     dropped: is increased by the rows whose names or pronoun are not whole words.
 
@@ -123,7 +125,7 @@ def read(path: str | os.PathLike, dropped: collections.Counter[str]) -> Iterator
 
 
 def _row(record: dict[str, str], place: str) -> Row | None:
-    """Return a row by words; None if a name or the pronoun begins or ends inside a word."""
+    """Return a record of GAP split into words; None if a name or the pronoun begins or ends inside a word."""
     text = record["Text"]
     matches = list(WORD.finditer(text))
     begins = {match.start(): index for index, match in enumerate(matches)}
@@ -158,7 +160,7 @@ def _row(record: dict[str, str], place: str) -> Row | None:
 
 
 def _query(row: Row, number: int, first: int) -> Query:
-    """Return the query of a row, of which the words from index `first` on are kept."""
+    """Return the query from the pronoun of a GAP example; its window keeps the words from index `first` on."""
     candidates = tuple(tuple(range(begin - first, end - first)) for begin, end in row.names)
     right = tuple(index for index, is_right in enumerate(row.is_right) if is_right)
     answers = sorted(word for index in right for word in candidates[index])

@@ -1,4 +1,4 @@
-"""Documents with coreference: words, sentences, and the mentions of entities."""
+"""Documents with coreference annotation: words, sentences, and the mentions of entities."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class Mention:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A text with its mentions.
+    """A document with coreference annotation: its words, sentences and mentions.
 
     name: name of the document; the parts of one document have the same name.
     part: number of the part, 0 if there is only one. Entities are those of a part.
@@ -44,7 +44,7 @@ class Document:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """The documents of files, and what was left out.
+    """The documents read from files with coreference annotation, and counts, by reason, of what was left out.
 
     documents: in reading order.
     dropped: reason to number.
@@ -55,7 +55,7 @@ class Reading:
 
 
 def in_reading_order(mentions: Sequence[Mention]) -> tuple[Mention, ...]:
-    """Return mentions by their first words; of those with the same first word, the longest first.
+    """Return mentions sorted by their first words; of those with the same first word, the longest comes first.
 
     Outer mentions come before the ones inside, so that the first mention of an entity is the one that begins first.
     """

@@ -32,7 +32,7 @@ SUMMARY_MODELS = {"ngram": "n-gram", "lstm": "LSTM", "txl": "Transformer-XL", "g
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two sentences of which a model should find the first one more probable.
+    """A minimal pair: two similar sentences, of which a model should find `good` more probable than `bad`.
 
     good, bad: the sentences.
     paradigm: the kind of pair; accuracies are means over kinds.
@@ -48,7 +48,7 @@ class Pair:
 
 
 def read(path: str, most: int | None = None) -> list[Pair]:
-    """Return the pairs of a file, or of all files below a folder, which may be compressed.
+    """Return the minimal pairs of a file, or of all files below a folder; the files may be compressed.
 
     most: number of pairs to take of each paradigm, chosen by a hash of their sentences, so that they are the same for
         all models and orders of files; None takes all.
@@ -78,7 +78,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
 
 
 def published(path: str) -> dict[str, dict[str, float]]:
-    """Return {model: {paradigm: accuracy}} of BLiMP's own file of accuracies (`SUMMARY`), {} if there is none.
+    """Return {model: {paradigm: accuracy}} as published with BLiMP in the file `SUMMARY`; {} if there is no such file.
 
     The file is in the folder of the pairs or the folder above it. The accuracies are from likelihoods of whole
     sentences and all pairs of a paradigm.
@@ -101,14 +101,17 @@ def published(path: str) -> dict[str, dict[str, float]]:
 
 
 def _sample(pairs: Sequence[Pair], most: int | None) -> Sequence[Pair]:
-    """Return at most so many pairs, chosen by a hash of their sentences; None returns all."""
+    """Return at most `most` pairs, chosen by a hash of their sentences; all of them if `most` is None."""
     if most is None or most >= len(pairs):
         return pairs
     return sorted(pairs, key=lambda pair: hashlib.sha256(f"{pair.good}\n{pair.bad}".encode()).digest())[:most]
 
 
 def _records(place: str, name: str, text: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield (place, record) for each record of the file, or of the member of an archive, with a name."""
+    """Yield (location, record) for each record in the text of a JSON-lines, .tsv or .csv file.
+
+    name: name of the file, or of the member of an archive, whose ending says which of these it is.
+    """
     name = name.lower()
     name = name.removesuffix(text_files.kind(name)[1])
     if not name.endswith((".tsv", ".csv")):
@@ -136,7 +139,10 @@ def _records(place: str, name: str, text: str) -> Iterator[tuple[str, Mapping[st
 
 
 def _pair(record: Mapping[str, object], where: str, file_name: str) -> Pair:
-    """Return the pair of a record. Raises ValueError, with the place `where`, if a sentence is missing."""
+    """Return the minimal pair in a record; without a paradigm in the record, the file's name is the paradigm.
+
+    Raises ValueError, with the location `where`, if a sentence is missing.
+    """
     for name in (GOOD, BAD):
         if not isinstance(record.get(name), str) or not str(record[name]).strip():
             raise ValueError(f"{where}: expected a sentence as {name}, got {record.get(name)!r}; mend the record")

@@ -1,4 +1,4 @@
-"""Read coreference in the format of PreCo (Chen et al. 2018): a JSON object per line, each a document.
+"""Read coreference annotation in the format of PreCo (Chen et al. 2018): a document per line, as a JSON object.
 
     {"id": "train_00001", "sentences": [["I", "see", "him", "."]], "mention_clusters": [[[0, 0, 1]], [[0, 2, 3]]]}
 
@@ -19,7 +19,7 @@ BLANK = "documents without a word"
 
 
 def read(path: str | os.PathLike) -> Reading:
-    """Read the documents of a file, or of all files of a folder whose names end in `ENDINGS`.
+    """Read the documents of a PreCo file, or of all files in a folder whose names end in `ENDINGS`.
 
     Raises FileNotFoundError if there is no such file, and ValueError, with the file and the line, for what is not in
     the format, and for a document that occurs twice.
@@ -47,7 +47,7 @@ def read(path: str | os.PathLike) -> Reading:
 
 
 def _document(record: dict[str, Any], place: str, line: str) -> Document:
-    """Return the document of a record; `line` is the name of a document without an id."""
+    """Return the document in a record of PreCo, with the name `line` if the record has no id."""
     sentences = record["sentences"]
     if not isinstance(sentences, list) or not all(
         isinstance(sentence, list) and all(isinstance(word, str) for word in sentence) for sentence in sentences

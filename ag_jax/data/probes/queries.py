@@ -1,4 +1,4 @@
-"""Questions to attention heads: texts as words, and for each question the words at which a head should look.
+"""Queries to attention heads: a word in a text, and the words to which a head should attend from it.
 
 A *probe* asks, for many words of many texts, at which other word each attention head looks most. A head answers a query
 correctly if that word is one of the query's answers (Clark et al. 2019, section 4).
@@ -26,7 +26,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """A word whose attention is looked at, and the words at which a head should look.
+    """A query to attention heads: the word from which they attend, and the words to which they should attend.
 
     window: index of the window.
     at: index of the word in the window, for a mention its head word.
@@ -51,7 +51,7 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """The queries of a data set.
+    """A probe of attention heads: the texts and queries made from a data set, with the scores of baselines.
 
     name: such as `coreference`, for error messages.
     windows: the texts.

@@ -1,4 +1,6 @@
-"""The probe of reflexives: whether a head looks from `herself` at `the girl`, in synthetic sentences of two forms:
+"""The reflexives probe: whether an attention head attends from `herself` to `the girl`, in synthetic sentences.
+
+The sentences have two forms:
 
     DETERMINER NOUN MODAL VERB REFLEXIVE                          our prince will love himself
     DETERMINER NOUN who|that MODAL VERB MODAL VERB REFLEXIVE      the nun who can sleep would hurt herself
@@ -61,7 +63,7 @@ _LINE = re.compile(r"([^\t]+)\t(\d+)\t(\d+(?: \d+)*) ?(?:\t((?:\d+ \d+ ?)*))?")
 
 
 class Sentence(NamedTuple):
-    """A sentence with a reflexive.
+    """A sentence with a reflexive pronoun, its antecedent and the other nouns.
 
     words: the words.
     at: index of the reflexive.
@@ -76,7 +78,7 @@ class Sentence(NamedTuple):
 
     @property
     def gender(self) -> str:
-        """The gender of the reflexive."""
+        """The gender of the reflexive pronoun, `masculine` or `feminine`."""
         return next(gender for gender, word in REFLEXIVES.items() if word == self.words[self.at])
 
 
@@ -88,7 +90,7 @@ def reflexive(
     window: int = 128,
     count: int = 10_000,
 ) -> Probe:
-    """Return the probe of reflexives.
+    """Return the reflexives probe: whether attention heads attend from a reflexive pronoun to its antecedent.
 
     path: a file of the format above, or a folder with a file of `NAMES`; None makes the sentences (`generate`).
     distractor: where one of the `DISTRACTORS`, in turn, stands: `before` the sentence as in the released code, `after`
@@ -135,7 +137,7 @@ def reflexive(
 
 
 def generate(count: int, seed: int = 0) -> Iterator[Sentence]:
-    """Yield different sentences of both forms, the longer one with a probability of 1 in 7 each time.
+    """Yield `count` distinct random sentences with a reflexive; a draw has a relative clause 1 time in 7.
 
     With 10,000 sentences, nearly all 5,616 of the shorter form occur, as in `reflexive.txt`, which has 5,570 of them;
     of the 404,352 of the longer form, this file has 4,430.
@@ -157,7 +159,7 @@ def generate(count: int, seed: int = 0) -> Iterator[Sentence]:
 
 
 def read(path: str | os.PathLike) -> Iterator[Sentence]:
-    """Yield the sentences of a file, or of the file of a folder that has a name of `NAMES`."""
+    """Yield the sentences of a file of reflexives, or of the first file of `NAMES` that a folder has."""
     base = pathlib.Path(path).expanduser()
     if base.is_dir():
         paths = [base / name for name in NAMES if (base / name).is_file()]
@@ -171,7 +173,10 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
 
 
 def _sentence_of_line(line: str, where: str) -> Sentence:
-    """Return the sentence of a line. Raises ValueError, with the place `where`, if it is not of the format."""
+    """Return the sentence in a line of a file of reflexives, in the format of the module docstring.
+
+    Raises ValueError, with the location `where`, if the line is not of the format.
+    """
     match = _LINE.fullmatch(line)
     if not match:
         raise ValueError(
@@ -191,7 +196,7 @@ def _sentence_of_line(line: str, where: str) -> Sentence:
 
 
 def _draw_sentence(draws: Draws) -> Sentence:
-    """Return a random sentence of the grammar."""
+    """Return a random sentence with a reflexive, drawn from the grammar of the module docstring."""
 
     def one_of(words: list[str]) -> str:
         return words[draws.integer(0, len(words) - 1)]
@@ -205,14 +210,14 @@ def _draw_sentence(draws: Draws) -> Sentence:
 
 
 def _tokens(sentences: list[Sentence], lengths: Lengths | None) -> dict[str, int]:
-    """Return the number of tokens of each word, tokenised once."""
+    """Return {word: number of tokens} for the words of all sentences and `DISTRACTORS`, each tokenised once."""
     texts = [sentence.words for sentence in sentences]
     words = list(dict.fromkeys(word for text in (*texts, *DISTRACTORS) for word in text))
     return dict(zip(words, windows.count_tokens(words, lengths).tolist(), strict=True))
 
 
 def _query(sentence: Sentence, number: int, shift: int) -> Query:
-    """Return the query of a sentence before which `shift` words stand."""
+    """Return the query from the reflexive of a sentence that stands behind `shift` words in window `number`."""
     groups = sorted([sentence.antecedent, *sentence.others]) if sentence.others else []
     return Query(
         window=number,

@@ -1,4 +1,4 @@
-"""Rules for English mentions: their head word, type, number, gender and person.
+"""Rules that find the head word, type, number, gender and person of English mentions.
 
 The rules need no annotation but the words. Where a document has parts of speech, the type uses them; where it has
 parses, the head can be that of the constituent (`ag_jax.data.probes.constituents`).
@@ -12,7 +12,7 @@ Kind = Literal["pronominal", "nominal", "proper"]
 
 
 class Features(NamedTuple):
-    """Features in which a mention and its antecedent must agree; ? stands for unknown.
+    """The number, gender and person of a mention, in which its antecedent must agree; ? stands for unknown.
 
     number: s, p or ?.
     gender: m, f, n or ?.
@@ -57,7 +57,7 @@ NAME_TAGS = frozenset(["NNP", "NNPS"])
 
 
 def head(words: Sequence[str]) -> int:
-    """Return the index of the head word of a mention.
+    """Return the index of the head word among the words of an English mention.
 
     It is the word before the first preposition, conjunction, relative pronoun or punctuation mark inside of the mention
     (`AFTER_HEADS`), unless that word is an article; otherwise the last word, or the one before a final 's.
@@ -70,7 +70,7 @@ def head(words: Sequence[str]) -> int:
 
 
 def kind(words: Sequence[str], head: int, begins_sentence: bool, tags: Sequence[str] | None = None) -> Kind:
-    """Return the type of a mention.
+    """Return the type of a mention: `pronominal`, `nominal` or `proper`.
 
     words: the words of the mention.
     head: index of its head word.
@@ -100,7 +100,7 @@ def features(words: Sequence[str], head: int) -> Features:
 
 
 def agree(one: Features, other: Features) -> bool:
-    """Return whether two mentions may refer to the same entity by their number, gender and person."""
+    """Return whether two mentions agree in number, gender and person, as far as these are known."""
     return one.person == other.person and all(
         first == second or "?" in (first, second) for first, second in zip(one[:2], other[:2], strict=True)
     )

@@ -1,4 +1,6 @@
-"""The probe of dependencies: whether a head looks from a word at its head in the tree (Clark et al. 2019, 4.2).
+"""The dependencies probe: whether an attention head attends from a word to its syntactic head.
+
+See Clark et al. 2019, section 4.2.
 
 Trees are read from files in the format CoNLL-U of Universal Dependencies: ten columns with tabs in between, a blank
 line after each sentence, comments that begin with #. Ranges such as `1-2`, which are written as one word, and empty
@@ -26,7 +28,7 @@ TRAIN = "sentences of the training part"
 
 
 class Sentence(NamedTuple):
-    """A sentence with its tree.
+    """A sentence with its dependency tree.
 
     document: name of the document, or of the sentence where no document has begun.
     place: the file.
@@ -45,7 +47,9 @@ class Sentence(NamedTuple):
 def dependencies(
     path: str | os.PathLike, *, subtypes: bool = True, lengths: Lengths | None = None, window: int = 128
 ) -> Probe:
-    """Return the probe of dependencies: a query for every word, also for punctuation and for roots.
+    """Return the dependencies probe: whether attention heads attend from each word to its syntactic head.
+
+    There is a query for every word, also for punctuation and for roots.
 
     path: a file in the format CoNLL-U, or a folder of files that end in `.conllu`.
     subtypes: whether relations keep their subtypes, as in `nsubj:pass`; otherwise `nsubj`.
@@ -83,7 +87,7 @@ def dependencies(
 
 
 def read(path: str | os.PathLike) -> Iterator[Sentence]:
-    """Yield the sentences of a file, or of all files of a folder whose names end in `ENDINGS`.
+    """Yield the sentences of a CoNLL-U file, or of all files in a folder whose names end in `ENDINGS`.
 
     A document begins with a comment `newdoc id = NAME`, or `newdoc`. A document or sentence without a name is named by
     its file, below the path that was given, and its line.
@@ -113,7 +117,7 @@ def read(path: str | os.PathLike) -> Iterator[Sentence]:
 
 
 def _row(line: str, expected: int, where: str) -> list[list[str]]:
-    """Return the columns of a line in a list; an empty list for ranges and empty nodes."""
+    """Return the columns of a CoNLL-U line, in a list of one; [] for multiword ranges and empty nodes."""
     columns = line.split("\t")
     if len(columns) != COLUMNS:
         raise ValueError(
@@ -128,7 +132,10 @@ def _row(line: str, expected: int, where: str) -> list[list[str]]:
 
 
 def _sentence(rows: list[list[str]], document: str, place: str, where: str) -> Sentence:
-    """Return the sentence of some rows. Raises ValueError if the heads are not a tree."""
+    """Return the sentence whose words have the CoNLL-U columns `rows`.
+
+    Raises ValueError if the heads are not a tree.
+    """
     heads = []
     for row in rows:
         head = row[HEAD]

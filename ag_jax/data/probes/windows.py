@@ -1,4 +1,4 @@
-"""Cut documents into windows, which a model reads at once.
+"""Cut documents into windows of a limited number of tokens, each of which a model reads at once.
 
 The length of a window is counted in tokens, by a function that returns the number of tokens of each word, so that a
 tokenizer is not needed here. Without such a function, every word counts as one token.
@@ -16,7 +16,7 @@ NO_TOKENS = "words without tokens"
 
 
 class Stretch(NamedTuple):
-    """A part of a document.
+    """A contiguous part of a document: its words `begin` to `end` - 1.
 
     begin: index of its first word.
     end: index after its last word.
@@ -65,7 +65,7 @@ def cut(tokens: np.ndarray, starts: Sequence[int], limit: int) -> tuple[list[Str
 
 
 def around(tokens: np.ndarray, needed: Stretch, limit: int) -> Stretch | None:
-    """Return the part of a text with at most `limit` tokens around some words, None if these words do not fit.
+    """Return a part of a text, of at most `limit` tokens, that contains the words `needed`; None if they do not fit.
 
     tokens: number of tokens of each word, `(words,)`.
     needed: the words that the part must have. A text that is longer is cut at its end first.

@@ -1,4 +1,4 @@
-"""Batches of features in a few shapes: rows of similar length share a batch, so that batches have little padding.
+"""Batches of tokenised task examples in a few shapes, with rows of similar length together to save padding.
 
     tokens                        int32 [B, L]      token ids; choice, ranking, referent: [B, C, L], as in the next two
     segment_ids                   int32 [B, L]      1 on the text, 0 on padding
@@ -38,7 +38,7 @@ _SHUFFLE, _ORDER = 1, 2  # tags that keep the two random permutations independen
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """Rows and shape of a batch whose arrays are not made yet.
+    """The plan of a batch, before its arrays are made: the indices of its rows, and its shape.
 
     rows: indices into `Features.rows`.
     candidates: size of the axis C; 0: the batch has no such axis.
@@ -61,7 +61,7 @@ def batches(
     drop_last: bool = False,
     allowed_lengths: Sequence[int] = (),
 ) -> Iterator[HostBatch]:
-    """Yield the batches of one epoch; the module docstring lists the fields of a batch.
+    """Yield the batches of one epoch as {field: array}; the module docstring lists the fields.
 
     shuffle: draw the order of rows and batches from (seed, epoch); otherwise rows go from the shortest to the longest,
         and the field "rows" gives the index of each in the features.
@@ -101,7 +101,7 @@ def plan(
     drop_last: bool = False,
     allowed_lengths: Sequence[int] = (),
 ) -> list[Planned]:
-    """Return the rows and the shape of each batch of an epoch.
+    """Return the row indices and the array shape of each batch of an epoch.
 
     The arguments are those of `batches`.
     """
@@ -130,7 +130,7 @@ def plan(
 
 
 def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> tuple[int, ...]:
-    """Return the bucket lengths, at most `most`, with the fewest tokens, padding included.
+    """Return at most `most` lengths to pad rows of the given sizes to, chosen to give the fewest tokens in total.
 
     Each length is a multiple of `MULTIPLE` or max_length itself. By dynamic programming:
     cost(k, j) = min over i < j of cost(k - 1, i) + length_j * (number of rows longer than length_i up to length_j).
@@ -160,7 +160,10 @@ def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> t
 
 
 def make_batch(features: Features, planned: Planned, batch_size: int) -> HostBatch:
-    """Return the arrays of a planned batch of `batch_size` rows; the module docstring lists them."""
+    """Return a planned batch as {field: array}, filled up to `batch_size` rows.
+
+    The module docstring lists the fields.
+    """
     members = [features.rows[row] for row in planned.rows]
     rows = np.full(batch_size, -1, np.int32)
     rows[: len(members)] = planned.rows
@@ -185,7 +188,7 @@ def _axes(rank: int, has_candidates: bool) -> str:
 
 
 def _padded_candidates(candidates: np.ndarray) -> np.ndarray:
-    """Return for each row the number of candidates with padding, so that batches have few shapes.
+    """Return the number of candidates to which each row is padded, so that batches have few shapes.
 
     candidates: the number of candidates of each row.
 

@@ -1,4 +1,4 @@
-"""The catalogue of tasks: each name with the labels, metrics and file layouts of the task."""
+"""The catalogue of downstream tasks by name, with their labels, metrics and file layouts."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ def _lines(folders: tuple[str, ...], columns: Mapping[str, Any]) -> FileLayout:
 
 
 def _anli(name: str, *rounds: int) -> Task:
-    """Return a task whose splits join those of the given rounds of ANLI, in the given order."""
+    """Return an ANLI task whose training, validation and test sets each join the given rounds, in the given order."""
     # The official release and TFDS call the premise `context` and write labels as e, n and c; files exported from the
     # Hugging Face hub call it `premise`.
     fields = {"first": "context", "second": "hypothesis", "id": "uid"}

@@ -1,4 +1,4 @@
-"""Parsers of multiple-choice records.
+"""Parsers that convert records of multiple-choice data sets to examples.
 
 Questions about a text become pairs (text, question + " " + answer); where the question has a gap, the answer fills it.
 A gap is one underscore or several in a row ("____", in RACE). Each of several gaps gets the whole answer, because there
@@ -32,7 +32,7 @@ def swag(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def copa(record: Record, task: Task, labelled: bool) -> list[Choices]:
-    """Return a list with the one example of a COPA record: the cause, or the effect, of a premise.
+    """Return a list with the one example of a COPA record: a premise, and two candidates for its cause or effect.
 
     The candidates are two sentences. The question (Roemmele et al. 2011) stands before each of them.
     """
@@ -114,7 +114,7 @@ def record(record: Record, task: Task, labelled: bool) -> list[Choices]:
 
 
 def _filled(question: str, answers: Sequence[str]) -> list[str]:
-    """Return the question with each answer, in the gaps of the question if it has some, otherwise behind it."""
+    """Return a text for each answer: the question with the answer in its gaps, or behind it if it has none."""
     if not _GAP.search(question):
         return [f"{question} {answer}" for answer in answers]
     parts = _GAP.split(question)

@@ -26,7 +26,7 @@ csv.field_size_limit(LARGEST_LINE)  # news articles exceed the library's default
 
 
 def lines(file: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file, with their numbers and line ends; the file is decompressed if its name says so.
+    """Yield (number, line with its line end) for each line of a file, which is decompressed if its name says so.
 
     Raises ValueError for a file that is damaged or not UTF-8, and for a line of more than `LARGEST_LINE` bytes.
     """
@@ -171,7 +171,7 @@ CONTAINERS: dict[str, Callable[..., Iterator[LocatedRecord]]] = {
 
 
 def _text(file: pathlib.Path) -> str:
-    """Return the content of a file that is parsed as a whole."""
+    """Return the whole content of a file, decompressed if its name says so, as text."""
     with decompressed(file) as stream:
         return whole(stream, str(file)).decode("utf-8-sig")
 
@@ -184,7 +184,10 @@ def _object(text: str) -> Record | ValueError:
 
 
 def _header(file: pathlib.Path, names: list[str]) -> list[str]:
-    """Return the column names in a header. Raises ValueError if two columns have the same name, unless it is empty."""
+    """Return `names`, the column names of a table's header, unless two columns have the same name.
+
+    Raises ValueError if a name other than the empty one occurs more than once.
+    """
     if repeated := [name for name, times in collections.Counter(names).items() if name and times > 1]:
         raise ValueError(
             f"{file}: expected columns with different names in the header, got {repeated[0]!r} more than once; rename "

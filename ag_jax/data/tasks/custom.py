@@ -1,4 +1,4 @@
-"""Custom tasks: settings that name one's own files and columns, the task that they define, and its examples.
+"""Custom tasks: settings that name the user's own files and columns, the task that they define, and its examples.
 
     settings = CustomTask(kind="classification", train="a.csv", text="review", label="stars")
     settings = resolved("reviews", settings, root="")       # reads the labels from a.csv
@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class CustomTask:
-    """A task defined by the user's files. Without `kind`, a task of the catalogue, whose tags `labels` may replace.
+    """A task defined by the user's own files or, without `kind`, a catalogue task, whose tags `labels` may replace.
 
     kind: kind of the task; None stands for a task of the catalogue, such as conll2003.
     train: file with the training examples: .csv or .tsv with a header, .jsonl, for tagging a CoNLL file, for spans
@@ -130,7 +130,7 @@ class CustomTask:
             raise ValueError(f"custom.lowest must be below custom.highest, got {self.lowest:g} and {self.highest:g}")
 
     def _check_catalogue(self) -> None:
-        """Raise ValueError if files or columns are given without the kind of the task."""
+        """Raise ValueError if settings of a custom task, such as files or columns, are given without `kind`."""
         for field in dataclasses.fields(self):
             if field.name not in ("labels", "fingerprint") and (value := getattr(self, field.name)) != field.default:
                 raise ValueError(
@@ -140,21 +140,21 @@ class CustomTask:
 
     @property
     def column_of_text(self) -> str:
-        """The column with the text, the context or the words."""
+        """The name of the column with the text, with a question's context, or with a sentence's words."""
         return self.text or _TEXT.get(self.kind or "", "text")
 
     @property
     def column_of_second(self) -> str | None:
-        """The column with the second text or the question; None if there is none."""
+        """The name of the column with a pair's second text or with the question; None if there is none."""
         return self.second or _SECOND.get(self.kind or "")
 
     @property
     def column_of_label(self) -> str:
-        """The column with the label, the tags or the answers."""
+        """The name of the column with the label, the BIO tags or the answers."""
         return self.label or _LABEL.get(self.kind or "", "label")
 
     def files(self, root: str | None) -> dict[str, pathlib.Path]:
-        """Return the files that are given, by split; paths are relative to `root`, if it is given."""
+        """Return {split: file} for the files that the settings name; relative paths begin at the folder `root`."""
         names = {split: getattr(self, split) for split in SPLITS}
         return {
             split: pathlib.Path(root or "").expanduser() / pathlib.Path(name).expanduser()
@@ -164,7 +164,7 @@ class CustomTask:
 
 
 def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
-    """Return the task that settings define: a custom one, or one of the catalogue, perhaps with other tags.
+    """Return the task that the settings define: a custom task, or a catalogue task with its tags possibly replaced.
 
     name: name of the task.
     folds: whether the task is cross-validated, so that no examples are held out.
@@ -207,7 +207,7 @@ def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
 
 
 def _of_catalogue(name: str, settings: CustomTask) -> Task:
-    """Return the task `name` of the catalogue, with the tags of the settings if they have some."""
+    """Return the catalogue task called `name`, with its tags replaced by `settings.labels` if there are any."""
     try:
         task = catalogue.find(name)
     except ValueError as error:
@@ -223,7 +223,7 @@ def _of_catalogue(name: str, settings: CustomTask) -> Task:
 
 
 def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the BIO tags of labels, which are BIO tags or entity types.
+    """Return the BIO tags that labels stand for: B- and I- tags of entity types, or the labels if they are BIO tags.
 
     The type PER stands for B-PER and I-PER; types are given without O.
 
@@ -245,7 +245,7 @@ def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
-    """Return the settings of a task, completed by what its files decide and by their fingerprint.
+    """Return the settings of a task, completed by the labels or number range read from its files, and their hash.
 
     The training file of a custom task decides the labels or the range of a regression. The files of training and
     validation decide whether the questions of spans are answerable.
@@ -282,14 +282,14 @@ def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
 
 
 def _files(name: str, settings: CustomTask, root: str | None) -> dict[str, list[pathlib.Path]]:
-    """Return all files of a task, of the catalogue or not, by split."""
+    """Return {split: files} with all files of a custom task or of a catalogue task."""
     if settings.kind is None:
         return readers.find_files(_of_catalogue(name, settings), root or "")
     return {split: [file] for split, file in settings.files(root).items()}
 
 
 def _fingerprint(files: Mapping[str, list[pathlib.Path]], outputs: Mapping[str, list[LocatedRecord]]) -> str:
-    """Return the fingerprint of a task.
+    """Return a hash of the content of a task's files, and of the records that a custom reader returns for them.
 
     files: the files of each split.
     outputs: the records that a reader returns for each split; empty without a reader.
@@ -301,7 +301,10 @@ def _fingerprint(files: Mapping[str, list[pathlib.Path]], outputs: Mapping[str, 
 def _read_labels(
     name: str, settings: CustomTask, located: Sequence[LocatedRecord], file: pathlib.Path
 ) -> dict[str, Any]:
-    """Return the settings that the records of the training file decide, unless they are given."""
+    """Return {setting: value} for the labels or the range of numbers that the training records determine.
+
+    Labels or bounds that the settings give have precedence.
+    """
     column, setting = settings.column_of_label, f"tasks.{name}.custom.label"
     if settings.kind == "classification" and not settings.labels:
         return {"labels": custom_labels.classes(located, column, file, setting)}
@@ -317,7 +320,7 @@ def _read_labels(
 
 
 def check_unchanged(name: str, settings: CustomTask, root: str | None) -> None:
-    """Raise ValueError if the files of a task are not those of which `resolved` stored the fingerprint.
+    """Raise ValueError if the files of a task have changed since `resolved` stored their hash in the settings.
 
     root: as for `resolved`.
     """
@@ -382,7 +385,7 @@ def load(
 
 
 def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> list[str]:
-    """Return remarks on the examples of a custom task, for the report.
+    """Return remarks on the data of a custom task for the report, such as on classes without training examples.
 
     They are about the class of F1, held-out examples, classes without training examples, questions that all have an
     answer, and texts that are also among the training examples.
@@ -407,7 +410,7 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
 
 
 def notes_of_fold(task: Task, number: int, train: Examples, test: Examples) -> list[str]:
-    """Return remarks on fold `number` of a cross-validation, for the report.
+    """Return remarks on the data of fold `number` for the report, such as on classes without training examples.
 
     They are about classes without training examples, and texts that are also among the training examples.
 
@@ -434,13 +437,16 @@ def _unseen_classes(task: Task, train: Examples) -> str:
 
 
 def _repeated_count(examples: Examples, train: Examples) -> int:
-    """Return the number of examples whose text is also that of a training example."""
+    """Return the number of examples that have the same text as a training example."""
     train_texts = {custom_records.content(example) for example in train}
     return sum(custom_records.content(example) in train_texts for example in examples)
 
 
 def _located(name: str, settings: CustomTask, file: pathlib.Path, split: str) -> list[LocatedRecord]:
-    """Return the records of a file, in which each column that the task needs occurs at least once."""
+    """Return (location, record) for each record of a file, after a check that no needed column is missing.
+
+    Each column that the task needs must occur in at least one record.
+    """
     source = split if getattr(settings, split) else "train"
     setting = f"tasks.{name}.custom.{source}"
     located = custom_records.read(file, settings.kind or "", settings.separator, settings.reader, setting)
@@ -469,7 +475,7 @@ def _is_conll(settings: CustomTask, file: pathlib.Path) -> bool:
 
 
 def _with_id(record: Record, settings: CustomTask, number: int) -> Record | ValueError:
-    """Return a record with its id as text; the number of the record if the settings name no column with ids."""
+    """Return a record with its id as text, which is `number` if the settings name no column of ids."""
     column = settings.id or ("id" if settings.kind == "span" and "id" in record else None)  # as SQuAD's files have
     if column is None:
         return {**record, "id": str(number)}

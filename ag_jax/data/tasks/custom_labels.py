@@ -1,4 +1,4 @@
-"""What the training file of a custom task decides: its classes, types of entities or range of numbers.
+"""Read from the training file of a custom task its classes, its entity types or its range of numbers.
 
 Records that cannot be read are left out here, because reading the examples reports them with their lines.
 """
@@ -15,14 +15,14 @@ _BIO = re.compile(r"[BI]-.+")
 
 
 def _records(located: Sequence[LocatedRecord]) -> Iterator[tuple[str, Record]]:
-    """Yield the records that could be read, each with its place."""
+    """Yield (location, record) for each record that could be read; malformed ones are left out."""
     for place, record in located:
         if not isinstance(record, ValueError):
             yield place, record
 
 
 def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, setting: str) -> tuple[str, ...]:
-    """Return the classes in a column: numbers in their order, then names in alphabetical order.
+    """Return the distinct class labels in a column: numbers in ascending order, then names in alphabetical order.
 
     setting: name of the setting that names the column, for errors.
 
@@ -47,7 +47,7 @@ def classes(located: Sequence[LocatedRecord], column: str, file: pathlib.Path, s
 
 
 def _order(label: str) -> tuple[int, float, str]:
-    """Return the key by which classes are sorted."""
+    """Return the sort key of a class label: numbers come first, by value, and then names, alphabetically."""
     try:
         return 0, float(label), label
     except ValueError:
@@ -113,7 +113,7 @@ def number_range(
 
 
 def are_answered(located: Sequence[LocatedRecord], column: str) -> bool:
-    """Return whether every record has an answer in a column.
+    """Return whether every question among the records has an answer in the column `column`.
 
     An answer is absent where the list of answers is empty, or where it is missing and `is_impossible` is true.
     """

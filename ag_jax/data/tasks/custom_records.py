@@ -1,4 +1,4 @@
-"""Records of a custom task's files, and their examples.
+"""Read the records of a custom task's files, and convert them to examples.
 
 The ending of a file's name decides how it is split into records: .csv and .tsv tables with a header, .jsonl, SQuAD's
 .json, and CoNLL files with one of the endings `_CONLL`. Errors name columns as the file does, except those about the
@@ -33,7 +33,7 @@ _MISSING = ("", "nan", "na", "n/a", "none", "null")  # how spreadsheets and pand
 
 
 def ending(file: pathlib.Path) -> str:
-    """Return the ending of a file's name, in lower case and without that of gzip: `.csv` of `A.CSV.gz`."""
+    """Return the ending of a file's name in lower case and without .gz, such as `.csv` for `A.CSV.gz`."""
     return (file.with_suffix("") if file.suffix.lower() == ".gz" else file).suffix.lower()
 
 
@@ -43,7 +43,7 @@ def is_conll(file: pathlib.Path) -> bool:
 
 
 def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | None, setting: str) -> list[LocatedRecord]:
-    """Return (location, record) for each record of a file; in place of a malformed record, the ValueError about it.
+    """Return (location, record) for each record of a file; in place of a malformed record stands its ValueError.
 
     separator: a key of `SEPARATORS`; None: by the ending of the file's name.
     reader: import path of a function that returns the records of the file with this path; None: by the ending.
@@ -79,7 +79,7 @@ def _split(file: pathlib.Path, end: str, separator: str | None) -> Iterable[Loca
 
 
 def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRecord]:
-    """Return the records that a custom reader makes of a file, numbered from 1 in error messages."""
+    """Return (location, record) for each record that the user's function `reader` returns for a file."""
     read_file = imported.function(f"reader={reader}", reader)
     try:
         records = list(read_file(str(file)))
@@ -105,7 +105,7 @@ def _of_reader(file: pathlib.Path, reader: str, setting: str) -> list[LocatedRec
 
 
 def _without_numpy(value: Any) -> Any:
-    """Return a value with Python's own numbers, texts and lists in place of numpy's, also inside dicts and lists."""
+    """Return a value with numpy's scalars and arrays, also inside dicts and lists, replaced by Python's own."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
@@ -153,12 +153,15 @@ def label_text(value: Any, column: str, expected: str = "the name of a class") -
 
 
 def is_missing(label: str) -> bool:
-    """Return whether the text of a label means that there is none, such as an empty field or pandas' nan."""
+    """Return whether the text of a label stands for a missing label, such as an empty field or pandas' nan."""
     return label.casefold() in _MISSING
 
 
 def text(record: Record, column: str) -> str:
-    """Return a text of a record. Raises ValueError if it is missing, blank or no text."""
+    """Return the text in a column of a record.
+
+    Raises ValueError if it is missing, blank or no text.
+    """
     value = record.get(column)
     if not isinstance(value, str) or not value.strip():
         got = f"got {value!r}" if column in record else "got none"
@@ -167,7 +170,10 @@ def text(record: Record, column: str) -> str:
 
 
 def number(value: Any, column: str) -> float | None:
-    """Return a number, also from text; None if it is missing. Raises ValueError for anything else."""
+    """Return a value of a column as a number, also if it is written as text; None if it is missing.
+
+    Raises ValueError for anything else.
+    """
     written = label_text(value, column, "a number")
     if is_missing(written):
         return None
@@ -181,7 +187,7 @@ def number(value: Any, column: str) -> float | None:
 
 
 def _missing(column: str) -> ValueError:
-    """Return the error about a record without a label."""
+    """Return the ValueError about a record whose label is missing."""
     return ValueError(
         f"the label in the column {column!r} is missing: add it, or delete the row; if the value is the name of a "
         "class, list all classes in labels"
@@ -189,7 +195,7 @@ def _missing(column: str) -> ValueError:
 
 
 def class_of(record: Record, column: str, task: Task, labelled: bool) -> int | None:
-    """Return the index of a record's class; None if the label is missing and `labelled` is False.
+    """Return the index of a record's class in `task.labels`; None if it is missing and `labelled` is False.
 
     Classes are known by their names only: a number is not taken for an index.
     """
@@ -211,7 +217,7 @@ def class_of(record: Record, column: str, task: Task, labelled: bool) -> int | N
 
 
 def number_of(record: Record, column: str, task: Task, labelled: bool) -> float | None:
-    """Return the number of a record, which must be in `task.span`; None if it is missing, as in `class_of`."""
+    """Return the regression label of a record, within `task.span`; None if it is missing and `labelled` is False."""
     result = number(record.get(column), column)
     if result is None and labelled:
         raise _missing(column)
@@ -225,7 +231,7 @@ def number_of(record: Record, column: str, task: Task, labelled: bool) -> float 
 
 
 def candidate_of(record: Record, column: str, count: int, labelled: bool) -> int | None:
-    """Return the index of the right one of `count` candidates: a number from 0, or a letter from A; None if missing."""
+    """Return the index of the right candidate, given as a number from 0 or a letter from A; None if it is missing."""
     answer = label_text(record.get(column), column, "the number of the right candidate, or its letter,")
     if is_missing(answer):
         if labelled:
@@ -256,12 +262,12 @@ def candidates(record: Record, columns: tuple[str, ...]) -> list[str]:
 
 
 def tags(record: Record, words: str, column: str, task: Task, labelled: bool) -> list[TaggedSentence]:
-    """Return a list with the one sentence of a record: a list of words, and one of as many BIO tags."""
+    """Return a list with the one tagged sentence of a record, whose columns hold the words and as many BIO tags."""
     return tagging.words({"id": record["id"], "words": record.get(words), "tags": record.get(column)}, task, labelled)
 
 
 def question(record: Record, columns: tuple[str, str, str], task: Task, labelled: bool) -> list[Question]:
-    """Return a list with the one question of a record.
+    """Return a list with the one question of a record, with its context and answers.
 
     columns: those of the context, the question, and the answers: a list of objects with `text` and `answer_start`, as
         SQuAD has it, or an object with a list of texts and one of positions.
@@ -276,7 +282,10 @@ def question(record: Record, columns: tuple[str, str, str], task: Task, labelled
 
 
 def content(example: Example) -> str:
-    """Return the text whose hash decides whether an example is held out; of a question, its context."""
+    """Return the text of an example, by whose hash the example is held out for validation or not.
+
+    For a question it is the context.
+    """
     if isinstance(example, Texts):
         return "\n".join(filter(None, (example.first, example.second)))
     if isinstance(example, Choices):
@@ -287,7 +296,7 @@ def content(example: Example) -> str:
 
 
 def fingerprint(files: Mapping[str, Sequence[pathlib.Path]]) -> str:
-    """Return a hash of the content of files, by split, in hexadecimal digits."""
+    """Return a hash, in hexadecimal digits, of the content of the files of all splits."""
     digest = hashlib.sha256()
     for split, split_files in files.items():
         for file in split_files:
@@ -297,7 +306,7 @@ def fingerprint(files: Mapping[str, Sequence[pathlib.Path]]) -> str:
 
 
 def fingerprint_of_records(located: Mapping[str, Sequence[LocatedRecord]]) -> str:
-    """Return a hash of the records of a reader, by split, in hexadecimal digits.
+    """Return a hash, in hexadecimal digits, of the records that a custom reader returned for all splits.
 
     A value that JSON has no form for counts by its type alone, because its text may differ from process to process.
     """

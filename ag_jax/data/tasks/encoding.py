@@ -1,4 +1,4 @@
-"""Encoders of a task's examples as rows of token ids; `windows` has the encoder of questions about a context.
+"""Convert a task's examples to rows of token ids with labels; for questions about a context see `windows`.
 
 A row that is too long is truncated as its task specifies (`Task.pair_limit`), and truncated examples are counted.
 Examples whose label is not known have weight 0, and zeros as labels.
@@ -15,12 +15,12 @@ from ag_jax.data.tokenizers import Tokenizer
 
 
 def encode_classes(task: Task, examples: Sequence[Texts], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode texts or pairs, each labelled with the index of its class."""
+    """Tokenise texts or pairs of texts for classification, each labelled with the index of its class."""
     return _texts(task, examples, tokenizer, settings, lambda label: np.int32(0 if label is None else label))
 
 
 def encode_numbers(task: Task, examples: Sequence[Texts], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode texts or pairs for regression; labels are mapped linearly from the range `task.span` to [0, 1]."""
+    """Tokenise texts or pairs of texts for regression, with labels scaled from the range `task.span` to [0, 1]."""
     low, high = task.span
 
     def scaled(label: float | None) -> np.float32:
@@ -55,7 +55,7 @@ def _texts(
 
 
 def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode multiple-choice examples, each as a stack of token sequences, one for each candidate.
+    """Tokenise multiple-choice examples, each as a stack of token sequences, one for each candidate.
 
     A candidate is a pair of texts. For an example with C candidates, of which the longest has L tokens, `tokens`,
     `segment_ids` and `token_type_ids` have the shape [C, L], and `labels` and `choice_weights` the shape [C].
@@ -83,7 +83,7 @@ def encode_choices(task: Task, examples: Sequence[Choices], tokenizer: Tokenizer
 def encode_words(
     task: Task, examples: Sequence[TaggedSentence], tokenizer: Tokenizer, settings: RowSettings
 ) -> Features:
-    """Encode tagged sentences; the label of a word is at its first token."""
+    """Tokenise tagged sentences; the tag of a word is the label of its first token."""
     located = tokenizer.locate_batch([" ".join(example.words) for example in examples])
     rows, truncated, cut_words = [], 0, 0
     room = settings.room(pair=False)
@@ -104,7 +104,7 @@ def encode_words(
 
 
 def encode_referents(task: Task, examples: Sequence[Referent], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode texts with a pronoun: for each phrase a token sequence in which masks stand for the phrase.
+    """Tokenise texts with a pronoun, once per candidate phrase, with masks for the phrase in the pronoun's place.
 
     There are as many masks as the phrase has tokens in this text. Besides the fields of `encode_choices`, where the
     first candidate is labelled, `word_ids` has the tokens of the phrase in the places of the masks, and `word_weights`
@@ -142,7 +142,7 @@ def encode_referents(task: Task, examples: Sequence[Referent], tokenizer: Tokeni
 
 
 def _stacked(candidates: Sequence[FeatureRow], settings: RowSettings) -> FeatureRow:
-    """Return the fields of several rows as arrays `[C, L]`, padded to the longest row."""
+    """Return the fields of several candidates' rows, stacked as arrays `[C, L]` and padded to the longest row."""
     longest = max(len(candidate["tokens"]) for candidate in candidates)
     stacked: FeatureRow = {}
     for name, example in candidates[0].items():
@@ -156,7 +156,7 @@ def _stacked(candidates: Sequence[FeatureRow], settings: RowSettings) -> Feature
 def pieces_of_words(
     words: tuple[str, ...], ids: list[int], places: list[tuple[int, int]], unknown: int
 ) -> list[list[int]]:
-    """Group the token ids of a sentence by word; a word without a token gets the id `unknown`.
+    """Return the token ids of each word of a sentence; for a word without a token they are `[unknown]`.
 
     A token belongs to a word as `words_of_tokens` says. A word is without a token if the tokenizer drops its
     characters, or if a token that begins in the word before covers it, too.
@@ -194,7 +194,7 @@ def words_of_tokens(words: Sequence[str], places: Sequence[tuple[int, int]]) -> 
 
 
 def _pair(task: Task, first: list[int], second: list[int], settings: RowSettings) -> tuple[FeatureRow, bool]:
-    """Return the row of a pair, truncated as its task specifies, and whether it was truncated."""
+    """Return the row of a pair of tokenised texts, truncated as the task specifies, and whether it was truncated."""
     room = settings.room(pair=True)
     if task.pair_limit:
         parts = first_gives_way(first, second, room, task.pair_limit)

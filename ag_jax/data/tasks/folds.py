@@ -6,7 +6,7 @@ from ag_jax.data.tasks.task import Examples
 
 
 def fold(examples: Examples, folds: int, number: int) -> tuple[Examples, Examples]:
-    """Return the train and validation parts of fold `number`, counted from 0.
+    """Return the training and the validation examples of cross-validation fold `number`, counted from 0.
 
     Every example is in the validation part of exactly one fold. A validation part is contiguous in the file, and the
     sizes of the parts differ by 1 at most. Neighbouring examples come from the same texts, so random folds would be an

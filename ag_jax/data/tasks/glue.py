@@ -21,12 +21,12 @@ _MATCHED = {  # splits of MNLI: our names to the benchmark's
 
 
 def lines(name: str, columns: Mapping[str, Any], splits: Mapping[str, str] = SPLITS) -> FileLayout:
-    """Return the layout of a task stored as SPLIT.jsonl, one JSON object a line."""
+    """Return the file layout of a GLUE task that is stored as SPLIT.jsonl, with one JSON object per line."""
     return FileLayout("jsonl", {split: f"{split}.jsonl" for split in splits}, (f"glue/{name}", name), columns)
 
 
 def tables(folder: str, columns: Mapping[str, Any], files: Mapping[str, str] = TABLES, **options: Any) -> FileLayout:
-    """Return the layout of GLUE's own .tsv files for a task, in the folder `folder`, such as `CoLA`.
+    """Return the file layout of GLUE's own .tsv files for the task in the folder `folder`, such as `CoLA`.
 
     Quotes have no meaning in these files. Test files have an index and no label.
     """

@@ -1,4 +1,4 @@
-"""Names that look alike but differ in their code points: the same letters composed in another way, or other spaces."""
+"""Find names that look alike but differ in code points, as by composed letters or other kinds of spaces."""
 
 import itertools
 import unicodedata
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def check(names: Iterable[str], place: str) -> None:
-    """Raise ValueError if two different names look alike, because each would be a class of its own.
+    """Raise ValueError if two different labels look alike, because each would be a class of its own.
 
     place: where the names come from, for the error message.
     """
@@ -28,7 +28,7 @@ def find(name: str, names: Iterable[str]) -> str:
 
 
 def _normalised(name: str) -> str:
-    """Return what names that look alike have in common."""
+    """Return a name in a normal form, Unicode's NFC with single spaces, that is equal for names that look alike."""
     return " ".join(unicodedata.normalize("NFC", name).split())
 
 

@@ -1,4 +1,4 @@
-"""Parsers of records about words of a text (WiC, WSC): the words are marked in the text, as `* bank *`.
+"""Parsers of the records of WiC and WSC, which mark the words in question in their text, as in `* bank *`.
 
 The model reads the marked text as any other. SuperGLUE's own baseline instead classifies from the hidden states of the
 words. The marks are those of Raffel et al. 2020 (T5, appendix D), with spaces, so that the words are tokenised as
@@ -46,7 +46,7 @@ def wsc(record: Record, task: Task, labelled: bool) -> list[Texts]:
 
 
 def wsc_spans(record: Record) -> tuple[str, Span, Span]:
-    """Return the text of a WSC record, and where in the text the phrase and the pronoun are.
+    """Return the text of a WSC record, and the spans of the phrase and of the pronoun in it.
 
     Raises ValueError if one of them is not where the record says, or if they overlap.
     """
@@ -61,7 +61,7 @@ def wsc_spans(record: Record) -> tuple[str, Span, Span]:
 
 
 def marked(text: str, *spans: tuple[Span, str]) -> str:
-    """Return a text with marks, separated by spaces, before and behind each span.
+    """Return a text in which each span is enclosed by its mark, with spaces between, as in `* bank *`.
 
     spans: each with its mark; they must not overlap.
     """
@@ -71,7 +71,7 @@ def marked(text: str, *spans: tuple[Span, str]) -> str:
 
 
 def _find(text: str, phrase: str, index: Any) -> Span:
-    """Return the span of a phrase, which begins in word number `index` of `text` or in one of its neighbours.
+    """Return the span in `text` of a phrase that begins in word number `index` or in a word next to it.
 
     WSC counts words that are separated by white space. Some of its indices are off by one, and some phrases end in a
     full stop or comma that is not theirs; the script for WSC of fairseq allows for both. Word `index` comes first, then
@@ -93,7 +93,10 @@ def _find(text: str, phrase: str, index: Any) -> Span:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number, also from text, as WiC's files of some releases have it; None for anything else."""
+    """Return an integer, or a text of digits as an integer; None for anything else.
+
+    The files of some releases of WiC have texts.
+    """
     if isinstance(value, bool):
         return None
     return int(value) if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else None

@@ -1,4 +1,4 @@
-"""Noun phrases of English text, found by rules: the candidates for what a pronoun refers to.
+"""Find noun phrases of English text by rules, as candidates for what a pronoun refers to.
 
 The program of RoBERTa takes the noun chunks of spaCy's parser. The rules here need no model, and find phrases whose
 borders differ, such as those with a verb at their end:
@@ -37,7 +37,7 @@ _NEGATED = re.compile(r"n['’]t$")
 
 
 def noun_phrases(text: str) -> list[tuple[int, int]]:
-    """Return the first and last + 1 character of each noun phrase of a text, in their order."""
+    """Return (first character, last character + 1) of each noun phrase of a text, in reading order."""
     words = [match.span() for match in _WORD.finditer(text)]
     spans: list[tuple[int, int]] = []
     for index, (begin, end) in enumerate(words):
@@ -73,7 +73,7 @@ def _without_determiner(phrase: str) -> str:
 
 
 def _run(text: str, words: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the first words that only white space separates."""
+    """Return the spans of the words, from the first one on, that only white space separates in the text."""
     run = words[:1]
     for word in words[1:]:
         if text[run[-1][1] : word[0]].strip():
@@ -83,7 +83,7 @@ def _run(text: str, words: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _nouns(text: str, run: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the first words of a run that may stand behind a determiner."""
+    """Return the words at the beginning of a run that can form a noun phrase with the determiner before it."""
     nouns: list[tuple[int, int]] = []
     for begin, end in run[:LONGEST]:
         word = text[begin:end].lower()
@@ -94,7 +94,7 @@ def _nouns(text: str, run: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _names(text: str, run: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the first words of a run that are capitalised, up to the first one with a possessive 's."""
+    """Return the capitalised words at the beginning of a run, up to the first one with a possessive 's."""
     names = []
     for begin, end in run:
         if not text[begin].isupper() or _is_closed(text[begin:end]):

@@ -22,9 +22,11 @@ _REFERENTS = {"wnli": "wnli_referents", "wsc": "wsc_referents"}  # the parsers o
 
 
 def ranked(task: Task) -> Task:
-    """Return a task as one of choosing among candidates. Raises ValueError unless it is QNLI, WNLI or WSC.
+    """Return the task QNLI, WNLI or WSC as one of choosing the right candidate instead of classifying each pair.
 
     The candidates are the sentences for a question of QNLI, or the phrases to which a pronoun of WNLI or WSC may refer.
+
+    Raises ValueError for any other task.
     """
     if task.name in _REFERENTS:
         return dataclasses.replace(task, kind="referent", form=_REFERENTS[task.name])
@@ -37,7 +39,7 @@ def ranked(task: Task) -> Task:
 
 
 def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
-    """Return pairs of texts as multiple-choice examples, and the number of pairs that are in no example.
+    """Return the pairs of QNLI as multiple-choice examples, and the number of pairs that were left out.
 
     An example is a choice among pairs with the same first text. Pairs are left out for want of an alternative.
 
@@ -72,7 +74,7 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
 
 
 def learnable(examples: Examples) -> tuple[Examples, int]:
-    """Return the examples of pronouns that can be learned from, and the number of the others.
+    """Return the examples of pronouns on which a model can be trained, and the number of those left out.
 
     Those are left out in which the pronoun does not refer to the phrase, or the text has no other phrase.
 
@@ -90,7 +92,7 @@ def learnable(examples: Examples) -> tuple[Examples, int]:
 
 
 def _choice_with(right: Texts, wrong: list[Texts]) -> Choices:
-    """Return the choice among a right candidate and wrong ones."""
+    """Return a multiple-choice example of a right candidate, placed by a hash of its id among wrong ones."""
     # The index of the right candidate is a hash of its id, so that always choosing the first candidate is no better
     # than chance.
     place = zlib.crc32(right.id.encode()) % (len(wrong) + 1)

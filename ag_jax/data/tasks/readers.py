@@ -71,7 +71,7 @@ def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, leg
 
 
 def find_files(task: Task, root: str) -> dict[str, list[pathlib.Path]]:
-    """Return the files that `load` reads, by split; a split without files is left out.
+    """Return {split: files that `load` reads} for the splits of a task that have files.
 
     root: as for `load`.
     """
@@ -108,7 +108,7 @@ def parse_records(
 
 
 def check_problems(task: Task, split: str, problems: Sequence[str], skip_malformed: bool) -> None:
-    """Raise ValueError, with the number of malformed records and the first ones, unless they are to be skipped."""
+    """Raise ValueError that counts and lists the malformed records of a split, unless they are to be skipped."""
     if problems and not skip_malformed:
         lines = "\n".join(f"  {problem}" for problem in problems[:SHOWN])
         more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
@@ -119,13 +119,13 @@ def check_problems(task: Task, split: str, problems: Sequence[str], skip_malform
 
 
 def _is_shared(layout: FileLayout, split: str) -> bool:
-    """Return whether train and validation are parts of one file, and `split` is one of them."""
+    """Return whether `split` is the training or validation split of a layout that divides one file into both."""
     others = [file for name, file in layout.files.items() if name in ("train", "validation") and name != split]
     return split in ("train", "validation") and layout.files[split] in others
 
 
 def _local(task: Task, root: str, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
-    """Return the first layout whose files of a split are there, and these files."""
+    """Return the first file layout of a task whose files of a split exist below `root`, and these files."""
     base = pathlib.Path(root).expanduser()
     names = []
     for layout in task.layouts:
@@ -151,7 +151,7 @@ def _local(task: Task, root: str, split: str) -> tuple[FileLayout, list[pathlib.
 
 
 def _prepared(task: Task, split: str) -> tuple[FileLayout, list[pathlib.Path]]:
-    """Return the layout in which TFDS has a split, and the directories of the prepared data."""
+    """Return the layout of a split in TensorFlow Datasets (TFDS), and the directories of its prepared data."""
     layout = next((layout for layout in task.prepared if split in layout.files), None)
     if layout is None:
         raise FileNotFoundError(
@@ -176,7 +176,10 @@ def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Loc
 
 
 def _renamed(record: Record, names: Mapping[str, Any], number: int) -> Record | ValueError:
-    """Return a record with further fields, as `FileLayout.columns` names them; `number` is the id if it has none."""
+    """Return a record with further fields for the parser, copied from the columns that `names` gives for them.
+
+    A record without an id gets `number` as its id.
+    """
     renamed = dict(record)
     for field, source in names.items():
         parts = source if isinstance(source, tuple) else (source,)

@@ -1,4 +1,6 @@
-"""Parsers of what a pronoun refers to, as a choice among phrases of the text (Liu et al. 2019, section 5.1).
+"""Parsers of the records of WSC and WNLI as a choice of the phrase to which a pronoun refers.
+
+See Liu et al. 2019, section 5.1.
 
 A masked language model scores each phrase in the place of the pronoun. The records of WSC (SuperGLUE) say where phrase
 and pronoun are. Those of WNLI (GLUE) are pairs of a text, and a part of it in which a phrase stands for the pronoun:
@@ -18,20 +20,23 @@ _WORD = re.compile(r"[^\W_](?:[\w'’-]*\w)?")
 
 
 def wsc(record: Record, task: Task, labelled: bool) -> list[Referent]:
-    """Return a list with the one example of a WSC record."""
+    """Return a list with the one example of a WSC record: a pronoun, and the phrases to which it may refer."""
     text, phrase, pronoun = wsc_spans(record)
     return [_referent(record, text, pronoun, text[slice(*phrase)], label_of(record, task.label_index, labelled))]
 
 
 def wnli(record: Record, task: Task, labelled: bool) -> list[Referent]:
-    """Return a list with the one example of a WNLI record. Raises ValueError if its texts have nothing in common."""
+    """Return a list with the one example of a WNLI record: a pronoun, and the phrases to which it may refer.
+
+    Raises ValueError if the two texts of the record have nothing in common.
+    """
     text, hypothesis = text_of(record, "first"), text_of(record, "second")
     pronoun, phrase = replaced(text, hypothesis)
     return [_referent(record, text, pronoun, phrase, label_of(record, task.label_index, labelled))]
 
 
 def replaced(text: str, hypothesis: str) -> tuple[Span, str]:
-    """Return the pronoun of `text` that is a phrase in `hypothesis`, and this phrase.
+    """Return the span of the pronoun in `text` that a phrase replaces in `hypothesis`, and this phrase.
 
     Of all pronouns and phrases, those are taken that leave the most words of the hypothesis equal to the words before
     and behind the pronoun; capitals and punctuation do not count. Raises ValueError if no word is equal.

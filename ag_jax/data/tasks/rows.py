@@ -1,4 +1,4 @@
-"""Rows of token ids with labels, before padding to equal length.
+"""Rows of token ids with labels, made from a task's examples, before they are padded to equal length.
 
 <s> first </s>                     one text
 <s> first </s></s> second </s>     a pair, with RoBERTa's two separators; [CLS] first [SEP] second [SEP] with BERT's one
@@ -18,7 +18,7 @@ SHORTEST = 12  # the least max_length: a pair with RoBERTa's separators and four
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """The encoded rows of one split of a task.
+    """The examples of one split of a task as rows of token ids with labels, before padding.
 
     rows: the fields of a batch for each row, without the batch axis, and as long as the row is before padding.
     owner: index of each row's example; only windows of the same long context share an example.
@@ -114,7 +114,7 @@ def longest_first(first: Sequence[int], second: Sequence[int], room: int) -> tup
 def first_gives_way(
     first: Sequence[int], second: Sequence[int], room: int, limit: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Truncate a pair to `room` tokens, at most `limit` of them of the second text.
+    """Truncate a pair to `room` tokens, first the second text to `limit` tokens and then the first text to the rest.
 
     Of the second text the end is kept, and of the first one the beginning. This is for RACE, where the second text is a
     question with its answer at the end.
@@ -124,6 +124,6 @@ def first_gives_way(
 
 
 def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, list[int]]:
-    """Encode each distinct text once; return a dict from text to token ids."""
+    """Return {text: token ids}; each distinct text is tokenised once."""
     unique = list(dict.fromkeys(texts))
     return dict(zip(unique, tokenizer.encode_batch(unique), strict=True))

@@ -42,7 +42,10 @@ def squad(record: Record, task: Task, labelled: bool) -> list[Question]:
 
 
 def _answer(context: str, answer: Any) -> tuple[str, int]:
-    """Return the text of an answer and its position. Raises ValueError if the context does not have it there."""
+    """Return (text, position) of an answer, checked to be at this character of the context.
+
+    Raises ValueError if the context does not have it there.
+    """
     text, start = answer["text"], answer["answer_start"]
     if not text.strip():
         raise ValueError(f"expected an answer that is not blank, got {answer!r}")
@@ -57,7 +60,7 @@ def _answer(context: str, answer: Any) -> tuple[str, int]:
 
 
 def _moved(context: str, text: str, start: int) -> int:
-    """Return the position of an answer in a context without the white space that TFDS strips at its start.
+    """Return the position of an answer in a context from which TFDS has stripped the white space at the start.
 
     start: the position before stripping.
 

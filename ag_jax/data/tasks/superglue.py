@@ -18,7 +18,7 @@ _SENTENCES = {"first": "sentence1", "second": "sentence2", "label": "label", "id
 
 
 def folders(official: str) -> tuple[str, ...]:
-    """Return the folders in which a task's files are looked for: that of the benchmark, such as `BoolQ`, and others."""
+    """Return the folders in which a task's files are looked for, by the benchmark's folder name, such as `BoolQ`."""
     return (
         f"super_glue/{official.lower()}",
         official,

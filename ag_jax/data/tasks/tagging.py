@@ -1,4 +1,4 @@
-"""Parsers of tagging records: words with BIO tags."""
+"""Parsers of the records of tagging tasks: sentences of words with BIO tags."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,10 @@ from ag_jax.data.tasks.task import TaggedSentence, Task
 
 
 def words(record: Record, task: Task, labelled: bool) -> list[TaggedSentence]:
-    """Return a list with the one sentence of a record. Raises ValueError if the tags are unknown or not BIO."""
+    """Return a list with the one tagged sentence of a record, whose words and tags are checked.
+
+    Raises ValueError if the tags are unknown or not BIO.
+    """
     forms, tags = record.get("words"), record.get("tags")
     if not isinstance(forms, list) or not forms or not all(isinstance(form, str) and form.strip() for form in forms):
         raise ValueError(f"expected a list of words, got {forms!r}")

@@ -35,7 +35,7 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choices:
-    """An example of multiple choice.
+    """An example of multiple choice: candidate pairs of texts, of which at least one is right.
 
     pairs: the candidates, each a pair of texts.
     right: indices of the right candidates; None: not known.
@@ -62,7 +62,7 @@ class TaggedSentence:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """An example of extractive question answering.
+    """An example of extractive question answering: a question, a context, and the answers in it.
 
     answers: texts, each with the index of its first character in the context; (): unanswerable; None: not known.
     """
@@ -75,7 +75,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Referent:
-    """An example of whether a pronoun refers to a phrase.
+    """An example of coreference: a text with a pronoun, and phrases to which the pronoun may refer.
 
     before, after: the text before and behind the pronoun.
     phrases: the phrase in question, and then others to which the pronoun may refer.
@@ -94,7 +94,7 @@ Example = Texts | Choices | TaggedSentence | Question | Referent
 
 @dataclasses.dataclass(frozen=True)
 class FileLayout:
-    """A file layout in which a task is distributed.
+    """A layout of files in which a task is distributed: their names, format and columns.
 
     container: the reader that splits a file into records (a key of `containers.CONTAINERS`), or "tfds".
     files: the file of each split, relative to the folder. Alternatives, such as file names of two distributions, are
@@ -161,11 +161,11 @@ class Task:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits that some layout of the task has; the files of a split need not exist."""
+        """Names of the splits for which some layout of the task names files, whether or not these exist."""
         return tuple(dict.fromkeys(split for form in (*self.layouts, *self.prepared) for split in form.files))
 
     def of_split(self, split: str) -> "Task":
-        """Return the task with the metrics of a split."""
+        """Return the task with the metrics by which a split, such as a diagnostic set, is scored."""
         if split not in self.split_metrics:
             return self
         names = self.split_metrics[split]
@@ -184,7 +184,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Examples(Sequence):
-    """A sequence of the examples of a split.
+    """The examples of one split of a task as a sequence, with the files that they come from.
 
     items: the examples.
     source: the files that the examples come from.
@@ -206,7 +206,7 @@ class Examples(Sequence):
         return iter(self.items)
 
     def take(self, indices: Sequence[int] | slice) -> "Examples":
-        """Return the examples at some indices, in their order.
+        """Return the examples at the given indices, in the order of the indices, or in the given slice.
 
         The source files and the number of malformed records that were left out stay the same.
         """
@@ -223,16 +223,16 @@ def is_labelled(split: str) -> bool:
 
 
 def number_of_texts(examples: Examples) -> int | None:
-    """Return 1 for single texts, 2 for pairs; None for a mixture, and for examples of other kinds.
+    """Return 1 if the examples are single texts, 2 if they are pairs; None if mixed or of other kinds of task.
 
-    The kinds are classification and regression.
+    Single texts and pairs are examples of classification or regression.
     """
     counts = {1 if example.second is None else 2 for example in examples if isinstance(example, Texts)}
     return counts.pop() if len(counts) == 1 else None
 
 
 def is_held_out(example: Example, one_in: int = 10, key: str | None = None) -> bool:
-    """Return whether an example is for validation, by a hash, if train and validation share a file.
+    """Return whether a hash assigns an example to validation, where training and validation share a file.
 
     one_in: of so many examples about one is for validation.
     key: the text that is hashed; None: of questions their context, so that no context is in both parts, and of all

@@ -1,4 +1,4 @@
-"""Parsers of classification and regression records."""
+"""Parsers that convert records of classification and regression tasks to examples."""
 
 import ast
 import math
@@ -16,7 +16,10 @@ _INDEX = re.compile(rf"{_TOKEN}(?:/{_TOKEN})+")
 
 
 def text_of(record: Record, name: str) -> str:
-    """Return a field of a record. Raises ValueError unless the field is a text that is not blank."""
+    """Return a field of a record that must be a text, and not blank.
+
+    Raises ValueError if it is not.
+    """
     value = record.get(name)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"the field {name!r} must be a text, got {value!r}")
@@ -24,7 +27,7 @@ def text_of(record: Record, name: str) -> str:
 
 
 def pair_of(record: Record) -> tuple[str, str]:
-    """Return the fields `first` and `second` of a record.
+    """Return the texts in the fields `first` and `second` of a record.
 
     One of them may be blank, because QQP has blank questions. Raises ValueError if both are blank or one is no text.
     """
@@ -62,7 +65,7 @@ def _example(record: Record, to_label: Callable[[Any], int | float], labelled: b
 
 
 def label_of(record: Record, to_label: Callable[[Any], int | float], labelled: bool) -> int | float | None:
-    """Return the label of a record, as `to_label` converts it; None if it is withheld and not `labelled`."""
+    """Return the label of a record, converted by `to_label`; None if it is withheld and `labelled` is False."""
     label = record.get("label")
     return to_label(label) if labelled or not is_unknown(label) else None
 
@@ -94,7 +97,10 @@ def _answer(passage: Any, text: str, question: Record, answer: Record, task: Tas
 
 
 def objects(record: Record, name: str) -> list[Record]:
-    """Return a field of a record. Raises ValueError unless it is a list of at least one object."""
+    """Return a field of a record that must be a list of at least one JSON object.
+
+    Raises ValueError if it is not.
+    """
     values = record.get(name)
     if not isinstance(values, list) or not values or not all(isinstance(item, dict) for item in values):
         raise ValueError(f"the field {name!r} must be a list of at least one object, got {values!r}")
@@ -102,7 +108,7 @@ def objects(record: Record, name: str) -> list[Record]:
 
 
 def paws(record: Record, task: Task, labelled: bool) -> list[Texts]:
-    """Return a list with the one example of a PAWS-QQP record.
+    """Return a list with the one example of a PAWS-QQP record: whether two questions are duplicates.
 
     Under Python 3 the script of PAWS writes b'...' around each sentence; this is removed.
     Raises ValueError for a row of the published index, which has the positions of tokens in place of sentences.
@@ -128,7 +134,10 @@ def _unwrapped(text: str) -> str:
 
 
 def _number(task: Task, value: Any) -> float:
-    """Return a label of regression as a number. Raises ValueError if it is none in the range of the task."""
+    """Return a regression label as a number, which must be in the range `task.span`.
+
+    Raises ValueError if it is not.
+    """
     low, high = task.span
     try:
         number = math.nan if isinstance(value, bool) else float(value)

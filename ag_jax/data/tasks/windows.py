@@ -1,4 +1,4 @@
-"""The encoder of questions about a context: overlapping windows of long contexts, and answers located in tokens.
+"""Convert questions to rows of token ids: long contexts in overlapping windows, answers as token positions.
 
     <s> question </s></s> window of the context </s>
 
@@ -46,7 +46,7 @@ class TokenizedContext:
 
 
 def encode_questions(task: Task, examples: Sequence[Question], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Encode questions about a context; a context that is too long for a row is split into windows, one row each."""
+    """Tokenise questions about a context; a context too long for a row is split into windows, one row each."""
     questions = ids_of(tokenizer, [example.question for example in examples])
     # Many questions share a context, which is tokenised only once.
     texts = list(dict.fromkeys(example.context for example in examples))
