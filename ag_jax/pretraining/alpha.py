@@ -1,7 +1,8 @@
-"""alpha of a run with `guidance.alpha_rule=auto`: the power of ten that makes both losses comparable at the beginning.
+"""Choice of the guidance coefficient alpha by `guidance.alpha_rule=auto`, from a run's losses before the first step.
 
-Deshpande & Narasimhan 2020, section 4.5. The losses are measured once, on the first batch and before the first step,
-and stored with alpha in `alpha.json` of the run directory, so that a resumed run has the same alpha.
+alpha is the power of ten that makes the guidance loss comparable to the loss of the model (Deshpande & Narasimhan 2020,
+section 4.5). The losses are measured once, on the first batch and before the first step, and stored with alpha in
+`alpha.json` of the run directory, so that a resumed run has the same alpha.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ GUIDANCE_LOSS = "ag_loss"
 
 
 def comparable(loss: float, guidance_loss: float) -> float:
-    """Return the power of ten that brings alpha * `guidance_loss` nearest to `loss`, on a logarithmic scale.
+    """Return the power of ten alpha with which alpha * `guidance_loss` is nearest to `loss` on a logarithmic scale.
 
     Raises ValueError if there is none, because a loss is not positive and finite.
     """
@@ -44,7 +45,9 @@ def begin(
     coefficient: float,
     losses: Callable[[], Mapping[str, Any]],
 ) -> Hyperparameters:
-    """Return the hyperparameters of a run, on all hosts; `alpha.json` is written if the rule is `auto` and it is new.
+    """Return a run's hyperparameters on all hosts; with `alpha_rule=auto`, a new run first chooses and stores alpha.
+
+    alpha is stored in `alpha.json`. A run that has this file reads alpha from it.
 
     metric: name of the loss that guidance is compared with.
     coefficient: its factor in the loss of the model, such as 50 for replaced tokens.
@@ -75,7 +78,7 @@ def _write(workdir: epath.Path, metric: str, coefficient: float, losses: Mapping
 
 
 def hyperparameters(config: ExperimentConfig, workdir: epath.Path) -> Hyperparameters:
-    """Return the hyperparameters of a run that has begun, with alpha of `alpha.json` if the rule is `auto`.
+    """Return the hyperparameters of a run that has begun; with `alpha_rule=auto`, alpha is read from its `alpha.json`.
 
     Not collective: any host may call it.
 

@@ -1,4 +1,7 @@
-"""The arms of a comparison: one config file, read with each value of its argument `arm`, with the same flags on top."""
+"""The arms of a comparison: the configs that one config file gives for different values of its argument `arm`.
+
+All arms have the same command-line flags on top.
+"""
 
 import itertools
 import shlex
@@ -35,7 +38,7 @@ def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]
 
 
 def check_argument(source: str, verb: str) -> None:
-    """Raise ValueError if the argument `arm` of the config file `source` chooses one arm, where all are trained.
+    """Raise ValueError if `source` gives the config file's argument `arm`, because the command trains all arms.
 
     verb: the command that trains one arm, for the message.
     """
@@ -47,7 +50,7 @@ def check_argument(source: str, verb: str) -> None:
 
 
 def of_report(workdir: epath.PathLike) -> tuple[list[str], list[int]]:
-    """Return the names and the seeds of the arms of a finished comparison of pre-training, from its `report.json`.
+    """Return (names of the arms, seeds) of a finished comparison of pre-training runs, from its `report.json`.
 
     Raises FileNotFoundError if there is no such comparison.
     """
@@ -61,7 +64,7 @@ def load(source: str, arm: str, overrides: Mapping[str, Any]) -> config_reader.C
 
 
 def check_seed(config: ExperimentConfig, seeds: Sequence[int], setting: str) -> None:
-    """Raise ValueError if a config sets `seed` to another value than one of `seeds`, which the runs have.
+    """Raise ValueError if a config sets `seed` to a value that is not among `seeds`, with which its runs are trained.
 
     setting: name of the setting with `seeds`, for the message.
     """
@@ -73,7 +76,7 @@ def check_seed(config: ExperimentConfig, seeds: Sequence[int], setting: str) -> 
 
 
 def overridden(source: str, arms: Iterable[str], overrides: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each flag that overrides a setting in which the arms of the config file differ.
+    """Return a warning for each flag in `overrides` that overrides a setting in which the arms of a config file differ.
 
     arms: their names.
     """
@@ -94,19 +97,19 @@ def listed(values: Mapping[str, Any]) -> str:
 
 
 def announce(sentences: Sequence[str]) -> None:
-    """Print warnings about a comparison to stderr, on host 0 only, such as that flags override settings of the arms."""
+    """Print warnings about a comparison or a search to stderr, on host 0 only."""
     if hosts.is_first():
         for sentence in sentences:
             print(sentence, file=sys.stderr, flush=True)
 
 
 def command(verb: str, source: str, overrides: Mapping[str, Any]) -> str:
-    """Return the command `ag-jax VERB` for the config file `source`, with `overrides` as flags but no `--workdir`."""
+    """Return the command line `ag-jax VERB` for a config file, with `overrides` as flags and without `--workdir`."""
     return " ".join(["ag-jax", verb, *map(shlex.quote, [f"--config={source}", *config_reader.flags(overrides)])])
 
 
 def check_distinct(source: str, in_effect: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Raise ValueError if two arms have the same settings.
+    """Raise ValueError if two arms of a comparison have the same settings apart from title and seed.
 
     The error names the command-line flags that gave both arms one value where the config file has different ones.
 

@@ -1,4 +1,4 @@
-"""Branches: runs that go on from a checkpoint of another run, such as to let its learning rate fall from there.
+"""Branches: runs that start from a checkpoint of another run, such as to decay its learning rate from there.
 
 A branch begins with the parameters, the optimizer's state, the metrics and the evaluations of the other run at a step,
 and goes on with the rows of text that follow. Of the settings, only the length of the run and the schedule of the
@@ -39,7 +39,7 @@ _COPIED = (pretraining_corpus.SUMMARY, alpha.ALPHA, mask_trace.FILE, origin.FILE
 
 
 def source(config: ExperimentConfig) -> tuple[epath.Path, int]:
-    """Return the directory and the step that `training.branch_from`, as DIRECTORY:STEP, names.
+    """Return (run directory, step) of the checkpoint that `training.branch_from` names in the form DIRECTORY:STEP.
 
     Raises ValueError for another form.
     """
@@ -54,7 +54,7 @@ def source(config: ExperimentConfig) -> tuple[epath.Path, int]:
 
 
 def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
-    """Raise ValueError or FileNotFoundError if a run cannot begin as the branch that its settings name.
+    """Raise ValueError or FileNotFoundError if a run cannot start from the checkpoint in `training.branch_from`.
 
     may_differ: settings in which any resumed run may differ, as in `config_reader.is_among`.
     """
@@ -79,8 +79,9 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
 
 
 def check_length(config: ExperimentConfig, milestones: Mapping[int, int] | None = None) -> None:
-    """Raise ValueError if a branch begins at its last step or later, or at one of its milestones in words or later.
-    Steps and words of the other run are part of its own length.
+    """Raise ValueError if a branch would start at or after its last step, or at or after one of its word milestones.
+
+    The steps and words of the run that it starts from are part of its own length.
 
     milestones: {words: step} of `training.milestone_words`, once it is known.
     """
@@ -98,7 +99,7 @@ def check_length(config: ExperimentConfig, milestones: Mapping[int, int] | None 
 
 
 def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Copy the tokenizer, rows of metrics and descriptions of the run that a branch goes on from into its directory.
+    """Copy the tokenizer, logged metrics and description files of the run that a branch starts from into `workdir`.
 
     Prints where the branch begins, and learning rate and coefficient of guidance of both runs there if they differ.
     """
@@ -120,7 +121,9 @@ def begin(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def _scheduled(config: ExperimentConfig, workdir: epath.Path, step: int) -> dict[str, float]:
-    """Return what the schedules of a run, which depend on its number of steps, give for a step.
+    """Return {name: value} of a run's learning rate and, with guidance, guidance coefficient at a step.
+
+    Their schedules depend on the run's number of steps.
 
     workdir: the run's directory, with `alpha.json` if `guidance.alpha_rule` is `auto`.
     """
@@ -133,7 +136,7 @@ def _scheduled(config: ExperimentConfig, workdir: epath.Path, step: int) -> dict
 
 
 def checkpoint(config: ExperimentConfig, like: TrainState) -> Checkpoint:
-    """Return the checkpoint that a branch begins with, with the shapes and shardings of `like`, on every host.
+    """Read the checkpoint that a branch starts from, with the shapes and shardings of `like`, on every host.
 
     The seconds of the other run are left out, because `training.time_limit` is for those of the branch.
 

@@ -51,7 +51,7 @@ def choose_attention(config: ExperimentConfig, mesh: Mesh, encoder: EncoderConfi
 
 
 def special_tokens(vocabulary: Vocabulary) -> PatternTokens:
-    """Return the token ids of delimiters and periods, which attention patterns look for."""
+    """Return the token ids of delimiters and full stops, at which some attention patterns point."""
     return PatternTokens(tuple(vocabulary.delimiter_ids), tuple(vocabulary.period_ids))
 
 
@@ -68,7 +68,7 @@ def make_objective(
     hyperparameters: Hyperparameters,
     trace: Trace | None = None,
 ) -> Objective:
-    """Return the objective of a run: its workload's objective, with guidance and an attack if the config has them.
+    """Return a run's training objective: its task's loss, with attention guidance and an attack if the config has them.
 
     hyperparameters: replace those of the config.
     trace: as in `guided_and_attacked`.
@@ -88,7 +88,7 @@ def guided_and_attacked(
     steps: int,
     trace: Trace | None = None,
 ) -> Objective:
-    """Return the objective with guidance, and with an attack on the guided model, as far as the settings have them.
+    """Return `objective` wrapped in attention guidance and an adversarial attack, each only if its config enables it.
 
     encoder: the config of the encoder.
     special: the token ids that patterns look for.
@@ -114,7 +114,7 @@ def guided_and_attacked(
 
 
 def _guided_layers(config: GuidanceConfig, encoder: EncoderConfig) -> dict[str, Any]:
-    """Return the arguments of `Guided` about layers; none if all layers are guided and none has a window."""
+    """Return the keyword arguments of `Guided` that select layers; {} if all are guided and none has a window."""
     groups = guidance.guided_layers(config, encoder.local_layers, encoder.window)
     if config.layers == "all" and encoder.window is None:
         return {}
@@ -122,7 +122,7 @@ def _guided_layers(config: GuidanceConfig, encoder: EncoderConfig) -> dict[str, 
 
 
 def adversary_optimizer(config: AdversarialConfig, model: OptimizerConfig) -> AdversaryOptimizer | None:
-    """Return the optimizer of an adversary's parameters; None if only the model learns.
+    """Return the optimizer of the adversary's parameters; None if the run has no adversary with trained parameters.
 
     It is AdamW with the settings of the model's optimizer, except for those that `adversarial.asa` replaces.
     """
@@ -150,7 +150,7 @@ def optimizer_of(config: ExperimentConfig, hyperparameters: Hyperparameters) -> 
 
 
 def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
-    """Raise ValueError if the devices of `mesh` do not divide the rows of a microbatch."""
+    """Raise ValueError if the rows of a microbatch cannot be split evenly over the data-parallel devices of `mesh`."""
     config.check_rows(mesh.shape["data"] * mesh.shape["fsdp"])
 
 
@@ -181,22 +181,22 @@ def make_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, t
 
 
 def random_keys(seed: int) -> tuple[jax.Array, jax.Array]:
-    """Return the two random keys of a run, for its initial parameters and for dropout."""
+    """Return two random keys from the seed of a run: (for its initial parameters, for dropout)."""
     init_key, dropout_key = jax.random.split(jax.random.key(seed))
     return init_key, dropout_key
 
 
 def shared_program(config: ExperimentConfig, vocabulary: Vocabulary, mesh: Mesh, trace: Trace | None = None) -> Program:
-    """Return the jitted steps of a run (`make_program`), cached by `static_settings` and trace.
+    """Return the jitted steps of a run, as `make_program` does, from a cache by the settings that change these steps.
 
-    So they are compiled once for all seeds of a comparison, and for all points of a search that differ only in
-    `Hyperparameters`.
+    The settings are those of `static_settings`. So they are compiled once for all seeds of a comparison, and for all
+    points of a search that differ only in `Hyperparameters`.
     """
     return _cached_program(static_settings(config), _info(vocabulary), mesh, trace)
 
 
 def parameter_shapes(config: ExperimentConfig, vocabulary: Vocabulary) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters of a run's model by path, without allocating them.
+    """Return {path: shape} of the parameters of a run's model, without allocating them.
 
     Those of an adversary are left out. Cached as in `shared_program`; do not change the returned dict.
     """
@@ -204,14 +204,14 @@ def parameter_shapes(config: ExperimentConfig, vocabulary: Vocabulary) -> dict[s
 
 
 def shapes_of(params: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of parameters (arrays, or `jax.ShapeDtypeStruct`) by path, as {"word_head/bias": (50265,)}."""
+    """Return {path: shape} of parameters (arrays or `jax.ShapeDtypeStruct`), such as {"word_head/bias": (50265,)}."""
     return {path: leaf.shape for path, leaf in fingerprint.paths(params).items()}
 
 
 def static_settings(config: ExperimentConfig) -> ExperimentConfig:
-    """Return a config with all settings at their defaults on which the compiled steps of a run do not depend.
+    """Return a config in which every setting that does not change the compiled steps of a run is at its default.
 
-    Those are hyperparameters, seed and title, settings without effect, what only the training loop reads, and the
+    Such are hyperparameters, seed and title, settings without effect, what only the training loop reads, and the
     sections of comparisons, searches and reports.
     """
     any_values, training, in_effect = Hyperparameters(), config.training, config.in_effect

@@ -1,4 +1,4 @@
-"""Which runs predict the same tokens of their held-out text, so that their validation losses can be compared."""
+"""Warnings about runs whose validation losses are not comparable, because they predict different held-out tokens."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 
 
 def warnings(of_runs: Mapping[str, ExperimentConfig], what: str) -> list[str]:
-    """Return a sentence for each setting in which runs differ, so that their validation losses are of other tokens.
+    """Return a warning for each setting that makes runs compute their validation losses on different tokens.
 
     of_runs: the config of each arm or point, by name.
     what: `arms`, whose values are named one by one, or `points`.
@@ -30,7 +30,7 @@ def warnings(of_runs: Mapping[str, ExperimentConfig], what: str) -> list[str]:
 
 
 def _measured_on(config: ExperimentConfig) -> dict[str, Any]:
-    """Return the flat settings of a run that decide which tokens of its held-out text are predicted."""
+    """Return {name: value} of the settings that decide which tokens of a run's held-out text are predicted."""
     data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
     without = [*run.MAY_DIFFER, "data.masking.count", "data.masking.static_copies"]
     if data.validation_source is not None:

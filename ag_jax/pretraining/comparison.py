@@ -51,7 +51,7 @@ FIGURES = (  # files that a comparison draws
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
-    """Return the checked config of every (arm, seed) of the config file `source`, with `overrides` on top.
+    """Return {(arm, seed): checked config} of a comparison, from the config file `source` with `overrides` on top.
 
     Raises ValueError if there are no arms, if two are the same, if they are measured by different losses or their
     translations by different tests, if there is no milestone at which the report shows their attention, or if both
@@ -120,7 +120,7 @@ def compare(
 
 
 def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epath.Path, share: parts.Share) -> int:
-    """Train or resume the runs of a share; return the number of runs of other shares that are not finished."""
+    """Train or resume one process's share of a comparison's runs; return how many other runs are unfinished."""
     numbers = parts.numbers_of(share, len(configs), "runs")
     directories = {key: _directory(workdir, *key) for key in configs}
     configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
@@ -138,7 +138,7 @@ def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epat
 def _check_runs(
     configs: Mapping[tuple[str, int], ExperimentConfig], directories: Mapping[tuple[str, int], epath.Path]
 ) -> None:
-    """Raise ValueError if a run cannot be trained or resumed, before the first one is trained for hours.
+    """Raise ValueError if a run of a comparison cannot be trained or resumed; called before the first one is trained.
 
     Nothing is written, because other processes may be at work in these directories: a run's directory is claimed when
     it is trained, with its lock held.
@@ -165,7 +165,7 @@ def _train(config: ExperimentConfig, directory: epath.Path, labels: Labels) -> d
 
 
 def _finished(config: ExperimentConfig, directory: epath.Path) -> dict[str, Any] | None:
-    """Return the summary of a run that has nothing left to train; None for any other."""
+    """Return the stored summary of a run that has nothing left to train; None for an unfinished run."""
     summary = run.read_summary(directory)
     if summary is None or run.check_workdir(config, directory) != config.training.steps:  # a shorter run is extended
         return None
@@ -251,7 +251,7 @@ def _compare(
 
 
 def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]) -> list[str]:
-    """Return a sentence for each run that was ended by another limit than its config has now.
+    """Return a warning for each run that was ended by a time limit or patience that its config no longer has.
 
     runs: config and summary of each run. The summary has the limit by which the run ended, if one did.
     """
@@ -265,7 +265,7 @@ def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
-    """Return the flat settings of an arm, without those that differ between runs and those that have no effect."""
+    """Return {name: value} of an arm's settings for the report, without title, seed and settings without effect."""
     flat = config_reader.flat(config_reader.to_dict(config))
     unused = ["guidance."] * (config.guidance.mode == "none") + ["adversarial."] * (config.adversarial.method == "none")
     shown_settings = ("guidance.mode", "adversarial.method")
@@ -283,7 +283,7 @@ def _figures(
     corpus: Corpus,
     plateau: Plateau,
 ) -> list[tuple[str, str]]:
-    """Draw the figures of a report, and return (caption, path relative to the report) of each.
+    """Draw the figures of a comparison's report, and return (caption, path relative to the report) of each.
 
     runs: directory and config of the run of each arm whose attention maps are drawn.
     plateau: the plateau of the loss, and where the arms left it.
@@ -346,7 +346,7 @@ def _figures(
 
 
 def _last_step(config: ExperimentConfig, workdir: epath.Path) -> int:
-    """Return the step of the last milestone of a run."""
+    """Return the step of a run's last milestone, the checkpoint at the largest fraction in `training.milestones`."""
     return run.milestone_step(config, workdir, max(config.training.milestones))
 
 
@@ -356,7 +356,9 @@ def _page(
     columns: Mapping[str, list[tuple[str, maps.AttentionMaps]]],
     special: PatternTokens,
 ) -> epath.Path:
-    """Write a page with all heads of every arm at each milestone, the last and the guided ones first.
+    """Write an HTML page with the attention maps of all heads of every arm at each milestone, and return its path.
+
+    Arms with guidance come first, and later milestones before earlier ones.
 
     columns: attention maps of each arm at its milestones, with labels.
     """
@@ -373,7 +375,7 @@ def _page(
 
 
 def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, maps.AttentionMaps]]:
-    """Return (label, attention maps of the config's sentence) at every milestone of a run.
+    """Return a list of (label, attention maps of the config's sentence), one for each milestone of a run.
 
     A milestone is a fraction of training whose checkpoint is saved for good, from which the model is opened here.
     """

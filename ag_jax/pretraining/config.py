@@ -126,7 +126,7 @@ class ExperimentConfig:
         guidance.assign_cross_heads(self.guidance, self.model.heads)
 
     def check_rows(self, parts: int) -> None:
-        """Raise ValueError if the rows of a microbatch cannot be split into as many `parts` of equal size."""
+        """Raise ValueError if the rows of a microbatch cannot be split into `parts` parts of equal size."""
         rows = self.training.batch_size // self.training.microbatches
         if rows % parts:
             raise ValueError(
@@ -140,7 +140,7 @@ class ExperimentConfig:
             )
 
     def _check_translation(self) -> None:
-        """Raise ValueError if settings of a translation do not go together, or are set in another run."""
+        """Raise ValueError if settings for translation conflict, or are set in a run that does not translate."""
         if self.translates != self.data.is_parallel:
             raise ValueError(
                 f"decoder.layers={self.decoder.layers} does not go with data.format={self.data.format}: a run that "
@@ -233,7 +233,7 @@ class ExperimentConfig:
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        """The number of rows of the batch of every step."""
+        """The batch size, in rows, at every step of the run."""
         training = self.training
         return BatchSizes(training.batch_size, training.earlier_batch_sizes, training.earlier_batch_sizes_until)
 
@@ -280,7 +280,7 @@ class ExperimentConfig:
 
 
 def check_scores(encoder: EncoderConfig, guided: GuidanceConfig, adversarial: AdversarialConfig) -> None:
-    """Raise ValueError if attention is to be guided or attacked, and the encoder's is hard-coded, without scores."""
+    """Raise ValueError if guidance or an attack is set for an encoder whose attention is hard-coded, without scores."""
     if not encoder.fixed_attention.offsets:
         return
     if guided.mode != "none":
@@ -305,7 +305,7 @@ def parse(config: config_reader.ConfigDict | dict[str, Any]) -> ExperimentConfig
 
 
 def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return {setting: value} of stored settings, and {setting: value} of a config.
+    """Return two flat dicts {setting: value}: the first of a run's stored settings, the second of a config.
 
     A setting that the stored ones lack counts as its default, as for `parse`.
     """
@@ -314,7 +314,7 @@ def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dic
 
 
 def different_settings(stored: dict[str, Any], config: ExperimentConfig, may_differ: tuple[str, ...]) -> list[str]:
-    """Return a line of text for each setting in which stored settings and a config differ.
+    """Return a line of text for each setting whose stored value differs from its value in a config.
 
     may_differ: settings that are left out, as in `config_reader.is_among`.
     """
@@ -341,7 +341,7 @@ def read_settings(path: epath.PathLike) -> dict[str, Any]:
 
 
 def read_source(directory: str) -> tuple[epath.Path, ExperimentConfig]:
-    """Return the absolute path and the config of the run in `directory`, for a config file with the argument `run`.
+    """Return (absolute path, config) of the run in `directory`, for a config file that takes a run as argument.
 
     Raises FileNotFoundError or ValueError if `directory` is not a run directory.
     """

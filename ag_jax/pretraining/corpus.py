@@ -33,7 +33,7 @@ NAMED = 10  # most files of a kind that a message lists
 
 
 def prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
-    """Return the tokenizer and the rows of a run, made or read from the cache, without writing to the run directory.
+    """Return the tokenizer and tokenized text of a run, prepared or from the cache; write nothing to its directory.
 
     Hosts with a common cache share the work.
 
@@ -48,7 +48,7 @@ def prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
 
 
 def prepare_ahead(data: DataConfig, part: str | None = None) -> Corpus | None:
-    """Prepare the text of a config in the cache, for runs on it; processes that do the same share the work.
+    """Tokenize the text of a config into the cache, before runs read it; processes that do so at once share the work.
 
     part: "K/N" tokenises only every N-th part of the text from the K-th on; the process that finds all parts done puts
         them together. None tokenises all parts that no other process works on, and waits for the others.
@@ -67,7 +67,7 @@ def prepare_ahead(data: DataConfig, part: str | None = None) -> Corpus | None:
 
 
 def record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> None:
-    """Store a new run's tokenizer and facts about its text, or compare a resumed run's rows with the stored facts.
+    """Store a new run's tokenizer and facts about its text, or check a resumed run's text against the stored facts.
 
     The facts are the summary `corpus.json`. A resumed run's summary is rewritten if it is missing or if the files
     changed; if the rows changed, too, the old summary is kept under `earlier`.
@@ -78,7 +78,7 @@ def record(config: ExperimentConfig, workdir: epath.Path, corpus: Corpus) -> Non
 
 
 def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Raise ValueError if the files of the text changed since a run began; called before they are tokenised."""
+    """Raise ValueError if the files of a run's text have changed since it began; called before they are tokenised."""
     summary = read_summary(workdir)
     if summary is None or config.data.accept_changed_text:  # `record` says what changed
         return
@@ -88,7 +88,7 @@ def check_files(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def read_tests(config: TranslationConfig) -> dict[str, LinesOfTest]:
-    """Read the test sets of a config: sources and references by name.
+    """Read the test sets of a translation config, {name: lines of sources and references}.
 
     Raises ValueError or FileNotFoundError, with the name of the test set, for files that cannot be used.
     """
@@ -106,7 +106,7 @@ def read_tests(config: TranslationConfig) -> dict[str, LinesOfTest]:
 
 
 def check_tests(config: ExperimentConfig) -> None:
-    """Raise ValueError or FileNotFoundError if the test sets of a config cannot be read, translated or scored.
+    """Raise ValueError or FileNotFoundError if the translation test sets of a config cannot be read or used.
 
     Called before a run begins, because they are needed after the training, and before one is resumed with others.
     """
@@ -129,7 +129,7 @@ def check_tests(config: ExperimentConfig) -> None:
 
 
 def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tuple[Corpus, dict[str, Any]]:
-    """Return a run's tokenizer and rows, and a description of the held-out text.
+    """Return (tokenizer and tokenized text, description of the held-out text) for the evaluation of a run.
 
     Warns if the model may have been trained on some of the held-out text.
 
@@ -154,7 +154,10 @@ def prepare_for_evaluation(config: ExperimentConfig, workdir: epath.Path) -> tup
 
 
 def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
-    """Read a run's `corpus.json`; None for a run without one. Raises ValueError if the file is damaged."""
+    """Read the facts about a run's text from its `corpus.json`; None for a run without this file.
+
+    Raises ValueError if the file is damaged.
+    """
     path = workdir / SUMMARY
     if not path.exists():
         return None
@@ -165,9 +168,9 @@ def read_summary(workdir: epath.Path) -> dict[str, Any] | None:
 
 
 def other_texts(runs: Mapping[str, tuple[ExperimentConfig, epath.Path]]) -> list[str]:
-    """Return a sentence for each run whose text differs from that of the first run with the same settings of data.
+    """Return a warning for each run that was trained on other text than the first run with the same data settings.
 
-    Such as if the text changed between them.
+    This is so if the files of the text changed between the two runs.
 
     runs: config and directory of each run.
     """
@@ -198,7 +201,7 @@ def other_texts(runs: Mapping[str, tuple[ExperimentConfig, epath.Path]]) -> list
 
 
 def with_own_tokenizer(config: DataConfig, workdir: epath.Path) -> DataConfig:
-    """Return the settings with the run directory's own tokenizer if the run has begun, unchanged otherwise.
+    """Return the data settings with the tokenizer stored in a run directory; unchanged if the run has not begun.
 
     Raises ValueError if a run that has begun has no tokenizer.
     """
@@ -278,7 +281,7 @@ def _refuse_unless_accepted(config: ExperimentConfig, workdir: epath.Path, chang
 def _compare_with_training(
     config: ExperimentConfig, workdir: epath.Path, corpus: Corpus
 ) -> tuple[bool | None, str | None]:
-    """Return whether the corpus of an evaluation is that of the training (None if unknown), and a warning or None."""
+    """Return (whether a run is evaluated on the corpus of its training or None if unknown, a warning or None)."""
     summary = read_summary(workdir)
     if summary is None:
         return None, f"the run has no {SUMMARY}, so nothing says whether this is the text that it was trained with"
@@ -313,7 +316,7 @@ def _changed_facts(summary: dict[str, Any], corpus: Corpus) -> list[str]:
 
 
 def _changed_files(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return lines on files that were added, removed or changed; an empty list if contents and order are the same."""
+    """Return message lines on text files that were added, removed or changed; [] if contents and order are the same."""
     if _contents(then) == _contents(now):
         return []
     before, after = _by_name(then), _by_name(now)

@@ -53,7 +53,7 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
-    """Return the steps whose checkpoints are never deleted: the milestones of a run, also of its earlier lengths.
+    """Return the steps whose checkpoints are never deleted: a run's milestones, including those before extensions.
 
     These are the `training.milestones`, stored or given now, of all lengths of the run, and those that it had when it
     was extended (`begin`).
@@ -69,7 +69,7 @@ def _steps(fractions: Iterable[float], lengths: Sequence[int]) -> set[int]:
 
 
 def _stored_milestones(workdir: epath.Path) -> list[float]:
-    """Return the milestones of a run's `config.json`, which may be others than those given now; none before it begins.
+    """Return the milestones, as fractions of training, that a run's `config.json` holds; [] if there is no such file.
 
     A run may be resumed with other milestones, which are not written to `config.json`.
     """
@@ -81,7 +81,7 @@ def _stored_milestones(workdir: epath.Path) -> list[float]:
 
 
 def _stored_steps(workdir: epath.Path) -> list[int]:
-    """Return the steps that `begin` stored; none for a run that was not extended."""
+    """Return the steps of milestone checkpoints that `begin` stored; [] for a run that was not extended."""
     path = workdir / KEPT
     if not path.exists():
         return []

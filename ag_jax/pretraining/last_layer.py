@@ -1,4 +1,4 @@
-"""The report's section on the last layer's attention: its shares on the diagonal and on stripes, for each arm.
+"""The report's section on the last layer's attention: its shares on the diagonal and on heavy columns, by arm.
 
 `analysis.stripes` defines the shares. They are of held-out rows, before any token is masked, and of the model at the
 last milestone, whose maps the report draws (He et al. 2021, figure 3).
@@ -26,7 +26,7 @@ CAPTION = "Attention of the last layer, mean over heads"
 def measure(
     configs: Mapping[tuple[str, int], ExperimentConfig], directories: Mapping[tuple[str, int], epath.Path]
 ) -> dict[str, Any]:
-    """Return {arm: shares of the last layer's attention} for report.json; empty for a comparison of translations.
+    """Return {arm: shares of the last layer's attention} for report.json; {} for a comparison of translation runs.
 
     An arm has the list of its seeds' values for each share (`diagonal`, `stripes`, `first`), the shares of uniform
     attention to the same texts (`uniform`), and the number of texts. The texts are the first held-out rows of the arm's
@@ -57,7 +57,7 @@ def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
 
 
 def markdown(shares: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the section with the shares of each arm, from the result of `measure`; none without arms."""
+    """Return the Markdown lines of the section on last-layer attention, from the result of `measure`."""
     if not shares:
         return []
     header = ["Arm", *(label[0].upper() + label[1:] for label in LABELS.values()), "Texts"]

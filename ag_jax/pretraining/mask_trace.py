@@ -21,7 +21,9 @@ FILE = "trace.json"
 
 
 def of_run(config: AdversarialConfig, layers: int, workdir: epath.Path) -> Trace | None:
-    """Return the trace of a run: that in its directory, or that of the earlier run (`read`) if the directory has none.
+    """Return the schedule of masked shares for a run, stored in its directory or else read from the earlier run.
+
+    None unless `adversarial.method` is `scheduled`. For the earlier run, see `read`.
 
     Raises ValueError if the file is damaged.
     """
@@ -41,7 +43,7 @@ def of_run(config: AdversarialConfig, layers: int, workdir: epath.Path) -> Trace
 
 
 def record(config: AdversarialConfig, layers: int, workdir: epath.Path) -> None:
-    """Store the trace of a run that begins, on host 0; a file that is there stays."""
+    """Store the schedule of masked shares in a run directory that has none yet, on host 0 only."""
 
     def write() -> None:
         trace = None if (workdir / FILE).exists() else read(config, layers)
@@ -53,11 +55,11 @@ def record(config: AdversarialConfig, layers: int, workdir: epath.Path) -> None:
 
 
 class FailedTrialError(ValueError):
-    """A training should mask what an earlier trial masked, and that trial failed."""
+    """Raised if a run is to mask attention like an earlier trial, and that trial failed."""
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
-    """Return the share of attention that an earlier run masked in each layer, in the course of its training.
+    """Return the share of attention that an earlier run masked in each layer, over the course of its training.
 
     The setting `adversarial.masking.trace` names this run; None unless `adversarial.method` is `scheduled`. The share
     of a layer, logged every few steps, is the share of the pairs of a query and a key that are masked.

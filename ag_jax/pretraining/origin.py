@@ -23,7 +23,7 @@ Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
 
 @dataclasses.dataclass(frozen=True)
 class SentenceVectors:
-    """How an imported model computes vectors of texts, as sentence-transformers stores it.
+    """Settings by which an imported model computes vectors of texts, as sentence-transformers stores them.
 
     The defaults are for a model that was not trained with sentence-transformers.
 
@@ -47,7 +47,7 @@ class SentenceVectors:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Description of the imported model that weights started from.
+    """Description of the imported model that the weights of a run or fine-tuned model started from.
 
     Fields about the model are empty if the weights did not start from an imported model.
 
@@ -89,7 +89,7 @@ class Origin:
 
 
 def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
-    """Write the description of the imported model that weights started from, and its pooler, to a run directory.
+    """Write the description and the pooler of the imported model that a run's weights started from to its directory.
 
     No pooler is written if `pooler` is empty.
     """
@@ -100,7 +100,7 @@ def write(directory: epath.Path, origin: Origin, pooler: Pooler) -> None:
 
 
 def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
-    """Return the description of the imported model that a run's weights started from, and the model's pooler.
+    """Return (description, pooler) of the imported model that a run's weights started from.
 
     Without such a model the `Origin` has empty fields. The pooler is {} if none is stored.
 

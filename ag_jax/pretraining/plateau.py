@@ -33,7 +33,7 @@ def binary_entropy(share: np.ndarray | float) -> np.ndarray | float:
 
 
 def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: float) -> float:
-    """Return the plateau loss of replaced-token detection, in nats a token, for words drawn by their frequency.
+    """Return the context-free loss of replaced-token detection, in nats per token, for words drawn by frequency.
 
     frequencies_V: q(v), the frequency of each word.
     rate: the share of words that is replaced.
@@ -47,7 +47,9 @@ def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: fl
 
 
 def replaced_tokens_loss_of(corpus: Corpus, rate: float, ignored: list[int]) -> float:
-    """Return the plateau loss of replaced-token detection in a corpus, in nats a token (`replaced_tokens_loss`).
+    """Return the context-free loss of replaced-token detection on a corpus, in nats per token.
+
+    `replaced_tokens_loss` computes it from the frequencies of the corpus.
 
     rate: the share of words that is replaced.
     ignored: ids of the tokens that the loss leaves out.

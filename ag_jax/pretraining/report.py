@@ -27,7 +27,7 @@ DIFFERENCE_EXPLAINED = (
 
 @dataclasses.dataclass(frozen=True)
 class ArmResults:
-    """The runs of one arm, one for each seed, in the order of the seeds.
+    """Results of the runs of one arm of a comparison, one run for each seed, in the order of the seeds.
 
     name: name of the arm.
     summaries: the summary of each run, as `run.train` returns it.
@@ -52,7 +52,7 @@ def first_step_below(rows: list[dict[str, Any]], loss: float, metric: str = MLM.
 
 
 def settled_step(rows: list[dict[str, Any]]) -> int | None:
-    """Return the first logged step of a run at which 95 % of the fall of the guidance loss is done; None without one.
+    """Return the first logged step at which 95 % of the guidance loss's fall is done; None if that loss is not logged.
 
     The fall is from the first logged value to the lowest. The last value would be no measure, because the guidance loss
     may rise again as `guidance.schedule` lowers its coefficient. Deshpande & Narasimhan 2020, appendix A.3, report that
@@ -71,7 +71,9 @@ def settled_step(rows: list[dict[str, Any]]) -> int | None:
 def numbers(
     arms: Sequence[ArmResults], seeds: Sequence[int], primary: PrimaryMetric, plateau_loss: float
 ) -> dict[str, Any]:
-    """Return every number of the report, for JSON. Arms are tested against the first one, paired by seed.
+    """Return every number of a comparison's report as JSON values, with a test of each arm against the first one.
+
+    The tests are paired by seed.
 
     primary: the loss by which runs are summarised and compared.
     plateau_loss: the loss of the best guess without context.
@@ -111,7 +113,7 @@ def numbers(
 
 
 def differences_json(differences: Mapping[str, Mapping[str, PairedDifference | None]]) -> dict[str, Any]:
-    """Return the differences of arms over seeds (`over_seeds`) as JSON values."""
+    """Return the differences of arms from the baseline as JSON values, {arm: {metric: difference or None}}."""
     return {
         arm: {key: difference and dataclasses.asdict(difference) for key, difference in of_arm.items()}
         for arm, of_arm in differences.items()
@@ -119,7 +121,7 @@ def differences_json(differences: Mapping[str, Mapping[str, PairedDifference | N
 
 
 def difference_cells(difference: Mapping[str, Any], scale: float = 1.0, digits: int = 3) -> list[str]:
-    """Return the cells of a table, under `DIFFERENCE_HEADER`, with a difference of two arms over seeds.
+    """Return the table cells, one for each column of `DIFFERENCE_HEADER`, that show a difference of two arms.
 
     difference: a `PairedDifference` as JSON.
     scale: what the difference is multiplied by, such as 100 to show fractions as percentages.
@@ -134,7 +136,7 @@ def difference_cells(difference: Mapping[str, Any], scale: float = 1.0, digits: 
 def differences_section(
     content: Mapping[str, Mapping[str, Mapping[str, Any] | None]], labels: Mapping[str, str], baseline: str
 ) -> list[str]:
-    """Return report lines with the differences of arms from the baseline over seeds; none without differences.
+    """Return report lines with the differences of arms from the baseline, paired by seed; [] without differences.
 
     content: the result of `differences_json`.
     labels: how the metrics are named in the table.
@@ -152,7 +154,7 @@ def differences_section(
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
-    """Return the median tokens per second of the logged intervals; None if no interval was timed.
+    """Return a run's median training speed in tokens per second over the logged intervals; None if none was timed.
 
     The first interval, which is often slower, and intervals that consist of compilation do not count.
     """
@@ -230,7 +232,7 @@ def _loss_table(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dic
 
 
 def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
-    """Return the row of the table of losses with the last steps, if time limits or patience ended runs before all."""
+    """Return a list with the loss table's row of steps at which time limits or patience ended runs; [] if none did."""
     ended = [results["arms"][arm.name].get("ended_at_step") for arm in arms]
     if not any(ended):
         return []
@@ -242,7 +244,7 @@ def _ended_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list
 
 
 def _settled_row(arms: Sequence[ArmResults], results: dict[str, Any]) -> list[list[str]]:
-    """Return the row of the table of losses with the steps at which most of the fall of the guidance loss is done."""
+    """Return a list with the loss table's row of steps at which the guidance loss settled; [] without guidance."""
     steps = [results["arms"][arm.name].get("guidance_settled_at_step") for arm in arms]
     if not any(steps):
         return []
@@ -276,7 +278,7 @@ def _reading(primary: PrimaryMetric, arms: Sequence[ArmResults], results: dict[s
 
 
 def flag_warnings(sentences: Sequence[str]) -> list[str]:
-    """Return report lines that show `sentences`, such as that a flag overrides settings of the arms."""
+    """Return report lines that show warnings in bold, such as that a flag overrides settings of the arms."""
     return [*(f"**{sentence}.**" for sentence in sentences), ""] if sentences else []
 
 

@@ -251,7 +251,7 @@ def _check_validation(config: ExperimentConfig, corpus: Corpus) -> None:
 
 
 def _check_best_metric(config: ExperimentConfig, program: Program) -> None:
-    """Raise ValueError, with the metrics that there are, if evaluations have no number `training.best_metric`."""
+    """Raise ValueError, listing the available metrics, if a run's evaluations do not compute `training.best_metric`."""
     if config.training.best_metric is None:
         return
     names = evaluation_metrics(config, program)
@@ -333,7 +333,7 @@ def versions() -> dict[str, str]:
 
 
 def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Write `config.json` to a new run directory, or check that the directory holds the same run.
+    """Write `config.json` to a new run directory, or check that the directory holds a run of this config.
 
     The config of an attempt that left nothing worth keeping is replaced. Of a run that is resumed, other values of
     `AFTER_TRAINING` are written.
@@ -367,9 +367,9 @@ def _mark(mark: epath.Path) -> None:
 
 
 def check_workdir(config: ExperimentConfig, workdir: epath.Path) -> int | None:
-    """Return `training.steps` of the run in a directory; None if the directory holds nothing worth keeping.
+    """Return the stored `training.steps` of the run in `workdir`, which `config` must fit; None if none has begun.
 
-    Raises ValueError, with the settings that differ, if that is a run of another config, and if it has no settings.
+    Raises ValueError, with the settings that differ, for a run of another config, and for a run without `config.json`.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -400,7 +400,10 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def _write_new_values(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Write other values of `AFTER_TRAINING` into the `config.json` of a run that is resumed; print their names."""
+    """Update the settings that matter only after training in a resumed run's `config.json`, and print their names.
+
+    `AFTER_TRAINING` lists them.
+    """
     path = workdir / "config.json"
     stored = pretraining_config.read_settings(path)
     before, after = pretraining_config.both_settings(stored, config)
@@ -415,7 +418,7 @@ def _write_new_values(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: epath.Path) -> int:
-    """Check that `config` may resume or extend the run in `workdir`; return the `training.steps` of that run.
+    """Check that `config` may resume or extend the run in `workdir`, and return the run's stored `training.steps`.
 
     stored: the stored settings of the run.
 
@@ -445,7 +448,7 @@ def _check_resumable(stored: dict[str, Any], config: ExperimentConfig, workdir: 
 
 
 def is_begun(workdir: epath.Path) -> bool:
-    """Return whether a run directory holds something worth keeping: a checkpoint, a row of metrics, or a summary."""
+    """Return whether a run has begun: whether its directory holds a checkpoint, logged metrics or a summary."""
     if (workdir / SUMMARY).exists() or any(steps_in(workdir / name) for name in ("checkpoints", ASIDE)):
         return True
     return (workdir / "metrics.jsonl").exists() and bool(read_metrics(workdir))
@@ -457,7 +460,7 @@ def checkpoint_steps(workdir: epath.Path) -> list[int]:
 
 
 def _remove_attempt(workdir: epath.Path) -> None:
-    """Delete the files of an attempt that left nothing worth keeping, so that the next run does not use them."""
+    """Delete the files of a run that failed before its first metrics or checkpoint, so that no new run reads them."""
     described = (pretraining_corpus.SUMMARY, alpha.ALPHA, words.FILE, mask_trace.FILE, origins.FILE, origins.POOLER)
     for name in (*described, "metrics.jsonl"):
         (workdir / name).unlink(missing_ok=True)
@@ -468,9 +471,9 @@ def _remove_attempt(workdir: epath.Path) -> None:
 def train(
     config: ExperimentConfig, workdir: epath.PathLike, labels: Labels = Labels(), pause_at: int | None = None
 ) -> dict[str, Any]:
-    """Train `config` in the run directory `workdir`, or resume the run there; write and return the summary of the run.
-    `labels` group the run at Weights & Biases.
+    """Train `config` in the run directory `workdir`, or resume the run there; write and return the run's summary.
 
+    labels: group the run at Weights & Biases.
     pause_at: step after which the training pauses; the summary, up to this step, is then returned and not written. The
         next call goes on, and the run ends as one that never paused. A run that is past this step is not trained.
 
@@ -535,7 +538,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, pause_
 
 
 def is_complete(result: dict[str, Any], config: ExperimentConfig) -> bool:
-    """Return whether a summary of a run is of all steps of a config, or of a run that its time limit or patience ended.
+    """Return whether a run's summary shows that it did all its steps, or that its time limit or patience ended it.
 
     result: the summary.
     """
@@ -548,7 +551,7 @@ def is_complete(result: dict[str, Any], config: ExperimentConfig) -> bool:
 
 
 def milestone_step(config: ExperimentConfig, workdir: epath.PathLike, fraction: float) -> int:
-    """Return the step of a finished run's checkpoint at a milestone, or its last step if the run ended before.
+    """Return the step of a finished run's checkpoint at a fraction of training, or its last step if it ended before.
 
     If there is no checkpoint of the last milestone, because the run was trained with others, it is the step of the last
     checkpoint.
@@ -574,7 +577,7 @@ def milestone_steps(config: ExperimentConfig, workdir: epath.PathLike) -> dict[f
 
 
 def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Raise ValueError or FileNotFoundError, on every host, if the test sets of a config cannot be used.
+    """Raise ValueError or FileNotFoundError, on every host, if the translation test sets of a config cannot be used.
 
     Those with which a run began are not checked again.
     """
@@ -594,7 +597,7 @@ def check_tests(config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def check_initial_weights(config: ExperimentConfig) -> None:
-    """Raise ValueError, with the settings that differ, if `training.initial_weights` is a run of another model.
+    """Raise ValueError, with the settings that differ, if `training.initial_weights` names a run with another model.
 
     Of runs that translate, the decoders are compared, too. Prints the bases of rotary positions if they differ.
     """
@@ -770,7 +773,7 @@ class OpenRun:
 
     @property
     def length(self) -> int:
-        """The longest text, in tokens, that the encoder was trained on.
+        """The length in tokens of the longest text that the encoder was trained on.
 
         An imported model was trained on all of its positions, however short the run's own sequences are.
         """
@@ -791,7 +794,7 @@ class OpenRun:
 
 
 def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
-    """Open the model of a run directory.
+    """Open the model of a run directory at a checkpoint, with its parameters and tokenizer.
 
     step: step of the checkpoint, the newest by default.
 
@@ -817,14 +820,14 @@ def open_run(workdir: epath.PathLike, step: int | None = None) -> OpenRun:
 
 
 def bias_at(config: ExperimentConfig, step: int) -> float:
-    """Return the factor of the pattern that is added to attention scores at a step; 0 without `guidance.mode=bias`."""
+    """Return the factor of the patterns that guidance adds to attention scores at a step; 0 unless its mode is bias."""
     if config.guidance.mode != "bias":
         return 0.0
     return float(guidance.coefficient_schedule(config.guidance, config.training.steps)(jnp.int32(step)))
 
 
 def _warn_of_bias(config: ExperimentConfig, workdir: epath.Path, step: int) -> None:
-    """Warn if the run still added a pattern to the attention scores at a step, which the model alone does not do."""
+    """Warn if guidance added patterns to attention scores at `step`, because the opened model does not add them."""
     if (alpha_then := bias_at(config, step)) > 0:
         warn_once(
             f"{workdir} was trained with guidance.mode=bias, and at step {step:,} {alpha_then:g} times the pattern was "
@@ -866,7 +869,7 @@ def tokens_seen(workdir: epath.Path, step: int) -> int | None:
 
 
 def best_step(workdir: epath.PathLike) -> int:
-    """Return the step of the best checkpoint of a run: of those that were evaluated, by `training.best_metric`.
+    """Return the step of a run's best checkpoint by `training.best_metric`, among checkpoints with an evaluation.
 
     Raises FileNotFoundError if no checkpoint of the run was evaluated.
     """

@@ -27,7 +27,7 @@ FOLDER = "translations"
 
 @dataclasses.dataclass(frozen=True)
 class TestResult:
-    """A run's translations of a test set.
+    """A run's translations of a test set, with their scores.
 
     lines: the translations.
     scores: the score of each metric, as JSON values (`evaluation.translation.Score`).
@@ -42,14 +42,14 @@ class TestResult:
 def score_run(
     workdir: epath.PathLike, step: int | None = None, config: ExperimentConfig | None = None
 ) -> dict[str, TestResult]:
-    """Return the translations of a run's test sets with their scores, from the run directory if they are there.
+    """Return {name of a test set: translations and scores} of a run, stored in its directory or computed anew.
 
     Test sets are translated anew if the model or the settings changed.
 
     step: step of a checkpoint, whose parameters are then not averaged; by default the newest ones (`open_translator`).
     config: config of the run, with the sections `translation` and `decoding` to use; by default the stored one.
 
-    Returns {name of a test set: its result}; empty for a run that does not translate, or without test sets.
+    The result is empty for a run that does not translate, or without test sets.
     """
     workdir = storage.directory(workdir)
     config = config or run.read_config(workdir)
@@ -100,7 +100,7 @@ def _result(
 
 
 def _write(workdir: epath.Path, name: str, lines: Sequence[str], facts: str) -> None:
-    """Write the files of a test set, or print that they cannot be written, because their scores are shown anyway."""
+    """Write the translations and scores of a test set to the run directory, or print why they cannot be written."""
 
     def write(place: epath.Path) -> None:
         (place / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _write(workdir: epath.Path, name: str, lines: Sequence[str], facts: str) -> 
 
 
 def _is_scored(scores: Any, tokenize: translation.Tokenizer) -> bool:
-    """Return whether stored scores are of all metrics, with the signatures that `score` would give them now."""
+    """Return whether stored scores have all metrics, with the sacreBLEU signatures that scoring would give them now."""
     fields = {field.name for field in dataclasses.fields(translation.Score)}
     if not isinstance(scores, dict) or not all(
         isinstance(one, dict) and one.keys() == fields for one in scores.values()

@@ -1,4 +1,4 @@
-"""The attack that a run was trained against, made for a single text."""
+"""The adversarial attack that a run was trained against, applied to a single text."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ TRIES = 1000  # most masks that are drawn for a text until one masks a token
 
 
 def unsupported_reason(config: ExperimentConfig) -> str | None:
-    """Return why the attack of a run cannot be made for a single text; None if it can."""
+    """Return why the adversarial attack of a run cannot be applied to a single text; None if it can."""
     if config.translates and config.adversarial.method not in ("none", "asa"):
         return (
             f"method={config.adversarial.method} needs the loss of a translation, and a text alone has none to "
@@ -29,7 +29,9 @@ def unsupported_reason(config: ExperimentConfig) -> str | None:
 
 
 def of_run(opened: OpenRun) -> AttackSetup:
-    """Return the attack of a run, which `unsupported_reason` must allow.
+    """Return the adversarial attack that a run was trained against, to be applied to single texts.
+
+    `unsupported_reason` must be None for the run.
 
     Masked tokens are drawn as in training, and predicted by the objective. A run whose tokens are replaced by draws
     with the frequencies of its text reads the text itself: the frequencies are not in the run.
@@ -52,7 +54,7 @@ def of_run(opened: OpenRun) -> AttackSetup:
 
 
 def _source(ids_L: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a batch with a source text, and a translation that has not begun."""
+    """Return a batch of one source text to translate, whose target holds only the start token."""
     fields = {"tokens": ids_L, "segment_ids": np.ones_like(ids_L), "token_type_ids": np.zeros_like(ids_L)}
     start = np.array([tokenizer.specials.pad], np.int32)
     target = {"target_tokens": start, "target_segment_ids": np.ones_like(start)}
@@ -60,7 +62,7 @@ def _source(ids_L: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def masked(ids_L: np.ndarray, config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a batch for pre-training with one text, of which some tokens are masked.
+    """Return a pre-training batch of one text in which some tokens are masked.
 
     Of the masks that training could draw for the first text, it is the first one that masks a token. Raises ValueError
     for a text without a token that may be masked.

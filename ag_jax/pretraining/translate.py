@@ -45,7 +45,7 @@ ROWS = 64  # sentences of a batch, at most
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """A translation of a line.
+    """A translation of a line of text, with its score.
 
     text: the translated text.
     score: normalised log-probability, by which hypotheses are compared.
@@ -112,7 +112,7 @@ class Translator:
         return self._texts(self._search([ids], 1, length), 0, text)[0]
 
     def _search(self, sources: list[list[int]], rows: int, length: int) -> Hypotheses:
-        """Search translations of sources, as a batch of `rows` rows with `length` positions."""
+        """Search translations of tokenized sources, padded to a batch of `rows` rows with `length` positions."""
         specials, model = self.tokenizer.specials, self.model.config
         tokens_BS = np.full((rows, length), specials.pad, np.int32)
         sizes_B = np.ones(rows, np.int32)  # of the sources; rows that fill up the batch have the end token only
@@ -188,7 +188,7 @@ class Translator:
 
 
 class LineTooLong(ValueError):
-    """A line has more tokens than the model has positions.
+    """Raised if a line has more tokens than the model has positions.
 
     number: index of the line in what was to be translated.
     """
@@ -207,7 +207,7 @@ def _batched(items: Iterable[int], size: int) -> Iterator[tuple[int, ...]]:
 
 
 def _static_length(tokens: int) -> int:
-    """Return the length to which a source is padded: few different ones, because each is compiled."""
+    """Return the length to which a source is padded: a power of two, so that only a few lengths are compiled."""
     return max(SHORTEST, 1 << (tokens - 1).bit_length())
 
 
@@ -225,7 +225,7 @@ def _search(
     forbidden: tuple[int, ...],
     steps: int,
 ) -> Hypotheses:
-    """Encode the sources of a batch and search their translations."""
+    """Encode the sources of a batch and search their translations with beam search."""
     variables = {"params": params}
     source = model.apply(variables, batch, method="encode")
     # Most translations are about as long as their source; the maximum is for the few that are not.
@@ -252,7 +252,7 @@ def _search(
 
 
 def translator_of(opened: OpenRun) -> Translator:
-    """Return the translator of a run that was opened at a step, with its parameters of that step.
+    """Return the translator of an opened run, with the parameters of the checkpoint at which it was opened.
 
     Raises ValueError for a run that does not translate.
     """
@@ -321,7 +321,7 @@ def open_translator(
 
 
 def parameters(opened: run.OpenRun, step: int | None) -> tuple[Any, list[int]]:
-    """Return the parameters with which a run translates, and the steps of the checkpoints that they are the mean of.
+    """Return (parameters with which a run translates, steps of the checkpoints whose mean they are).
 
     opened: the run, at its newest checkpoint if `step` is None.
     step: step of a checkpoint, whose parameters are then not averaged.
@@ -340,7 +340,10 @@ def parameters(opened: run.OpenRun, step: int | None) -> tuple[Any, list[int]]:
 
 
 def _settings(items: Sequence[str]) -> dict[str, Any]:
-    """Parse settings of decoding, such as `beam_size=1`. Raises ValueError for unknown names and wrong types."""
+    """Parse settings of decoding, such as `beam_size=1`, to {name: value}.
+
+    Raises ValueError for unknown names and wrong types.
+    """
     defaults: dict[str, Any] = config_reader.to_dict(DecodingConfig())
     settings = {}
     for item in items:
@@ -380,9 +383,9 @@ def _averaged_steps(last: int, every: int, count: int) -> list[int]:
 
 
 def _newest(steps: Sequence[int], every: int, count: int) -> list[int]:
-    """Return the newest step and the checkpoints before it at the multiples of `every`, at most `count` in all.
+    """Return the step of the newest checkpoint and the saved multiples of `every` before it, at most `count` in all.
 
-    A missing one ends the search: before it lie only milestones, which belong to another time of the training.
+    A missing multiple ends the search: before it lie only milestones, which belong to another time of the training.
     """
     expected = reversed(_averaged_steps(steps[-1], every, count))
     return list(itertools.takewhile(lambda step: step in steps, expected))[::-1]
@@ -415,7 +418,7 @@ def lines_of(stream: IO[bytes], name: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """Size and hashes of the part of an output that is translated already.
+    """Size and hashes of the part of an output file that is translated already.
 
     lines: number of lines.
     size: number of bytes of the output.
@@ -583,7 +586,7 @@ def _progress(output: pathlib.Path) -> pathlib.Path:
 
 
 def _existing_output(output: pathlib.Path) -> tuple[Done, dict[str, Any]]:
-    """Return which part of the file `output` an earlier command has translated, and the settings of that command.
+    """Return (part of the file `output` that an earlier command translated, settings of that command).
 
     Raises ValueError if it was written by something else.
     """
@@ -601,7 +604,10 @@ def _existing_output(output: pathlib.Path) -> tuple[Done, dict[str, Any]]:
 
 
 def _check_begun(output: pathlib.Path, settings: dict[str, Any]) -> Done:
-    """Return the part of `output` that is translated. Raises ValueError if other settings or something else made it."""
+    """Return the part of the file `output` that is translated already.
+
+    Raises ValueError if other settings, or another program, made the file.
+    """
     done, stored = _existing_output(output)
     before, after = config_reader.flat(stored), config_reader.flat(settings)
     different = [

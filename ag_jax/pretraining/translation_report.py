@@ -19,7 +19,7 @@ from ag_jax.pretraining.scores import TestResult
 
 
 def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, TestResult]]]) -> dict[str, Any]:
-    """Return, for each test set, the scores of all runs and the differences of the arms from the first one, for JSON.
+    """Return {test set: scores of all runs, and differences of the arms from the first arm} as JSON values.
 
     config: settings of the test sets.
     arms: for each arm, the results of its runs by name of the test set, in the order of the seeds; the baseline first.
@@ -63,7 +63,7 @@ def numbers(config: TranslationConfig, arms: Mapping[str, Sequence[Mapping[str, 
 
 
 def markdown(results: Mapping[str, Any], seeds: Sequence[int], baseline: str) -> list[str]:
-    """Return the lines of the report about translations, from the result of `numbers`."""
+    """Return the Markdown lines of the report about translations, from the result of `numbers`."""
     lines: list[str] = []
     for name, test in results.items():
         arms = list(test["values"])

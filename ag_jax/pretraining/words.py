@@ -1,4 +1,4 @@
-"""Length and milestones of a run in words of its training text, turned into steps.
+"""Conversion of a run's length and milestones from words of its training text to steps.
 
 An epoch, in which every row of the training text is read once, sees all words of the training text, `data.duplicates`
 times if the rows repeat the text. So after s steps a run has seen
@@ -42,7 +42,7 @@ class WordSteps:
     milestones: dict[int, int]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values of `words.json`."""
+        """Return the fields as JSON values, as `words.json` stores them."""
         return dataclasses.asdict(self)
 
 
@@ -59,13 +59,13 @@ class _Pace:
     epoch_rows: int
 
     def steps(self, words: int) -> int:
-        """Return the number of steps that see at most `words` words."""
+        """Return the largest number of steps in which a run sees at most `words` words."""
         rows = words * self.epoch_rows // self.epoch_words
         before = self.config.batch_sizes.before
         return bisect.bisect_right(range(rows + 2), rows, key=before) - 1  # a step has a row or more
 
     def words(self, step: int) -> int:
-        """Return the number of words that the first `step` steps see."""
+        """Return the number of words that a run sees in its first `step` steps."""
         return self.config.batch_sizes.before(step) * self.epoch_words // self.epoch_rows
 
     def check_epochs(self, steps: int) -> None:
@@ -80,7 +80,7 @@ class _Pace:
 
 
 def is_needed(config: ExperimentConfig) -> bool:
-    """Return whether settings of a config are in words."""
+    """Return whether a config has settings in words, which must be converted to steps."""
     training = config.training
     return training.words is not None or training.max_epochs is not None or bool(training.milestone_words)
 
@@ -99,7 +99,7 @@ def check_flags(config: ExperimentConfig, overrides: Mapping[str, Any]) -> None:
 
 
 def check_length(settings: Mapping[str, bool]) -> None:
-    """Raise ValueError if several settings give the length of a run.
+    """Raise ValueError if more than one setting gives the length of a run.
 
     settings: whether each of the settings that may give it is given, by its name in the message.
     """
@@ -113,7 +113,7 @@ def check_length(settings: Mapping[str, bool]) -> None:
 def resolve(
     config: ExperimentConfig, workdir: epath.Path, is_begun: Callable[[epath.Path], bool]
 ) -> tuple[ExperimentConfig, WordSteps | None]:
-    """Return the config with the number of steps that `training.words` allows, and length and milestones in steps.
+    """Return (config with the steps that `training.words` allows, length and milestones in steps or None).
 
     The second is None if no setting is in words. The text is prepared if the run has not begun.
 
@@ -140,7 +140,7 @@ def resolve(
 
 
 def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
-    """Return the steps of a config on its text.
+    """Return a run's length and milestones in steps, from the number of words in its training text.
 
     Raises ValueError if the words of the text are not known, if a milestone is before the end of the first step, at the
     step of another, or after the last step, and if the run sees more than `training.max_epochs` allows.
@@ -183,7 +183,7 @@ def of_corpus(config: ExperimentConfig, corpus: Corpus) -> WordSteps:
 
 
 def record(word_steps: WordSteps, workdir: epath.Path) -> None:
-    """Store the steps of a run that begins, on host 0; a file that is there stays."""
+    """Store a run's length and milestones in steps as `words.json`, unless the file exists, on host 0 only."""
 
     def write() -> None:
         if not (workdir / FILE).exists():
@@ -193,7 +193,10 @@ def record(word_steps: WordSteps, workdir: epath.Path) -> None:
 
 
 def read(workdir: epath.Path) -> WordSteps:
-    """Read the steps of a run. Raises FileNotFoundError if it has none, and ValueError if the file is damaged."""
+    """Read a run's length and milestones in steps from its `words.json`.
+
+    Raises FileNotFoundError if there is no such file, and ValueError if it is damaged.
+    """
     path = workdir / FILE
     stored = read_json(path, fields={"epoch_words": int, "epoch_rows": int, "steps": int, "milestones": dict})
     check_fields(path, stored["milestones"], dict.fromkeys(stored["milestones"], int))

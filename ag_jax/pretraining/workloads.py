@@ -1,4 +1,4 @@
-"""The workloads of training, masked words, replaced tokens and translation: all that depends on the prediction task."""
+"""Workloads: the model, objective and FLOPs of each prediction task (masked words, replaced tokens, translation)."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ class Workload:
 
 
 def workload_of(config: ExperimentConfig) -> Workload:
-    """Return the workload of a run."""
+    """Return the workload of a run's prediction task: translation, replaced tokens or masked words."""
     if config.translates:
         return TRANSLATION
     return REPLACED_TOKENS if config.detects_replaced_tokens else MASKED_WORDS
@@ -116,7 +116,7 @@ def _size(config: ExperimentConfig) -> dict[str, int]:
 
 
 def _sentences_and_groups(config: ExperimentConfig, devices: int) -> tuple[Sentences, int]:
-    """Return the predictions at the first positions of texts, and `group_rows` of `word_loss`, for masked words."""
+    """Return (settings of the sentence output that an attack compares, number of rows per group in the word loss)."""
     slots = pipeline.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
     sentences = Sentences(config.adversarial.sentence_prediction, slots if config.data.pack else 1)
     # With a fixed count, rows use nearly all slots.
@@ -200,9 +200,9 @@ REPLACED_TOKENS = Workload(
 
 
 def start_token(config: ExperimentConfig, tokenizer: Tokenizer) -> int | None:
-    """Return the token that a decoder reads before the first one of a text.
+    """Return the id of the token that a decoder reads before the first token of a text; None for the padding token.
 
-    None stands for the padding token, for models that read the zero vector there.
+    Padding stands for the zero vector, which such models read there.
     """
     return tokenizer.specials.begin if config.decoder.start == "begin" else None
 

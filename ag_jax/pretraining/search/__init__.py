@@ -1,1 +1,1 @@
-"""Search of settings: a grid of points for each arm, each point a pre-training run in a directory of its own."""
+"""Grid search of settings for pre-training: each arm has a grid, whose points are trained as runs with every seed."""

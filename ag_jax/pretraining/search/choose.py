@@ -1,4 +1,4 @@
-"""Choice among the points of a search: halving at rungs, the ranking, and `best.json`."""
+"""Choice among the points of a search: successive halving, ranking, and the best settings in `best.json`."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ Status = Literal["done", "failed", "stopped", "unfinished"]
 
 @dataclasses.dataclass(frozen=True)
 class NextRun:
-    """A run that a search trains next, and the step to which it trains it.
+    """A run that a search trains next, with the step at which this run pauses.
 
     number: number of the point.
     seed: seed of the run.
@@ -33,7 +33,7 @@ class NextRun:
 
 
 def _cost_at(of_seeds: Sequence[RunState], step: int, by: Criterion) -> float | None:
-    """Return the cost of a point after a step, by the mean of the metric over its seeds; None if it is unknown.
+    """Return the cost (lower is better) of a search point at a step, from a metric's mean over seeds; None if unknown.
 
     It is infinite if a seed failed or did not measure the metric.
 
@@ -53,7 +53,7 @@ def _of_point(study: Study, states: States, number: int) -> list[RunState]:
 
 
 def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]:
-    """Return the runs to train next, and the points that halving stopped, {number of the point: step}.
+    """Return (runs to train next, {number of a point: step at which successive halving stopped it}) of a search.
 
     At each rung, the points of an arm that are better by `search.metric` go on, half of them rounded up. A point that
     failed or did not measure the metric counts as the worst; a point that an earlier search without rungs trained to
@@ -96,7 +96,7 @@ def halved(study: Study, states: States) -> tuple[list[NextRun], dict[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Status of a point, and the numbers that its runs measured.
+    """Status of a point of the search, with the means over seeds of the losses and metrics of its runs.
 
     point: the point.
     status: `done` (all seeds), `failed` (at least one seed), `stopped` by halving, or `unfinished`.
@@ -116,7 +116,7 @@ class Result:
 
 
 def results_of(study: Study, states: States) -> list[Result]:
-    """Return the result of each point, in the order of the points."""
+    """Return the result of each point of a search, in the order of the points."""
     _, stopped = halved(study, states)
     of_points = []
     for number, point in enumerate(study.points):
@@ -136,7 +136,7 @@ def results_of(study: Study, states: States) -> list[Result]:
 
 
 def _means(of_seeds: Sequence[Numbers]) -> Numbers:
-    """Return the mean of each number over the seeds of a point; None for one that a seed did not measure."""
+    """Return {name: mean over the seeds of a point} of losses and metrics; None for one that a seed did not measure."""
     means: Numbers = {}
     for name in of_seeds[0]:
         values = [value for numbers in of_seeds if (value := numbers[name]) is not None]
@@ -145,7 +145,7 @@ def _means(of_seeds: Sequence[Numbers]) -> Numbers:
 
 
 def ranked(results: Sequence[Result], metric: str) -> list[Result]:
-    """Return the points from the best to the worst, with ties in their order.
+    """Return the results of the points of a search from the best to the worst by a metric; ties keep their order.
 
     First those that are done, by the metric, and last of these those that did not measure it; then those that were
     stopped, the later the better; then those that failed, and those that are not finished.
@@ -161,7 +161,7 @@ def ranked(results: Sequence[Result], metric: str) -> list[Result]:
 
 
 def best(results: Sequence[Result], metric: str) -> Result | None:
-    """Return the best point by a metric among those that are done and measured it; None if there is none.
+    """Return the result of the best point by a metric among points that are done and measured it; None without any.
 
     Of equal points, it is the first.
     """
@@ -171,7 +171,7 @@ def best(results: Sequence[Result], metric: str) -> Result | None:
 
 
 def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Return the points of each arm, in their order."""
+    """Return {arm: results of its points, in their order} of a search."""
     arms: dict[str, list[Result]] = {}
     for result in results:
         arms.setdefault(result.point.arm, []).append(result)
@@ -179,7 +179,7 @@ def by_arm(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def best_json(study: Study, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the content of `best.json`: the best point of each arm that has one.
+    """Return the content of `best.json`: the best point of each arm, with its settings and metric.
 
     Its settings are all that the grid of any arm searches: those that the grid of its own arm lacks have the value with
     which the point was trained, so that another config does not put its own in their place.
@@ -232,7 +232,7 @@ def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) 
 
 
 def values_of(results: Sequence[Result]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield (setting, its values) for each setting of which the points of an arm have several values."""
+    """Yield (setting, list of its values) for each setting that takes several values among the points of an arm."""
     for setting in results[0].point.settings:
         values = list(dict.fromkeys(result.point.settings[setting] for result in results))
         if len(values) > 1:

@@ -22,7 +22,7 @@ NOT_SEARCHED = ("title", "seed", "search.", "comparison.", "inspection.")
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One value of each setting in the grid of an arm, with the configs of its runs.
+    """A point of a search: one value of each setting in the grid of an arm, with the config of each seed's run.
 
     arm: name of the arm.
     name: name of the point's directories, without seed.
@@ -42,7 +42,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A search whose config has been checked.
+    """A search of settings whose config has been checked, with all its points.
 
     title: title of the report.
     command: the command that runs it, without --workdir.
@@ -63,14 +63,14 @@ class Study:
 
     @property
     def arms(self) -> dict[str, list[int]]:
-        """The numbers of the points of each arm."""
+        """The indices of each arm's points in `points`, {arm: indices}."""
         numbers: dict[str, list[int]] = {}
         for number, point in enumerate(self.points):
             numbers.setdefault(point.arm, []).append(number)
         return numbers
 
     def rung_steps(self, point: Point) -> list[int]:
-        """Return the steps at which a point is compared with the others of its arm, before it goes on."""
+        """Return the steps at which a point is compared with the other points of its arm, and may be stopped."""
         return _rung_steps(self.search, next(iter(point.configs.values())))
 
 
@@ -79,7 +79,7 @@ def _rung_steps(search: SearchConfig, config: ExperimentConfig) -> list[int]:
 
 
 def study(source: str, overrides: dict[str, Any]) -> Study:
-    """Return the search of the config file `source`, with `overrides` on top of every point.
+    """Return the checked search that the config file `source` describes, with `overrides` on top of every point.
 
     Raises ValueError, before anything is trained, for a setting that does not exist, a value that is not allowed, and
     points or arms that are alike.
@@ -151,7 +151,7 @@ def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConf
 def _check_length(
     in_words: int | None, grid: Mapping[str, Any], overrides: Mapping[str, Any], search: SearchConfig
 ) -> None:
-    """Raise ValueError if two settings give the length of the runs.
+    """Raise ValueError if more than one setting or flag of a search gives the length of its runs.
 
     in_words: `training.words` of the points, if it is not searched.
     """
@@ -166,7 +166,7 @@ def _check_length(
 
 
 def with_steps(study: Study, workdir: epath.Path, is_begun: Callable[[epath.Path], bool]) -> Study:
-    """Return a study whose configs have the number of steps that `training.words` allows on their text.
+    """Return the search with the number of steps that `training.words` allows set in the config of each run.
 
     workdir: the directory of the search.
     is_begun: whether a directory holds a run (`run.is_begun`).
@@ -186,21 +186,21 @@ def with_steps(study: Study, workdir: epath.Path, is_begun: Callable[[epath.Path
 
 
 def _labels(settings: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of each setting in the names of directories: its last part, unless another one has the same."""
+    """Return {setting: its name in directory names}: its last part, or the whole setting if that part is ambiguous."""
     last = {setting: SHORT.get(setting, setting.rpartition(".")[2]) for setting in settings}
     names = list(last.values())
     return {setting: name if names.count(name) == 1 else setting for setting, name in last.items()}
 
 
 def _text(value: Any) -> str:
-    """Return a value as a part of a directory's name; floats are as short as they can be without loss."""
+    """Return the value of a setting as a part of a directory name; floats are as short as possible without loss."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return re.sub(r"[^A-Za-z0-9.+_-]", "_", config_reader.shown(value))
 
 
 def _in_effect(point: Point) -> str:
-    """Return a text that is equal for points whose runs would be the same."""
+    """Return the effective settings of a point as JSON text, which is equal for points whose runs would be the same."""
     settings = config_reader.to_dict(next(iter(point.configs.values())).in_effect)
     flat = config_reader.flat({name: value for name, value in settings.items() if name != "search"})
     return json.dumps({key: value for key, value in flat.items() if key not in arms.NOT_COMPARED}, sort_keys=True)
@@ -220,7 +220,7 @@ def _check_distinct(points: Sequence[Point]) -> None:
 
 
 def _check_arms(source: str, points: Sequence[Point]) -> None:
-    """Raise ValueError if two arms have the same points, or arms are measured by different losses."""
+    """Raise ValueError if two arms of a search have the same points, or if arms are measured by different losses."""
     runs: dict[str, set[str]] = {}
     for point in points:
         runs.setdefault(point.arm, set()).add(_in_effect(point))
@@ -240,7 +240,7 @@ def _check_arms(source: str, points: Sequence[Point]) -> None:
 
 
 def _check_rungs(search: SearchConfig, points: Sequence[Point]) -> None:
-    """Raise ValueError for rungs at which points cannot be compared.
+    """Raise ValueError if the points of a search cannot be compared at a fraction of training in `search.rungs`.
 
     Before the first logged row, a run has no train loss, and the first step of a warm-up trains nothing.
     """

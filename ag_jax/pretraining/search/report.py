@@ -22,7 +22,7 @@ NOT_MEASURED = "not measured"  # in the place of a number, if nothing was counte
 
 
 class Threshold(NamedTuple):
-    """The loss at the end of a finished run's plateau, and the steps at which the run learned.
+    """The loss below which a finished run has left its early plateau, and the steps at which the run learned.
 
     loss: the loss below which a run has left the plateau.
     step: first logged step at which the train loss was below the plateau of training by the same margin; None if there
@@ -40,7 +40,7 @@ Thresholds = Mapping[tuple[int, int], Threshold]  # by number of the point and s
 
 
 def numbers(study: Study, results: Sequence[Result], states: States, thresholds: Thresholds) -> dict[str, Any]:
-    """Return the content of `search.json`.
+    """Return the numbers of a search's report, which are the content of `search.json`.
 
     thresholds: the end of the plateau, of every finished run.
     """
@@ -70,7 +70,7 @@ def numbers(study: Study, results: Sequence[Result], states: States, thresholds:
 
 
 def _left_plateau(results: Sequence[Result], states: States, thresholds: Thresholds) -> dict[tuple[str, str], bool]:
-    """Return {(arm, point): whether it left the plateau with all seeds} of the points that are done or diverged.
+    """Return {(arm, point): whether it left the loss plateau with all seeds} of the points that are done or diverged.
 
     The mean over the seeds does not count, because a low loss of one seed would hide that another has not learned. Nor
     has a run that diverged, so its point did not leave the plateau. Points that failed for another reason, were stopped
@@ -115,12 +115,12 @@ def _point(
 
 
 def _values(results: Sequence[Result], metric: str) -> list[float]:
-    """Return the values of a metric, of the points that are done and measured it."""
+    """Return the values of a metric for the points of a search that are done and measured it."""
     return [value for result in results if result.status == "done" and (value := result.measured[metric]) is not None]
 
 
 def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str, Any]]]:
-    """Return for each value of each setting the best and the median of the metric over the other settings.
+    """Return {setting: one dict for each of its values, with the best and median metric over an arm's points}.
 
     Only points that are done and measured the metric count.
     """
@@ -136,7 +136,7 @@ def _settings(of_arm: Sequence[Result], metric: str) -> dict[str, list[dict[str,
 
 
 def _robustness(of_arm: Sequence[Result], metric: str, left_plateau: Mapping[tuple[str, str], bool]) -> dict[str, Any]:
-    """Return how many points of an arm left the plateau, failed and diverged, and the spread of the metric.
+    """Return how many points of an arm left the loss plateau, failed and diverged, and the spread of the metric.
 
     `points` and `left_plateau` count points that are done or diverged, and `failed` those that diverged, too. Median
     and range are over the points that are done and measured the metric.
@@ -159,7 +159,7 @@ def _robustness(of_arm: Sequence[Result], metric: str, left_plateau: Mapping[tup
 
 
 def _paired(results: Sequence[Result], left_plateau: Mapping[tuple[str, str], bool]) -> list[dict[str, Any]]:
-    """Return for each two arms with the same points how many left the plateau in one arm alone, with McNemar's test.
+    """Return, for each two arms with equal grids, how many points left the plateau in one arm only, and McNemar's p.
 
     Only points that are done or diverged in both arms count.
     """
@@ -186,7 +186,7 @@ def _paired(results: Sequence[Result], left_plateau: Mapping[tuple[str, str], bo
 
 
 def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
-    """Return for each arm the best value of the metric by two settings, those with the most values.
+    """Return a heat map for each arm: the best value of the metric by the two settings that have the most values.
 
     Arms of which fewer than two settings have several values are left out.
     """
@@ -310,7 +310,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
 
 
 def _settled(of_point: Mapping[str, Any]) -> list[int]:
-    """Return the step at which guidance settled, of each seed of a point that is trained with guidance to the end."""
+    """Return the step at which the guidance loss settled for each finished seed of a point; [] without guidance."""
     steps = [seed["guidance_settled_at_step"] for seed in of_point["seeds"].values()]
     return [step for step in steps if step is not None]
 
@@ -334,7 +334,7 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
 
 
 def robustness_table(content: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the table of robustness, with the tests between arms, as Markdown.
+    """Return the Markdown lines of the table of how many points of each arm learned, with the tests between arms.
 
     content: the numbers of a search, as `numbers` returns them.
     """

@@ -67,7 +67,7 @@ def search(
 
 
 def _report(study: Study, workdir: epath.Path) -> None:
-    """Write the report and the files beside it. Raises ValueError, after that, if every point failed."""
+    """Write the report of a search and the files beside it; then raise ValueError if every point failed."""
     results = _write(study, workdir)
     if all(result.status == "failed" for result in results):
         reasons = "\n".join(f"  {result.point.arm}/{result.point.name}: {_reason(result)}" for result in results)
@@ -114,7 +114,7 @@ def _check(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bo
 
 
 def _check_metric(study: Study, workdir: epath.Path) -> None:
-    """Raise ValueError, with the numbers that there are, if a run would not measure `search.metric`.
+    """Raise ValueError, listing the available metrics, if a run of the search would not measure `search.metric`.
 
     What is measured after the last step is also measured at rungs.
     """
@@ -140,7 +140,7 @@ def _check_metric(study: Study, workdir: epath.Path) -> None:
 
 
 def _check_devices(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bool) -> None:
-    """Raise ValueError if a run of these points is left to train whose batches the devices do not divide."""
+    """Raise ValueError if the batches of a run that is left to train cannot be split evenly over the devices."""
     runs = states.read_all(study, workdir, retry)
     _, stopped = choose.halved(study, runs)
     for number in sorted(point_numbers - stopped.keys()):
@@ -155,7 +155,7 @@ def _check_devices(study: Study, workdir: epath.Path, point_numbers: set[int], r
 
 
 def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epath.Path, retry: bool) -> None:
-    """Raise ValueError if a run that is to be trained is past a rung at which its numbers were not noted.
+    """Raise ValueError if an unfinished run is past a step at which its metrics should have been stored for comparison.
 
     A comparison with its present numbers would not be fair to the others.
     """
@@ -170,7 +170,7 @@ def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epat
 
 
 def _failed(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bool) -> int:
-    """Return how many runs of these points failed before; with `retry`, forget that they did, and return 0."""
+    """Return how many runs of these points failed before; with `retry`, delete the records of that, and return 0."""
     failed = 0
     for number in point_numbers:
         for seed, config in study.points[number].configs.items():
@@ -183,7 +183,7 @@ def _failed(study: Study, workdir: epath.Path, point_numbers: set[int], retry: b
 
 
 def _train(study: Study, workdir: epath.Path, point_numbers: set[int]) -> None:
-    """Train the runs of these points, until none of them has something left to do or time is up."""
+    """Train the runs of these points until none of them can be trained further, or `search.stop_after` is reached."""
     began = time.monotonic()
 
     def read_next() -> list[list[int | None]]:
@@ -210,7 +210,7 @@ def _train(study: Study, workdir: epath.Path, point_numbers: set[int]) -> None:
 
 
 def _run(study: Study, workdir: epath.Path, next_run: NextRun, runs_left: str) -> None:
-    """Train one run as far as `next_run` says, and note what it measures there, or why it failed."""
+    """Train one run to the step in `next_run`, and store its metrics at that step, or why it failed."""
     point = study.points[next_run.number]
     config, directory = point.configs[next_run.seed], point.directory(workdir, next_run.seed)
     name, metric = f"{point.arm}/{directory.name}", study.search.metric
@@ -247,7 +247,7 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, runs_left: str) -
 
 
 def _write(study: Study, workdir: epath.Path) -> list[Result]:
-    """Write `search.json`, the report and, once every point is decided, `best.json`; return what came of the points.
+    """Write `search.json`, the report and, once every point is decided, `best.json`; return the results of the points.
 
     Another part may end at the same time. So the runs are read again after writing, and written again if they changed:
     whichever part writes last, everything is in the files.
@@ -274,7 +274,7 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
 
 
 def _threshold(config: ExperimentConfig, directory: epath.Path, plateaus: dict[Any, float]) -> Threshold:
-    """Return the loss at the end of a run's plateau, and the steps at which the run learned.
+    """Return the loss below which a run has left its early plateau, and the steps at which the run learned.
 
     `Threshold.loss` is the bound for the validation loss, and `Threshold.step` the first step at which the train loss
     was below the same for training. The two bounds differ in replaced-token detection if validation masks another share

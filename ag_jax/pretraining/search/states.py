@@ -1,4 +1,6 @@
-"""State of the runs of a search, read from their directories, which are all the state that a search has.
+"""State of the runs of a search, read from the files in their directories.
+
+A search has no other state.
 
 A run is done when its `summary.json` is there and is of all its steps, or of what `training.time_limit` or
 `training.patience` allow. `failure.json` says why a run failed, with which settings, and whether
@@ -41,7 +43,7 @@ Numbers = dict[str, float | None]  # of losses and metrics, by their names; None
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """State of one run: its numbers, why it failed, and its numbers at rungs.
+    """State of one run of a search: its final metrics, its metrics at each comparison with others, and any failure.
 
     measured: `LOSSES` and `search.metric` of a finished run; None for any other. The metric is None if it was not
         measured, because nothing was counted for it, such as a share of the alarms of a model that raised none.
@@ -57,7 +59,7 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to train."""
+        """Whether the run has finished or failed, so that nothing is left to train."""
         return self.measured is not None or self.failure is not None
 
 
@@ -65,7 +67,9 @@ States = dict[tuple[int, int], RunState]  # by number of the point and seed
 
 
 def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -> RunState:
-    """Read the state of a run. A failure does not count if another setting than those of `NOT_OF_FAILURE` has changed.
+    """Read the state of a run from its directory; a failure counts only if it happened with the same settings.
+
+    Settings of `NOT_OF_FAILURE` may have changed since.
 
     retry: leave out a failure that --retry would forget, that of `failure.json`.
 
@@ -93,7 +97,7 @@ def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -
 
 
 def numbers_of(summary: Mapping[str, Any]) -> Numbers:
-    """Return the numbers of a run's summary by which points can be judged.
+    """Return {name: value} of the losses and metrics in a run's summary by which search points can be judged.
 
     These are `LOSSES`, and the metrics of the last evaluation that are one number, not one for each layer, or that were
     not measured.
@@ -139,7 +143,7 @@ def _rungs(path: epath.Path) -> dict[str, Numbers]:
 
 
 def read_all(study: Study, workdir: epath.Path, retry: bool = False) -> States:
-    """Return the state of every run of a search; `retry` is that of `read`."""
+    """Return {(number of the point, seed): state} of every run of a search; for `retry` see `read`."""
     return {
         (number, seed): read(point.directory(workdir, seed), config, retry)
         for number, point in enumerate(study.points)
@@ -148,7 +152,7 @@ def read_all(study: Study, workdir: epath.Path, retry: bool = False) -> States:
 
 
 def write_failure(directory: epath.Path, config: ExperimentConfig, reason: str, diverged: bool) -> None:
-    """Note that a run failed, so that it is not trained again with the same settings.
+    """Record in a run's directory that the run failed, so that it is not trained again with the same settings.
 
     reason: why it failed.
     diverged: whether a number of the run was not finite.
@@ -159,6 +163,6 @@ def write_failure(directory: epath.Path, config: ExperimentConfig, reason: str, 
 
 
 def write_rung(directory: epath.Path, step: int, numbers: Mapping[str, float | None]) -> None:
-    """Note the losses and metrics of a run (`numbers_of`) after the step at which it is compared with others."""
+    """Store in a run's directory its losses and metrics at a step at which it is compared with other runs."""
     rungs = _rungs(directory / RUNGS) | {str(step): dict(numbers)}
     storage.write_whole(directory / RUNGS, json.dumps(rungs, indent=2) + "\n")
