@@ -130,7 +130,7 @@ def _text(
     place: str,
     not_carried: Sequence[str],
 ) -> str:
-    """Return the model card of an exported run.
+    """Return the model card of an exported run as Markdown.
 
     about: what was exported.
     example: lines of Python that use `model` and `tokenizer`.
@@ -210,7 +210,10 @@ def _front(
 
 
 def _usage(architecture: str, stated: Statements, place: str, example: Sequence[str]) -> list[str]:
-    """Return the lines of Python that open the export; `example` uses its `model` and `tokenizer`."""
+    """Return the card's lines of Python that open the exported model, followed by the lines `example` that use it.
+
+    `example` uses the variables `model` and `tokenizer`.
+    """
     lines = ["", "```python", "from transformers import AutoTokenizer", f"from transformers import {architecture}", ""]
     if not stated.repository:
         lines.append("# The directory of this card: run this in the directory that contains it, or give its path.")
@@ -246,7 +249,7 @@ def _citation(origin: Origin) -> list[str]:
 
 
 def _settings(opened: OpenRun) -> list[str]:
-    """Return the section with the settings that shape the model and differ from their defaults.
+    """Return the model card's section with the settings that shaped the model and differ from their defaults.
 
     Sections that were not in effect are left out, as are those of training where there was none.
     """
@@ -278,7 +281,7 @@ def _program() -> str:
 
 
 def _typed(name: str, value: Any) -> str:
-    """Return a setting's value as one would type it, without directories."""
+    """Return a setting's value as it is typed on the command line, without the directories in names of files."""
     if name == "translation.tests":
         return ",".join(map(_file_names, value))
     if name in _SOURCES and value:
@@ -303,7 +306,7 @@ def _source_names(sources: str) -> str:
 
 
 def _file_names(files: str) -> str:
-    """Return files, separated by commas or equals signs, without their directories."""
+    """Return a list of files, as text separated by commas or equals signs, without their directories."""
     return re.sub("[^,=]*/", "", files)
 
 
@@ -365,7 +368,7 @@ def _metrics(opened: OpenRun) -> list[str]:
 
 
 def _result(result: Mapping[str, Any]) -> list[str]:
-    """Return the sections about the training and the metrics of a trial, from its `result.json`."""
+    """Return the model card's sections on training and metrics of a fine-tuning trial, from its `result.json`."""
     examples = result["examples"]
     swept = "".join(f", {name.replace('_', ' ')} {value:g}" for name, value in result.get("swept", {}).items())
     lines = [

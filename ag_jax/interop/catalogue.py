@@ -1,4 +1,4 @@
-"""The supported families of transformers by `model_type`, and the choice of a family for an export."""
+"""The supported model families of `transformers` by `model_type`, and the choice of a family for an export."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ KNOWN = (*FAMILIES, marian.MODEL_TYPE)
 
 
 def named(model_type: object) -> Family:
-    """Return the family of encoders with the `model_type` of a config.json.
+    """Return the family of encoders with the given `model_type`, as a config.json has it.
 
     Raises ValueError that lists the known families.
     """
@@ -48,7 +48,7 @@ def translating(config: EncoderConfig, decoder: DecoderConfig) -> Family:
 
 
 def misfits(family: Family, config: EncoderConfig, heads: Collection[str], pad: int) -> list[str]:
-    """Return the reasons why a model cannot be exported as this family; empty if it can.
+    """Return the reasons why an encoder cannot be exported as a model of `family`; [] if it can.
 
     heads: names of the model's heads for pre-training, such as `word_head`.
     pad: token id of padding.

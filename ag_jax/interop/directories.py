@@ -57,9 +57,10 @@ def whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def whole_anywhere(target: epath.Path) -> Iterator[epath.Path]:
-    """Yield a directory whose files are those of `target` when the body ends without an error: as `whole` on a disk.
+    """Yield a directory that becomes `target`, on a disk or in an object store, when the body ends without an error.
 
-    An object store renames no directories, so there it is `target` itself, which is removed after an error.
+    On a disk, it is that of `whole`. An object store renames no directories, so there it is `target` itself, which is
+    removed after an error.
     """
     if not storage.is_remote(target):
         with whole(pathlib.Path(target)) as partial:

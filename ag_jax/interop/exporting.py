@@ -153,7 +153,7 @@ def _convert_finetuned(
 
 
 def _bias(opened: run.OpenRun) -> list[str]:
-    """Return a sentence on what guidance added to the attention scores at the exported step; none if it was nothing."""
+    """Return a list of at most one sentence: what guidance added to attention scores at the exported step."""
     alpha = run.bias_at(opened.config, opened.step)
     if not alpha:
         return []
@@ -164,15 +164,19 @@ def _bias(opened: run.OpenRun) -> list[str]:
 
 
 def _place(path: epath.PathLike, stated: Statements) -> str:
-    """Return the name by which transformers opens the export: on the hub, or its directory without those above it.
+    """Return the name by which transformers opens the export: its name on the hub, or `./` and its directory's name.
 
-    It begins with `./`, because transformers looks for other names on the hub if there is no such directory.
+    The directory's parents are left out. `./` is there because transformers looks for other names on the hub if there
+    is no such directory.
     """
     return stated.repository or f"./{directories.on_disk(path).name}"
 
 
 def _result(workdir: epath.Path) -> dict[str, Any] | None:
-    """Return the `result.json` of a trial, None if there is none. Raises ValueError if it is damaged."""
+    """Return the content of a fine-tuning trial's `result.json`, None if there is no such file.
+
+    Raises ValueError if the file is damaged.
+    """
     place = finetuned.locate(workdir)
     path = next(
         (folder / "result.json" for folder in (workdir, place.parent) if (folder / "result.json").exists()), None
@@ -196,7 +200,7 @@ def _result(workdir: epath.Path) -> dict[str, Any] | None:
 def _convert_translation(
     opened: run.OpenRun, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, part: str
 ) -> Exported:
-    """Export a model that translates as a MarianMT, with the settings of `decoding` as those of generation."""
+    """Export a model that translates as a MarianMT, with its decoding settings in generation_config.json."""
     if part != "model":
         raise ValueError(f"--part={part}: a run that translates has no parts; leave --part out")
     config, decoder, tokenizer = opened.model.config, opened.model.decoder_config, opened.tokenizer
@@ -289,7 +293,7 @@ def _write(model: ExportedContent, path: epath.PathLike, dtype: str) -> int:
 
 
 def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any], list[str]]:
-    """Return config and parameters of the model or its generator, and sentences about what is not exported."""
+    """Return (config, parameters, sentences about what is not exported) of a run's model or its generator."""
     has_generator = "generator" in opened.params
     if part == "generator":
         if not has_generator or "generator" in opened.untrained:
@@ -308,9 +312,9 @@ def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any]
 
 
 def _from_zero(config: EncoderConfig, params: dict[str, np.ndarray]) -> tuple[EncoderConfig, dict[str, np.ndarray]]:
-    """Drop the rows of the position table before the first position, so that positions count from 0.
+    """Drop the position embeddings that only padding reads, so that positions count from 0.
 
-    Only padding reads these rows, `position_offset` of them. Returns the new config and parameters.
+    They are the first `position_offset` rows of the table. Returns the new config and parameters.
     """
     if POSITIONS in params:
         params = params | {POSITIONS: params[POSITIONS][config.position_offset :]}

@@ -104,7 +104,7 @@ def unlike_bert(config: EncoderConfig) -> list[str]:
 
 
 def encoder_sizes(root: str) -> dict[str, tuple[str, int]]:
-    """Return the keys of an encoder's config.json that are sizes, each with a tensor and its axis of this size."""
+    """Return {key of config.json: (tensor, axis of the tensor with this size)} for the sizes of an encoder."""
     tables, layer = f"{root}.embeddings", f"{root}.encoder.layer.0"
     return {
         "vocab_size": (f"{tables}.word_embeddings.weight", 0),
@@ -118,12 +118,12 @@ def encoder_sizes(root: str) -> dict[str, tuple[str, int]]:
 
 
 def encoder_layers(root: str) -> dict[str, str]:
-    """Return the key of an encoder's config.json for the number of layers, with the names of a layer's tensors."""
+    """Return {key of config.json for the number of layers: prefix of the names of a layer's tensors} of an encoder."""
     return {"num_hidden_layers": f"{root}.encoder.layer.{LAYER}."}
 
 
 def dense(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the entries of the name table for kernel and bias of a linear layer.
+    """Return the name-table entries (tensor of transformers, parameter) for kernel and bias of a linear layer.
 
     theirs, ours: the layer's prefix of tensor names in transformers, and of parameter paths in ag_jax.
     """
@@ -131,12 +131,12 @@ def dense(theirs: str, ours: str) -> tuple[Name, Name]:
 
 
 def norm(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the entries of the name table for scale and bias of a LayerNorm."""
+    """Return the name-table entries (tensor of transformers, parameter) for scale and bias of a LayerNorm."""
     return Name(f"{theirs}.weight", f"{ours}/scale"), Name(f"{theirs}.bias", f"{ours}/bias")
 
 
 def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
-    """Return the entries of the name table for kernel and bias of the projection to queries, keys or values.
+    """Return the name-table entries (tensor of transformers, parameter) for a projection to queries, keys or values.
 
     The kernel and bias are split by head in ag_jax, and not in transformers.
     """
@@ -144,7 +144,10 @@ def to_heads(theirs: str, ours: str) -> tuple[Name, Name]:
 
 
 def embeddings(root: str) -> tuple[Name, ...]:
-    """Return the entries of the name table for word, position and token-type embeddings and their LayerNorm."""
+    """Return the name-table entries (tensor of transformers, parameter) for the input embeddings and their LayerNorm.
+
+    The embeddings are those of words, positions and token types.
+    """
     kinds = (("word", "word"), ("position", "position"), ("token_type", "segment"))
     tables = (
         Name(f"{root}.embeddings.{theirs}_embeddings.weight", f"encoder/embeddings/{ours}/embedding", AS_IS)
@@ -154,7 +157,7 @@ def embeddings(root: str) -> tuple[Name, ...]:
 
 
 def after_attention(root: str) -> tuple[Name, ...]:
-    """Return the entries of the name table for the parts of a layer after self-attention.
+    """Return the name-table entries (tensor of transformers, parameter) for the parts of a layer after self-attention.
 
     These are the output projection of attention, the feed-forward network and both LayerNorms.
     """
@@ -170,7 +173,7 @@ def after_attention(root: str) -> tuple[Name, ...]:
 
 
 def _bert_like(root: str) -> tuple[Name, ...]:
-    """Return the entries of the name table for an encoder like BERT.
+    """Return the name-table entries (tensor of transformers, parameter) for an encoder like BERT.
 
     Such an encoder has absolute positions and separate projections to query, key and value.
     """
@@ -180,7 +183,7 @@ def _bert_like(root: str) -> tuple[Name, ...]:
 
 
 def bert_word_head() -> tuple[Name, ...]:
-    """Return the entries of the name table for the head for masked words.
+    """Return the name-table entries (tensor of transformers, parameter) for the head for masked words.
 
     BERT and DeBERTa have this head, as `cls.predictions`.
     """
@@ -227,7 +230,7 @@ def read_common(settings: Settings) -> dict[str, Any]:
 
 
 def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
-    """Return {key: value} of config.json for the keys that these families share: the inverse of `read_common`."""
+    """Return {key: value} of config.json for the keys that BERT-like families share: the inverse of `read_common`."""
     return write_sizes(config) | {
         "hidden_act": "gelu",
         "hidden_dropout_prob": config.dropout,
@@ -240,7 +243,9 @@ def write_common(config: EncoderConfig, pad: int) -> dict[str, Any]:
 
 
 def head_dropout_under(key: str) -> dict[str, Any]:
-    """Return `read_heads` and `write_heads` of a family with the dropout rate of task heads under `key`.
+    """Return arguments of `Family` to read and write the dropout rate of task heads under `key` of config.json.
+
+    They are `read_heads` and `write_heads`.
 
     Without the key in config.json, the heads have the encoder's rate. Heads for texts read the first token.
     """

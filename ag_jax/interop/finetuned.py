@@ -185,7 +185,7 @@ def _fingerprint(settings: dict[str, Any], weights: bytes) -> str:
 
 @functools.lru_cache(maxsize=32)
 def shapes(head: Head, config: EncoderConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's parameters by path, without allocating the parameters."""
+    """Return {path: shape} of the parameters of an encoder with a task head, without allocating them."""
     model = head.model(config)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), example(head.kind), deterministic=True)["params"])
     return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(params), sep="/").items()}

@@ -87,12 +87,12 @@ def datasets_of(task: str) -> tuple[str, ...]:
 
 
 def known_languages(names: Sequence[str | None]) -> tuple[str, ...]:
-    """Return the names that are codes of languages, in order and without repetition."""
+    """Return those of the names that are codes of languages, in order and without repetition."""
     return tuple(dict.fromkeys(name for name in names if name and re.fullmatch(_LANGUAGE, name)))
 
 
 def write(values: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """Return the lines of a front matter. Texts and lists that are empty are left out."""
+    """Return the lines of a model card's YAML front matter, without keys whose text or list is empty."""
     lines = ["---"]
     for key, value in values.items():
         if isinstance(value, str):
@@ -103,7 +103,7 @@ def write(values: Mapping[str, str | Sequence[str]]) -> list[str]:
 
 
 def read(text: str) -> dict[str, str]:
-    """Return the plain values in a card's front matter; of a list only the first item."""
+    """Return {key: value} of the plain texts in a model card's front matter; of a list, only the first item."""
     first, *lines = text.splitlines() or [""]
     if first.strip() != "---" or "---" not in (line.strip() for line in lines):
         return {}

@@ -70,7 +70,7 @@ class Repository:
 
 
 def find(name: str, private: bool = False) -> Repository:
-    """Return a repository to push to, after a check that someone is logged in who may own it.
+    """Return a hub repository to push to, after a check that the user is logged in to the hub.
 
     name: NAME or OWNER/NAME; without an owner it belongs to the account that is logged in.
 

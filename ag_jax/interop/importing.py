@@ -36,7 +36,7 @@ SEQUENCE_LENGTH = 128  # of the run, where the model's positions allow it
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """Facts about an imported model.
+    """Facts about an imported model: its family, its size, and what was randomly initialised or left out.
 
     family: the `model_type`, with the kind of task for a fine-tuned model.
     parameters: number of parameters written.
@@ -176,7 +176,7 @@ def open_finetuned(path: epath.PathLike, expected: Sequence[str] = ()) -> tuple[
 
 
 def _check_expected(expected: Sequence[str]) -> None:
-    """Raise ValueError if a prefix is empty: it would stand for every tensor."""
+    """Raise ValueError if a prefix of names of tensors to leave out is empty, because every name begins with it."""
     if "" in expected:
         raise ValueError("--expect has an empty name, with which every tensor's name begins: remove the extra comma")
 
@@ -215,7 +215,10 @@ def _origin(source: Source, path: epath.PathLike, tokenizer: Tokenizer) -> Origi
 
 
 def _tokenizer(source: Source) -> Tokenizer:
-    """Return the directory's tokenizer. Raises ValueError if its size or special tokens do not fit the model."""
+    """Return the tokenizer of a Hugging Face directory.
+
+    Raises ValueError if its size or special tokens do not fit the model.
+    """
     tokenizer = tokenizer_files.read(source.directory, source.family)
     tokenizer_files.check_size(tokenizer, source.config.vocabulary_size, source.directory)
     if source.decoder.layers:
@@ -247,7 +250,7 @@ def experiment_config(source: Source, tokenizer: pathlib.Path) -> ExperimentConf
 
 
 def _generation_file(source: Source) -> tuple[dict[str, Any], pathlib.Path]:
-    """Return the settings of generation of a translation model that are not null, and their file.
+    """Return (settings of generation that are not null, their file) of a translation model.
 
     Earlier versions of transformers had them in config.json. If there is a generation_config.json, later versions
     ignore them there.
@@ -304,7 +307,7 @@ def parameters(
     expected: Sequence[str],
     task_head: Sequence[str] = (),
 ) -> tuple[dict, list[str], list[str]]:
-    """Return the nested parameters, the names of output heads with random values, and of tensors that were not used.
+    """Return (nested parameters, names of randomly initialised heads, names of unused tensors) of an imported model.
 
     The parameters include those of the randomly initialised heads, and `pooler` if the files have a pooler that no
     head reads.
@@ -337,9 +340,10 @@ def parameters(
 
 
 def _pooler_shapes(source: Source, stored: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the pooler's parameters by path; {} if none is imported by itself.
+    """Return {path: shape} of the parameters of the pooler; {} if no pooler is imported apart from a head.
 
-    None is if no pooler is stored, if `expected` leaves it out, or if it is a part of the head for the next sentence.
+    There is none if no pooler is stored, if `expected` leaves it out, or if it is a part of the head for the next
+    sentence.
 
     stored: names of the stored tensors.
     """

@@ -1,4 +1,4 @@
-"""Layouts: how a tensor of transformers holds one or several parameters of this project, in both directions.
+"""Layouts: conversions between a tensor of transformers and the parameters of ag_jax that it holds.
 
 Shape letters: D width, H head, W width of a head, K kernel width of a convolution.
 """
@@ -84,7 +84,7 @@ FUSED = Layout(
 
 
 def _split_rows(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
-    """Split a matrix (sum of out, in) into parameters of the shape (in, out), where `out` may be split by head."""
+    """Split a matrix of stacked layers into their kernels (inputs, outputs), whose outputs may be split by head."""
     rows = np.cumsum([math.prod(shape[1:]) for shape in ours])[:-1]
     return tuple(part.T.reshape(shape) for part, shape in zip(np.split(theirs, rows), ours, strict=True))
 
@@ -98,7 +98,7 @@ STACKED = Layout(
 
 
 def _split_vector(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
-    """Split a vector into parameters, which may be split by head."""
+    """Split a vector of joined biases into the biases of several layers, which may be split by head."""
     places = np.cumsum([math.prod(shape) for shape in ours])[:-1]
     return tuple(part.reshape(shape) for part, shape in zip(np.split(theirs, places), ours, strict=True))
 

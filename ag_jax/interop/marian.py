@@ -87,7 +87,7 @@ _NEUTRAL: dict[str, Any] = {
 
 
 def _attention(theirs: str, ours: str) -> tuple[Name, ...]:
-    """Return the entries of the name table for the projections of attention."""
+    """Return the name-table entries (tensor of transformers, parameter) for the projections of attention."""
     inputs = (to_heads(f"{theirs}.{name[0]}_proj", f"{ours}/{name}") for name in ("query", "key", "value"))
     return (
         *(name for pair in inputs for name in pair),
@@ -97,7 +97,10 @@ def _attention(theirs: str, ours: str) -> tuple[Name, ...]:
 
 
 def _names(tie: str) -> tuple[Name, ...]:
-    """Return the name table of a MarianMT with these tables of words (`DecoderConfig.tie`)."""
+    """Return the name table (tensor of transformers, parameter) of a MarianMT.
+
+    tie: which tables of word embeddings are tied, as in `DecoderConfig.tie`.
+    """
     names = [Name(theirs, ours) for ours, theirs in _WORDS[tie].items()]
     for side in SIDES:
         theirs, ours = f"model.{side}.layers.{LAYER}", f"{side}/layers"
@@ -113,7 +116,7 @@ def _names(tie: str) -> tuple[Name, ...]:
 
 
 def _equal_sizes(settings: Settings, key: str) -> int:
-    """Return the size under a key that the encoder and the decoder have, such as `ffn_dim`, which must be equal."""
+    """Return the size, such as `ffn_dim`, that config.json must give equally for the encoder and the decoder."""
     sizes = [settings.need(f"{side}_{key}") for side in SIDES]
     if sizes[0] != sizes[1]:
         settings.problems.append(
@@ -123,14 +126,17 @@ def _equal_sizes(settings: Settings, key: str) -> int:
 
 
 def tie_of(values: Mapping[str, Any]) -> str:
-    """Return which tables of words are one (`DecoderConfig.tie`), by config.json; "all" if it contradicts itself."""
+    """Return which tables of word embeddings config.json ties (`DecoderConfig.tie`); "all" if its keys contradict."""
     keys = ("share_encoder_decoder_embeddings", "tie_word_embeddings")
     shared, tied = (values.get(key) is not False for key in keys)
     return _TIES.get((shared, tied), "all")
 
 
 def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
-    """Return the fields of an EncoderConfig; under `decoder`, those of a DecoderConfig, except for its start."""
+    """Return the fields of an EncoderConfig from config.json, and under `decoder` the fields of a DecoderConfig.
+
+    The field `start` of the latter is left out.
+    """
     del names
     for key, supported in _ONLY.items():
         settings.only(key, supported)
@@ -174,7 +180,7 @@ def _read(settings: Settings, names: Collection[str]) -> dict[str, Any]:
 
 
 def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
-    """Return {key: value} of config.json, without the keys for the decoder (`decoder_settings`)."""
+    """Return {key: value} of a MarianMT's config.json, without the keys for the decoder (`decoder_settings`)."""
     activations = {"silu": "swish"}
     return {
         "vocab_size": config.vocabulary_size,
@@ -200,7 +206,7 @@ def _write(config: EncoderConfig, pad: int) -> dict[str, Any]:
 
 
 def decoder_settings(decoder: DecoderConfig, start: int) -> dict[str, Any]:
-    """Return {key: value} of config.json for the decoder.
+    """Return {key: value} of a MarianMT's config.json for the decoder.
 
     start: id of the token that the decoder reads first.
     """
@@ -215,7 +221,7 @@ def decoder_settings(decoder: DecoderConfig, start: int) -> dict[str, Any]:
 
 
 def _tables(config: EncoderConfig) -> dict[str, np.ndarray]:
-    """Return the tables of sinusoids, {name: table}.
+    """Return {name of a tensor: table of sinusoids} for the positions of encoder and decoder.
 
     transformers does not save them, but takes those that are in a file, of whatever form.
     """
@@ -224,7 +230,7 @@ def _tables(config: EncoderConfig) -> dict[str, np.ndarray]:
 
 
 def _form_of_sinusoids(tensors: Tensors, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which form of sinusoids the files have, as the field `sinusoid`: Marian's if they have no table.
+    """Return {"sinusoid": form of the position tables in a model's files}; the form is Marian's if there is no table.
 
     Raises ValueError if a table is of neither form, or if encoder and decoder have different ones.
     """
@@ -307,7 +313,7 @@ def misfits(config: EncoderConfig, decoder: DecoderConfig) -> list[str]:
 
 
 def with_biases(params: Mapping[str, np.ndarray], tie: str) -> dict[str, np.ndarray]:
-    """Return the parameters with zeros for the biases that a MarianMT has and the model has not.
+    """Return the parameters with zeros for the biases that a MarianMT has and the model lacks.
 
     params: {path: array}.
     """
@@ -324,7 +330,7 @@ def with_biases(params: Mapping[str, np.ndarray], tie: str) -> dict[str, np.ndar
 
 
 def vocabulary_order(rows: int, pad: int, start: str) -> np.ndarray:
-    """Return the order of the words in an export: for each id there, the id in the run.
+    """Return the order of the vocabulary in an export: an array with the run's token id for each id of the export.
 
     With `decoder.start=zero`, padding becomes the last word. CTranslate2 drops the last word of a MarianMT and lets the
     decoder begin with the zero vector, as transformers does if padding has a zero embedding. With `begin` the order
@@ -337,7 +343,9 @@ def vocabulary_order(rows: int, pad: int, start: str) -> np.ndarray:
 
 
 def reordered(params: Mapping[str, np.ndarray], decoder: DecoderConfig, pad: int, tokens: int) -> dict[str, np.ndarray]:
-    """Return the parameters {path: array} with their words in `vocabulary_order`.
+    """Return the parameters {path: array} with the words of the vocabulary in the order of an export.
+
+    The order is `vocabulary_order`.
 
     With `decoder.start=zero`, the embedding of padding, from which the decoder of a MarianMT starts, becomes the zero
     vector. Padding stays improbable by its final bias, unless the vector was zero before. So do words beyond the
@@ -360,7 +368,7 @@ def reordered(params: Mapping[str, np.ndarray], decoder: DecoderConfig, pad: int
 
 
 def without_padding(params: dict[str, Any], pad: int) -> dict[str, Any]:
-    """Return the nested parameters with a final bias by which padding has no probability."""
+    """Return the nested parameters with an output bias so low for padding that padding has no probability."""
     bias = np.array(params[BIAS])
     bias[pad] = min(bias[pad], NEVER)
     return params | {BIAS: bias}
@@ -374,7 +382,7 @@ def target_words(tie: str) -> str:
 def start_of(
     values: Mapping[str, Any], table: np.ndarray, specials: SpecialTokens, file: pathlib.Path
 ) -> Literal["zero", "begin"]:
-    """Return what the decoder of an imported model starts from, as `DecoderConfig.start`.
+    """Return what an imported model's decoder starts from: the zero vector ("zero") or the begin token ("begin").
 
     values: the content of config.json, with that of generation_config.json over it.
     table: the target's word embeddings.
@@ -412,7 +420,7 @@ def check_tokens(values: Mapping[str, Any], specials: SpecialTokens, file: pathl
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """How an imported model translates.
+    """Decoding settings of an imported translation model, with notes on its settings that are not supported here.
 
     decoding: the settings here.
     notes: settings that change translations in transformers and are not supported here.
@@ -427,7 +435,7 @@ class Generation:
 def read_generation(
     values: Mapping[str, Any], positions: int, specials: SpecialTokens, file: pathlib.Path
 ) -> Generation:
-    """Return the settings of decoding of an imported model.
+    """Return the decoding settings of an imported translation model, with notes on those that are not supported here.
 
     Scores are normalized as in transformers (`power`). `early_stopping` sets `decoding.stop`: true means `full`,
     "never" and false mean `bound`. With false, transformers only estimates the best score that can still be reached, so
@@ -480,7 +488,7 @@ def read_generation(
 def write_generation(
     config: DecodingConfig, positions: int, forbidden: Sequence[int], tokens: Mapping[str, int]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of generation_config.json, and sentences about what it cannot express.
+    """Return (content of generation_config.json, sentences about the decoding settings that it cannot express).
 
     positions: number of positions of the model.
     forbidden: ids that are never generated.

@@ -21,7 +21,7 @@ CHECKED_TOGETHER, MOST_CHECKED = 8, 4000  # tokens of a text, and tokens, by whi
 
 
 def write(tokenizer: Tokenizer, directory: pathlib.Path, order_V: np.ndarray, max_length: int) -> None:
-    """Write the files of a tokenizer whose tokens get new ids.
+    """Write the tokenizer of an exported translation model for transformers, with the new token ids of the export.
 
     Ids without a token, which only the model's embeddings have, get tokens that no text contains, `<unusedID>`.
 
@@ -61,7 +61,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, order_V: np.ndarray, ma
 
 
 def _sentencepiece(files: dict[str, bytes]) -> tuple[list[bytes], dict[int, str]]:
-    """Return the models of source and target, and the tokens by id, of a tokenizer with one or two models."""
+    """Return ([source model, target model], {id: token}) of a sentencepiece tokenizer with one or two models."""
     if SOURCE_MODEL in files:
         vocabulary = json.loads(files["vocab.json"])
         return [files[SOURCE_MODEL], files[TARGET_MODEL]], {id: piece for piece, id in vocabulary.items()}
@@ -71,12 +71,12 @@ def _sentencepiece(files: dict[str, bytes]) -> tuple[list[bytes], dict[int, str]
 
 
 def _vocabulary(pieces: dict[int, str], order_V: np.ndarray) -> dict[str, int]:
-    """Return the new id of each token, by ascending id; `pieces` has the tokens by their old ids."""
+    """Return {token: new id} in the order of the ids; `pieces` is {old id: token}."""
     return {pieces.get(old, f"<unused{old}>"): new for new, old in enumerate(order_V.tolist())}
 
 
 def _converted(tokenizer: Tokenizer, content: bytes, order_V: np.ndarray) -> tuple[huggingface.Tokenizer, dict]:
-    """Return a library's tokenizer with new ids, which adds the end token, and the names of its special tokens.
+    """Return (tokenizer with new ids that appends the end token, {key of tokenizer_config.json: special token}).
 
     Raises ValueError if texts get other tokens than before.
     """

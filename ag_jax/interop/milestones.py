@@ -1,4 +1,4 @@
-"""Export every milestone in words of a run, as the BabyLM challenge takes them: a directory, or a revision, for each.
+"""Export the checkpoints at a run's milestones in words, each as a directory or hub revision, for the BabyLM challenge.
 
 The directories are named as the challenge names revisions: chck_1M for the checkpoint after at most a million words,
 and main for the last checkpoint.
@@ -17,7 +17,7 @@ from ag_jax.training.checkpoint import steps_in
 
 
 def name(count: int) -> str:
-    """Return the name of the milestone at a number of words: chck_1M, chck_100K, or with all digits."""
+    """Return the BabyLM challenge's name of a checkpoint after `count` words, such as chck_1M, chck_100K or chck_5."""
     for unit, letter in ((1_000_000, "M"), (1_000, "K")):
         if count % unit == 0:
             return f"chck_{count // unit}{letter}"
@@ -31,7 +31,7 @@ def convert(
     stated: Statements = Statements(),
     part: str = "model",
 ) -> dict[str, Exported]:
-    """Export the milestones and the last checkpoint of a run to directories below `path`, all of them or none.
+    """Export a run's checkpoints at milestones in words, and its last one, to directories below `path`: all or none.
 
     The other arguments are those of `exporting.convert`. Returns what was exported by the names of the directories, the
     milestones in ascending order and `main` after them.
@@ -52,7 +52,7 @@ def convert(
 
 
 def _steps(workdir: epath.Path) -> dict[str, int]:
-    """Return {directory: step} of the milestones of a run, ascending, and of its last checkpoint."""
+    """Return {directory: step} of a run's milestones in words, ascending, and of its last checkpoint."""
     milestones = words.read(workdir).milestones if (workdir / words.FILE).exists() else {}
     if not milestones:
         raise ValueError(

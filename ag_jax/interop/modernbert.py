@@ -34,7 +34,7 @@ _BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta"
 
 
 def _stacked(theirs: str, ours: tuple[str, ...]) -> tuple[Name, Name]:
-    """Return the entries of the name table for kernels and biases of several linear layers in one."""
+    """Return the name-table entries (tensor of transformers, parameter) for linear layers stacked in one tensor."""
     return (
         Name(f"{theirs}.weight", tuple(f"{path}/kernel" for path in ours), STACKED),
         Name(f"{theirs}.bias", tuple(f"{path}/bias" for path in ours), STACKED_BIASES),
@@ -60,7 +60,7 @@ _NAMES = (
 
 
 def _base(settings: Settings, kind: str) -> float:
-    """Return the base of the rotary positions of a kind of layers.
+    """Return the base of the rotary positions in layers of one kind, with global or with local attention.
 
     It is in `rope_parameters`, or in `global_rope_theta` and `local_rope_theta`. If the latter is null, it is that of
     the layers without a window.
@@ -81,7 +81,10 @@ def _base(settings: Settings, kind: str) -> float:
 
 
 def _windows(settings: Settings, layers: int) -> dict[str, Any]:
-    """Return the settings of windows, from `layer_types` or else from `global_attn_every_n_layers`."""
+    """Return the fields `window` and `global_every` of an EncoderConfig; {} if every layer attends globally.
+
+    They are from `layer_types` or else from `global_attn_every_n_layers`.
+    """
     every = settings.take("global_attn_every_n_layers", 3)
     default = [_LOCAL if index % max(every, 1) else _GLOBAL for index in range(layers)]
     types = settings.take("layer_types", default)

@@ -38,7 +38,7 @@ HOW = ("dtype", "remat", "scan_layers", "attention")  # fields of EncoderConfig 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """An encoder to be fine-tuned.
+    """An encoder to be fine-tuned, with its tokenizer, parameters and origin.
 
     params: some of the parameters of a `TaskModel`: `encoder`, and of `task_head` the first half of a head for texts
         where pre-training had one (`dense`, BERT's pooler; `dense` and `norm` of ModernBERT's head for masked words)
@@ -69,7 +69,7 @@ class Pretrained:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of what a trial starts from.
+        """SHA-256 of the parameters, settings and tokenizer that a fine-tuning trial starts from.
 
         These are the parameters, the settings of the encoder, the tokenizer, the head's pooling and dropout rate, and
         the token type of second texts. Settings count if they say what is computed, not how (`HOW`), and if they differ
@@ -90,7 +90,7 @@ class Pretrained:
 
     @property
     def has_words(self) -> bool:
-        """Whether there is a trained head for masked words. Tasks that rank words start from this head.
+        """Whether the encoder has a trained head for masked words, from which tasks that rank words start.
 
         Also true if all parameters are to be randomly initialised, because the head is then initialised with them.
         """
@@ -98,7 +98,7 @@ class Pretrained:
 
     @property
     def length(self) -> int:
-        """The longest text, in tokens, that the encoder was trained on."""
+        """The length in tokens of the longest text that the encoder was trained on."""
         return self.config.max_length if self.trained_length is None else self.trained_length
 
     @property
@@ -186,7 +186,7 @@ class WordModel:
 
 
 class NoWordHeadError(ValueError):
-    """A model has no trained head for masked words."""
+    """Raised if a model has no trained head for masked words."""
 
 
 def open_for_inspection(directory: epath.PathLike, step: int | None = None) -> Inspected:
@@ -268,7 +268,7 @@ def open_encoder(checkpoint: epath.PathLike, step: int | None = None, *, fresh: 
 
 
 def _open(checkpoint: epath.PathLike, step: int | None) -> Pretrained:
-    """Open the encoder of a model, as `open_encoder` does, whatever its tokenizer."""
+    """Open the encoder of a run, trial or Hugging Face directory, even if its tokenizer lacks special tokens."""
     directory = storage.directory(checkpoint)
     if finetuned.locate(directory) is not None:
         opened = _of_trial(directory)
@@ -363,7 +363,7 @@ def _of_trial(directory: epath.Path) -> Pretrained:
 
 
 def _words(config: EncoderConfig, params: dict, untrained: Sequence[str]) -> dict:
-    """Return the trained head for masked words as a part of a task head; empty if there is none.
+    """Return {"words": parameters of the trained head for masked words}, a part of a task head; {} without one.
 
     Words that are predicted from DeBERTa's mask decoder cannot be predicted without it.
     """

@@ -36,7 +36,7 @@ _POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "first"}
 
 
 def read(directory: pathlib.Path) -> SentenceVectors:
-    """Return how the model of a directory computes vectors of texts; the defaults if it has no such files.
+    """Return the settings by which a directory's model computes vectors of texts; the defaults without such files.
 
     What is not supported, and a damaged file, is named in `unsupported`: other uses of the model do not need the files.
     """
@@ -80,7 +80,7 @@ def _read(directory: pathlib.Path) -> SentenceVectors:
 
 
 def write(vectors: SentenceVectors, width: int, directory: pathlib.Path) -> None:
-    """Write the files from which `read` returns `vectors`, so that sentence-transformers computes the same.
+    """Write the files by which sentence-transformers computes vectors of texts with the settings `vectors`.
 
     Nothing is written for the defaults, nor for vectors that need something that is not supported.
 
@@ -120,7 +120,10 @@ def _json(file: pathlib.Path, expected: type) -> Any:
 
 
 def _modes(pooled: dict[str, Any]) -> list[str]:
-    """Return the names of the poolings, whose results are joined, in the settings of a Pooling module."""
+    """Return the names of the poolings in the settings of a Pooling module, such as `mean`.
+
+    The module joins their results.
+    """
     modes = pooled.get("pooling_mode")
     if modes is not None:
         return [modes] if isinstance(modes, str) else list(modes)

@@ -52,7 +52,10 @@ class Source:
 
 
 def read(directory: pathlib.Path) -> Source:
-    """Read a model's directory, leaving tensors on disk. Raises ValueError that names every unsupported option."""
+    """Read the model in a Hugging Face directory, leaving its tensors on disk.
+
+    Raises ValueError that names every unsupported option.
+    """
     file = directory / "config.json"
     values = read_json(file)
     with reading(file, "choose a model of one of these families"):

@@ -82,7 +82,7 @@ def names(family: Family, kind: str) -> tuple[Name, ...]:
 
 
 def style_of(config: EncoderConfig, heads: Collection[str], model_type: str) -> str:
-    """Return the key of `models.heads.STYLES` for a new task head.
+    """Return the style of a new task head on a pre-trained encoder, a key of `models.heads.STYLES`.
 
     It is that of the imported model's family, or of the most similar family if the model was not imported.
 

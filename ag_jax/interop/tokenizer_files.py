@@ -59,7 +59,7 @@ def check_size(tokenizer: Tokenizer, rows: int, directory: pathlib.Path) -> None
 
 
 def not_carried(tokenizer: Tokenizer) -> list[str]:
-    """Return a sentence on what a tokenizer.json does not carry over of the tokenizer; none if it is equal."""
+    """Return a list of at most one sentence: which normalisation of text a tokenizer.json loses."""
     if not tokenizer.is_normalized_by_sentencepiece:
         return []
     return [
@@ -112,7 +112,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, family: Family, config:
 
 
 def _trimming(library: huggingface.Tokenizer) -> list[processors.ByteLevel]:
-    """Return the post-processor that leaves spaces out of a tokenizer's offsets; [] if its offsets include them."""
+    """Return a list with the post-processor that leaves spaces out of tokens' offsets; [] if they include spaces."""
     state = json.loads(library.post_processor.__getstate__()) if library.post_processor else {}
     return [
         processors.ByteLevel(add_prefix_space=part.get("add_prefix_space", True), trim_offsets=True)

@@ -1,4 +1,4 @@
-"""`answer`: the part of a context that answers a question."""
+"""The pipeline `answer`, which finds the part of a context that answers a question."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Answer(BatchedPipeline):
         return results[0] if is_single else results
 
     def _ranked(self, candidates: Any, top_k: int | None) -> list[Guess]:
-        """Return the best answers to a question, each text once, with the probability of its best place.
+        """Return the most probable answers to a question, each text once, with the probability of its best occurrence.
 
         candidates: the best answers with their scores, and "no answer", from whose score the threshold is
             subtracted, so that the first guess is the answer that is returned without `top_k`.

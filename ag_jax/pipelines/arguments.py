@@ -13,7 +13,7 @@ def check_batch_size(batch_size: Any) -> int:
 
 
 def check_top_k(top_k: Any) -> int | None:
-    """Return the number of best guesses, None for all. Raises ValueError unless it is at least 1."""
+    """Return the number of guesses as an int, or None for all. Raises ValueError unless it is at least 1."""
     return None if top_k is None else _count(top_k, "top_k", ", or None for all")
 
 
@@ -58,7 +58,7 @@ def items_of(argument: Any, expected: str) -> list[Any]:
 
 
 def pairs_of(first: Any, second: Any) -> tuple[list[tuple[str, str | None]], bool]:
-    """Return texts and pairs of texts as a list of pairs, and whether a single one was given.
+    """Return (list of pairs (first text, second text or None), whether a single text or pair was given).
 
     first: a text; a pair as a tuple; or a list of texts and pairs.
     second: the second text of the pair; of a list of first texts, the list of the second texts; or None.

@@ -1,4 +1,4 @@
-"""`choose`: the candidate that continues or answers a text."""
+"""The pipeline `choose`, which chooses the candidate that continues or answers a text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class Choose(BatchedPipeline):
         return logits[0] if single else logits
 
     def _scores(self, text: Any, candidates: Any, batch_size: int | None) -> tuple[list[list[str]], list[Any], bool]:
-        """Return the candidates and the logits of each text, and whether a single text was given."""
+        """Return (candidates of each text, their logits for each text, whether a single text was given)."""
         texts, single = one_or_many(text)
         lists = []
         for argument in [candidates] if single else items_of(candidates, "a list of candidates for each text"):

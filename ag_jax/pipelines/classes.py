@@ -1,4 +1,4 @@
-"""`classify`: the class of a text, or the number of a regression."""
+"""The pipeline `classify`, which predicts the class of a text, or the number of a regression."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ class Classify(BatchedPipeline):
         return self._model.scores(examples, self._batch_size(batch_size)), single
 
     def _check_number(self, pairs: Sequence[tuple[str, str | None]]) -> None:
-        """Raise ValueError for a pair of texts, if the model was trained on single texts, and the other way round."""
+        """Raise ValueError for a pair if the model was trained on single texts, or for a single text if on pairs."""
         trained = self._model.tuned.head.texts
         for number, (_, second) in enumerate(pairs, 1):
             if trained and trained != (1 if second is None else 2):

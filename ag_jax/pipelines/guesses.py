@@ -1,4 +1,4 @@
-"""Guesses of a model: a text with its probability, in the order of the probabilities."""
+"""Guesses of a model: texts with their probabilities, the most probable first."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ class Guess:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return probabilities over the last axis, in float64."""
+    """Return the softmax of logits over their last axis, in float64."""
     weights = np.exp(np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
 def best_guesses(texts: Sequence[str], logits: np.ndarray, top_k: int | None) -> list[Guess]:
-    """Return the `top_k` most probable texts, or with None all of them, the most probable first.
+    """Return the `top_k` most probable texts as `Guess`es, or all with None, the most probable first.
 
     logits: a logit for each text.
     """
@@ -34,6 +34,6 @@ def best_guesses(texts: Sequence[str], logits: np.ndarray, top_k: int | None) ->
 
 
 def one_or_best(texts: Sequence[str], logits: np.ndarray, top_k: int | None) -> Guess | list[Guess]:
-    """Return the most probable text if `top_k` is 1, otherwise the list that `best_guesses` returns."""
+    """Return the most probable text as a `Guess` if `top_k` is 1, otherwise the list that `best_guesses` returns."""
     guesses = best_guesses(texts, logits, top_k)
     return guesses[0] if top_k == 1 else guesses

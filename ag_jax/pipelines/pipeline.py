@@ -85,9 +85,9 @@ class TaskModel:
         return "; ".join([*parts, f"{config.layers} layers of width {config.width}", f"rows of {self.length} tokens"])
 
     def scores(self, examples: Sequence[Example], batch_size: int) -> list[Any]:
-        """Return the scores of each example, as `kinds.scores` does.
+        """Return the model's scores of each example: logits, the number of a regression, or the best answers.
 
-        These are the logits of its classes, candidates or words, the number of a regression, or the best answers.
+        Logits are those of classes, candidates or words. `kinds.scores` computes the scores.
         """
         data, tokenizer = Examples(tuple(examples), "a pipeline"), self.tuned.tokenizer
         features = kinds.encode(self.task, data, tokenizer, self.length, self.tuned.config.token_types)
@@ -107,7 +107,7 @@ def open_task_model(directory: epath.PathLike, accepted: Sequence[str]) -> TaskM
 
 
 def task_model(tuned: FineTuned, threshold: float = 0.0) -> TaskModel:
-    """Return a fine-tuned model as a function of examples.
+    """Return a fine-tuned model as a function from examples of its task to their scores.
 
     threshold: `Task.threshold`, for questions that may have no answer.
     """

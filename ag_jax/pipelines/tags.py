@@ -1,4 +1,4 @@
-"""`tag`: a tag for each word of a text."""
+"""The pipeline `tag`, which predicts a tag for each word of a text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Tag(BatchedPipeline):
         return logits[0] if single else logits
 
     def _scores(self, texts: Any, batch_size: int | None) -> tuple[list[TaggedSentence], list[Any], bool]:
-        """Return the words and the logits of each text, and whether a single text was given."""
+        """Return (words of each text, logits of their tags for each text, whether a single text was given)."""
         single = isinstance(texts, str)
         items = [texts] if single else items_of(texts, "a text (str), or a list of texts and lists of words")
         examples = []

@@ -1,4 +1,4 @@
-"""`translate`: the translation of a text."""
+"""The pipeline `translate`, which translates texts."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`embed`: vectors of texts."""
+"""The pipeline `embed`, which computes vectors of texts."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""`fill_mask`: the words that are missing in a text."""
+"""The pipeline `fill_mask`, which predicts the words that are missing in a text."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +108,10 @@ class FillMask(BatchedPipeline):
                 yield row, tokens_BMV[number, : len(places[row])].copy()
 
     def _row(self, text: str) -> FeatureRow:
-        """Return the row of a text with masks. Raises ValueError for a text without a mask, or a too long one."""
+        """Return the token ids and other fields of a text with masks, as a row for the model.
+
+        Raises ValueError for a text without a mask, or a too long one.
+        """
         parts = _split_at_masks(text, self.tokenizer)
         if len(parts) == 1:
             raise ValueError(f"there is no mask to fill in {text!r}: write <mask> where a word is missing")
