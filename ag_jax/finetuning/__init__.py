@@ -1,1 +1,1 @@
-"""Fine-tuning: suites of tasks, trials over seeds and sweeps, and the tables that papers print."""
+"""Fine-tuning of encoders: suites of tasks, trials over seeds and sweeps, and reports like the tables of papers."""

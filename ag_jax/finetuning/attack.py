@@ -1,4 +1,4 @@
-"""The attack that a fine-tuned model was trained against, made again for examples of its task, or for a text.
+"""Attack a fine-tuned model as in its training, on examples of its task or on a single text.
 
 Shape letters: N layers, L length.
 """
@@ -39,7 +39,7 @@ def unsupported_reason(tuned: FineTuned, config: AdversarialConfig) -> str | Non
 
 
 def attacked_model(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> AttackedModel:
-    """Return a fine-tuned model with the objective of its training, at the end of all schedules.
+    """Return a fine-tuned model with its training objective, including attack and guidance as at the end of training.
 
     config: the attack, which `unsupported_reason` must allow.
     guidance: the guidance of attention in training, of which the loss is a part.
@@ -55,7 +55,7 @@ def attacked_model(tuned: FineTuned, config: AdversarialConfig, guidance: Guidan
 def change_on_examples(
     tuned: FineTuned, task: Task, examples: Examples, config: AdversarialConfig, guidance: GuidanceConfig
 ) -> np.ndarray:
-    """Return the change of each layer's attention under a model's attack, `N`, as the mean over the first examples.
+    """Return how far an attack changes the attention of each layer, `N`, averaged over the first `EXAMPLES` examples.
 
     examples: with labels; the first `EXAMPLES` of their rows are attacked.
     """
@@ -72,7 +72,9 @@ def change_on_examples(
 
 
 def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> AttackSetup:
-    """Return the attack of a fine-tuned model for single texts, which `unsupported_reason` must allow.
+    """Return what is needed to attack a fine-tuned model's attention to single texts.
+
+    `unsupported_reason` must allow the attack.
 
     FreeLB raises the loss of a label. A text has none, so the model's own prediction takes its place.
 
@@ -93,7 +95,7 @@ def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceC
 
 
 def settings_of_trial(directory: epath.Path) -> tuple[AdversarialConfig, GuidanceConfig] | None:
-    """Return the attack and the guidance that a trial was trained with, from the config of its suite.
+    """Return the settings (attack, guidance) that a trial was trained with, from the config file of its suite.
 
     None if the trial is not in the directory of a suite. Raises ValueError if the config is damaged.
 

@@ -1,4 +1,4 @@
-"""Sections on adversarial attacks in a suite's report: share of masked attention, scores, attention maps.
+"""Sections on adversarial attacks in a fine-tuning report: masked share of attention, scores, attention maps.
 
 Scores are compared between arms that were attacked at different temperatures, the setting `tau` of adversarial
 self-attention: a lower one masks more.
@@ -47,13 +47,13 @@ class Arm:
         return self.suite.config.tasks[task].adversarial
 
     def trials(self, task: str) -> list[epath.Path]:
-        """Return the directories of a task's trials at the chosen point of its sweep."""
+        """Return the directories of a task's trials with the best settings of its sweep, for all seeds and folds."""
         settings = self.chosen[task].best.settings
         trials = [trial for trial in self.suite.planned[task] if trial.point == settings]
         return [suite.directory_of(self.suite.workdir, trial) for trial in trials]
 
     def model(self, task: str) -> FineTuned | None:
-        """Return a task's fine-tuned model of the first seed; None if the task has folds or no saved weights."""
+        """Return the model fine-tuned on a task with the first seed; None with folds or without saved weights."""
         directories = [
             suite.directory_of(self.suite.workdir, trial) for trial in self.suite.planned[task] if self._is_first(trial)
         ]
@@ -76,7 +76,7 @@ def masked_shares(arms: Mapping[str, Arm]) -> dict[tuple[str, str], MaskedShare]
 
 
 def temperatures(arms: Mapping[str, Arm], numbers: Mapping[str, Any]) -> dict[str, Temperatures]:
-    """Return {task: scores at each temperature (tau) of adversarial self-attention, and without an attack}.
+    """Return {task: scores of the arms by temperature (tau) of adversarial self-attention, and without an attack}.
 
     Only tasks that the arms attack at two or more temperatures are included. The score without an attack is that of
     the first arm that was trained without one.
@@ -152,7 +152,7 @@ def _image(caption: str, path: epath.Path) -> list[str]:
 
 
 def _groups(shares: Mapping[tuple[str, str], MaskedShare]) -> dict[str, dict[str, MaskedShare]]:
-    """Return shares of masked units as their figure needs them: {title of a pair of panels: {name of a curve: share}}.
+    """Group masked shares of attention for their figure: {title of a pair of panels: {name of a curve: share}}.
 
     shares: by (task, arm).
 
@@ -201,7 +201,7 @@ def _maps(arms: Mapping[str, Arm], workdir: epath.Path) -> list[str]:
 def _columns(
     opened: Mapping[str, FineTuned], arms: Mapping[str, Arm], task: str, text: str
 ) -> dict[str, list[tuple[str, maps.AttentionMaps]]]:
-    """Return the columns of a figure: each arm's maps of a text and, if it has an adversary, those under its attack.
+    """Return {column of a figure: [(task, maps)]}: each arm's attention maps of a text, without and with its attack.
 
     opened: the fine-tuned model of each arm that saved weights.
     """
@@ -221,7 +221,7 @@ def attention(tuned: FineTuned, text: str, attacker: Attacker | None = None) -> 
 
 
 def pictures(task: str, examples: Sequence[Example], layers: int, heads: int) -> dict[int, tuple[str, int]]:
-    """Return {layer: (text, head)} of the attention maps to draw: the first layer and the last but one, both from 0.
+    """Return {layer: (text, head)}, counted from 0, of the maps to draw: of the first layer and the last but one.
 
     The head is the last one, because the first ones may be guided, or the second one where figure 6 of Wu et al. 2022
     shows that.

@@ -62,7 +62,7 @@ def resolve(directory: epath.PathLike) -> str:
 
 
 def _is_of_task(directory: epath.Path) -> bool:
-    """Return whether a directory is that of one task in the directory of a suite."""
+    """Return whether a directory is the folder of one task of a fine-tuning suite."""
     if not directory.is_dir() or not suite.is_suite(directory.parent):
         return False
     return directory.name in suite.read_settings(directory.parent / "config.json")["tasks"]
@@ -88,7 +88,7 @@ def open_for_inspection(directory: epath.PathLike, step: int | None = None, trus
 
 
 def _with_attack(opened: Inspected) -> Inspected:
-    """Return an opened model with the attack that it was trained against, if it is a trial of a suite that did so.
+    """Return an opened model with the attack that it was trained against, if it is a trial trained under attack.
 
     If the attack cannot be made for a text, the model has the reason instead.
     """
@@ -123,7 +123,7 @@ def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:
 
 
 def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str | None = None) -> Best:
-    """Return the trial with saved weights that has the best development score.
+    """Return the trial with the best development score among the suites' trials with saved weights.
 
     named: the directory that the user named, for messages.
     directories: of suites.

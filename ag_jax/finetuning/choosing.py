@@ -1,4 +1,4 @@
-"""Choice of the best point of a sweep from the results of its trials, by development data only.
+"""Choice of the best point (values of the swept settings) of a sweep, by its trials' development scores only.
 
 A trial's result is that of its best epoch. Of the points (learning rate, batch size and values of other settings that
 are swept), the one with the largest median over seeds is chosen (RoBERTa's protocol; Liu et al. 2019, section 5.1).
@@ -18,7 +18,7 @@ Result = dict[str, Any]  # the content of a trial's result.json
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Results of the trials with one value of each setting that is swept: a point of a sweep.
+    """A point of a sweep, that is one value of each swept setting, with the results of its trials.
 
     learning_rate: peak learning rate.
     batch_size: batch size in examples.
@@ -32,7 +32,7 @@ class Point:
     results: dict[int, tuple[Result, ...]]
 
     def values(self, metric: str) -> list[float]:
-        """Return the development metric of each seed, averaged over folds if there are any."""
+        """Return the development metric for each seed, averaged over folds if there are any."""
         return [float(np.mean([result["metrics"][metric] for result in of_seed])) for of_seed in self.results.values()]
 
     @property
@@ -43,7 +43,7 @@ class Point:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The point's settings, as `report.json` has them."""
+        """The point's learning rate, batch size and other swept settings as a dict for `report.json`."""
         return point_settings(self.learning_rate, self.batch_size, self.swept)
 
 
@@ -67,7 +67,7 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def point_of(result: Result) -> tuple[float, int, tuple[tuple[str, float], ...]]:
-    """Return the point of a trial's sweep, from its result: learning rate, batch size, (name, value) of other settings.
+    """Return (learning rate, batch size, (name, value) pairs of the other swept settings) from a trial's result.
 
     The settings are those in the recipe's `sweep`.
     """

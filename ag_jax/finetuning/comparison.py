@@ -1,4 +1,4 @@
-"""`ag-jax finetune`, and `ag-jax compare` for suites: train the trials of every arm, then write the report.
+"""`ag-jax finetune`, and `ag-jax compare` for fine-tuning: train the trials of every arm, then write the report.
 
 The report is `report.md` and `report.json`, with the files of predictions for benchmark servers in `submission/`.
 """
@@ -37,7 +37,7 @@ JUDGED_BY = (
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningConfig]:
-    """Return the checked config of every arm of the config file `source`, with `overrides` on top.
+    """Return {arm: checked config} for every arm of the config file `source`, with `overrides` on top.
 
     Raises ValueError if there are no arms, if two are the same, or if they cannot be compared seed by seed and task by
     task.
@@ -75,7 +75,7 @@ def _check_same(source: str, what: str, values: Mapping[str, Any]) -> None:
 
 
 def count_trials(configs: Iterable[FinetuningConfig]) -> int:
-    """Return the number of trials of all tasks of some suites."""
+    """Return the total number of trials over all tasks of the given suite configs."""
     return sum(len(list(suite.trials(config, task))) for config in configs for task in config.tasks)
 
 
@@ -100,7 +100,7 @@ def finetune(
 def compare(
     source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
 ) -> epath.Path | None:
-    """Fine-tune the suite of every arm in `workdir/ARM` and write the report; returns the path of `report.md`.
+    """Fine-tune the suite of every arm in `workdir/ARM` and write the report; return the path of `report.md`.
 
     overrides: settings that replace those of every arm of the config file `source`.
     part: `K/N` trains every N-th trial from the K-th on, and the part that finds all trials done writes the report; if
@@ -130,7 +130,10 @@ def _run(
     part: str | None,
     overridden: Sequence[str] = (),
 ) -> epath.Path | None:
-    """Train all trials, or a part of them, and write the report once all are done; see `compare`."""
+    """Train all trials, or one part of them, and once all are done write the report and return its path.
+
+    See `compare`.
+    """
 
     def finish() -> epath.Path:
         trained = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in prepare().items()}
@@ -165,7 +168,7 @@ def _write_report(
     workdir: epath.Path,
     overridden: Sequence[str] = (),
 ) -> epath.Path:
-    """Write report.json, report.md with figures, and predictions for the GLUE server; returns the path of `report.md`.
+    """Write report.json, report.md with figures, and predictions for benchmark servers; return the path of `report.md`.
 
     trained: the results of each arm, the baseline first.
     overridden: the sentences that `arms.overridden` returns.

@@ -17,7 +17,7 @@ from ag_jax.training.sharding import MeshConfig
 
 @dataclasses.dataclass(frozen=True)
 class SweepConfig:
-    """Values of further settings of a recipe that are tried, beside its learning rates and batch sizes.
+    """Values to try for further settings of a recipe, beside its learning rates and batch sizes.
 
     Every combination is a point of the sweep. Values that are listed here take the place of the recipe's setting of the
     same name, and stand in the names of the directories of trials. An empty list leaves the setting to the recipe. A
@@ -40,13 +40,13 @@ class SweepConfig:
 
     @property
     def values(self) -> dict[str, tuple[float, ...]]:
-        """The values of each setting that is swept, {name: values}."""
+        """The values to try for each swept setting: {name: values}."""
         return {field.name: values for field in dataclasses.fields(self) if (values := getattr(self, field.name))}
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Settings of the training on one task, and values of some that are tried: every combination is a point of a sweep.
+    """Settings of training on one task, and values to try for some of them; every combination is a point of a sweep.
 
     batch_sizes: batch sizes of the sweep, in examples.
     learning_rates: peak learning rates of the sweep.
@@ -176,7 +176,7 @@ class Recipe:
         return self.epochs * self.epochs_factor
 
     def warmup_of(self, steps: int) -> int:
-        """Return the number of warm-up steps of a trial of so many steps.
+        """Return the number of warm-up steps of a trial that has `steps` training steps.
 
         Raises ValueError if the learning rate would not reach its peak.
         """
@@ -194,7 +194,7 @@ class Recipe:
 
     @property
     def points(self) -> tuple[tuple[float, int, dict[str, Any]], ...]:
-        """(learning rate, batch size, values of the settings in `sweep`) of every point of the sweep."""
+        """(learning rate, batch size, {other swept setting: value}) of every point of the sweep."""
         swept = self.sweep.values
         return tuple(
             (rate, batch_size, dict(zip(swept, values, strict=True)))
@@ -214,7 +214,7 @@ class Recipe:
 
 
 def point_settings(learning_rate: float, batch_size: int, swept: dict[str, Any]) -> dict[str, Any]:
-    """Return a point of a sweep as `result.json` and `report.json` have it.
+    """Return the settings of a point of a sweep, {name: value}, as `result.json` and `report.json` store them.
 
     swept: values of the settings in the recipe's `sweep`; if there are none, the key is left out.
     """
@@ -222,7 +222,7 @@ def point_settings(learning_rate: float, batch_size: int, swept: dict[str, Any])
 
 
 def in_name(value: float) -> str:
-    """Return a value of a swept setting as the names of trials' directories have it: a fraction with six digits."""
+    """Format a value of a swept setting for the name of a trial's directory: a fraction with six digits."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
@@ -298,7 +298,7 @@ class FinetuningConfig:
         self._check_tasks()
 
     def _check_bias(self) -> None:
-        """Raise ValueError if `guidance.mode=bias` would train another model than the one that is scored and saved.
+        """Raise ValueError if `guidance.mode=bias` would let the scored model attend differently than in training.
 
         The pattern is added to attention scores in training only, so scores are of the model that was trained where
         nothing is added any more: after the last step, with a schedule that ends at 0.

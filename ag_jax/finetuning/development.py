@@ -1,4 +1,4 @@
-"""The development examples of a finished trial."""
+"""The development examples of a finished fine-tuning trial."""
 
 from etils import epath
 
@@ -11,7 +11,7 @@ from ag_jax.interop import finetuned
 
 
 def read(directory: epath.Path, most: int | None = None) -> tuple[Task, Examples]:
-    """Return the task of a fine-tuning trial and its development examples, read again from the suite's data.
+    """Return (task, development examples) of a finished fine-tuning trial, read again from the suite's data.
 
     directory: of the trial, or its folder of weights.
     most: number of examples to take, drawn by a hash; None takes all.

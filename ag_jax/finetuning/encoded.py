@@ -1,4 +1,4 @@
-"""Encoding of a task's splits as token ids with labels, once for all trials."""
+"""Tokenisation of a task's splits into token ids with labels, once for all trials."""
 
 import dataclasses
 from typing import Any
@@ -22,7 +22,7 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
-    """The encoded splits of a task.
+    """The training, validation and test examples of a task as token ids and labels.
 
     train: the split to train on.
     validation: the split by which the best epoch is chosen.
@@ -36,7 +36,7 @@ class TaskData:
 
 
 def encode(splits: Splits, tokenizer: Tokenizer, config: EncoderConfig, recipe: Recipe) -> TaskData:
-    """Tokenise all splits of a task.
+    """Tokenise all splits of a task, and return their examples with token ids and labels.
 
     config: the encoder's, with at least `recipe.max_length` positions, as `suite.prepare` checks.
     """

@@ -1,4 +1,4 @@
-"""Training of one trial: the job that the training loop runs, and the files that it writes to the trial's directory."""
+"""Training of one fine-tuning trial: the job for the training loop, and the files in the trial's directory."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ LOG_EVERY = 50  # steps
 
 
 def encoder_config(opened: Pretrained, config: FinetuningConfig, recipe: Recipe) -> EncoderConfig:
-    """Return the config of the checkpoint's encoder, with the settings that fine-tuning changes."""
+    """Return the config of the checkpoint's encoder, changed by the settings of the suite and of the task's recipe."""
     changed = {name: getattr(config, name) for name in ("dtype", "remat", "attention")}
     changed |= {name: getattr(recipe, name) for name in ("dropout", "attention_dropout")}
     settings = {name: value for name, value in changed.items() if value is not None}
@@ -56,7 +56,7 @@ def make_head(
     texts: int | None = None,
     pooling: Pooling = "first",
 ) -> Head:
-    """Return the settings of a task's head: kind of task, labels, activation and dropout (`style`), longest sequence.
+    """Return the settings of a task's head, such as kind of task, labels, dropout and longest sequence in tokens.
 
     style: a key of `models.heads.STYLES`, which the checkpoint's family decides.
     max_length: the most tokens of a sequence.
@@ -81,19 +81,19 @@ def make_head(
 
 
 def trained_length(opened: Pretrained, recipe: Recipe) -> int:
-    """Return the longest text, in tokens, that an encoder was trained on, before and in a trial."""
+    """Return the number of tokens of the longest text that an encoder is trained on, before the trial or in it."""
     return min(max(opened.length, recipe.max_length), opened.config.max_length)
 
 
 def trained_assignment(opened: Pretrained, guidance: GuidanceConfig) -> Assignment:
-    """Return the heads that the guidance of a trial, or else of its encoder's training, pulls towards patterns."""
+    """Return the heads guided towards patterns in the trial or, without guidance there, in the encoder's training."""
     if guidance.mode == "none":
         return opened.assignment
     return assign_encoder_heads(guidance, opened.config.heads, opened.config.local_layers)
 
 
 def steps_of(trial: Trial, rows: int) -> int:
-    """Return the number of steps of all planned epochs of a trial on so many training rows.
+    """Return the number of steps of all planned epochs of a trial with `rows` training rows (tokenised sequences).
 
     The schedule of the learning rate is over these, because it cannot know whether `patience` ends a trial sooner.
     """
@@ -101,7 +101,7 @@ def steps_of(trial: Trial, rows: int) -> int:
 
 
 def planned_steps(trial: Trial, data: TaskData) -> int:
-    """Return the number of steps of all planned epochs of a trial on its encoded examples."""
+    """Return the number of steps of all planned epochs of a trial on its tokenised training examples."""
     return steps_of(trial, len(data.train.features))
 
 
@@ -121,9 +121,9 @@ def optimizer_config(trial: Trial, data: TaskData) -> OptimizerConfig:
 
 
 def make_spec(trial: Trial, config: FinetuningConfig, opened: Pretrained, data: TaskData) -> ProgramSpec:
-    """Return everything that a trial's compiled program depends on.
+    """Return the settings that the compiled training steps of a trial depend on.
 
-    It is equal for trials that differ only in seed and hyperparameters, so that they share one program.
+    They are equal for trials that differ only in seed and hyperparameters, so that these share one program.
     """
     recipe, any_values = trial.recipe, Hyperparameters()
     dropout = opened.origin.head_dropout if recipe.head_dropout is None else recipe.head_dropout
@@ -153,7 +153,7 @@ def run_trial(
     keep: bool = False,
     labels: Labels = Labels(),
 ) -> dict[str, Any]:
-    """Train a trial, or resume it; returns the content of `result.json`, the file that is written last.
+    """Train or resume a trial, and return the content of `result.json`, the file that is written last.
 
     The directory also gets metrics.jsonl, predictions_SPLIT.jsonl of every split by the best epoch's weights, and with
     `keep` these weights (`ag_jax.interop.finetuned`). A trial with a result is not trained again.
@@ -223,7 +223,7 @@ class _Training:
         self.predicted: Predicted | None = None  # of the validation split, by the last evaluation
 
     def job(self) -> Job:
-        """Return the job that trains the trial, with an evaluation after each epoch, or after the last one alone."""
+        """Return the job for the training loop, with an evaluation after each epoch, or after the last one alone."""
         trial, config = self.trial, self.config
         init_key, dropout_key = jax.random.split(jax.random.key(trial.seed))
         optimizer = optimizer_config(trial, self.data)
@@ -265,7 +265,7 @@ class _Training:
         )
 
     def read_progress(self, stored: dict[str, Any]) -> Progress:
-        """Return the progress in a checkpoint's JSON values, or that of a new trial if there are none.
+        """Return the progress stored in a checkpoint as JSON values; without any, the progress of a new trial.
 
         The progress of a new trial has the digest of what it starts from.
 
@@ -283,11 +283,11 @@ class _Training:
         return progress
 
     def initial_state(self, key: jax.Array) -> TrainState:
-        """Return the state at step 0, with the checkpoint's encoder and a new head."""
+        """Return the training state at step 0: the checkpoint's parameters, and new ones for a new head."""
         return with_params(self.program.create(key), self.opened.params, self.program.shardings)
 
     def batches(self, start: int, stop: int) -> Iterator[HostBatch]:
-        """Yield the batches of steps `start` to `stop` - 1.
+        """Yield this host's part of the training batches of steps `start` to `stop` - 1.
 
         A batch depends only on the seed of the trial and the number of the step.
         """
@@ -305,7 +305,7 @@ class _Training:
                 yield self._rows_of_host(buckets.make_batch(features, planned_batch, trial.batch_size))
 
     def _rows_of_host(self, batch: HostBatch) -> HostBatch:
-        """Return the part of a batch that this host feeds to its devices."""
+        """Return the rows of a batch that this host feeds to its devices."""
         return {name: field[self.rows] for name, field in batch.items() if name != "rows"}
 
     def evaluate(self, params: Any, step: int, beat: Beat) -> dict[str, float]:
@@ -324,12 +324,12 @@ class _Training:
         return predicting.predicted(self.data.task.of_split(split), encoded, logits)
 
     def describe(self, evaluation: Evaluation) -> str:
-        """Return the progress line of an epoch."""
+        """Return the progress line of an epoch: its number, the validation metric and the training loss."""
         epoch, value = evaluation.step // self.steps_of_epoch, evaluation.values[self.metric]
         return f"epoch {epoch}: {self.metric} {value:.4f}, train loss {evaluation.train_loss:.4f}"
 
     def is_over(self, history: list[Evaluation]) -> bool:
-        """Return whether the last `patience` epochs brought no improvement."""
+        """Return whether training ends early, because the last `patience` epochs brought no improvement."""
         return Criterion(self.metric, is_lower_better=False).is_over(history, self.trial.recipe.patience)
 
     def keep(self, state: TrainState, history: list[Evaluation]) -> bool:
@@ -355,7 +355,7 @@ class _Training:
         return True
 
     def finish(self, state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
-        """Predict all splits but train and validation by the best epoch's weights; return what result.json holds.
+        """Predict the test and other splits with the best epoch's weights; return the content of `result.json`.
 
         With `scored_epoch=last`, the last epoch is the best, as the only one that is evaluated.
         """

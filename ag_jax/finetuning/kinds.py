@@ -1,4 +1,4 @@
-"""The kinds of tasks, such as classification: how examples are encoded, logits decoded and predictions scored.
+"""The kinds of tasks, such as classification: how examples are tokenised, logits decoded and predictions scored.
 
 `KINDS` has one object for each kind. The functions take a task, and use the object of its kind. The heads of the kinds
 are in `models.heads`, and their exported names in `interop.task_heads`, in tables with the same keys.
@@ -139,7 +139,7 @@ def scores(task: Task, examples: Examples, features: Features, logits: Logits) -
 
 
 def decide(task: Task, example: Example, scores: Scores) -> TaskPrediction:
-    """Return the prediction for an example with these scores: index of a class or choice, number, tags or text."""
+    """Return an example's prediction, decided from its scores: index of a class or choice, number, tags or text."""
     return KINDS[task.kind].decide(task, example, scores)
 
 
@@ -155,7 +155,7 @@ def average(task: Task, of_models: Sequence[Scores]) -> Scores:
 
 
 def from_plain(task: Task, value: Any) -> Scores:
-    """Return an example's scores, as `scores` computes them, from their JSON form.
+    """Convert one example's scores from their JSON values to what `scores` returns for it.
 
     value: the scores in JSON, rounded to six decimals.
     """

@@ -33,7 +33,7 @@ class Predicted:
 def logits_of(
     predict: Callable[[dict[str, np.ndarray]], Any], features: Features, batch_size: int, max_length: int
 ) -> list[np.ndarray]:
-    """Return the logits of every row of the features, in the order of the rows.
+    """Return the logits of every row (tokenised sequence) of a split, in order, computed in batches by `predict`.
 
     predict: batch -> logits of its rows, on the device.
     """
@@ -57,7 +57,7 @@ def logits_of(
 
 
 def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Predicted:
-    """Return the predictions for a split, with metrics if the labels of all examples are known.
+    """Return a split's predictions, decided from its logits, with metrics if the labels of all examples are known.
 
     logits: the logits of each row of `encoded.features`.
 
@@ -83,7 +83,7 @@ def predicted(task: Task, encoded: Encoded, logits: Sequence[np.ndarray]) -> Pre
 
 
 def _class_name(task: Task, prediction: Any) -> dict[str, str]:
-    """Return the name of the predicted class, which `prediction` is the number of; empty for other kinds of tasks."""
+    """Return {"class": name of the predicted class}; an empty dict for tasks that do not predict a class."""
     is_class = task.labels and isinstance(prediction, int)
     return {"class": task.labels[prediction]} if is_class else {}
 

@@ -61,13 +61,13 @@ class ProgramSpec:
 
 
 def make_trial_optimizer(spec: ProgramSpec, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
-    """Return the optimizer of a trial. An adversary with `asa.learning_rate` has that learning rate."""
+    """Return the optimizer of a trial; an adversary with `asa.learning_rate` has that learning rate."""
     settings = hyperparameters.in_optimizer(spec.optimizer)
     return make_optimizer(settings, spec.steps, build.adversary_optimizer(spec.adversarial, settings))
 
 
 class TaskProgram(NamedTuple):
-    """The model for a task with its compiled training steps and prediction, made from a `ProgramSpec`.
+    """A task's model with its compiled training steps and prediction function, made from a `ProgramSpec`.
 
     program: the training steps.
     model: the encoder with the task's head.

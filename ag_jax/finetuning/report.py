@@ -54,7 +54,7 @@ def cell(summary: Mapping[str, Any]) -> str:
 
 
 def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
-    """Return the marks of a significant difference from the baseline.
+    """Return the marks of a difference from the baseline: `+` if significant over seeds, `*` if over examples.
 
     `+` stands for p < .05 in the test over seeds, `*` for p < .05 in the test over examples.
 
@@ -69,7 +69,7 @@ def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str
 
 
 def headline(of_arm: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
-    """Return the summary over seeds of a metric of an arm on a task, on the set by which arms are compared."""
+    """Return the summary over seeds of an arm's metric on a task, on the split by which arms are compared."""
     return of_arm["splits"][of_arm["headline"]][metric]
 
 
@@ -107,7 +107,7 @@ def _scores(numbers: ReportFigures, arms: list[str], settings: Mapping[str, Mapp
 
 
 def _further_rows(name: str, task: Mapping[str, Any], arms: list[str]) -> list[list[str]]:
-    """Return the rows of the first table for labelled test sets of a task, which choose neither epoch nor settings."""
+    """Return further rows of the table of scores: a task's labelled test sets, with the scores of all arms."""
     metric, of_arms = task["metric"], task["arms"]
     names = dict.fromkeys(split for arm in arms for split in of_arms[arm]["splits"] if split.startswith("test"))
     summaries = {split: [of_arms[arm]["splits"].get(split, {}).get(metric) for arm in arms] for split in names}

@@ -26,7 +26,7 @@ POOLED, OF_FOLDS = "all folds", "mean of folds"
 
 
 def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
-    """Read the predictions of a trial for a split.
+    """Read a trial's predictions for a split from `predictions_SPLIT.jsonl`, one dict for each example.
 
     Raises FileNotFoundError if there are none, ValueError if the file is damaged.
     """
@@ -40,7 +40,7 @@ def read_rows(directory: epath.Path, split: str) -> list[PredictionRow]:
 
 
 def read_predictions(directory: epath.Path, split: str, examples: Examples) -> list[PredictionRow]:
-    """Read the predictions of a trial for a split; check that the ids are the ids of `examples`, in the same order.
+    """Read a trial's predictions for a split, and check that their ids are the ids of `examples`, in the same order.
 
     Raises ValueError if the ids of the examples differ, such as when files of a task have changed since, or if the
     predictions have several types; otherwise as `read_rows`.
@@ -73,12 +73,12 @@ class SplitPredictions:
     rows: tuple[list[PredictionRow], ...]
 
     def values(self) -> dict[str, list[float]]:
-        """Return the values of every metric, one for each seed."""
+        """Return {metric: its values, one for each seed}."""
         of_seeds = [_evaluate(self.task, self.examples, rows) for rows in self.rows]
         return {name: [of_seed[name] for of_seed in of_seeds] for name in of_seeds[0]}
 
     def per_example(self) -> list[np.ndarray]:
-        """Return, for each seed, an array with a number for each example: how good its prediction is."""
+        """Return for each seed an array with the score of each example's prediction, larger is better."""
         return [kinds.per_example(self.task, self.examples, _predictions(rows)) for rows in self.rows]
 
     def together(self) -> list[PredictionRow]:
@@ -94,7 +94,7 @@ class SplitPredictions:
         return rows
 
     def thresholds(self) -> dict[str, list[float]]:
-        """Return the thresholds of "no answer" that give the tuned metrics, one for each seed: {metric: thresholds}.
+        """Return {tuned metric: its thresholds of "no answer", one for each seed}.
 
         Empty for tasks without such metrics.
         """
@@ -147,7 +147,7 @@ class Chosen:
 def choose(
     splits: Splits, recipe: Recipe, results: Sequence[tuple[Result, epath.Path]], failed: Sequence[Result] = ()
 ) -> Chosen:
-    """Choose the point of a sweep that is best by the development metric alone; return it with its trials' predictions.
+    """Choose the best point of a sweep by the development metric alone; return it with its trials' predictions.
 
     results: the results of the trials, each with its directory.
     failed: the results of failed trials, whose points are not chosen.
@@ -193,13 +193,13 @@ def choose(
 
 
 def _label_notes(split: str, predicted: SplitPredictions) -> list[str]:
-    """Return the sentence about a split that is not scored because a part of its labels is missing; none for others."""
+    """Return a note that a split is not scored because some of its labels are missing; none for other splits."""
     count, unknown = len(predicted.examples), sum(map(metrics.is_unknown, predicted.examples))
     return [f"{split}: not scored, because {unknown:,} of its {count:,} labels are missing"] * (0 < unknown < count)
 
 
 def _threshold_notes(split: str, predicted: SplitPredictions) -> list[str]:
-    """Return the sentence about the tuned thresholds of "no answer" on a split; none for tasks without such metrics."""
+    """Return a note on the tuned thresholds of "no answer" on a split; none for tasks without tuned metrics."""
     if not predicted.is_labelled():
         return []
     thresholds = predicted.thresholds()
@@ -213,7 +213,7 @@ def _threshold_notes(split: str, predicted: SplitPredictions) -> list[str]:
 
 
 def _constant_notes(split: str, predicted: SplitPredictions) -> list[str]:
-    """Return the sentence that warns of models that predict the same for all examples; none if there is no such model.
+    """Return a note that warns of models with the same prediction for all examples; none if there is no such model.
 
     Only for classes and tags, which may be so unevenly distributed that such a model has a high score.
     """
@@ -277,7 +277,7 @@ def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
 
 
 def _mean_of_folds(chosen: Chosen, metric: str) -> list[float]:
-    """Return for each seed the mean of a test metric over the folds."""
+    """Return for each seed the mean over the folds of a metric on the fold's test examples."""
     predicted, means = chosen.predicted[POOLED], []
     for rows, of_seed in zip(predicted.rows, chosen.best.results.values(), strict=True):
         of_folds, start = [], 0
@@ -314,7 +314,7 @@ def _point_json(chosen: Chosen, point: Point) -> dict[str, Any]:
 
 
 def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:
-    """Return the p-values of paired t-tests between two arms, over seeds and over examples.
+    """Return {"seeds": p-value, "examples": p-value} of paired t-tests between two arms, over seeds and over examples.
 
     Raises ValueError if the arms were not evaluated on the same examples.
     """

@@ -93,7 +93,7 @@ def find_task(name: str, recipe: Recipe) -> Task:
 
 
 def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]) -> None:
-    """Raise ValueError if a recipe has dropout rates for a head that has no dropout in any of the styles.
+    """Raise ValueError if a recipe sets head dropout, but the task's head has none in any of the model styles.
 
     styles: keys of `models.heads.STYLES`.
     """
@@ -110,7 +110,7 @@ def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]
 
 
 def resolved(name: str, recipe: Recipe, root: str | None) -> Recipe:
-    """Return a recipe with what the files of the task decide: their fingerprint, and for a custom task also its labels.
+    """Return a recipe with the fingerprint of the task's files and, for a custom task, also its labels.
 
     Raises FileNotFoundError or ValueError if the files of a custom task cannot be used.
     """
@@ -199,7 +199,7 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
 
 
 def _check_metric(task: Task, examples: Examples, place: str) -> None:
-    """Raise ValueError if the metric by which epochs are chosen is 0 on some examples whatever is predicted."""
+    """Raise ValueError if the metric that chooses the best epoch is 0 on these examples for any predictions."""
     if task.metric in (zero := metrics.undefined(task, examples)):
         others = [name for name in task.metrics if name not in zero]
         raise ValueError(
@@ -210,7 +210,7 @@ def _check_metric(task: Task, examples: Examples, place: str) -> None:
 
 
 def of_fold(splits: Splits, number: int, count: int) -> Splits:
-    """Return the splits of cross-validation for fold `number`, from 0, of `count` folds.
+    """Return the training, validation and test examples of cross-validation fold `number`, from 0, of `count` folds.
 
     Fold `number` is `test`; the next fold, or fold 0 after the last, is `validation`; the others are `train`. So every
     example is tested once, by a model that was neither trained nor chosen with it.

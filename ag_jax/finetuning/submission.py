@@ -124,7 +124,7 @@ def _cell(task: Task, prediction: Any) -> str:
 
 
 def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[Mapping[str, Any]]) -> str | None:
-    """Write a split's file for the server of GLUE or SuperGLUE and return a sentence for the report, which names it.
+    """Write a split's file for the GLUE or SuperGLUE server; return a sentence about the file for the report.
 
     If neither has the split, no file is written, and the result is None. If the server would reject the ids, no file is
     written, and the sentence says why.
@@ -169,7 +169,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a class for each pair of text and candidate, from the candidate that a ranking chose for each text.
+    """Return the predicted class of each pair of text and candidate, given the candidate ranked first for each text.
 
     The classes are dicts with `id` and `prediction`. The chosen candidate gets the right label (entailment), the text's
     other candidates the other label.

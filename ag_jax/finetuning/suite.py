@@ -1,4 +1,4 @@
-"""Suites of fine-tuning: a trial for every task, point, seed and fold of a config, each in its own directory.
+"""Suites of fine-tuning trials: one for every task, point of its sweep, seed and fold, each in its own directory.
 
 A point of a sweep is a learning rate with a batch size, and with a value of each setting in the recipe's `sweep`.
 
@@ -60,7 +60,7 @@ def trials(config: FinetuningConfig, task: str) -> Iterator[Trial]:
 
 
 def trials_of(task: str, recipe: Recipe, seeds: Sequence[int]) -> Iterator[Trial]:
-    """Yield every trial of a task with this recipe and these seeds, in the order of `trials`."""
+    """Yield every trial of a task with this recipe and these seeds, ordered by point of the sweep, seed and fold."""
     for learning_rate, batch_size, swept in recipe.points:
         at_point = dataclasses.replace(recipe, **swept)
         for seed in seeds:
@@ -69,7 +69,7 @@ def trials_of(task: str, recipe: Recipe, seeds: Sequence[int]) -> Iterator[Trial
 
 
 def directory_of(workdir: epath.Path, one: Trial) -> epath.Path:
-    """Return the directory of a trial; `workdir` is the directory of the suite, which holds all trials."""
+    """Return the directory of a trial in `workdir`, the directory of its suite."""
     return workdir / one.task / one.name
 
 
@@ -153,7 +153,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
-    """Write the suite's settings to `config.json` in `workdir`.
+    """Claim `workdir` for a suite: check that it holds no other work, and write the settings to `config.json`.
 
     Settings of other tasks that have trials in `workdir` stay in the file.
 
@@ -168,7 +168,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def _claim_again(config: FinetuningConfig, workdir: epath.Path, name: str) -> None:
-    """Check that `workdir` is still claimed for the suite and its task `name`, and claim it for the task if it is not.
+    """Check that `workdir` still belongs to the suite, and add the task `name` to its `config.json` if it lacks it.
 
     Between the suite's claim and its first trial of a task, another process may have claimed the same directory: for
     other settings, which is an error, or for other tasks.
@@ -179,10 +179,7 @@ def _claim_again(config: FinetuningConfig, workdir: epath.Path, name: str) -> No
 
 
 def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any]:
-    """Return the settings of the tasks that have a trial with something worth keeping: a result, or a checkpoint.
-
-    Also of those that have a trial at which a process is at work.
-    """
+    """Return {task: settings} of the tasks with a trial that has a result, a checkpoint or a process at work."""
     return {
         name: recipe
         for name, recipe in settings.get("tasks", {}).items()  # a config of a run of pre-training has none
@@ -192,7 +189,7 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
-    """Return the settings of a fine-tuning config as {"section.key": value}, to compare them with another config's.
+    """Flatten the settings of a fine-tuning config to {"section.key": value}, to compare them with another config's.
 
     Of the tasks, only `tasks` are included. `epochs` is multiplied by `epochs_factor`, because only their product
     matters.
@@ -206,7 +203,7 @@ def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
 
 
 def resolved(config: FinetuningConfig) -> FinetuningConfig:
-    """Return a config in which tasks have the fingerprints of their files, and custom tasks the labels of theirs.
+    """Return a config with the fingerprints of the tasks' files, and with the labels of custom tasks.
 
     Raises FileNotFoundError or ValueError if the files of a custom task cannot be used.
     """
@@ -284,10 +281,10 @@ def prepare(
 
 
 def _check_heads(config: FinetuningConfig, material: Mapping[str, Splits], opened: Pretrained) -> None:
-    """Raise ValueError if a task needs something that the model from which it starts does not have.
+    """Raise ValueError if the model from which a task starts lacks a head, dropout or attention scores for the task.
 
-    This is a head for masked words, by which phrases are ranked; dropout in a head for which the recipe has a rate; or
-    attention scores to guide or attack.
+    It may need a head for masked words, by which phrases are ranked; dropout in a head for which the recipe has a rate;
+    or attention scores to guide or attack.
     """
     for name, splits in material.items():
         try:
@@ -359,13 +356,13 @@ def _check_length(suite: Suite, one: Trial) -> None:
 
 
 def _of_trial(suite: Suite, one: Trial) -> Splits:
-    """Return the examples of a trial: those of its task, or of its fold."""
+    """Return the splits of a trial's task or, in cross-validation, of the trial's fold."""
     splits = suite.material[one.task]
     return splits if one.fold is None else task_splits.of_fold(splits, one.fold, one.recipe.folds)
 
 
 def run(suite: Suite) -> dict[str, Chosen]:
-    """Train the unfinished trials; return each task's results at its best point, in the order of the task catalogue.
+    """Train the unfinished trials of a suite; return {task: its results at the best point of its sweep}.
 
     The best point of a task's sweep is the one with the best median on the development set.
 
@@ -403,11 +400,11 @@ def _recording(suite: Suite) -> Iterator[epath.Path]:
 
 
 def train_share(suites: Sequence[Suite], share: parts.Share) -> tuple[int, int]:
-    """Train the unfinished trials of one share of all trials of several suites.
+    """Train one share's unfinished trials of several suites; return how many wait in it and how many are left in all.
 
-    The trials are numbered in the order of training. Returns the number of trials of the share that wait for trials of
-    other shares, because they start from their weights or mask what they masked; and the number of all trials that are
-    not done.
+    The trials are numbered in the order of training. The first returned number counts trials of the share that wait for
+    trials of other shares, because they start from their weights or mask what they masked; the second, all trials that
+    are not done.
 
     suites: the suites, in the order of training.
     """
@@ -437,7 +434,7 @@ def train_share(suites: Sequence[Suite], share: parts.Share) -> tuple[int, int]:
 
 
 def _can_begin(suite: Suite, one: Trial, recording: Set[epath.Path]) -> bool:
-    """Return whether all trials that a trial needs are done.
+    """Return whether a trial can begin, because all trials whose weights or masked shares it needs are done.
 
     recording: directories of the unfinished trials that record what share of attention is masked.
     """
@@ -465,7 +462,7 @@ def _run_task(suite: Suite, name: str) -> None:
 
 
 def _check_first_is_best(suite: Suite, name: str) -> None:
-    """Raise ValueError if a finished trial started from a trial of its `initial_task` that is not the best any more.
+    """Raise ValueError if a finished trial started from a trial of `initial_task` that is no longer the best one.
 
     Another one is the best if the first task has got more points, or was trained again. Trials are told apart by task
     and name, because a suite may have been moved.
@@ -489,7 +486,7 @@ def _encoded(suite: Suite, one: Trial) -> TaskData:
 
 
 def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
-    """Train or resume a trial under the lock of its directory.
+    """Train or resume one trial while holding the lock of its directory.
 
     If it diverges, or is to mask what a failed trial masked, its result says so.
     """
@@ -532,7 +529,7 @@ def _outcome(result: Result, metric: str) -> str:
 def _results_of(
     finished: Iterable[Trial], workdir: epath.Path, metric: str
 ) -> tuple[list[tuple[Result, epath.Path]], list[Result]]:
-    """Return the results of the trials that succeeded, each with its directory, and the results of those that failed.
+    """Return (result, directory) of each trial that succeeded, and the results of the trials that failed.
 
     finished: finished trials of one task.
     metric: the metric of the task.
@@ -560,7 +557,7 @@ def _check_lengths(config: FinetuningConfig, longest: int) -> None:
 
 
 def _start_of(directory: epath.Path) -> tuple[str, str] | None:
-    """Return the description and the digest of what a finished trial started from; None if the trial failed."""
+    """Return (description, digest) of the model that a finished trial started from; None if the trial failed."""
     result = trial.read_result(directory)
     if "failed" in result:
         return None
@@ -569,7 +566,7 @@ def _start_of(directory: epath.Path) -> tuple[str, str] | None:
 
 
 def _check_start(directory: epath.Path, start: Pretrained) -> None:
-    """Raise ValueError if a finished trial started from something else than `start`; failed trials do not count."""
+    """Raise ValueError if a finished, successful trial started from another model than `start`."""
     if not is_done(directory) or (stored := _start_of(directory)) is None:
         return
     (description, digest), current = stored, start.description
@@ -584,7 +581,7 @@ def _check_start(directory: epath.Path, start: Pretrained) -> None:
 
 
 def _check_initial(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str) -> None:
-    """Raise ValueError if task `name` starts from weights of another task that, for some seed, will not be there.
+    """Raise ValueError if the weights of another task from which task `name` starts will be missing for some seed.
 
     They will not if the trials that succeeded saved none, or if all trials are finished and failed. A trial that
     failed does not count while others are to be trained yet.
@@ -611,7 +608,7 @@ def _best(config: FinetuningConfig, workdir: epath.Path, name: str, metric: str,
 
 
 def _first_best(succeeded: Sequence[tuple[Result, epath.Path]], name: str, metric: str, seed: int) -> epath.Path:
-    """Return the directory of the best result, by the development `metric`; of several that are equal, the first.
+    """Return the directory of the trial with the best development `metric`; of equally good trials, the first.
 
     succeeded: results of the successful trials of task `name` with this seed, each with its directory.
 
@@ -627,9 +624,9 @@ def _first_best(succeeded: Sequence[tuple[Result, epath.Path]], name: str, metri
 
 
 def _initial(suite: Suite, one: Trial) -> Pretrained:
-    """Return the encoder that a trial starts from.
+    """Return the encoder that a trial starts from: of the suite's checkpoint, or of another task's best trial.
 
-    It is that of the suite's checkpoint, or of the best trial of `initial_task` with the same seed.
+    With `initial_task`, it is the encoder of the best trial of that task with the same seed.
 
     Raises ValueError if finished trials of the seed started from another encoder.
     """

@@ -1,4 +1,4 @@
-"""Traces: what share of attention an adversary masked in each layer of an earlier trial, from start to end.
+"""Traces: the share of attention that an adversary masked in each layer of an earlier trial, over its training.
 
 A trial with `adversarial.method=scheduled` masks the same shares, at random places.
 
@@ -39,7 +39,7 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 
 
 def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epath.Path]) -> None:
-    """Raise ValueError if a trial is to repeat masked shares that are not recorded and will not be before it runs.
+    """Raise ValueError if a trial needs a trace of masked shares that is not there and will not be recorded in time.
 
     The path of the recording, a trace, is `adversarial.masking.trace`. Trials with another method than `scheduled` need
     no trace.

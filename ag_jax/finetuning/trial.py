@@ -42,12 +42,12 @@ class Trial:
 
     @property
     def point(self) -> dict[str, Any]:
-        """The point of the sweep, as `result.json` has it."""
+        """The settings of the trial's point of the sweep, {name: value}, as `result.json` stores them."""
         return point_settings(self.learning_rate, self.batch_size, self.swept)
 
     @property
     def name(self) -> str:
-        """The name of the trial's directory in the directory of its task."""
+        """The name of the trial's directory, made of learning rate, batch size, swept settings, seed and fold."""
         swept = "".join(f"-{name}{in_name(value)}" for name, value in self.swept.items())
         fold = "" if self.fold is None else f"-fold{self.fold}"
         return f"lr{self.learning_rate:g}-bs{self.batch_size}{swept}-seed{self.seed}{fold}"
@@ -80,7 +80,7 @@ def read_result(directory: epath.Path) -> dict[str, Any]:
 
 
 def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) -> None:
-    """Raise ValueError if a result is that of another trial than the one to which its directory belongs."""
+    """Raise ValueError if the result in a trial's directory belongs to a trial with other settings."""
     names = ("task", "learning_rate", "batch_size", "seed", "fold")
     expected = {name: getattr(trial, name) for name in names} | trial.swept
     stored = {name: result.get(name) for name in names} | result.get("swept", {})
@@ -93,7 +93,10 @@ def check_result(trial: Trial, directory: epath.Path, result: dict[str, Any]) ->
 
 
 def _is_same(stored: Any, expected: Any) -> bool:
-    """Return whether two values are equal; numbers with a fraction in the digits that a directory's name has."""
+    """Return whether two settings are equal, floats up to a relative tolerance of 1e-5.
+
+    The names of trials' directories have no more digits.
+    """
     if isinstance(stored, float) and isinstance(expected, float):
         return math.isclose(stored, expected, rel_tol=1e-5)
     return stored == expected
