@@ -1,4 +1,4 @@
-"""The best head of a model, with confidence intervals over documents, and differences between models.
+"""Choice of a model's best head on a probe, with confidence intervals over documents, and model differences.
 
 A model has many heads, and the best one on a set of queries is partly the best by luck. So a head is chosen on the
 development documents, and its score on the test documents is reported beside the best score on the test documents
@@ -21,7 +21,7 @@ Head = tuple[int, int]  # layer and head, counted from 0
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Scores of all heads on queries.
+    """Scores of all heads on a probe's queries, with the kind and the document of each query.
 
     scores_QNH: score of each head on each query, in [0, 1].
     kind_Q: kind of each query.
@@ -37,12 +37,12 @@ class Table:
     documents: int
 
     def of_kind(self, kind: str) -> np.ndarray:
-        """Return which queries have a kind, `Q`; all queries for `ALL`."""
+        """Return for each query whether it is of this kind, booleans `Q`; all True for `ALL`."""
         return np.ones(len(self.kind_Q), bool) if kind == ALL else self.kind_Q == kind
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """`ALL`, then the kinds, the most frequent first."""
+        """Names of the kinds of query: first `ALL`, then the kinds from the most to the least frequent."""
         names, counts = np.unique(self.kind_Q, return_counts=True)
         return (ALL, *(str(names[index]) for index in np.argsort(-counts, kind="stable")))
 
@@ -64,7 +64,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The heads of a model that are best on queries of one kind.
+    """The best heads of a model on queries of one kind, chosen on development and on test queries, with scores.
 
     kind: the kind of query.
     queries: number of test queries.
@@ -129,7 +129,7 @@ def resample(documents: int, resamples: int) -> np.ndarray:
 
 
 def interval(scores_Q: np.ndarray, chosen_Q: np.ndarray, document_Q: np.ndarray, resamples_RD: np.ndarray) -> Interval:
-    """Return the mean score on some queries, with the 95 % percentile interval over resamples of their documents.
+    """Return the mean score on the chosen queries, with the 95 % percentile interval over resampled documents.
 
     Queries of a document are not independent, so documents are resampled, not queries. Resamples without any of the
     queries are NaN, and not in the interval.
@@ -152,7 +152,7 @@ def interval(scores_Q: np.ndarray, chosen_Q: np.ndarray, document_Q: np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The difference of a model's score from that of the first model, on the same documents.
+    """The difference of a model's score from the first model's score on the same documents, with its p-value.
 
     mean: the difference, model minus first model.
     low, high: 95 % confidence interval, over resamples of the documents.
@@ -167,7 +167,7 @@ class Difference:
 
 
 def difference(baseline: Sequence[Interval], other: Sequence[Interval]) -> Difference:
-    """Return the score of `other` minus that of `baseline`, paired by resample; with several seeds, of their means.
+    """Return the mean score of `other` over seeds minus the mean score of `baseline`, by a paired bootstrap.
 
     baseline, other: for each seed the score; all with the same resamples of the same documents.
     """
@@ -183,7 +183,7 @@ def difference(baseline: Sequence[Interval], other: Sequence[Interval]) -> Diffe
 def best_offset(
     scores: Mapping[str, np.ndarray], chosen_Q: np.ndarray, development_Q: np.ndarray
 ) -> tuple[str, float] | None:
-    """Return the best rule of a fixed distance on development queries and its score on test queries.
+    """Return (name, test score) of the fixed-distance rule with the best score on development queries.
 
     scores: name of each rule to its scores, `Q`.
     chosen_Q: which queries count.

@@ -37,7 +37,7 @@ Results = dict[str, dict[str, list[ProbeResult]]]  # for each arm and probe, tho
 
 
 def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConfig]:
-    """Return the checked config of every arm of the config file `source`, with `overrides` on top.
+    """Return {arm: checked config} for every arm of the config file `source`, with `overrides` on top.
 
     Raises ValueError if there are no arms, if two are the same, if one has the name of the random models, or if their
     probes, ablation, resamples or seeds do not go together.
@@ -165,7 +165,7 @@ def _run(
 def _check_word_heads(
     configs: Mapping[str, ProbingConfig], trained: Mapping[str, Mapping[epath.Path, ExperimentConfig]]
 ) -> None:
-    """Raise ValueError for a model without a head for masked words, and one that will be trained without it."""
+    """Raise ValueError if a model has no head for masked words, or will be trained without one."""
     for config in configs.values():
         for seed in config.seeds:
             if (place := config.checkpoint_of(seed)) is not None:
@@ -177,7 +177,7 @@ def _check_word_heads(
 
 
 def _judge(configs: Mapping[str, ProbingConfig], pairs: Sequence[Pair], workdir: epath.Path) -> JudgedModels:
-    """Return for each arm and model the checkpoints that scored the pairs; {} without pairs."""
+    """Return {arm: for each model, its scores of the minimal pairs at each checkpoint}; {} without pairs."""
     by_arm: JudgedModels = {}
     for arm, config in configs.items() if pairs else ():
         by_arm[arm] = []
@@ -190,14 +190,14 @@ def _judge(configs: Mapping[str, ProbingConfig], pairs: Sequence[Pair], workdir:
 
 
 def _checkpoint(arm: str, seed: int, config: ProbingConfig, workdir: epath.Path) -> str:
-    """Return the directory of a model: the checkpoint of the config, or that of the run that was trained first."""
+    """Return the directory of an arm's model for a seed: the config's checkpoint, or the run that is trained first."""
     return config.checkpoint_of(seed) or str(workdir / f"{arm}-seed{seed}")
 
 
 def _prepare_ablation(
     configs: Mapping[str, ProbingConfig], workdir: epath.Path
 ) -> dict[str, dict[int, ablation_results.Prepared]]:
-    """Return the models of all arms, by seed, with the texts of their head ablation; {} without ablation."""
+    """Return {arm: {seed: opened model with the texts of its head ablation}}; {} without ablation."""
     first = next(iter(configs.values()))
     if not first.ablation.data:
         return {}
@@ -209,7 +209,7 @@ def _prepare_ablation(
 
 
 def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str, dict[int, ProbedModel]]:
-    """Return the models of all arms, by seed, followed by the models with random weights.
+    """Return {arm: {seed: opened model}} of all arms, followed by arms of models with random weights.
 
     Each combination of architecture and tokenizer has an arm of random models.
     """
@@ -231,7 +231,7 @@ def _open(configs: Mapping[str, ProbingConfig], workdir: epath.Path) -> dict[str
 
 
 def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epath.Path, ExperimentConfig]:
-    """Return the config of each run that is trained before an arm is probed, by the run's directory.
+    """Return {run directory: config} of the runs that are trained before an arm is probed.
 
     Raises ValueError if the config file that trains them sets a seed that none of them would have.
     """
@@ -258,7 +258,7 @@ def _write_report(
     workdir: epath.Path,
     overridden: Sequence[str],
 ) -> epath.Path:
-    """Write report.md, report.json, the files of all heads and figures; return the path of report.md."""
+    """Write report.md, report.json, CSV files with all heads, and figures; return the path of report.md."""
     first = next(iter(configs.values()))
     content: dict[str, Any] = {
         "title": first.title,
@@ -317,7 +317,7 @@ def _write_report(
 
 
 def _remove_others(workdir: epath.Path, written: set[str]) -> None:
-    """Remove what an earlier command with other probes has written beside its report, and the present one has not."""
+    """Remove CSV files and figures that an earlier command left beside its report and this one has not written."""
     for name in (SCORES, ablation_report.CSV, ablation_report.FIGURE, pair_report.FIGURE):
         if name not in written:
             (workdir / name).unlink(missing_ok=True)
@@ -330,7 +330,7 @@ def _remove_others(workdir: epath.Path, written: set[str]) -> None:
 def _write_ablation(
     ablated: Mapping[str, Sequence[Summary]], probed: Mapping[str, Any], workdir: epath.Path
 ) -> dict[str, Any]:
-    """Write the figure and the table of head ablation; return its part of report.json.
+    """Write the figure and the CSV file of head ablation; return the section on it for report.json.
 
     probed: the part of report.json on probes.
     """

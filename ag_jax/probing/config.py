@@ -23,7 +23,7 @@ READ_BY = {
 
 @dataclasses.dataclass(frozen=True)
 class ProbeConfig:
-    """Settings of one probe.
+    """Settings of one probe: what heads are asked about which texts, and how attention becomes an answer.
 
     kind: what heads are asked: for an antecedent of a mention (`coreference`), for the antecedent of a reflexive
         pronoun in synthetic sentences of which every word is one token (`reflexives`), for the name that a pronoun
@@ -197,5 +197,5 @@ class ProbingConfig:
             )
 
     def checkpoint_of(self, seed: int) -> str | None:
-        """Return the directory of the model of a seed; None if it is trained first."""
+        """Return the directory of the model with this seed; None if the model is trained first."""
         return self.checkpoint.replace(SEED, str(seed)) if self.checkpoint else None

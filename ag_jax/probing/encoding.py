@@ -1,4 +1,4 @@
-"""Windows of words as rows of tokens, with the tokens of each word.
+"""Tokenisation of windows (texts as words) into rows of token ids, with the positions of each word's tokens.
 
 A word is encoded as in running text, with a space before it, also the first word of a window.
 """
@@ -15,7 +15,7 @@ from ag_jax.data.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class EncodedWindow:
-    """A window as a row of tokens: the begin token, those of the words, and the end token.
+    """A tokenised window: begin token, tokens of the words and end token, with the position of each word.
 
     ids: the token ids, `(tokens,)`.
     starts: position of the first token of each word, and after the last word that of the end token, `(words + 1,)`.
@@ -28,7 +28,7 @@ class EncodedWindow:
 
 @dataclasses.dataclass(frozen=True)
 class EncodedWindows:
-    """The windows of a probe as rows of tokens.
+    """The tokenised windows of a probe, and the number of words without a token.
 
     windows: one for each window of the probe; None for a window with more tokens than the model has positions.
     unknown: number of words that have no token, such as a control character; the token for unknown words stands for
@@ -40,7 +40,7 @@ class EncodedWindows:
 
 
 def encode(windows: Sequence[Window], tokenizer: Tokenizer, longest: int) -> EncodedWindows:
-    """Encode windows; those with more than `longest` tokens become None."""
+    """Tokenise windows; a window with more than `longest` tokens becomes None."""
     specials = tokenizer.specials
     encoded, unknown = [], 0
     for ids, counts in _located([window.words for window in windows], tokenizer):
@@ -66,7 +66,7 @@ def word_lengths(tokenizer: Tokenizer) -> Callable[[Sequence[str]], list[int]]:
 
 
 def _located(texts: Sequence[Sequence[str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the token ids of each text, and the number of tokens of each of its words.
+    """Yield (token ids, number of tokens of each word) for each text.
 
     A word whose characters the tokenizer drops has 0 tokens.
     """

@@ -26,7 +26,7 @@ FEMININE, MASCULINE = "feminine", "masculine"  # kinds of query in GAP
 
 @dataclasses.dataclass(frozen=True)
 class Decisions:
-    """What a head answers to queries, before a threshold is chosen.
+    """A head's preferred candidate for each query: the attention to it, and whether it is correct.
 
     mass_Q: attention to the candidate to which it attends most.
     is_right_Q: whether this candidate is correct.
@@ -38,19 +38,19 @@ class Decisions:
     correct_Q: np.ndarray
 
     def of(self, chosen_Q: np.ndarray) -> "Decisions":
-        """Return the answers to some of the queries."""
+        """Return the decisions on the chosen queries only."""
         return Decisions(self.mass_Q[chosen_Q], self.is_right_Q[chosen_Q], self.correct_Q[chosen_Q])
 
 
 def f1(decisions: Decisions, threshold: float) -> float | None:
-    """Return F1 if candidates with at least `threshold` in `mass_Q` are taken; None without taken or correct ones."""
+    """Return F1 if candidates with attention of at least `threshold` are taken; None without taken or correct ones."""
     is_taken_Q = decisions.mass_Q >= threshold
     counted = int(is_taken_Q.sum() + decisions.correct_Q.sum())
     return 2 * float((decisions.is_right_Q & is_taken_Q).sum()) / counted if counted else None
 
 
 def best_threshold(decisions: Decisions) -> float:
-    """Return the value of `mass_Q` that gives the best F1 as threshold; of equally good ones the lowest.
+    """Return the attention value that as a threshold gives the best F1; of equally good ones, the lowest.
 
     There must be at least one query.
     """
@@ -65,7 +65,7 @@ def best_threshold(decisions: Decisions) -> float:
 
 
 def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return {"head", "threshold", "f1", "ratio"} of a head: F1 on test queries with a threshold from development ones.
+    """Return {"head", "threshold", "f1", "ratio"} of a head: F1 on test queries, by a threshold chosen on development.
 
     The head counts from 1 in the result; "f1" and "ratio" are as in `of_rule`.
 
@@ -85,7 +85,7 @@ def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) 
 
 
 def of_rule(probe: Probe, measured: Measured, name: str, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return {"f1": {kind: F1}, "ratio": F1 feminine / F1 masculine} of a baseline, on the test queries.
+    """Return {"f1": {kind: F1}, "ratio": feminine F1 / masculine F1} of a baseline rule on the test queries.
 
     The baseline takes a candidate of every query. Returns None without this baseline, and for measurements that have no
     attention to candidates.
@@ -104,7 +104,10 @@ def _correct(probe: Probe, measured: Measured) -> np.ndarray:
 def _by_kind(
     probe: Probe, measured: Measured, decisions: Decisions, threshold: float, kinds: Sequence[str]
 ) -> dict[str, Any]:
-    """Return {"f1": {kind: F1}, "ratio": F1 feminine / F1 masculine}; the ratio is None without both."""
+    """Return {"f1": {kind: F1}, "ratio": feminine F1 / masculine F1} on test queries at a threshold.
+
+    The ratio is None without both.
+    """
     test_Q = ~np.asarray(probe.development, bool)[measured.queries_Q]
     kind_Q = np.array([probe.queries[index].kind for index in measured.queries_Q])
     f1_of_kinds = {kind: f1(decisions.of(test_Q & ((kind_Q == kind) | (kind == ALL))), threshold) for kind in kinds}

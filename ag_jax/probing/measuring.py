@@ -25,7 +25,7 @@ NO_TOKEN = "words without a token, read as unknown words"
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Scores of all heads in one mode, for the Q queries of a probe that could be asked.
+    """Scores of all heads in one mode of a probe, on the Q queries whose windows the model can read.
 
     queries_Q: indices of these queries in the probe.
     scores_QNH: score of each head on each query, in [0, 1].
@@ -54,7 +54,7 @@ def measure(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[Mode, Measured]:
-    """Return the scores of all heads of a model on a probe, for each mode.
+    """Return {mode: scores of all heads of a model on a probe's queries}.
 
     convention: how attention between tokens becomes attention between words.
     progress: called with the number of queries done and that of all, several times.
@@ -101,21 +101,21 @@ def measure(
 
 
 def _askable(probe: Probe, windows: Sequence[EncodedWindow | None]) -> tuple[list[int], dict[str, int]]:
-    """Return the indices of the queries that can be asked, and for the others their number by reason."""
+    """Return the indices of the queries whose windows the model can read, and {reason: number of the others}."""
     askable = [index for index, query in enumerate(probe.queries) if windows[query.window] is not None]
     left_out = len(probe.queries) - len(askable)
     return askable, {TOO_LONG: left_out} if left_out else {}
 
 
 def _unit(mode: Mode) -> Unit:
-    """Return the unit of the rows that a mode reads."""
+    """Return whether a mode reads attention by word or by token position."""
     return "position" if mode == "positions" else "word"
 
 
 def _weights_and_choices(
     mode: Mode, probe: Probe, queries: Sequence[Query], windows: Sequence[EncodedWindow], weights_QNHU: np.ndarray
 ) -> tuple[np.ndarray, Choices]:
-    """Return the attention of a batch to whatever a mode chooses from, and the choices."""
+    """Return the attention to the words, tokens or candidates among which a mode chooses, and the choices."""
     units = weights_QNHU.shape[-1]
     if mode == "mentions":
         words_QGU, choices = scores.candidate_choices(queries, units)
@@ -127,7 +127,7 @@ def _weights_and_choices(
 
 
 class _Collector:
-    """Collects the scores of one mode from batches."""
+    """Collector of the scores of all heads in one mode, batch by batch."""
 
     def __init__(self, queries: int, probed: ProbedModel, *, has_confusion: bool, has_mass: bool):
         config = probed.model.config

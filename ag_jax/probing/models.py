@@ -55,7 +55,7 @@ def digest(config: EncoderConfig, params: Any, tokenizer: Tokenizer) -> str:
 
 
 def open_model(checkpoint: str, step: int | None = None) -> ProbedModel:
-    """Open a run (at `step`, the newest by default), a trial or a Hugging Face directory.
+    """Open the encoder of a run (at `step`, by default the newest), a trial or a Hugging Face directory.
 
     Raises FileNotFoundError or ValueError with what was expected.
     """

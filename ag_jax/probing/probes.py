@@ -1,4 +1,4 @@
-"""The queries of each kind of probe, made for a model's tokenizer."""
+"""The queries of each kind of probe, in windows that fit the tokenizers of the compared models."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def make(name: str, config: ProbeConfig, compared: Sequence[ProbedModel]) -> Pro
 
 
 def check(name: str, config: ProbeConfig) -> None:
-    """Raise FileNotFoundError or ValueError for a file or a function that does not exist; no model is needed."""
+    """Raise FileNotFoundError or ValueError if the data file or the custom function of a probe does not exist."""
     if config.kind == "custom":
         imported.function(f"probes.{name}.function={config.function}", config.function or "")
     elif config.data and not pathlib.Path(config.data).expanduser().exists():
@@ -42,7 +42,7 @@ def check(name: str, config: ProbeConfig) -> None:
 
 
 def _limits(config: ProbeConfig, compared: Sequence[ProbedModel]) -> dict[str, Any]:
-    """Return the arguments by which a probe keeps its texts as short as the setting and all models allow."""
+    """Return arguments that limit a probe's windows to the number of tokens that the setting and all models allow."""
     counts = {probed.tokenizer.fingerprint(): word_lengths(probed.tokenizer) for probed in compared}
 
     def most(words: Sequence[str]) -> Sequence[int]:
@@ -69,7 +69,7 @@ def _dependencies(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Pro
 
 
 def _custom(name: str, config: ProbeConfig, limits: dict[str, Any]) -> Probe:
-    """Call the function of a custom probe with the setting `data`; the function cuts its own windows."""
+    """Return the probe that a custom function makes from the setting `data`; the function cuts its own windows."""
     probe = imported.function(f"probes.{name}.function={config.function}", config.function or "")(config.data)
     if not isinstance(probe, Probe):
         raise ValueError(

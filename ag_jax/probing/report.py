@@ -34,7 +34,7 @@ ROWS = {
 def markdown(
     content: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]], figures: Mapping[tuple[str, str], str]
 ) -> str:
-    """Return the report as Markdown.
+    """Return the report of a comparison of models by probes as Markdown: tables, notes and figures.
 
     content: the content of report.json.
     settings: the flat settings of each arm.
@@ -74,12 +74,12 @@ def _number(value: float | None) -> str:
 
 
 def _kinds_of_tables(numbers: Mapping[str, Any]) -> list[str]:
-    """Return the kinds that tables have: `all`, and the most frequent of those that have correct answers."""
+    """Return the kinds of query that tables show: `all`, and the most frequent ones that have correct answers."""
     return [kind for kind in numbers["kinds"] if kind not in numbers["unanswerable"]][: MOST_KINDS + 1]
 
 
 def _tables(numbers: Mapping[str, Any], mode: str) -> list[str]:
-    """Return the tables of a probe in one mode, and which kinds they lack."""
+    """Return the tables of a probe in one mode, and notes on the kinds of query that they leave out."""
     kinds, unanswerable = _kinds_of_tables(numbers), numbers["unanswerable"]
     if len(kinds) <= MOST_COLUMNS + 1:
         lines = _table_of_scores(numbers, mode, kinds)
@@ -97,7 +97,7 @@ def _tables(numbers: Mapping[str, Any], mode: str) -> list[str]:
 
 
 def _table_of_kinds(numbers: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
-    """Return a table with a row for each kind: queries, baselines, and the chosen head of each arm."""
+    """Return a table with a row for each kind of query: number of queries, baselines, and each arm's chosen head."""
     header = ["kind", "test queries", *numbers["baselines"], *(f"**{arm}**" for arm in numbers["means"])]
     rows = []
     for kind in kinds:
@@ -110,7 +110,7 @@ def _table_of_kinds(numbers: Mapping[str, Any], kinds: Sequence[str]) -> list[st
 
 
 def _f1(numbers: Mapping[str, Any]) -> list[str]:
-    """Return the table of F1 of a probe whose queries may have no correct candidate."""
+    """Return the table of F1 of the chosen heads, for a probe whose queries may have no correct candidate."""
     rows = []
     for arm, seeds in {"nearest": [numbers["f1_nearest"]], **numbers["f1"]}.items():
         entries = [entry for entry in seeds if entry is not None]
@@ -135,7 +135,7 @@ def _f1(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _over_seeds(values: Sequence[float | None]) -> str:
-    """Return a number, or the mean and deviation of several; a dash if one is unknown."""
+    """Format one number, or the mean and standard deviation of several; a dash if one is unknown."""
     numbers = [value for value in values if value is not None]
     if len(numbers) < len(values):
         return _number(None)
@@ -143,7 +143,7 @@ def _over_seeds(values: Sequence[float | None]) -> str:
 
 
 def _table_of_scores(numbers: Mapping[str, Any], mode: str, kinds: Sequence[str]) -> list[str]:
-    """Return a table with a column for each kind: rows of baselines, then those of the arms."""
+    """Return a table of scores with a column for each kind of query: rows of baselines, then rows of the arms."""
     rows = [["test queries", *(f"{numbers['queries'][kind]:,}" for kind in kinds)]]
     for name, values in numbers["baselines"].items():
         hint = " (is told the candidates)" if name in OF_CANDIDATES and mode != "mentions" else ""
@@ -157,7 +157,7 @@ def _table_of_scores(numbers: Mapping[str, Any], mode: str, kinds: Sequence[str]
 
 
 def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str, float] | None) -> str:
-    """Return a score: of one model with its interval over documents and its head, of several with the deviation."""
+    """Format a score: of one model with its interval and its head, of several models with the standard deviation."""
     if mean is None:
         return "–"
     one, text = seeds[0], _number(mean["mean"])
@@ -170,7 +170,7 @@ def _cell(key: str, seeds: Sequence[Mapping[str, Any] | None], mean: Mapping[str
 
 
 def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
-    """Return the table of differences from the first arm, by documents and, with several seeds, by seeds."""
+    """Return tables of score differences from the first arm: over documents and, with several seeds, over seeds."""
     rows = [
         [
             arm,
@@ -211,7 +211,7 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
 
 
 def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
-    """Return what a reader must know: whether the probe tells anything, confusion, mistakes, what was left out."""
+    """Return notes for the reader: whether the probe tells anything, confusion, mistakes, and what was left out."""
     lines = no_signal(numbers, mode)
     for arm, layers in numbers["confusion"].items():
         if layers is not None:
@@ -234,7 +234,7 @@ def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
 
 
 def no_signal(numbers: Mapping[str, Any], mode: str) -> list[str]:
-    """Return a sentence if no chosen head of a trained model beats a simple rule with the same choices."""
+    """Return a warning if no trained model's chosen head beats a simple rule with the same choices; otherwise []."""
     rules = ("nearest",) if mode == "mentions" else ("best fixed offset",)
     name = next((rule for rule in rules if rule in numbers["baselines"]), "chance")
     level = numbers["baselines"][name].get("all")
@@ -249,7 +249,7 @@ def no_signal(numbers: Mapping[str, Any], mode: str) -> list[str]:
 
 
 def csv_text(results: Mapping[str, Mapping[str, Sequence[ProbeResult]]]) -> str:
-    """Return `scores.csv`: the number of correct and of all queries of every head, by probe, mode, kind and part.
+    """Return the content of `scores.csv`: each head's correct and total queries, by probe, mode, kind and part.
 
     results: for each arm and probe, the results of its models, in the order of the seeds.
     """

@@ -25,7 +25,7 @@ VERSION = 2  # of the computation of scores; a new one makes stored results of t
 
 @dataclasses.dataclass(frozen=True)
 class ProbeResult:
-    """The scores of a model on a probe.
+    """The scores of all heads of a model on a probe, with the model and the probe.
 
     probed: the model.
     config: settings of the probe.
@@ -65,7 +65,7 @@ def _progress(label: str) -> Callable[[int, int], None]:
 
 
 def _fingerprint(probed: ProbedModel, config: ProbeConfig, probe: Probe) -> str:
-    """Return the SHA-256 of everything on which the scores depend."""
+    """Return the SHA-256 of everything on which a model's scores on a probe depend."""
     settings = [VERSION, dataclasses.asdict(config), probed.digest, probed.longest]
     questions = [[window.words for window in probe.windows], [list(vars(query).values()) for query in probe.queries]]
     content = json.dumps([settings, questions, probe.before], default=int)  # a custom probe may have numpy's integers
@@ -83,7 +83,10 @@ def _store(folder: epath.Path, fingerprint: str, probed: ProbedModel, modes: dic
 
 
 def _read(folder: epath.Path, mode: Mode, record: dict[str, Any]) -> Measured:
-    """Read the scores of a mode. Raises ValueError if the file is not the one that was written."""
+    """Read the stored scores of a mode from its file of arrays.
+
+    Raises ValueError if the file is not the one that was written.
+    """
     arrays = storing.read_arrays(folder / f"{mode}.npz", record["sha256"])
     fields: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
     return Measured(**fields, dropped=record["dropped"])

@@ -52,18 +52,18 @@ class Convention:
 
     @property
     def asked(self) -> From | To:
-        """How to combine the tokens of the query's word into one row: `sum`, `mean` or `first`."""
+        """How attention of the tokens of the query's word becomes one vector: `sum`, `mean` or `first`."""
         return self.to if self.transposed else self.from_
 
     @property
     def others(self) -> From | To:
-        """How to combine the tokens of each word of a row, the query's word included: `sum`, `mean` or `first`."""
+        """How attention of the tokens of each word of the text becomes one number: `sum`, `mean` or `first`."""
         return self.from_ if self.transposed else self.to
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Attention of the queries of a batch.
+    """Attention of every head from (or, transposed, to) the word of each query of a batch.
 
     queries: indices of the queries, `F`.
     weights: for each kind of unit, `FNHU`: for each query, layer and head the attention to each unit. U is the padded
@@ -76,7 +76,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Windows that are computed together, with their queries.
+    """A batch of windows that are computed together, with the queries about them.
 
     windows: their indices.
     queries: indices of their queries, `F`.
@@ -97,7 +97,7 @@ def attention_rows(
     units: Sequence[Unit] = ("word",),
     convention: Convention = Convention(),
 ) -> Iterator[Rows]:
-    """Yield the attention rows of all queries, in batches of windows of similar length, so not in the order of queries.
+    """Yield the attention of all heads for all queries, by batches of windows of similar length, so not in order.
 
     windows: the texts.
     window_Q, at_Q: for each query its window, and its word in that window.
@@ -166,7 +166,7 @@ def _up(number: int, step: int) -> int:
 
 
 def batch_of(windows: Sequence[EncodedWindow], length: int) -> dict[str, np.ndarray]:
-    """Return windows as a batch that an encoder reads.
+    """Return tokenised windows as a padded batch that an encoder reads.
 
     The number of rows is a power of two, so that few programs are compiled; those without a window are padding.
     """
@@ -185,7 +185,7 @@ def _places_of_queries(
     place: dict[int, int],
     how: From | To,
 ) -> dict[str, np.ndarray]:
-    """Return where the rows of the queries are in a batch: row, positions of the word's tokens and their shares."""
+    """Return the batch row of each query, and the positions and weights of its word's tokens, as arrays by name."""
     queries = list(zip(window_F.tolist(), word_F.tolist(), strict=True))
     begin_F = np.array([windows[window].starts[word] for window, word in queries])
     count_F = np.array([windows[window].starts[word + 1] for window, word in queries]) - begin_F
@@ -207,7 +207,7 @@ def _places_of_queries(
 def _to_words(
     weights_FNHL: np.ndarray, windows: Sequence[EncodedWindow], window_F: np.ndarray, how: From | To
 ) -> np.ndarray:
-    """Combine attention to tokens into attention to words, `FNHU`, with as many units as tokens; unused ones are 0.
+    """Combine attention to tokens into attention to words, `FNHU`, padded with 0 to the number of tokens.
 
     window_F: the window of each query; queries of the same window stand together.
     """

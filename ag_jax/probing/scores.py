@@ -1,4 +1,4 @@
-"""Whether each head answers a query correctly, from its attention to words.
+"""Scores of heads on queries: whether the word, token or candidate with the most attention is a correct answer.
 
 A head's answer is the word, candidate or position to which it attends most. If several are equal, the query's score is
 the share of correct ones among them. Taking the first would favour the beginning of the text where rows are constant.
@@ -23,7 +23,7 @@ LEAST_MASS = 1e-9  # floor of attention to candidates, so that the confusion of 
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """The choices of a head, for each query of a batch.
+    """The words, tokens or candidates among which a head chooses for each query of a batch, and which are correct.
 
     allowed_QU: the units among which it chooses; in the mode `mentions`, U is the candidates.
     right_QU: the units that are correct; those that are not allowed never count.
@@ -34,7 +34,7 @@ class Choices:
 
     @property
     def chance_Q(self) -> np.ndarray:
-        """Share of correct units among the allowed ones: the expected score of a random choice."""
+        """Share of correct choices among the allowed ones: the expected score of a random choice."""
         allowed_Q = self.allowed_QU.sum(-1)
         return (self.allowed_QU & self.right_QU).sum(-1) / np.maximum(allowed_Q, 1)
 
@@ -69,7 +69,7 @@ def position_choices(queries: Sequence[Query], units: int, windows: Sequence[Enc
 
 
 def candidate_choices(queries: Sequence[Query], units: int) -> tuple[np.ndarray, Choices]:
-    """Return the words of each candidate, `QGU` with 0 and 1, and the choices of mode `mentions`, between candidates.
+    """Return the words of each candidate as 0 and 1, `QGU`, and the choices among candidates (mode `mentions`).
 
     `candidate_mass` turns attention to words into attention to candidates.
 
@@ -94,10 +94,10 @@ def candidate_mass(weights_QNHU: np.ndarray, words_QGU: np.ndarray) -> np.ndarra
 
 
 def scores(weights_QNHU: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.ndarray]:
-    """Return the score of each query, layer and head in [0, 1], `QNH`, and the (first) unit of largest weight, `QNH`.
+    """Return each head's score on each query, in [0, 1], and the index of its most attended choice, both `QNH`.
 
-    The score is 1 if that unit is correct; among n units with equal weight, of which r are correct, it is r / n. A
-    query without an allowed unit has score 0, and the unit -1.
+    The score is 1 if that choice is correct; among n choices with equal weight, of which r are correct, it is r / n.
+    The index is the first one with the largest weight. A query without an allowed choice has score 0 and index -1.
     """
     allowed_QNHU = choices.allowed_QU[:, None, None, :]
     masked_QNHU: np.ndarray = np.where(allowed_QNHU, weights_QNHU, -1.0)
@@ -111,12 +111,12 @@ def scores(weights_QNHU: np.ndarray, choices: Choices) -> tuple[np.ndarray, np.n
 
 
 def largest(weights_QNHU: np.ndarray, choices: Choices) -> np.ndarray:
-    """Return the attention to the unit of largest weight among the allowed ones, `QNH`; 0 without any."""
+    """Return the largest attention weight among the allowed choices, `QNH`; 0 if none is allowed."""
     return np.where(choices.allowed_QU[:, None, None, :], weights_QNHU, 0.0).max(-1)
 
 
 def confusion(mass_QNHG: np.ndarray, choices: Choices) -> np.ndarray:
-    """Return -log2(attention to the correct candidates / attention to all candidates), `QNH` (Lin et al. 2019).
+    """Return the confusion of heads, -log2(attention to correct candidates / to all), `QNH` (Lin et al. 2019).
 
     0 means that a head attends to no wrong candidate; with g candidates of equal attention, of which one is correct, it
     is log2(g). Attention to each candidate counts as at least `LEAST_MASS`.

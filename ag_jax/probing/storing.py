@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def begin(folder: epath.Path) -> None:
-    """Create the folder of a measurement and delete `result.json`: until `finish`, the measurement is missing."""
+    """Create the folder of a measurement and delete `result.json`, so that it counts as missing until `finish`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).unlink(missing_ok=True)
 
@@ -36,7 +36,10 @@ def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def read_arrays(path: epath.Path, digest: str) -> dict[str, np.ndarray]:
-    """Read arrays from a file. Raises ValueError if its SHA-256 is not `digest`."""
+    """Read arrays, {name: array}, from a file whose SHA-256 must be `digest`.
+
+    Raises ValueError if it is not.
+    """
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(f"{path.name} has another SHA-256 than {FILE} says")
@@ -50,7 +53,7 @@ def finish(folder: epath.Path, record: Mapping[str, Any]) -> None:
 
 
 def read(folder: epath.Path, fingerprint: str, load: Callable[[dict[str, Any]], T]) -> T | None:
-    """Return the stored measurement of a folder, or None if there is none that can be used.
+    """Return the measurement stored in a folder; None if it is missing, damaged or has another fingerprint.
 
     A message says so if there is one with another fingerprint, or a damaged one.
 

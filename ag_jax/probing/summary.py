@@ -1,4 +1,4 @@
-"""The numbers of a report: best heads of all arms, baselines and differences, as plain values for JSON."""
+"""The numbers of a report on probes: best heads of all arms, baselines and differences, as plain values for JSON."""
 
 import collections
 import dataclasses
@@ -21,7 +21,7 @@ CONFUSIONS = 5  # most frequent wrong answers that are reported
 
 
 def table_of(probe: Probe, measured: Measured) -> Table:
-    """Return the scores of a probe's queries with the queries' kinds and documents.
+    """Return the `Table` of all heads' scores on a probe's queries, with the kinds and documents of the queries.
 
     Documents are numbered in the order of their names, the same for all models that are asked the same probe.
     """
@@ -35,7 +35,7 @@ def table_of(probe: Probe, measured: Measured) -> Table:
 
 
 def restricted(measured: Measured, queries: np.ndarray) -> Measured:
-    """Return a measurement with only the queries whose indices are in `queries`."""
+    """Return a copy of a measurement with only the queries whose indices are in `queries`."""
     is_common_Q = np.isin(measured.queries_Q, queries)
     arrays: dict[str, Any] = {
         name: None if (array := getattr(measured, name)) is None else array[is_common_Q] for name in ARRAYS
@@ -44,7 +44,7 @@ def restricted(measured: Measured, queries: np.ndarray) -> Measured:
 
 
 def is_guided(result: ProbeResult) -> np.ndarray:
-    """Return whether guidance pulled each head of every layer towards a pattern, `NH`."""
+    """Return for each head of every layer whether guidance pulled it towards a pattern, `NH`."""
     config = result.probed.model.config
     return result.probed.assignment.is_guided(config.layers, config.heads)
 
@@ -52,7 +52,7 @@ def is_guided(result: ProbeResult) -> np.ndarray:
 def numbers(
     mode: Mode, arms: Mapping[str, Sequence[ProbeResult]], compared: Sequence[str], resamples: int
 ) -> dict[str, Any]:
-    """Return the content of report.json on one probe in one mode: best heads, baselines, differences, mistakes.
+    """Return the section of report.json on one probe in one mode: best heads, baselines, differences, mistakes.
 
     Kinds, numbers of queries and baselines are those of the first arm. `unanswerable` are kinds without any correct
     answer. Confusion, mistakes and what was dropped are those of an arm's first seed, for all queries that this model
@@ -114,7 +114,7 @@ def numbers(
 
 
 def _chosen_json(chosen: Chosen | None) -> dict[str, Any] | None:
-    """Return a choice of heads for JSON, with layers and heads counted from 1."""
+    """Convert a model's best heads to a dict for JSON, with layers and heads counted from 1."""
     if chosen is None:
         return None
     content = dataclasses.asdict(chosen)
@@ -126,7 +126,7 @@ def _chosen_json(chosen: Chosen | None) -> dict[str, Any] | None:
 
 
 def _mean(seeds: Sequence[Chosen | None]) -> dict[str, Any]:
-    """Return the mean over seeds of each score, with its standard deviation; None for scores that a seed lacks."""
+    """Return {score: its mean and standard deviation over seeds}; None for a score that a seed lacks."""
     means: dict[str, Any] = {}
     for name in ("test", "best", "mean", "guided", "free"):
         values = [_value(chosen, name) for chosen in seeds]
@@ -141,7 +141,7 @@ def _value(chosen: Chosen | None, name: str) -> float | None:
 
 
 def _difference(baseline: Sequence[Chosen | None], other: Sequence[Chosen | None]) -> dict[str, float] | None:
-    """Return the difference in the test score of heads chosen on development documents, by a paired bootstrap.
+    """Return how the test scores of heads chosen on development differ between two arms, by a paired bootstrap.
 
     None without such heads, or if there are too few documents.
     """
@@ -154,7 +154,7 @@ def _difference(baseline: Sequence[Chosen | None], other: Sequence[Chosen | None
 
 
 def _over_seeds(chosen: Mapping[str, Mapping[str, Sequence[Chosen | None]]]) -> dict[str, Any]:
-    """Return paired t-tests over seeds of the test scores of all kinds, for arms with as many seeds as the first."""
+    """Return {arm: {kind: paired t-test over seeds}} of test scores, for arms with as many seeds as the first."""
     first = next(iter(chosen))
     seeds = len(next(iter(chosen[first].values())))
     values: dict[str, dict[str, list[Any]]] = {
@@ -178,7 +178,7 @@ def _over_seeds(chosen: Mapping[str, Mapping[str, Sequence[Chosen | None]]]) -> 
 
 
 def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict[str, float | None]]:
-    """Return the scores of chance and of the probe's rules on the test queries of each kind."""
+    """Return {baseline: {kind: score on test queries}} of chance and of the probe's rules."""
     rules = {name: np.asarray(scores)[measured.queries_Q] for name, scores in probe.baselines.items()}
     offsets = {name: scores for name, scores in rules.items() if name.startswith(OFFSET)}
     fixed = {"chance": measured.chance_Q} | {name: scores for name, scores in rules.items() if name not in offsets}
@@ -209,7 +209,7 @@ def _confusion(probe: Probe, measured: Measured) -> list[float] | None:
 
 
 def _mistakes(mode: Mode, result: ProbeResult, chosen: Chosen | None) -> list[dict[str, Any]]:
-    """Return the most frequent wrong answers of a head as words, with their number of test queries.
+    """Return a head's most frequent wrong answers as dicts of words, with their number of test queries.
 
     The head is the one chosen on development, or else the best one on test.
     """
@@ -233,7 +233,7 @@ def _mistakes(mode: Mode, result: ProbeResult, chosen: Chosen | None) -> list[di
 
 
 def parts(probe: Probe, measured: Measured) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield kind, part (`development` or `test`) and scores `QNH`; parts without queries of a kind are left out."""
+    """Yield (kind, part, scores `QNH`) for the development and the test part of each kind; empty parts are left out."""
     table = table_of(probe, measured)
     for kind in table.kinds:
         for part, chosen_Q in (("development", table.development_Q), ("test", ~table.development_Q)):
@@ -243,6 +243,6 @@ def parts(probe: Probe, measured: Measured) -> Iterator[tuple[str, str, np.ndarr
 
 
 def head_scores(table: Table, kinds: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the score of every head on the test queries of each kind, `NH`; without kinds that have none."""
+    """Return {kind: mean score of every head on the kind's test queries, `NH`}, without kinds that have none."""
     test = {kind: table.of_kind(kind) & ~table.development_Q for kind in kinds}
     return {kind: table.scores_QNH[test_Q].mean(0, dtype=np.float64) for kind, test_Q in test.items() if test_Q.any()}

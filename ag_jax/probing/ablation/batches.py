@@ -1,4 +1,4 @@
-"""The texts on which a model is measured, as batches that are the same for every measurement.
+"""Batches of the texts on which head ablation measures a model's loss, the same for every measurement.
 
 They are texts of the caller, the held-out text of a run, or the development examples of a fine-tuning trial.
 
@@ -31,7 +31,7 @@ HostBatch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextBatches:
-    """Batches of texts, and which text each row is of.
+    """Batches of tokenised texts, with the index of the text to which each row of a batch belongs.
 
     batches: pairs of a batch and `text_B`, the index of each row's text; -1 for a row that fills the batch up.
     texts: number of texts.
@@ -45,7 +45,7 @@ class TextBatches:
     notes: tuple[str, ...] = ()
 
     def digest(self) -> str:
-        """Return the SHA-256 of the batches: of tokens, masked words or labels, and which text each row is of."""
+        """Return the SHA-256 of the batches: of tokens, masked words or labels, and the index of each row's text."""
         digest = hashlib.sha256()
         for batch, text_B in self.batches:
             for name, array in sorted((batch | {"text": text_B}).items()):
@@ -63,7 +63,7 @@ def of_texts(
     *,
     called: str = GIVEN,
 ) -> TextBatches:
-    """Return batches of texts in which BERT's masking has chosen the words to predict, one text a row.
+    """Return batches of texts, one text a row, in which BERT's masking has chosen the words to predict.
 
     15 % of the tokens of each text are chosen, and 80 % of these are replaced by the mask token, 10 % by a random one.
     The choice depends only on the tokens of the text and its index.
@@ -136,7 +136,7 @@ def of_run(opened: OpenRun, most: int | None = None) -> TextBatches:
 
 
 def of_examples(tuned: FineTuned, task: Task, examples: Examples) -> TextBatches:
-    """Return the batches of a task's examples, encoded as in the training of a fine-tuned model.
+    """Return batches of a task's examples, tokenised as in the training of a fine-tuned model.
 
     An example with several windows of a long context has several rows; one without any row is counted in the notes.
     Examples without a label have no weight in the loss.

@@ -69,7 +69,7 @@ class HeadAblation:
 
     @property
     def loss_NH(self) -> np.ndarray:
-        """The loss without each head."""
+        """The loss with the output of one head zeroed, for each head of every layer."""
         return self.sums_NHT.sum(-1) / self.weights_T.sum()
 
     @property
@@ -78,14 +78,14 @@ class HeadAblation:
         return (self.sums_NHT - self.base_T[None, None]).sum(-1) / self.weights_T.sum()
 
     def intervals_NHI(self, resamples: int = 1000) -> np.ndarray:
-        """Return the 95 % interval of each change, by a bootstrap over texts: its lower and upper end, `NHI`.
+        """Return the 95 % interval of each head's change, by a bootstrap over texts: lower and upper end, `NHI`.
 
         resamples: see `resampled`.
         """
         return np.moveaxis(interval(self.resampled(resamples).change_RNH), 0, -1)
 
     def resampled(self, resamples: int = 1000) -> "Resampled":
-        """Return the loss and the changes for resampled texts.
+        """Return the loss with all heads, and its change without each head, on resampled texts (bootstrap).
 
         A resample draws as many texts as there are, with replacement, the same for all heads, and divides its sums by
         its sum of weights (Efron and Tibshirani 1993, section 13.3). Texts without weight are left out. Models that are
@@ -106,7 +106,7 @@ class HeadAblation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Resampled:
-    """The losses of a model on resampled texts.
+    """The loss of a model with all heads, and its change without each head, on resampled texts (bootstrap).
 
     loss_R: the loss with all heads.
     change_RNH: how much it rises without each head.
@@ -132,7 +132,7 @@ def ablate(
     most: int | None = None,
     progress: Progress | None = None,
 ) -> HeadAblation:
-    """Measure the change of a trained model's loss for each of its heads.
+    """Measure how a trained model's loss changes when the output of each attention head in turn is zeroed.
 
     For a fine-tuned trial it is the loss of its task on its development examples. For a run, or a Hugging Face
     directory with a trained head for masked words, it is the loss of masked words: in `texts`, or in the run's held-out
@@ -153,13 +153,16 @@ def ablate(
 def ablate_words(
     opened: WordModel, texts: Sequence[str] | None = None, *, most: int | None = None, progress: Progress | None = None
 ) -> HeadAblation:
-    """Measure the change of the loss of masked words for each head. The arguments are those of `ablate`."""
+    """Measure how the loss of masked words changes when the output of each attention head in turn is zeroed.
+
+    The arguments are those of `ablate`.
+    """
     opened_model = trained.of_words(opened)
     return ablate_trained(opened_model, opened_model.texts(texts, most), progress=progress)
 
 
 def ablate_task(tuned: FineTuned, task: Task, examples: Examples, *, progress: Progress | None = None) -> HeadAblation:
-    """Measure the change of a fine-tuned model's loss for each head, on labelled examples of its task.
+    """Measure how a fine-tuned model's loss on labelled examples changes when each head's output in turn is zeroed.
 
     progress: as in `ablate`.
     """
@@ -167,8 +170,9 @@ def ablate_task(tuned: FineTuned, task: Task, examples: Examples, *, progress: P
 
 
 def ablate_trained(opened: TrainedModel, data: TextBatches, *, progress: Progress | None = None) -> HeadAblation:
-    """Measure the change of a model's loss for each head, on texts that `TrainedModel.texts` returned.
+    """Measure how a model's loss on given batches changes when the output of each head in turn is zeroed.
 
+    data: batches that `TrainedModel.texts` returned.
     progress: as in `ablate`.
     """
     return measure(opened.row_losses, opened.params, opened.config, data, opened.metric, progress=progress)
@@ -223,7 +227,7 @@ def measure(
 def of_sums(
     metric: PrimaryMetric, data: TextBatches, weights_T: np.ndarray, base_T: np.ndarray, sums_NHT: np.ndarray
 ) -> HeadAblation:
-    """Return the head ablation on texts whose losses are known.
+    """Return the head ablation from sums of losses that are already known, such as stored ones.
 
     metric, weights_T, base_T, sums_NHT: see `HeadAblation`.
     """

@@ -1,4 +1,4 @@
-"""Losses of the rows of a batch, as functions of a mask over heads.
+"""Loss of each row of a batch as a function of a mask over attention heads.
 
 The losses are those of the training objectives. Each row is a batch of its own for them, so that its sum of losses and
 its weight are known.
@@ -24,7 +24,7 @@ RowLosses = Callable[[Params, Batch, Array], tuple[Array, Array]]
 
 
 def of_masked_words(model: Model) -> RowLosses:
-    """Return the function that computes the loss of the masked words of each row; a word's weight is 1.
+    """Return a function that computes the sum of each row's losses of masked words, and the number of these words.
 
     model: one with a head for masked words.
     """
@@ -44,7 +44,10 @@ def of_masked_words(model: Model) -> RowLosses:
 
 
 def of_task(model: TaskModel, task_loss: TaskLoss) -> RowLosses:
-    """Return the function that computes the loss of each row's labels; the weights are those of `task_loss`."""
+    """Return a function that computes the weighted sum of each row's losses of labels, and the sum of the weights.
+
+    The weights are those of `task_loss`.
+    """
 
     def losses(params: Params, batch: Batch, head_mask_NH: Array) -> tuple[Array, Array]:
         logits = model.apply({"params": params}, batch, ports=Ports(head_mask_NH=head_mask_NH), deterministic=True)

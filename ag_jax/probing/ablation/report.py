@@ -14,7 +14,7 @@ FIGURE = "figures/ablation.png"
 
 
 def markdown(numbers: Mapping[str, Any], baseline: str) -> list[str]:
-    """Return the lines of the report on head ablation.
+    """Return the report's section on head ablation as lines of Markdown.
 
     numbers: the content of report.json on head ablation.
     baseline: the arm with which others are compared.
@@ -39,7 +39,7 @@ def markdown(numbers: Mapping[str, Any], baseline: str) -> list[str]:
 
 
 def _name(arm: str, number: int, numbers: Mapping[str, Any]) -> str:
-    """Return the name of a model: that of its arm, with its number, from 0 as in the CSV files, if it has several."""
+    """Return the name of a model in tables: its arm and, if the arm has several models, its number from 0."""
     return arm if len(numbers["models"][arm]) == 1 else f"{arm}, model {number}"
 
 
@@ -167,7 +167,7 @@ def _value(mean: Mapping[str, Any] | None) -> str:
 
 
 def csv_text(summaries: Mapping[str, Sequence[Summary]]) -> str:
-    """Return `ablation.csv`: the loss without each head, and its change, by arm and model.
+    """Return the content of `ablation.csv`: the loss without each head, and its change, for each arm and model.
 
     summaries: for each arm those of its models, in the order of the seeds.
     """

@@ -1,4 +1,4 @@
-"""Head ablation of the models of a comparison: each is opened, measured on its texts, and stored.
+"""Head ablation of the models of a comparison: open each model, measure it on its texts, and store the result.
 
 Stored results are used again if model, texts and masks are those they were measured with.
 """
@@ -52,7 +52,7 @@ class Ablated:
 
 
 def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]]) -> None:
-    """Raise an error if a model cannot be ablated on the texts of a config, before anything is measured.
+    """Raise an error if one of the models cannot be ablated on the texts of a config, before any is measured.
 
     checkpoints: directories of models, each with the step of a run's checkpoint or None.
 
@@ -67,7 +67,7 @@ def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]])
 
 
 def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]], needs: str = "head ablation needs") -> None:
-    """Raise ValueError if a run that will be trained will have no loss of masked words.
+    """Raise ValueError if a run that is still to be trained will have no loss of masked words.
 
     experiments: for each arm the configs of the runs that will be trained.
     needs: what needs the loss, and the verb, for the error message.
@@ -84,7 +84,7 @@ def check_training(experiments: Mapping[str, Sequence[ExperimentConfig]], needs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A model and the texts that it will be ablated on."""
+    """An opened model, and the texts on which its heads will be ablated."""
 
     opened: TrainedModel
     data: TextBatches
@@ -93,7 +93,7 @@ class Prepared:
 def prepare(
     config: AblationConfig, places: Mapping[str, Mapping[int, tuple[str, int | None]]]
 ) -> dict[str, dict[int, Prepared]]:
-    """Open models, and return them with the texts of a config, by arm and seed.
+    """Return {arm: {seed: opened model with the texts of its head ablation}}.
 
     Given texts are cut to the length that all models can read, so that models with the same tokenizer have the same
     texts and masked words.
@@ -142,12 +142,12 @@ def _read(folder: epath.Path, record: Mapping[str, Any], data: TextBatches) -> H
 
 
 def _called(config: AblationConfig) -> str:
-    """Return what the texts of a file are called in reports and messages."""
+    """Return the name by which reports and messages call the texts of the config's file."""
     return f"lines of {config.data}"
 
 
 def _lines(config: AblationConfig) -> list[str] | None:
-    """Return the lines of the file of texts without empty ones; None for the models' own texts."""
+    """Return the non-empty lines of the config's text file; None if models are measured on their own texts."""
     if config.data is None or config.data == HELD_OUT:
         return None
     text = files.decoded(pathlib.Path(config.data).expanduser().read_bytes(), f"ablation.data={config.data}")

@@ -35,7 +35,7 @@ class Summary:
 
     @functools.cached_property
     def resampled(self) -> Resampled | None:
-        """Losses on resampled texts; None with too few texts."""
+        """Losses and their changes on resampled texts (bootstrap); None with too few texts."""
         ablation = self.ablated.ablation
         if np.count_nonzero(ablation.weights_T) < choosing.FEWEST_DOCUMENTS:
             return None
@@ -43,12 +43,12 @@ class Summary:
 
     @functools.cached_property
     def change_NH(self) -> np.ndarray:
-        """How much the loss rises without each head."""
+        """How much the loss rises without each head of every layer."""
         return self.ablated.ablation.change_NH
 
     @functools.cached_property
     def intervals_INH(self) -> np.ndarray | None:
-        """The ends of the interval of each change."""
+        """Lower and upper end of the interval of each head's change of the loss; None with too few texts."""
         return None if self.resampled is None else heads.interval(self.resampled.change_RNH)
 
     @property
@@ -57,7 +57,7 @@ class Summary:
         return self.ablated.assignment.patterns(*self.change_NH.shape)
 
     def head(self, layer: int, head: int) -> dict[str, Any]:
-        """Return the change of the loss without a head, its interval and its rank, 1 for the largest rise.
+        """Return a dict with the change of the loss without a head, its interval, and its rank (1: largest rise).
 
         layer, head: counted from 0; in the result they are counted from 1.
         """
@@ -72,12 +72,12 @@ class Summary:
         }
 
     def heads(self) -> Iterator[dict[str, Any]]:
-        """Yield `head` for every head, layer by layer."""
+        """Yield the dict that `Summary.head` returns for every head, layer by layer."""
         for layer, head in np.ndindex(*self.change_NH.shape):
             yield self.head(layer, head)
 
     def mean(self, chosen_NH: np.ndarray) -> dict[str, float | None] | None:
-        """Return the mean change over some heads, with its interval; None without such heads."""
+        """Return the mean change of the loss over the chosen heads, with its interval; None if none is chosen."""
         if not chosen_NH.any():
             return None
         resampled = self.resampled
@@ -86,7 +86,7 @@ class Summary:
 
 
 def numbers(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of report.json on head ablation.
+    """Return the section of report.json on head ablation: models, differences from the baseline, heads of probes.
 
     summaries: for each arm those of its models, in the order of the seeds; the baseline first.
     probes: the content of report.json on probes, by name and mode.
@@ -141,7 +141,7 @@ def _incomparable(baseline: Sequence[Summary], other: Sequence[Summary]) -> str 
 
 
 def _differences(baseline: Sequence[Summary], other: Sequence[Summary]) -> dict[str, Any]:
-    """Return how the loss and the mean change over all heads differ from those of the baseline.
+    """Return how an arm's loss and its mean change over all heads differ from the baseline's, with intervals.
 
     They are means over seeds, with intervals over the texts, which all models share.
     """
@@ -167,9 +167,9 @@ def _with_interval(mean: Any, values_R: np.ndarray | None) -> dict[str, float | 
 
 
 def _heads_of_probes(summaries: Mapping[str, Sequence[Summary]], probes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the change of the loss without the head chosen on development documents, by probe, mode and model.
+    """Yield a dict on the change of the loss without the head that a probe chose, by probe, mode and model.
 
-    The head is that for queries of all kinds.
+    The head is the one chosen on development documents, for queries of all kinds.
     """
     for probe, modes in probes.items():
         for mode, of_mode in modes.items():

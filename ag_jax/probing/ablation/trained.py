@@ -1,4 +1,4 @@
-"""Models with a trained head, whose loss can be measured: that of masked words, or that of a task's labels."""
+"""Models with a trained output head, whose loss on masked words or on a task's labels can be measured."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ from ag_jax.probing.ablation.losses import RowLosses
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A model with a trained head, and its loss.
+    """A model with a trained output head, and the function that computes its loss.
 
     description: where the model comes from, for people.
     metric: what the loss is.
@@ -58,7 +58,7 @@ class TrainedModel:
 
     @property
     def predicts_words(self) -> bool:
-        """Whether the loss is that of masked words, which can be measured on any text."""
+        """Whether the loss is over masked words, so that it can be measured on any text."""
         return self.metric is MLM
 
     def digest(self) -> str:
@@ -74,7 +74,7 @@ class TrainedModel:
         length: int | None = None,
         called: str = GIVEN,
     ) -> TextBatches:
-        """Return the texts to measure the loss on, as batches: those that are given, or the model's own.
+        """Return batches of the texts to measure the loss on: the given texts, or else the model's own.
 
         most: number of texts to take; None takes all.
         length: number of tokens of the longest row of given texts; the model's own by default.
@@ -101,7 +101,7 @@ class TrainedModel:
 
 
 def open_trained(directory: epath.PathLike, step: int | None = None) -> TrainedModel:
-    """Open a run (at `step`, the newest by default), a trial, or a Hugging Face directory, with its loss.
+    """Open the model of a run (at `step`, by default the newest), trial or Hugging Face directory, with its loss.
 
     Of a directory with several models, the best one is opened, as by `ag-jax inspect`.
 

@@ -30,7 +30,7 @@ def numbers(
     judged: Mapping[str, Sequence[Sequence[Judged]]],
     published: Mapping[str, Mapping[str, float]] = {},
 ) -> dict[str, Any]:
-    """Return the part of report.json on minimal pairs.
+    """Return the section of report.json on minimal pairs: accuracies of models, and differences from the first arm.
 
     judged: for each arm and each of its models, the checkpoints that were scored, in the order of their steps.
     published: {model: {paradigm: accuracy}} of models that others have scored.
@@ -54,14 +54,14 @@ def numbers(
 
 
 def _mean(accuracies: Mapping[str, float], paradigms: Sequence[str]) -> float | None:
-    """Return the mean accuracy of some paradigms; None if one of them is missing."""
+    """Return the mean accuracy over the given paradigms; None if the accuracy of one is missing."""
     if any(name not in accuracies for name in paradigms):
         return None
     return float(np.mean([accuracies[name] for name in paradigms]))
 
 
 def groups_of(pairs: Sequence[Pair]) -> dict[str, dict[str, list[str]]]:
-    """Return {kind of group: {name: its paradigms}} for all pairs, fields, terms and paradigms, without empty names."""
+    """Return {"all", "field", "term" or "paradigm": {name of a group: its paradigms}}, without empty names."""
     groups: dict[str, dict[str, list[str]]] = {ALL: {ALL: []}, "field": {}, "term": {}, "paradigm": {}}
     for pair in pairs:
         for kind, name in ((ALL, ALL), ("field", pair.field), ("term", pair.term), ("paradigm", pair.paradigm)):
@@ -73,9 +73,9 @@ def groups_of(pairs: Sequence[Pair]) -> dict[str, dict[str, list[str]]]:
 def accuracy(
     right_P: np.ndarray, paradigm_P: np.ndarray, paradigms: Sequence[str]
 ) -> tuple[float, float | None] | None:
-    """Return the mean over paradigms of the mean of their pairs, and half of its 95 % interval.
+    """Return the accuracy averaged over paradigms, and half of its 95 % interval; None if no pair was scored.
 
-    The interval is the normal one for independent pairs. Returns None if no pair was scored.
+    The interval is the normal one for independent pairs.
 
     The half interval is None for fewer than `FEWEST` pairs, for a paradigm with a single pair, and if the pairs of each
     paradigm are all alike, because their variance is not known then.
@@ -127,7 +127,7 @@ def _of_model(pairs: Sequence[Pair], judged: Judged) -> dict[str, Any]:
 def _differences(
     pairs: Sequence[Pair], judged: Mapping[str, Sequence[Sequence[Judged]]]
 ) -> dict[str, list[dict[str, float | None] | None]]:
-    """Return for each arm but the first, and each of its models, how its accuracy differs from that of the first arm.
+    """Return {arm: for each of its models, the difference of its accuracy from the first arm's, with interval}.
 
     The accuracies are those of last checkpoints, on the same pairs, by the score of the first arm's model. That is the
     model with the same number, or the only one.
@@ -147,7 +147,7 @@ def _differences(
 
 
 def markdown(content: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the report on minimal pairs, whose part of report.json is `content`."""
+    """Return the report's section on minimal pairs as lines of Markdown, from its section of report.json."""
     models = {
         (arm, number): checkpoints
         for arm, of_arm in content["models"].items()
@@ -231,7 +231,7 @@ def _terms(
     groups: Mapping[str, Any],
     published: Mapping[str, Any],
 ) -> list[str]:
-    """Return the table of the terms, or of the paradigms if terms are unknown.
+    """Return the table of accuracies by linguistic term (BLiMP), or by paradigm if terms are unknown.
 
     Its columns are the last checkpoint of each model, and the published models, whose accuracies are of all pairs.
     """
@@ -260,7 +260,7 @@ def _half(summary: Mapping[str, float | None]) -> str:
 
 
 def points(content: Mapping[str, Any]) -> dict[str, list[list[tuple[int, float, float]]]]:
-    """Return for each arm and model (step, accuracy on all pairs, half of its interval) of each checkpoint.
+    """Return {arm: for each model, (step, accuracy on all pairs, half of its interval) of each checkpoint}.
 
     An interval that is not known is 0.
     """

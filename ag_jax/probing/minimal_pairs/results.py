@@ -48,7 +48,10 @@ class Judged:
 
 
 def read_pairs(config: MinimalPairsConfig) -> list[Pair]:
-    """Return the pairs of a config. Raises FileNotFoundError or ValueError for files that cannot be used."""
+    """Return the minimal pairs that a config names.
+
+    Raises FileNotFoundError or ValueError for files that cannot be used.
+    """
     return minimal_pairs.read(str(config.data), config.most)
 
 

@@ -38,7 +38,7 @@ GROUP = 250  # pairs whose masked rows are in memory together
 
 
 class Masked(NamedTuple):
-    """A token to predict: the masked row, and the position in it.
+    """A masked token to predict: the token ids of the masked sentence, and the token's position.
 
     row: ids of the row, with begin and end token, as bytes of int32.
     position: position of the token.
@@ -62,7 +62,7 @@ class Scored(NamedTuple):
 
 
 def maskings(window: EncodedWindow, mask: int) -> dict[str, list[tuple[Masked, int]]]:
-    """Return for each kind of score the masked rows of a sentence, each with the token to predict.
+    """Return {kind of score: [(masked sentence, id of the token to predict)]} for the tokens of a sentence.
 
     mask: id of the mask token.
     """
@@ -79,7 +79,9 @@ def maskings(window: EncodedWindow, mask: int) -> dict[str, list[tuple[Masked, i
 def score(
     opened: WordModel, pairs: Sequence[Pair], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Scored:
-    """Return the scores of all pairs. A masked row that both sentences of a pair share is computed once.
+    """Return the pseudo-log-likelihoods that a model gives to both sentences of all pairs.
+
+    A masked row that both sentences of a pair share is computed once.
 
     Raises ValueError for a model whose scores are not finite.
 
@@ -124,7 +126,7 @@ def score(
 def _predicted(
     targets: dict[tuple[int, Masked], list[int]], opened: WordModel, log_probabilities: Callable[..., jax.Array]
 ) -> Iterator[tuple[tuple[int, Masked, int], float]]:
-    """Yield ((number of the pair, masked row, target), log-probability) for all targets."""
+    """Yield ((number of the pair, masked sentence, id of the token to predict), log-probability of the token)."""
     shape = RowSettings(opened.tokenizer.specials, opened.model.config.max_length, opened.model.config.token_types)
     keys = list(targets)
     # Without begin and end token, which `row` adds again.
