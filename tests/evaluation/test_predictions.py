@@ -80,7 +80,7 @@ def test_right_logits_give_the_labels_back(tokenizer, name):
     assert predictions == RIGHT[name]
     of_examples = scores(task, examples, features, logits)
     assert kinds.evaluate(task, examples, predictions, of_examples)[task.metric] == pytest.approx(1)
-    with pytest.raises(ValueError, match=f"expected the logits of {len(features)} rows, got 0"):
+    with pytest.raises(ValueError, match="shorter"):
         predict(task, examples, features, [])
 
 

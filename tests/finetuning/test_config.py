@@ -4,7 +4,7 @@ import pytest
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.data.tasks import rows, task
+from ag_jax.data.tasks import rows
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 from ag_jax.finetuning.suite import prepare
@@ -208,4 +208,3 @@ def test_a_suite_made_in_python_is_checked_before_anything_is_read(tmp_path):
 
 def test_the_tables_of_kinds_have_the_same_keys():
     assert list(kinds.KINDS) == list(heads.HEADS) == list(task_heads.HEADS)
-    assert set(kinds.KINDS) == set(task.KINDS)

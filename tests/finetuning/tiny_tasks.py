@@ -178,6 +178,7 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
         "metrics": kinds.evaluate(splits.task, splits.validation, predicted),
         "others": {},
         "steps": 4,
+        "planned_steps": 4,
         "truncated": 3,
         "cut_words": 2,
         "lost": 1,

@@ -110,9 +110,7 @@ def test_a_row_does_not_depend_on_its_batch_but_on_epoch_seed_and_example(tokeni
 
 
 def test_config():
-    with pytest.raises(
-        ValueError, match="data.masking.replacement must be one of mask, unigram, got 'unigrams'"
-    ):
+    with pytest.raises(ValueError, match="data.masking.replacement must be one of mask, unigram, got 'unigrams'"):
         config_reader.check(MaskingConfig(replacement="unigrams"), "data.masking")
     with pytest.raises(ValueError, match="leave them at"):
         MaskingConfig(replacement="unigram", mask_fraction=0.85)
