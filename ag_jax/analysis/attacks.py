@@ -51,7 +51,7 @@ class MaskedShare:
 
     @property
     def at_end(self) -> tuple[float, np.ndarray]:
-        """Shares of query-key pairs masked in the last steps of training: (over all layers, by layer `N`)."""
+        """Share of query-key pairs masked in the last steps of training: (over all layers, array `N` by layer)."""
         weights_S = np.where(self.late_S, self.steps_S - self.begin_S, 0)
         return float(np.average(self.share_S, weights=weights_S)), np.average(self.share_SN, axis=0, weights=weights_S)
 
@@ -65,7 +65,7 @@ class MaskedShare:
 
 
 def masked_share(seeds: Sequence[MetricRows]) -> MaskedShare | None:
-    """Return the share of query-key pairs that an attack masked, averaged over seeds, at the steps that all logged.
+    """Return the share of masked query-key pairs, a mean over seeds at the steps that all logged; None without steps.
 
     None if there is no such step, for example without an attack.
 

@@ -38,7 +38,7 @@ EXPLAINED = (
 
 @dataclasses.dataclass(frozen=True)
 class AttackedModel:
-    """A trained model with its training objective, which repeats the adversarial attack of a training step.
+    """A trained model and the training objective that repeats the adversarial attack of one of its training steps.
 
     objective: the training objective with the attack, of a model without dropout (`without_dropout`).
     model: the model whose attention is looked at.
@@ -93,7 +93,7 @@ def without_dropout(config: EncoderConfig) -> EncoderConfig:
 
 
 def begun(config: AdversarialConfig) -> AdversarialConfig:
-    """Return an attack's settings with FreeLB, which may begin later in training, on from the first step."""
+    """Return an attack's settings with `freelb.begin_step` = 0, so that FreeLB perturbs from the first step on."""
     return dataclasses.replace(config, freelb=dataclasses.replace(config.freelb, begin_step=0))
 
 
@@ -165,9 +165,9 @@ def attacked_text(attack: AttackSetup, tokenizer: Tokenizer, text: AttentionMaps
 def _both(
     attacked: AttackedModel, batch: dict[str, Any], number: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, Batch]:
-    """Return (probabilities without the attack, with it, masked query-key pairs or None, the encoder's batch).
+    """Return (attention weights without the attack, with it, masked pairs or None without a mask, encoder's batch).
 
-    The first three are arrays `NBHQK`; for masked cells see `maps.Attention`.
+    The first three are arrays `NBHQK`; for masked pairs see `maps.Attention`.
 
     number: of the batch; random initial perturbations are a function of it.
     """

@@ -157,7 +157,7 @@ class AttentionMaps:
 
     @property
     def unguided(self) -> str:
-        """What tables and figures call heads that no pattern guides: `fixed` or `free`."""
+        """The word for unguided heads in tables and figures: `fixed` if attention is hard-coded, otherwise `free`."""
         return "fixed" if self.is_fixed else "free"
 
     def view(

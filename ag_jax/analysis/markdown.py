@@ -16,5 +16,5 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Return the text of a Markdown table's cell with its bars (`|`) escaped, unless they are so already."""
+    """Return the text of a Markdown table's cell with a backslash before each bar (`|`) that has none yet."""
     return re.sub(r"(?<!\\)\|", r"\|", text)

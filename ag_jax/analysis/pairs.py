@@ -45,7 +45,7 @@ def pair_maps(
     max_tokens: int,
     without: Heads = (),
 ) -> PairMaps:
-    """Return a translation model's attention maps of a text and its translation, as in training without dropout.
+    """Return a translation model's attention maps of a source and a given translation that the decoder reads.
 
     Spaces around a side are removed. A side of more than `max_tokens` tokens is cut at its end, and a warning is
     logged. Raises ValueError if there is no source, or no room for any of its tokens.

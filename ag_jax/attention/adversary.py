@@ -103,7 +103,7 @@ class Adversary:
         return scores.dot_product_scores(projected(query), projected(key))
 
     def _merged_scores(self, hidden_BLD: Array, query: dict[str, Array], key: dict[str, Array]) -> Array:
-        """Return the adversary's scores for a single head, `B1QK`, computed with W_q W_k^T as one matrix.
+        """Return the scores of an adversary with a single head, `B1QK`, computed with W_q W_k^T as one matrix.
 
         s = [(h W_q W_k^T + b_q W_k^T) h^T + h W_q b_k^T + b_q b_k^T] / sqrt(width), which needs one projection of h
         instead of two, and has one factor with a gradient.
@@ -117,7 +117,7 @@ class Adversary:
     def __call__(
         self, hidden_BLD: Array, visible_BQK: Array, probabilities: Callable[[], Array], key: Array | None
     ) -> AttentionMask:
-        """Return the adversary's attention mask for a layer with the input `hidden_BLD`; gradients are reversed.
+        """Return the mask for a layer with the input `hidden_BLD`; gradients through the mask are reversed.
 
         probabilities, key: not used; other attacks read them.
         """
@@ -127,7 +127,7 @@ class Adversary:
 
 
 def initial_offset(share: float | None, width: int, deviation: float) -> float:
-    """Return the constant to add to an untrained adversary's scores so that about `share` of query-key pairs are kept.
+    """Return the offset with which an untrained adversary keeps about `share` of query-key pairs; 0 if `share` is None.
 
     deviation: standard deviation of the adversary's initial kernels.
 

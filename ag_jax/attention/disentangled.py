@@ -125,7 +125,7 @@ def layout(config: DisentangledConfig, term: str, length: int) -> tuple[slice, n
 
 
 def skew(products: Array, positions_BQ: Array | None = None) -> Array:
-    """Reorder products of queries with distances, `BHQS`, into the product for each query and key, `BHQK`.
+    """Pick each query's products at the distances of its keys, `BHQK`, from those at all S distances, `BHQS`.
 
     Each query's row of products is shifted by the query's position:
     out[..., q, j] = products[..., q, j - p_q + L - 1], with L the length of the text and p_q the position of query q.
@@ -163,7 +163,7 @@ def relative_scores(
     projected: dict[str, tuple[Array, np.ndarray]],
     positions_BQ: Array | None = None,
 ) -> Array:
-    """Return the part of the attention scores `BHQK`, in float32, that depends on relative positions.
+    """Return the relative-position part of the attention scores, the scaled sum of c2p and p2c: `BHQK`, float32.
 
     It is the sum over the T enabled terms, such as `c2p`, divided by sqrt((1 + T) W), with W the width of a head.
 

@@ -12,7 +12,7 @@ from jax import Array
 
 
 def _mix(x: Array) -> Array:
-    """Return a hash of uint32, a bijection in which every input bit flips every output bit about half the time."""
+    """Return a hash of each uint32: a bijection in which an input bit flips each output bit about half the time."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
@@ -88,7 +88,7 @@ def bits_of_elements(of_rows: Array, of_columns: Array) -> Array:
 
 
 def keep_half(bits: Array, upper: Array | bool, rate: float) -> Array:
-    """Return a dropout mask, true with probability 1 - rate, from 16 of each element's 32 random bits.
+    """Return a dropout mask, true with probability 1 - rate, from the upper or lower 16 of each element's 32 bits.
 
     The rate is rounded to a multiple of 2^-16.
 

@@ -169,7 +169,7 @@ class Assignment:
         return (*names, *[None] * (heads - len(names)))
 
     def patterns(self, layers: int, heads: int) -> np.ndarray:
-        """Return the pattern that guides each head of every layer, None for free heads, as an array of objects `NH`.
+        """Return the pattern that guides each head, None for free heads, as an array of objects `NH` (layer, head).
 
         Raises ValueError if a guided layer, or a guided head, is not among the model's.
         """
@@ -181,7 +181,7 @@ class Assignment:
         return names_NH
 
     def is_guided(self, layers: int, heads: int) -> np.ndarray:
-        """Return whether guidance pulls each head of every layer towards a pattern, `NH`."""
+        """Return booleans `NH` (layer, head): whether guidance pulls each head towards a pattern."""
         return np.vectorize(lambda name: name is not None, otypes=[bool])(self.patterns(layers, heads))
 
 
@@ -262,7 +262,7 @@ def _read_layers(text: str, layers: int) -> list[int]:
 
 
 def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of guided heads) for each pattern in a decoder's self-attention.
+    """Return (pattern, number of heads guided by it in every layer) for each pattern of decoder self-attention.
 
     Raises ValueError for the pattern `next`, and for malformed counts.
     """
@@ -278,7 +278,7 @@ def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str,
 
 
 def assign_cross_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of guided heads) for each pattern in a decoder's cross-attention to the source.
+    """Return (pattern, number of heads guided by it in every layer) for each pattern of decoder cross-attention.
 
     Raises ValueError for patterns of neighbours, such as `next`, and for malformed counts.
     """
@@ -294,7 +294,7 @@ def assign_cross_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, i
 
 
 def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()) -> tuple[tuple[str, int], ...]:
-    """Return ((pattern, count), ...) from a text such as `next:1,prev:1`, checked for layers with `heads` heads.
+    """Return ((pattern, number of heads), ...) of a setting such as `next:1,prev:1`, after a check that it is valid.
 
     setting: name of the setting, for messages.
     more: names of patterns that `patterns.check_name` does not know.
@@ -412,7 +412,7 @@ def overlap(
     band: Band = EVERYTHING,
     total_BHQ: Array | float = 1.0,
 ) -> Array:
-    """Return <H, P> of attention probabilities H and a target P for each query, from the entries of H at P's columns.
+    """Return <H, P> for each query, `BHQ`: the dot product of its rows of attention weights H and target P.
 
     Rows without a column of P, such as the last row of `Shift(1)`, have a target that is uniform over the n keys that
     the query sees, so that <H, P> is sum(H) / n; <H, P> is 0 for queries that see no key.

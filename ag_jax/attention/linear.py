@@ -35,7 +35,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Return the product of `x` and the kernel plus the bias: the axes of `x` that stay, then `features`."""
+        """Return x @ kernel + bias, contracted over the last axes of `x`: shape (*other axes of x, *features)."""
         contracted = len(self.names) - len(self.features)
         other_sizes, contracted_sizes = x.shape[: x.ndim - contracted], x.shape[x.ndim - contracted :]
         rows, columns = math.prod(contracted_sizes), math.prod(self.features)

@@ -201,7 +201,7 @@ class MultiHeadAttention(nn.Module):
     def at_step(
         self, tokens_BJD: Array, cache: KeysAndValues, visible_BJK: Array, index: Array
     ) -> tuple[Array, KeysAndValues]:
-        """Return (self-attention output of one more token of each beam, cache with it), for decoding.
+        """Return (self-attention output `BJD` of a new token in each of J beams, cache with its keys and values added).
 
         tokens_BJD: the tokens' vectors.
         cache: keys and values of the tokens before, of all beams, in K places: that of beam j at the position t is in
@@ -248,14 +248,14 @@ class MultiHeadAttention(nn.Module):
         return fixed.mix(self.fixed, self.value(source_BKD), segments_BK, causal)
 
     def _query(self, query_BQD: Array, rotation: rotary.Rotation | None) -> Array:
-        """Return the projected queries of all heads, `BQHW`, with the model's norm and rotary positions, if any."""
+        """Return all heads' projected queries, `BQHW`, after `head_norm` and rotation, either of which may be None."""
         query_BQHW = _saved(self.query(query_BQD))
         if self.head_norm is not None:
             query_BQHW = self.query_norm(query_BQHW)
         return query_BQHW if rotation is None else rotary.rotate(query_BQHW, rotation)
 
     def _key(self, source_BKD: Array, rotation: rotary.Rotation | None) -> Array:
-        """Return the projected keys of all heads, `BKHW`, with the model's norm and rotary positions, if any."""
+        """Return all heads' projected keys, `BKHW`, after `head_norm` and rotation, either of which may be None."""
         key_BKHW = _saved(self.key(source_BKD))
         if self.head_norm is not None:
             key_BKHW = self.key_norm(key_BKHW)

@@ -72,7 +72,7 @@ class Columns:
 
 @flax.struct.dataclass
 class Entries:
-    """Target matrix of which each row (query) has weight 1 in a column of its own.
+    """Target matrix of which each row (query) has weight 1 in one column (key), `column_BQ`, or in none.
 
     column_BQ: the column of each row; -1 for rows without one.
     """
@@ -281,10 +281,10 @@ def _fault_of_target(target: Any, segments_BL: Array) -> str:
 
 
 def diagonal(segments_BQ: Array, key_segments_BK: Array) -> Entries:
-    """Return the target of the pattern [Diagonal] in cross-attention from a translation to its source.
+    """Return the target of [Diagonal] in cross-attention: the source token at about the query's relative position.
 
-    It is the token at about the same relative position, P[p, round(p n_s / n_t)] = 1, where p is the position in a
-    target text of n_t tokens, and n_s the number of tokens of its source.
+    P[p, round(p n_s / n_t)] = 1, where p is the position in a translation of n_t tokens, and n_s the number of tokens
+    of its source.
     """
     tokens_BQ = jnp.maximum(segments.sizes(segments_BQ), 1)
     together_BQK = (segments_BQ[:, :, None] == key_segments_BK[:, None, :]) & (segments_BQ > 0)[:, :, None]
@@ -352,7 +352,7 @@ def dense(
     *,
     boundary: str = "uniform",
 ) -> Array:
-    """Return the target as a dense matrix `BQK` (batch, query, key), 0 for padding and for keys that are not seen.
+    """Return the target as a dense matrix `BQK` (batch, query, key), 0 on padding and where a query cannot see a key.
 
     For tests, pictures and `guidance.mode=bias`, which adds the matrix to the scores.
 

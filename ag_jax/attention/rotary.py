@@ -16,7 +16,7 @@ from jax import Array
 
 @flax.struct.dataclass
 class Rotation:
-    """Cosines and sines of the angles by which each pair of a head is rotated at each position, `BLP`, float32."""
+    """Cosines and sines, float32 `BLP`, of the angles that rotate a head's P pairs of components at each position."""
 
     cosines_BLP: Array
     sines_BLP: Array

@@ -71,7 +71,7 @@ def average(of_models: Sequence[Candidates]) -> Candidates:
 
 
 def average_classified(of_models: Sequence[Candidates]) -> Candidates:
-    """Return an ensemble's candidate answers, where the models have a separate classifier for "no answer".
+    """Return an ensemble's candidate answers and score of "no answer", for models with a classifier for the latter.
 
     The logit of "no answer" is its score less that of the best answer, and is kept apart from the answers, which have
     probabilities of their own. The ensemble's logit is that of the mean probability of "no answer"; so the ensemble
@@ -117,7 +117,7 @@ def choose(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]], longe
 
 
 def tuned(answered: Sequence[float], refused: Sequence[float], scores: Sequence[float]) -> tuple[float, float]:
-    """Return (best mean score that any threshold of "no answer" gives, the lowest such threshold).
+    """Return (best mean score over all thresholds of "no answer", the lowest threshold that gives it).
 
     answered: for each question, the score (such as F1) of its best answer.
     refused: the score if no answer is given: 1 for a question without an answer, else 0.

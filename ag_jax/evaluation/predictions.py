@@ -96,7 +96,7 @@ def best_index(task: Task, example: Texts | Choices, scores: np.ndarray) -> int:
 
 
 def is_first(task: Task, example: Referent, scores: np.ndarray) -> int:
-    """Return the predicted label of a referent: 1 if no phrase scores higher than the first one, else 0."""
+    """Return 1 if no phrase of the example scores higher than the first (the pronoun's referent, then), else 0."""
     del task, example
     return int(np.argmax(scores) == 0)
 

@@ -73,9 +73,10 @@ def paired_t_test_over_examples(
 
 
 def mcnemar(one_alone: int, other_alone: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test; 1 if no pair of outcomes differs.
+    """Return the two-sided p-value of McNemar's exact test, from counts of pairs of which only one outcome is yes.
 
-    The null hypothesis is that two outcomes, yes or no, measured on the same things are equally often yes.
+    The null hypothesis is that two outcomes, yes or no, measured on the same things are equally often yes. The p-value
+    is 1 if both counts are 0.
 
     one_alone: number of pairs of which only the first outcome is yes.
     other_alone: number of pairs of which only the second is.
@@ -87,7 +88,7 @@ def mcnemar(one_alone: int, other_alone: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
-    """The difference of an arm of a comparison from the baseline over seeds, with interval and p-values.
+    """The difference of a compared config (arm) from the baseline over seeds, with interval and p-values.
 
     mean: mean of the differences, arm minus baseline.
     interval: 95 % confidence interval of the mean difference, from Student's t.
@@ -107,7 +108,7 @@ class PairedDifference:
 def over_seeds(
     arms: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> dict[str, dict[str, PairedDifference | None]]:
-    """Return {arm: {metric: paired difference from the first arm over seeds, None where t is undefined}}.
+    """Return {arm: {metric: difference from the first arm, None where t is undefined}} for all but the first arm.
 
     arms: for each arm and metric (or task), the values of the seeds. The p-values of all are corrected together.
     """

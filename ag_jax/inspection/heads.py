@@ -10,7 +10,7 @@ from ag_jax.analysis.maps import Heads
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The layers or heads to draw one by one, as a user names them; none leaves the choice to the figure.
+    """The layers or heads to draw one by one, as a user names them; if both are empty, each figure has its own choice.
 
     layers: LAYER of each layer, or `all`.
     heads: LAYER.HEAD of each head.

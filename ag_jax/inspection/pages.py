@@ -119,7 +119,7 @@ def _of_steps(page: Page, seen: Seen, model: str, text: str, without: Heads, hea
 
 
 def _heads_of(view: View, heads: Heads | None) -> Heads | None:
-    """Return the given heads that a view has: a decoder may have fewer layers than the encoder."""
+    """Return those of `heads` that a view has, as a decoder may have fewer layers; None, for all heads, stays None."""
     layers, of_layer = view.weights_NHQK.shape[:2]
     return heads and tuple((layer, head) for layer, head in heads if layer < layers and head < of_layer)
 

@@ -29,7 +29,7 @@ OVERVIEW = 64  # most cells of a side of a head in the overview
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """How finely a page stores attention weights: the number of levels, and which get four additional bits.
+    """How finely a page stores attention weights: the number of levels, and from which level on with four more bits.
 
     levels: number of steps of the square root, from 2 to 256.
     refined_from: the lowest level of which weights have four more bits; None if no weights have them.

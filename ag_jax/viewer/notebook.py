@@ -68,7 +68,7 @@ class NotebookView:
 
 
 def _with_fewer_heads(view: View, share: float) -> View:
-    """Return a view that stores only this share of its heads' maps, the strongest heads', and at least one."""
+    """Return the view with the maps of only this share of its stored heads: the strongest ones, and at least one."""
     if not view.stored:
         return view
     layers, heads = view.weights_NHQK.shape[:2]

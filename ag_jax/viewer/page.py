@@ -62,7 +62,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """The attention weights of a model for one text, with what the page shows about them.
+    """A view of the page: a model's attention weights for one text, with tokens, patterns and masked pairs to show.
 
     name: what tells this view from the others of the page, for people.
     model: name of the model. Views of one model and kind that differ in `step` are shown with a slider.

@@ -38,7 +38,7 @@ AXES = {"step": "step", "tokens_seen": "training tokens seen"}
 
 @dataclasses.dataclass(frozen=True)
 class Plateau:
-    """Plateau of the training loss, and the steps at which the seeds of each arm of a comparison leave it.
+    """Plateau of the training loss, and the step at which each seed's run of each compared config (arm) leaves it.
 
     loss: the loss of the best guess without context.
     leaving_steps: for each arm, the step at which each of its seeds left the plateau, None for a seed that never did.

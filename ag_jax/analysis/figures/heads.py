@@ -18,7 +18,7 @@ CHANGES = "RdBu_r"  # colour map of changes: red above zero, blue below
 def draw_scores(
     scores: Mapping[str, Mapping[str, np.ndarray]], assignments: Mapping[str, Assignment], caption: str
 ) -> Figure:
-    """Draw heat maps of every head's score in a probe, a row for each model, a column for each kind of query.
+    """Draw heat maps, layers by heads, of every head's probe score: models as rows, kinds of query as columns.
 
     scores: for each model and kind, the score of each layer and head in [0, 1], `NH`. A column has one colour scale,
         from 0 to its largest score, with a bar below, and the largest of each panel is written into its cell.

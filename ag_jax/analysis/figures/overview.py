@@ -32,7 +32,7 @@ MOST_NUMBERS = 12  # maximum number of heads for which there is room to write ea
 
 
 def pattern_colours(maps: AttentionMaps, assignment: Assignment) -> dict[str, str]:
-    """Return {pattern: colour}; a built-in pattern has the same colour in every kind of attention."""
+    """Return {pattern: colour} of all built-in patterns, whose colours never change, and of others that guide heads."""
     return canvas.colours([*PATTERNS, *pattern_names(maps, assignment)])
 
 

@@ -196,7 +196,7 @@ def draw_heads(
 
 
 def draw_chosen(maps: AttentionMaps, assignment: Assignment, special: PatternTokens, heads: Heads) -> Figure:
-    """Draw the attention maps of these heads, each with its attention mass on a pattern in the title.
+    """Draw the maps of these heads, titled with the mass on the pattern that guides the head, else on its strongest.
 
     The titles are as in `draw_heads`.
     """
@@ -239,7 +239,7 @@ class _Masses:
         return cls(maps, owners_NH, measured(maps, special, assignment), *strongest_pattern(maps, special, assignment))
 
     def of_head(self, layer: int, head: int) -> tuple[str, ...]:
-        """Return a map's title in parts, `0.82 on [Next]` and `(chance 0.05)`: the head's mass on a pattern.
+        """Return title parts, `0.82 on [Next]` and `(chance 0.05)`, for the head's guiding or else strongest pattern.
 
         It is the pattern that guides the head, or else the head's strongest one.
         """
@@ -386,7 +386,7 @@ def draw_means(maps_by_arm: Mapping[str, AttentionMaps], run: str = "") -> Figur
 
 
 def _shares(maps: AttentionMaps) -> str:
-    """Return a title line with the last layer's attention on the diagonal and on stripes; "" for a decoder's maps."""
+    """Return a title line on the last layer: attention on diagonal and stripes (heaviest columns); "" for decoders."""
     if maps.kind != "encoder":
         return ""
     shares = stripes.shares_of_maps(maps)

@@ -12,7 +12,7 @@ from ag_jax.analysis.figures.canvas import LARGE, MEDIUM, SMALL, WEIGHTS, captio
 
 @dataclasses.dataclass(frozen=True)
 class HeatMap:
-    """The best value of a metric among the points of one arm of a search, by the values of two settings.
+    """The best value of a metric among a search's points of one arm (config variant), by the values of two settings.
 
     arm: name of the arm.
     metric: name of the metric.
@@ -33,7 +33,7 @@ class HeatMap:
 
 
 def heat_maps(maps: Sequence[HeatMap], directory: epath.Path) -> list[tuple[str, str]]:
-    """Write each heat map that has a number as a PNG; return [(arm, path relative to `directory`'s parent)]."""
+    """Write a PNG of each heat map that is not empty; return [(name of arm, path relative to `directory`'s parent)]."""
     figures = []
     for heat_map in maps:
         if any(cell is not None for row in heat_map.cells for cell in row):

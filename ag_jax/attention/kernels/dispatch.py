@@ -40,7 +40,7 @@ class Fused(Attend):
     heads: str | None = None
 
     def compute(self, inputs: AttentionInputs) -> Mixed:
-        """Return (output `BQHW`, statistics ||H||^2 and <H, P> of attention H and guidance targets P or None).
+        """Return (output `BQHW`, statistics ||H||^2, <H, P> of attention H and target P or None without guides).
 
         Raises ValueError for guidance after dropout, which kernels do not compute.
         """
@@ -155,7 +155,7 @@ def _gpu(device: jax.Device, sizes: Sizes) -> tuple[Kernel, str | None]:
 
 
 def _tested(name: str, device: jax.Device, sizes: Sizes) -> tuple[Kernel | None, str | None, bool]:
-    """Return (a platform's kernel, the reason why it cannot run on `device` or None, whether that is a defect).
+    """Return (kernel or None if its import fails, why it cannot run on `device` or None, whether that is a defect).
 
     A defect is that the kernel cannot be imported, does not compile, or computes something else than the reference.
 

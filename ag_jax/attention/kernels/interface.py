@@ -74,7 +74,7 @@ class Attend(abc.ABC):
         rate: float = 0.0,
         key: Array | None = None,
     ) -> Mixed:
-        """Return (output `BQHW`, statistics ||H||^2 and <H, P> of attention H and guidance targets P or None).
+        """Return (output `BQHW`, statistics ||H||^2, <H, P> of attention H and target P or None without guides).
 
         query_BQHW, key_BKHW, value_BKHW: in the precision of the computation; scores and softmax are float32. Queries
             and keys may differ in length.

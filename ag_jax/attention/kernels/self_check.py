@@ -29,7 +29,7 @@ TOLERANCE = 0.03  # of a result, relative to its norm; bfloat16 itself makes dif
 
 @functools.lru_cache(maxsize=8)
 def problem(attend: Attend, head_width: int, length: int, dtype: str, *, only_plain: bool = False) -> str | None:
-    """Return what is wrong with a kernel on this process's first device, as a clause for a message, or None.
+    """Return how a kernel fails a test on this process's first device, as a clause for a message; None if it passes.
 
     The output and the gradients must be those of the reference. They may differ, or the kernel may not compile, if its
     compiler is of another version than those that it was tested with.
@@ -49,7 +49,10 @@ def problem(attend: Attend, head_width: int, length: int, dtype: str, *, only_pl
 
 
 def _difference(attend: Attend, is_plain: bool, arrays: tuple[Array, ...]) -> str | None:
-    """Return in words how a kernel fails on test arrays, or differs from the reference; None if it does neither."""
+    """Return in words how a kernel fails on test arrays or differs there from the reference; None if it passes.
+
+    is_plain: whether to test it without guidance and dropout.
+    """
     try:
         results = _results(attend, is_plain, *arrays)
     except Exception as error:  # of the import, the compiler or the device, each with types of its own

@@ -137,7 +137,7 @@ def _bias_kernel(call: Call, blocks: Blocks, refs: dict[str, Ref], results: dict
 
 
 def _split_heads(call: Call, operands: dict[str, Array | None]) -> dict[str, Array]:
-    """Return {name: operand} without None, with an axis of all heads' widths, A = H x W, split into H and W."""
+    """Return the operands that are not None; those with one axis A = H x W for all heads become `BQHW` or `BKHW`."""
     by_head = (call.config.heads, call.config.width)
     return {
         name: array.reshape(*array.shape[:2], *by_head) if LETTERS[name] in ("BQHW", "BKHW") else array
@@ -164,7 +164,7 @@ def _over_blocks(
 
 
 def _backward_bias(call: Call, operands: dict[str, Array]) -> Array:
-    """Return dbias, the score bias's gradient, from a separate kernel that programs with a fixed bias leave out."""
+    """Return dbias, the score bias's gradient, by a separate kernel that compiled programs omit if dbias is unused."""
     bias, queries, keys = operands["bias"], call.config.queries, call.config.keys
     blocks = call.kernel_blocks.bias.fit(queries, keys)
     grid = (pl.cdiv(keys, blocks.streamed), pl.cdiv(queries, blocks.held), bias.shape[0] * bias.shape[1])
@@ -186,7 +186,7 @@ def _operands(call: Call, inputs: KernelInputs) -> dict[str, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: Call, inputs: KernelInputs) -> tuple[Array, list[Array]]:
-    """Return (output `BQA`, list of the guidance statistics ||H||^2 and <H, P>, each `BHQ`; [] without guidance)."""
+    """Return (output `BQA` with A = H x W, list of ||H||^2 and <H, P>, each `BHQ`, or [] without guidance)."""
     return _attention_forward(call, inputs)[0]
 
 
@@ -235,7 +235,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, kernel_blocks: KernelBlocks | None = None, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
-    """Run attention on one GPU and return (output `BQA`, guidance statistics ||H||^2 `BHQ`, <H, P> `BHQ`).
+    """Run attention on one GPU; return (output `BQA` with A = H x W, statistics ||H||^2 `BHQ`, <H, P> `BHQ`).
 
     These two statistics of guidance are None if `config.guided` is false. Implements `interface.Kernel`.
 

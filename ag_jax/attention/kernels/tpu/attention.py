@@ -189,7 +189,7 @@ def _operands(inputs: KernelInputs) -> dict[str, Array | None]:
 
 
 def _prefetched(inputs: KernelInputs) -> tuple[Array | None, Array]:
-    """Return the scalar-prefetch arguments: (shift of each head's target P or None, scalars of dropout).
+    """Return the scalar-prefetch arguments: (shift of each head's target P or None, seeds and offsets of dropout).
 
     A shift is a key position minus a query position (`interface.target`); there are none without guidance.
     """
@@ -281,7 +281,7 @@ def _backward(grid: Grid, operands: dict, prefetched: tuple) -> list[Array]:
 
 
 def _backward_bias(grid: Grid, operands: dict, prefetched: tuple) -> Array:
-    """Return dbias, the score bias's gradient, from a separate kernel that programs with a fixed bias leave out."""
+    """Return dbias, the score bias's gradient, by a separate kernel that compiled programs omit if dbias is unused."""
     bias = operands["bias"]
     for name in ("g_squares", "g_overlap"):
         if name in operands:  # 0 for the groups of heads without a guided head: this kernel does not leave them out
@@ -352,7 +352,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def attend(
     config: KernelConfig, inputs: KernelInputs, *, interpret: bool = False
 ) -> tuple[Array, Array | None, Array | None]:
-    """Run attention on one TPU and return (output `BQA`, guidance statistics ||H||^2 `BHQ`, <H, P> `BHQ`).
+    """Run attention on one TPU; return (output `BQA` with A = H x W, statistics ||H||^2 `BHQ`, <H, P> `BHQ`).
 
     These two statistics of guidance are None if `config.guided` is false. Implements `interface.Kernel`.
 

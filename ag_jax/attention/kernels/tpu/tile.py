@@ -148,7 +148,7 @@ class Tile:
         return jnp.where(keep_KQ, self.config.dropout_scale, 0.0)
 
     def bits(self, head: int) -> Array:
-        """Return random bits for dropout, uint32 in the shape of the tile; both heads of a pair have the same."""
+        """Return 32 random bits for each element of the tile, of which heads 2i and 2i + 1 use 16 each in dropout."""
         # Hashes of keys are computed as a row, which is packed more densely than a column.
         query_1Q = jax.lax.broadcasted_iota(jnp.int32, (1, self.shape[1]), 1) + self.first_query
         key_1K = jax.lax.broadcasted_iota(jnp.int32, (1, self.shape[0]), 1) + self.first_key
