@@ -127,34 +127,52 @@ def join(position: HostPosition, timeout: float) -> None:
 
 
 def count() -> int:
-    """Return the number of hosts. Not collective."""
+    """Return the number of hosts of the run.
+
+    Not collective.
+    """
     return distributed.global_state.num_processes if distributed.global_state.client else 1
 
 
 def index() -> int:
-    """Return the number of this host, counted from 0. Not collective."""
+    """Return the number of this host, counted from 0.
+
+    Not collective.
+    """
     return distributed.global_state.process_id if distributed.global_state.client else 0
 
 
 def is_first() -> bool:
-    """Return whether this is host 0, which writes files and prints. Not collective."""
+    """Return whether this is host 0, which writes files and prints.
+
+    Not collective.
+    """
     return index() == 0
 
 
 def tell(message: str) -> None:
-    """Print a message to stderr, on host 0 only. Not collective."""
+    """Print a message to stderr, on host 0 only.
+
+    Not collective.
+    """
     if is_first():
         print(message, file=sys.stderr, flush=True)
 
 
 def publish(key: str, value: Any) -> None:
-    """Store a JSON value under a key, where all hosts can read it; ignored if the key has a value. Not collective."""
+    """Store a JSON value under a key, where all hosts can read it; do nothing if the key already has a value.
+
+    Not collective.
+    """
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # ALREADY_EXISTS
         distributed.global_state.client.key_value_set(f"{PREFIX}/{key}", json.dumps(value))
 
 
 def look(key: str) -> Any:
-    """Return the value published under a key, or None if there is none, without waiting. Not collective."""
+    """Return the JSON value published under a key, without waiting; None if there is none.
+
+    Not collective.
+    """
     try:
         return json.loads(distributed.global_state.client.key_value_try_get(f"{PREFIX}/{key}"))
     except jax.errors.JaxRuntimeError:  # NOT_FOUND
@@ -162,9 +180,10 @@ def look(key: str) -> Any:
 
 
 def wait_for(key: str, who: int, what: str) -> Any:
-    """Wait for the value that host `who` publishes under a key, without a time limit, and return it. Not collective.
+    """Wait, without a time limit, for the JSON value that host `who` publishes under a key, and return it.
 
-    The wait may be long, because hosts prepare their data independently. If the other host dies, this one ends, too.
+    Not collective. The wait may be long, because hosts prepare their data independently. If the other host dies, this
+    one ends, too.
 
     what: what the value is for, named in the lines printed while waiting.
     """
@@ -249,7 +268,10 @@ def abandon(status: int, message: str) -> None:
 
 
 def leave_at_once(status: int) -> None:
-    """End the process immediately, without waiting for other hosts or threads. Not collective."""
+    """End the process immediately, without waiting for other hosts or threads.
+
+    Not collective.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

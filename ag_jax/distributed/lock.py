@@ -94,9 +94,9 @@ def in_turn(directory: epath.Path, say: Callable[[str], None]) -> Iterator[None]
 
 
 def is_held(directory: epath.Path) -> bool:
-    """Return whether the directory has a lock whose holder may still run. Not collective.
+    """Return whether the directory has a lock whose holder may still run.
 
-    The holder of a lock of another machine may run as long as the file is there.
+    Not collective. The holder of a lock of another machine may run as long as the file is there.
     """
     content = _Lock(directory).read() if (directory / FILE).exists() else None
     return content is not None and (content[1] is None or not content[1].is_gone())
@@ -295,10 +295,10 @@ class _Lock:
             os.close(folder)
 
     def _wait_for_change(self, text: str) -> tuple[bool, Holder | None]:
-        """Wait, at most `STALE_AFTER` seconds, until the lock file's content is no longer `text`.
+        """Wait up to `STALE_AFTER` seconds for the lock file to change; return (has the holder ended, new holder).
 
-        Returns (whether the lock's holder has ended, the new holder). It has ended if the file was removed, or if the
-        content did not change. Otherwise the changed file names the new holder, which is None if the file is damaged.
+        The lock file has changed if its content is no longer `text`. The holder has ended if the file was removed, or
+        if its content did not change. Otherwise the file names the new holder, which is None if the file is damaged.
         """
         print(
             f"{self._path} is held from another machine: waiting {STALE_AFTER:.0f} seconds at most to see whether its "

@@ -15,7 +15,7 @@ def parse_part(text: str) -> Share:
 
 
 def numbers_of(share: Share, count: int, what: str) -> set[int]:
-    """Return the numbers, from 0 on, of the pieces of work in one share of `count` pieces.
+    """Return the indices, from 0, of the pieces of work in part K of N, given `share` = (K, N) and `count` pieces.
 
     what: what a piece is, in the plural, for the message.
 

@@ -165,7 +165,7 @@ def _greet(
 def _report(
     position: HostPosition, deadline: float, timeout: float, say: Callable[[str], None]
 ) -> dict[int, socket.socket]:
-    """On any other host, report to host 0 until all hosts have joined; return {0: the connection to host 0}."""
+    """On a host other than 0, report to host 0 until all hosts have joined; return {0: the connection to host 0}."""
     hello = {"ag_jax": PROTOCOL, "host": position.host, "hosts": position.hosts, "name": socket.gethostname()}
     last_time, status, why = time.monotonic(), None, "no answer"
     while time.monotonic() < deadline:

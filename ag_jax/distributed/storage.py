@@ -154,7 +154,7 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
 
 
 def write_where_possible(write: Callable[[epath.Path], T], directory: epath.Path, *, may_write: bool = True) -> T:
-    """Write files into a directory, or another one if that is impossible or not allowed; return the result of `write`.
+    """Write files into `directory`, or elsewhere if that is impossible or not allowed; return the result of `write`.
 
     So a result that took long to compute is not lost. The directories tried are `directory` (if `may_write`),
     `ag-jax-output/NAME` in the current directory, and a new temporary directory. If `directory` cannot be written, a

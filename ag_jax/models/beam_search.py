@@ -78,13 +78,16 @@ class _State:
 
 
 def gather(cache: Cache, parents_BK: Array) -> Cache:
-    """Return a decoding cache of arrays `NBK...` in which each beam has the entries of its parent beam; N may be 1."""
+    """Return a decoding cache in which beam k of each sentence has the entries of beam `parents_BK[:, k]`.
+
+    The arrays of the cache are `NBK...`, and N may be 1.
+    """
     of_each_sentence = jax.vmap(lambda leaf, parents_K: leaf[:, parents_K], in_axes=(1, 0), out_axes=1)
     return jax.tree.map(lambda leaf: of_each_sentence(leaf, parents_BK), cache)
 
 
 def _has_room(cache: Cache, room: int) -> Cache:
-    """Return the decoding cache unchanged, because it has room for all steps."""
+    """Return the decoding cache unchanged, the default of `search(grow=...)`, for a cache with room for all steps."""
     del room
     return cache
 
@@ -271,7 +274,7 @@ def _pick(array: Array, indices: Array) -> Array:
 def _hypotheses(
     config: DecodingConfig, tokens: Array, length: Array, log_probs: Array, *, ended: bool | Array
 ) -> Hypotheses:
-    """Return `Hypotheses` of one common length; a log-probability of -inf means that there is no hypothesis."""
+    """Return `Hypotheses` whose texts all have `length` tokens; where a log-probability is -inf, there is none."""
     exists = log_probs > -jnp.inf
     return Hypotheses(
         tokens_BKT=tokens,

@@ -150,7 +150,7 @@ class EncoderConfig:
             )
 
     def _check_positions(self) -> None:
-        """Raise ValueError if the mask decoder and its positions are not set together, or if there are no positions."""
+        """Raise ValueError if `absolute_positions` does not fit the mask decoder, or there are no positions at all."""
         if (self.absolute_positions == "decoder") != (self.mask_decoder_passes > 0):
             raise ValueError(
                 f"model.absolute_positions={self.absolute_positions} does not go with "
@@ -238,7 +238,7 @@ class EncoderConfig:
 
     @property
     def layer_kinds(self) -> tuple[bool, ...]:
-        """For each layer of the group that the encoder repeats, whether its attention is limited to a window.
+        """Whether attention is limited to a window, for each layer of the group that repeats through the encoder.
 
         The layers of the encoder are such groups, one after the other, of which the last one may be shorter.
         """

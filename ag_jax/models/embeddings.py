@@ -100,7 +100,7 @@ class Embeddings(nn.Module):
         return self.finish(summed_BLE, deterministic)
 
     def with_positions(self, words_BLE: Array, order_BL: Array, is_token_BL: Array | bool = True) -> Array:
-        """Return the word embeddings, scaled if so configured, plus position embeddings if they belong to the input.
+        """Return the word embeddings, scaled if so configured, plus position embeddings if the model adds them here.
 
         With `absolute_positions=decoder`, positions are added to hidden states later (`Encoder.with_mask_decoder`).
 

@@ -55,7 +55,7 @@ class Flops:
 def step_flops(
     config: EncoderConfig, *, rows: int, length: int, predicted: float, next_sentence: bool = False
 ) -> Flops:
-    """Return the FLOPs of an encoder's training step on `rows` rows of `length` positions, `predicted` of them masked.
+    """Return the FLOPs of an encoder's training step on `rows` rows of `length` positions, `predicted` of each masked.
 
     predicted: positions of a row at which words are predicted. A program computes `corruption.max_masked`, the number
         of slots of a row; the task needs the masking rate times the length, and utilisation is computed with that.
@@ -91,7 +91,7 @@ def _visible_keys(config: EncoderConfig, is_local: bool, length: int) -> int:
 
 
 def _relative_costs(config: EncoderConfig, length: int) -> tuple[int, int]:
-    """Return the costs that relative positions add to one layer's attention: (scores, projections).
+    """Return the cost of relative positions in a layer: (scores per query and head, multiply-adds of projections).
 
     The first is the number of additional scores of each query in each head, the second that of multiply-adds of the
     projections of the relative positions.
@@ -104,7 +104,9 @@ def _relative_costs(config: EncoderConfig, length: int) -> tuple[int, int]:
 
 
 def mfu(flops: float, seconds: float, devices: int, device_flops: float | None) -> float | None:
-    """Return the model FLOPs utilisation, the share of the peak FLOP/s reached (Chowdhery et al. 2022, appendix B).
+    """Return the model FLOPs utilisation, the share of peak FLOP/s reached; None if `device_flops` is None.
+
+    The definition is that of Chowdhery et al. 2022, appendix B.
 
     flops: model FLOPs computed in `seconds` by `devices` devices.
     device_flops: peak FLOP/s of one device; None if unknown, and then None is returned.
@@ -115,7 +117,7 @@ def mfu(flops: float, seconds: float, devices: int, device_flops: float | None) 
 def replaced_tokens_flops(
     config: EncoderConfig, generator: EncoderConfig | None, *, rows: int, length: int, predicted: float
 ) -> Flops:
-    """Return the FLOPs of a replaced-token training step: encoder, detection head on every token, and generator.
+    """Return the FLOPs of a replaced-token training step: encoder, detection head on every token, generator if any.
 
     The generator predicts words at `predicted` positions of each row.
 

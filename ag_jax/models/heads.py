@@ -148,7 +148,7 @@ class AnswerHead(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_BLD: Array, *, deterministic: bool) -> Array:
-        """Return logits `BL3`, float32: of each token to begin the answer, to end it, and of no answer or an answer.
+        """Return float32 logits `BL3` over the tokens: start of the answer, end of the answer, and answer or none.
 
         The third column holds the logit of "no answer" at the first token, 0 for "an answer" at the second one, and
         `NEVER` at the others, so that it is a distribution over the same axis as the first two.

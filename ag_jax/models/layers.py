@@ -123,7 +123,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"gelu": gelu, "relu": jax.nn
 
 
 def attention(config: EncoderConfig, attend: Attend, **settings) -> multihead.MultiHeadAttention:
-    """Return a multi-head attention module with the width, heads, dropout and initializer of an encoder.
+    """Return a multi-head attention module for an encoder's config, with `attend` as its attention function.
 
     settings: other fields of `MultiHeadAttention`.
     """

@@ -14,7 +14,7 @@ LONGEST = 100  # characters of a value
 
 
 def one_line(self: Any) -> str:
-    """Return a dataclass's `repr` in one line, with shapes of arrays and sizes of models in place of their numbers.
+    """Return a dataclass's `repr` in one line, with the shapes of arrays and sizes of models instead of their values.
 
         class OpenRun:
             __repr__ = one_line

@@ -131,7 +131,7 @@ class TranslationModel(nn.Module):
         return jax.nn.log_softmax(self._predict(hidden_BJD).words_BTV), cache
 
     def _embedded(self, tokens: Array, order: Array, is_token: Array | bool = True, *, deterministic: bool) -> Array:
-        """Return the decoder's input, in its own width, by embedding target tokens at the positions `order`.
+        """Return the decoder's input: target tokens embedded at the positions `order`, in the decoder's width.
 
         With `decoder.start=zero`, the word embedding of a text's first token is zero.
 

@@ -141,7 +141,7 @@ class Objective:
         return self.forward(params, encoder_batch, rngs, step, ports)
 
     def word_labels(self, batch: Batch) -> WordLabels | None:
-        """Return labels and weights of the predicted words if a wrapper may compute their loss itself; otherwise None.
+        """Return labels and weights of the predicted words if a wrapper may compute their loss; None (default) if not.
 
         A wrapper can then compute this loss together with another term of the same scores (`consistency.joint_words`).
         """
@@ -229,7 +229,7 @@ class Wrapper(Objective):
         return self.inner.prediction_weights(batch)
 
     def word_labels(self, batch: Batch) -> WordLabels | None:
-        """Return labels and weights of the words that the inner objective predicts, or None."""
+        """Return the inner objective's word labels and weights; None if a wrapper may not compute their loss."""
         return self.inner.word_labels(batch)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:

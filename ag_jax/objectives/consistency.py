@@ -139,7 +139,7 @@ class SecondPass(Wrapper):
 
     @property
     def word_divergence(self) -> DivergenceConfig | None:
-        """The settings of the divergence, if `distance` computes it by the function `divergence`; otherwise None."""
+        """Settings of the divergence if `distance` computes it by the function `divergence`; None if it does not."""
         return None
 
     def loss_of(
@@ -226,7 +226,7 @@ def _across_batch(config: DivergenceConfig, clean_B: Array, other_B: Array, weig
 def _word_divergence(
     config: DivergenceConfig, clean_BMD: Array, other_BMD: Array, embedding_VD: Array, bias_V: Array, weights_BM: Array
 ) -> Array:
-    """Return the divergence between two passes' word distributions, summed over masked positions by `weights_BM`.
+    """Return the divergence between two passes' word distributions, a sum over masked positions with `weights_BM`.
 
     It is computed a few positions at a time: the scores of all words at all positions are never in memory at once.
     Gradients are computed in the forward pass, as in `word_loss`.
@@ -258,7 +258,7 @@ def _word_divergence_forward(config: DivergenceConfig, clean_BMD, other_BMD, emb
 def _gradients(
     d_scores_BMV: Sequence[Array], hiddens_BMD: Sequence[Array], embedding_VD: Array
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    """Return gradients of (embeddings, bias) summed over passes, and of hidden states, given score gradients.
+    """Return gradients ((of embeddings, of bias), of each pass's hidden states) from those of each pass's word scores.
 
     d_scores_BMV: the gradient of the word scores of each pass.
     """
@@ -289,7 +289,7 @@ def joint_words(
     loss_factor: Array,
     divergence_factor: Array,
 ) -> tuple[Array, ScoredWords]:
-    """Return the weighted sum of the clean pass's word loss and its divergence from the other pass, and the three sums.
+    """Return (factor-weighted sum of word loss and divergence, the sums of loss, right predictions and divergence).
 
     The first value is loss_factor * `word_loss` + divergence_factor * `divergence`. It has a gradient, the sums of
     loss, right predictions and divergence have none. Scores of all words are products with the embeddings: this
@@ -321,7 +321,7 @@ def _joint_words(
     weights_BM: Array,
     factors_2: Array,
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """Return the weighted sum of the clean pass's word loss and its divergence from the other pass, and the three sums.
+    """Return (factor-weighted sum of word loss and divergence, (word loss, right predictions, divergence)).
 
     The first is factors_2[0] * loss + factors_2[1] * divergence; the sums are loss, right predictions and divergence.
 

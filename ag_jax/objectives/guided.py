@@ -208,7 +208,7 @@ class Guided(Wrapper):
     def _add_masses(
         metrics: dict[str, WeightedSum], prefix: str, assignment: tuple[tuple[str, int], ...], *arguments, **options
     ) -> Array:
-        """Return the guidance loss of one kind of attention, and add each pattern's attention mass to `metrics`.
+        """Return the guidance loss of self- or cross-attention, and add each pattern's attention mass to `metrics`.
 
         prefix: put before the names of patterns in the names of metrics.
         arguments, options: those of `guidance.guidance_loss`.

@@ -47,7 +47,7 @@ class WordDistributions:
 
 @flax.struct.dataclass
 class ScoredWords:
-    """The loss, right predictions and divergence of two passes' predicted words, each already summed over the words.
+    """Sums over predicted words: the clean pass's loss and right predictions, and the divergence of both passes.
 
     None of them has a gradient: that of the loss comes from `consistency.joint_words`.
 

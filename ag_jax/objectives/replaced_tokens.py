@@ -100,7 +100,7 @@ class ReplacedTokens(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions by which a clean and an attacked pass are compared: `task` and maybe `sentence`.
+        """Names of the predictions by which clean and attacked passes are compared: `task` and, if enabled, `sentence`.
 
         `task` is whether each token was replaced; `sentence`, if enabled, is the output at each text's first position.
         """
@@ -126,7 +126,7 @@ class ReplacedTokens(Objective):
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return {loss term: factor}: the field `weight` for `rtd`, and 1 for `mlm` if there is a generator."""
+        """Return {loss term: factor}: `weight` for the detection loss `rtd`; 1 for `mlm` if there is a generator."""
         coefficients = {"rtd": jnp.full_like(step, self.weight, jnp.float32)}
         if self.model.generator_config is not None:
             coefficients["mlm"] = jnp.ones_like(step, jnp.float32)
@@ -153,7 +153,7 @@ class ReplacedTokens(Objective):
         return dataclasses.replace(outputs, predictions=outputs.predictions | {"generator": words})
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return {loss term: batch sum} and {metric: (sum, weight)} of the detection and of a generator, if any.
+        """Return {loss term: batch sum} and {metric: (sum, weight)} of detection and, if there is one, the generator.
 
         Recall is `replaced_found`, precision `alarms_right`; `replaced_share` is the share of replaced tokens. With a
         generator there are its loss and accuracy, too.
@@ -194,7 +194,7 @@ class ReplacedTokens(Objective):
 
 
 def with_samples(batch: Batch, samples_BM: Array) -> Array:
-    """Return the original tokens `BL` of a batch, with the sampled tokens in their place at the masked positions.
+    """Return a batch's tokens before masking, `BL`, with those at masked positions replaced by the sampled tokens.
 
     Slots for masked positions that have weight 0 change nothing.
     """

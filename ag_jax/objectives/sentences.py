@@ -47,7 +47,7 @@ class Sentences:
         return positions_BT, jnp.take_along_axis(firsts_BL, positions_BT, axis=1).astype(jnp.float32)
 
     def prediction_weights(self, batch: Batch) -> dict[str, PredictionWeights]:
-        """Return {"sentence": weights of texts} to compare a clean and an attacked pass; {} if `of` is `none`.
+        """Return {"sentence": weights of texts} to compare a clean and an attacked pass; {} if this output is disabled.
 
         The weight is 1 for each text, and 0 for the other positions that fill a row up.
         """

@@ -61,7 +61,7 @@ def span_or_none_loss(logits_B3L: Array, starts_B: Array, ends_B: Array, weights
 
 
 def _with_class(weights_B: Array) -> Array:
-    """Return the loss weights `B3` of start, end and answerability: start and end weigh half the example's weight."""
+    """Return the loss weights `B3` of (start, end, answerability): an example's weight times (1/2, 1/2, 1)."""
     return jnp.stack([weights_B / 2, weights_B / 2, weights_B], axis=-1)
 
 
@@ -196,7 +196,7 @@ class Supervised(Objective):
         return Outputs({"task": self.task_loss.prediction(logits)}, batch, **sown)
 
     def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return {"task": batch sum of the loss} and {metric: (sum, weight)}, with accuracy but for regression."""
+        """Return {"task": batch sum of the loss} and {metric: (sum, weight)}: loss and, unless regression, accuracy."""
         weights = self.task_loss.weights(batch)
         total, correct = self.task_loss.total(outputs.predictions["task"], batch, weights)
         metrics = {"task_loss": (total, weights.sum())}

@@ -62,7 +62,7 @@ class TranslationConfig:
         return {name: (source, target) for name, source, target in (test.split("=") for test in self.tests)}
 
     def smoothing(self, words: int) -> float:
-        """Return the label-smoothing epsilon as the share that is spread over all `words` words of the vocabulary."""
+        """Return the label smoothing as the probability spread over all `words` words, the right one included."""
         share = self.label_smoothing
         return share if self.smooth_over == "all" else share * words / (words - 1)
 

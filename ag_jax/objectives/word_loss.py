@@ -26,7 +26,7 @@ Add = Callable[[Any, tuple], tuple[Any, Any]]
 
 
 def _in_chunks(array_BMx: Array, most: int | None = None) -> Array:
-    """Split the slot axis M of an array into chunks of equal length: return `(chunks, B, length, ...)`.
+    """Split axis M (a row's slots for predicted words) into equal chunks: return `(chunks, B, length, ...)`.
 
     Rows are filled up with zeros behind the last slot. They are not split, so each stays on its device.
 
@@ -39,13 +39,13 @@ def _in_chunks(array_BMx: Array, most: int | None = None) -> Array:
 
 
 def _joined(chunks: Array) -> Array:
-    """Join the chunks of the slot axis, undoing `_in_chunks` but for its zeros: return `(B, chunks * length, ...)`."""
+    """Join the chunks from `_in_chunks`, with the zeros that it appended: return `(B, chunks * length, ...)`."""
     chunks = chunks.swapaxes(0, 1)
     return chunks.reshape(chunks.shape[0], -1, *chunks.shape[3:])
 
 
 def rows_per_group(slots: int) -> int:
-    """Return how many rows of a batch form a group in `over_used_slots`, if a row has `slots` slots for words.
+    """Return how many rows, with `slots` slots for predicted words each, form a group in `over_used_slots`.
 
     It is the largest power of two with which a group has at most `GROUP_SLOTS` slots, and at least 1.
     """
@@ -53,7 +53,7 @@ def rows_per_group(slots: int) -> int:
 
 
 def over_chunks(add: Add, sums: Any, arrays: tuple[Array, ...]) -> tuple[Any, Any]:
-    """Scan `add` over chunks of all rows' slots for words; return the final sums, and the results of all slots, `BMx`.
+    """Scan `add` over chunks of the rows' slots for predicted words; return (final sums, results of all slots, `BMx`).
 
     add: (sums, chunks of `arrays`) -> new sums, results of the chunk's slots or None.
     sums: the sums to start with.
@@ -63,7 +63,7 @@ def over_chunks(add: Add, sums: Any, arrays: tuple[Array, ...]) -> tuple[Any, An
 
 
 def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -> tuple[Any, Any]:
-    """Scan `add` as `over_chunks` does, but skip chunks of unused slots; return the final sums and all slots' results.
+    """Scan `add` as `over_chunks` does, but skip chunks of unused slots; return (final sums, results of all slots).
 
     The results of unused slots are 0, and all results have the order of the slots.
 
@@ -105,7 +105,7 @@ def over_used_slots(add: Add, sums: Any, arrays: tuple[Array, ...], rows: int) -
 
 
 def over_slots(add: Add, sums: Any, arrays: tuple[Array, ...], group_rows: int) -> tuple[Any, Any]:
-    """Scan `add` over the slots for words: by `over_chunks` for groups of one row, otherwise by `over_used_slots`.
+    """Scan `add` over the slots for predicted words, by `over_used_slots` if rows form groups, else by `over_chunks`.
 
     group_rows: rows of a group, see `rows_per_group`; only a divisor that it shares with the batch is used.
     """
@@ -123,7 +123,7 @@ def word_loss(
     group_rows: int = 1,
     smoothing: float = 0.0,
 ) -> tuple[Array, Array, Array]:
-    """Return three weighted sums over the slots for words: smoothed loss, right predictions, plain cross entropy.
+    """Return weighted sums over predicted words: (loss with label smoothing, right predictions, cross entropy).
 
     The scores are s = h E^T + b. Cross entropy and right predictions are those of `losses.cross_entropy`, computed a
     few positions at a time. The loss is the cross entropy with the smoothed distribution
@@ -152,7 +152,7 @@ def word_loss(
 
 
 def _sums(scores_BMV: Array, labels_BM: Array, weights_BM: Array, smoothing: float) -> tuple[Array, Array, Array]:
-    """Return the three sums of `word_loss` (loss, right predictions, cross entropy) from word scores of some slots."""
+    """Return the sums (loss, right predictions, cross entropy) of `word_loss` over some words, from their scores."""
     entropy, correct = cross_entropy(scores_BMV, labels_BM, weights_BM)
     if not smoothing:
         return entropy, correct, entropy

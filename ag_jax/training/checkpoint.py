@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 class _Newest:
-    """Orbax policy that keeps `count` checkpoints: the newest, then those at multiples of `every`, then the latest.
+    """Orbax policy that keeps `count` checkpoints: the newest, then the newest at multiples of `every`, then others.
 
     Without this order, the checkpoint of an interruption would push out one of those that an uninterrupted run keeps.
 
@@ -437,7 +437,7 @@ def _silence_orbax() -> None:
 
 
 def _split(step: int, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Split what is stored beside a checkpoint's arrays into (progress, fingerprint of the arrays), and verify it.
+    """Return (progress, fingerprint of the arrays) from what a checkpoint stores beside its arrays, verified.
 
     Raises CorruptCheckpointError if the progress differs from its checksum, or the fingerprint is missing.
     """

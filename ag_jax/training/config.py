@@ -90,7 +90,7 @@ class TrainingConfig:
             )
 
     def _check_batch_sizes(self) -> None:
-        """Raise ValueError if earlier batch sizes lack their steps, or are not a whole number of microbatches."""
+        """Raise ValueError if `earlier_batch_sizes` do not fit their last steps, or the size of a microbatch."""
         sizes, until = self.earlier_batch_sizes, self.earlier_batch_sizes_until
         if len(sizes) != len(until) or list(until) != sorted(set(until)) or (until and until[-1] >= self.steps):
             raise ValueError(
@@ -105,7 +105,7 @@ class TrainingConfig:
             )
 
     def _check_best(self) -> None:
-        """Raise ValueError if early stopping or the best checkpoint does not go with the intervals of evaluations."""
+        """Raise ValueError if `patience` or `keep_best` needs another `evaluate_every` or `checkpoint_every`."""
         if self.patience is not None and self.evaluate_every is None:
             raise ValueError(
                 f"training.patience={self.patience} counts evaluations, but training.evaluate_every=none evaluates "
@@ -118,7 +118,7 @@ class TrainingConfig:
             )
 
     def _check_words(self) -> None:
-        """Raise ValueError if milestones in words are not ascending, or are beyond the end of the run."""
+        """Raise ValueError if `milestone_words` are not ascending, or exceed `words`, the run's length in words."""
         milestones = self.milestone_words
         if tuple(sorted(set(milestones))) != milestones:
             raise ValueError(

@@ -29,7 +29,7 @@ class Criterion:
         return cls(metric, metric.endswith("loss") or metric == "nll")
 
     def cost(self, value: float | None) -> float:
-        """Return a metric's value as a cost, which is lower for better values.
+        """Return a metric's value as a cost, lower for better values; None (not measured) costs infinity.
 
         It is negated if high values are better. None, a metric that was not measured, costs infinity.
         """
@@ -60,7 +60,7 @@ class Criterion:
         return history[number - 1] if number else None
 
     def is_over(self, history: Sequence[Evaluation], patience: int | None, after: int = 0) -> bool:
-        """Return whether to stop early: whether the last `patience` evaluations brought no better value.
+        """Return whether to stop early: whether `patience` evaluations after step `after` brought no better value.
 
         False if `patience` is None. Equal values, and values that are no finite number, are not better.
 

@@ -32,7 +32,7 @@ class CorruptCheckpointError(Exception):
 
 
 def judge(step: int, folder: epath.Path, error: Exception) -> CorruptCheckpointError | OSError:
-    """Return the exception to raise for `error` while a checkpoint was read: for damage, or an obstacle to reading.
+    """Return the exception to raise when a checkpoint cannot be read: one for damage, or for an obstacle to reading.
 
     It is a CorruptCheckpointError only if no cause of `error` is an obstacle in the system, such as missing
     permissions, and every file can be read; otherwise an OSError.

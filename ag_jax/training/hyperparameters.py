@@ -12,7 +12,7 @@ from ag_jax.training.optimizer import OptimizerConfig
 
 @flax.struct.dataclass
 class Hyperparameters:
-    """The settings that may differ between runs with one compiled training step: learning rate, warm-up, alpha.
+    """Settings that may differ between runs of one compiled training step: learning rate, warm-up, guidance's alpha.
 
     They are arguments of the step, beside the batch and the random key, and are not stored in a checkpoint. All other
     settings are constants of the compiled step.

@@ -217,7 +217,7 @@ class Loop:
         return limit is not None and _seconds_so_far(self.progress, self.mark) >= limit
 
     def _is_paused(self, step: int) -> bool:
-        """Return whether the run pauses after this step (`Job.pause_at`), or should have; False at the last step."""
+        """Return whether `Job.pause_at` is this or an earlier step, so that the run pauses; False at the last step."""
         return self.job.pause_at is not None and self.job.pause_at <= step < self.job.config.steps
 
     def _is_evaluation_step(self, step: int) -> bool:

@@ -50,7 +50,7 @@ class AsaConfig:
 
     @property
     def penalty(self) -> float:
-        """Coefficient of the loss term that makes masking costly for the adversary: tau ** tau_power."""
+        """Coefficient of the adversary's penalty on masking in the loss: `tau` to the power `tau_power`."""
         return self.tau**self.tau_power
 
 
@@ -161,7 +161,7 @@ class SiftConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RDropConfig:
-    """A second pass that differs in its dropout alone, after R-Drop (Wu et al. 2021), as a baseline for attacks.
+    """Settings of a second pass with other dropout masks, after R-Drop (Wu et al. 2021): a baseline for the attacks.
 
     weight: coefficient of the divergence.
     divergence: how the predictions of both passes are compared.

@@ -22,7 +22,7 @@ _SMALLEST = 1e-12  # the gradient of a text is divided by at least this; that of
 
 @dataclasses.dataclass(frozen=True)
 class FreeLB(Wrapper):
-    """Mean over passes t = 0, 1, ... of the inner objective's loss, with delta_t added to the word embeddings.
+    """Mean of the inner objective's loss over passes t = 0, 1, ..., with perturbation delta_t of the word embeddings.
 
     From Zhu et al. 2020, algorithm 1. There are `config.passes` passes, with one step of gradient ascent between
     consecutive passes:
@@ -46,7 +46,7 @@ class FreeLB(Wrapper):
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, WeightedSum]], Params]:
-        """Return ((loss, metrics), parameter gradient): means over passes with different perturbations.
+        """Return ((loss, metrics), parameter gradient), averaged over passes with different perturbations.
 
         Before the step `begin_step`, they are those of the wrapped objective. The metric `delta_norm` is the mean
         length of a text's perturbation in the last pass.
@@ -59,7 +59,7 @@ class FreeLB(Wrapper):
     def _attacked(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
     ) -> tuple[tuple[Array, dict[str, WeightedSum]], Params]:
-        """Return ((loss, metrics), parameter gradient): means over passes with different perturbations."""
+        """Return ((loss, metrics), parameter gradient) of the perturbed passes, with the metric `delta_norm`."""
         ((mean, metrics), gradient), delta_BLE = self._passes(params, batch, rngs, step, factors)
         metrics["delta_norm"] = perturbation.length_metric(delta_BLE, perturbation.encoder_segments(batch))
         return (mean, metrics), gradient
@@ -86,7 +86,7 @@ class FreeLB(Wrapper):
         delta_BLE = self.init(jax.random.fold_in(rngs["dropout"], _INITIAL), segments_BL)
 
         def one_pass(carry: Any, number: Array) -> tuple[Any, None]:
-            """Add the loss, metrics and parameter gradient of a pass to the sums, after a step of the perturbation."""
+            """Update the perturbation, run a pass with it, and add its loss, metrics and gradient to the sums."""
             sums, delta_BLE, slope_BLE = carry
             # The step comes before a pass, because nothing uses the last pass's gradient by the perturbation. The
             # first pass has no step: even with a slope of zero, `max_norm` could shorten the initial perturbation.

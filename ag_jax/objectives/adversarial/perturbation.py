@@ -22,7 +22,7 @@ class Perturbation(Protocol):
     """Interface of a perturbation of embeddings, and of the gradient ascent that searches for the worst one."""
 
     def clean(self, ports: Ports) -> Ports:
-        """Return the encoder's optional inputs in the clean pass: `ports`, set to normalise the embeddings if need be.
+        """Return `ports`, the encoder's optional inputs, for a clean pass: as they are, or set to normalise embeddings.
 
         The clean pass reads normalised embeddings if the perturbation is of normalised embeddings, as in SiFT.
         """
@@ -42,7 +42,7 @@ class Perturbation(Protocol):
         """
 
     def update(self, delta_BLE: Array, slope_BLE: Array, segments_BL: Array) -> Array:
-        """Return the perturbation after one step along the gradient `slope_BLE`. Both are 0 on padding."""
+        """Return the perturbation after one step along the gradient `slope_BLE`; both arrays are 0 on padding."""
 
 
 def encoder_segments(batch: Batch) -> Array:

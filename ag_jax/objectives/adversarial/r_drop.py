@@ -40,7 +40,7 @@ class RDrop(SecondPass):
 
     @property
     def word_divergence(self) -> DivergenceConfig:
-        """The settings of D."""
+        """Settings of the divergence D between the predictions of the two passes."""
         return self.divergence
 
     def total_weight(self, weights: PredictionWeights) -> Array:
@@ -48,11 +48,11 @@ class RDrop(SecondPass):
         return consistency.total_weight(weights, self.divergence)
 
     def coefficient_at(self, step: Array) -> Array:
-        """Return the coefficient of D, which is the same at every step."""
+        """Return the coefficient of the divergence D in the loss: `weight` at every step."""
         return jnp.full_like(step, self.weight, jnp.float32)
 
     def forward(self, params: Params, batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
-        """Return the outputs of a pass; in training, `second_passes` has those of one with other dropout masks."""
+        """Return the outputs of a pass; in training, a pass with other dropout masks has its own in `second_passes`."""
         outputs = self.inner.forward(params, batch, rngs, step, ports)
         if rngs is None:
             return outputs

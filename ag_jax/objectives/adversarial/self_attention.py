@@ -75,7 +75,7 @@ def _text_count(segments_BL: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """Loss term coefficient * L_c that keeps the adversary from masking everything: the more it masks, the less is L_c.
+    """Loss term coefficient * L_c that keeps the adversary from masking everything: L_c falls as it masks more.
 
     L_c grows with the number of unmasked units (query-key pairs). The adversary learns by the reversed gradient, so it
     maximises this term.
@@ -89,7 +89,7 @@ class Penalty:
     count: str
 
     def weight(self, segments_BL: Array) -> Array:
-        """Return the divisor that makes `total` a mean.
+        """Return the number of texts or rows by which the penalty's sum over the batch, `total`, is divided.
 
         It is the number of texts with `count=units`, the number of rows that are not empty with `count=fraction`.
         """
@@ -98,7 +98,7 @@ class Penalty:
         return (segments_BL > 0).any(-1).sum().astype(jnp.float32)
 
     def total(self, counts_NB: MaskCounts) -> Array:
-        """Return the penalty L_c of Wu et al. 2022, summed over layers and rows.
+        """Return the penalty on masking, L_c of Wu et al. 2022, summed over the layers and the rows of the batch.
 
         It is the number of unmasked units of each layer and row with `count=units`, or the unmasked fraction of its
         units with `count=fraction`.
@@ -140,7 +140,7 @@ class AttackedAttention(SecondPass):
 
     @property
     def word_divergence(self) -> DivergenceConfig:
-        """The settings of D."""
+        """Settings of the divergence D between the predictions of the clean and the attacked pass."""
         return self.divergence
 
     def total_weight(self, weights: PredictionWeights) -> Array:
@@ -152,14 +152,14 @@ class AttackedAttention(SecondPass):
         return jnp.asarray(step >= self.delay_steps, jnp.float32)
 
     def normalizers(self, batch: Batch) -> dict[str, Array]:
-        """Return the divisor of each loss term: of the wrapped objective, the divergence and the penalty."""
+        """Return {loss term: divisor} of the wrapped objective, the divergence and, if any, the penalty on masking."""
         weights = super().normalizers(batch)
         if self.penalty is not None:
             weights["penalty"] = self.penalty.weight(encoder.rows(batch)["segment_ids"])
         return weights
 
     def coefficients(self, step: Array) -> dict[str, Array]:
-        """Return the factor of each loss term: of the wrapped objective, the divergence and the penalty."""
+        """Return {loss term: factor} of the wrapped objective, the divergence and, if any, the penalty on masking."""
         coefficients = super().coefficients(step)
         if self.penalty is not None:
             coefficients["penalty"] = self.coefficient_at(step) * self.penalty.coefficient
@@ -214,7 +214,7 @@ class AttackedAttention(SecondPass):
 
 
 def mask_metrics(counts_NB: MaskCounts, has_begun: Array) -> dict[str, WeightedSum]:
-    """Return two metrics of the masked share of units, 1 - kept / all: over all layers, and layer by layer.
+    """Return the share of units (query-key pairs) that are masked: `masked` over all layers, `masked/layers` by layer.
 
     has_begun: whether the attack has begun; the share is 0 until then.
     """

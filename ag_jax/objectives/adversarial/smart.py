@@ -94,7 +94,7 @@ class MtDnnPerturbation(SmartPerturbation):
 
 
 def stable_kl(clean: Array, other: Array, weights: Array) -> Array:
-    """Return mt-dnn's `stable_kl`: the weighted sum of 2 q (logit(q) - logit(p)) over predictions and classes.
+    """Return mt-dnn's `stable_kl`: the weighted sum of 2 q (logit(q) - logit(p)), p from `clean` and q from `other`.
 
     Here p = softmax(clean), q = softmax(other), and logit(x) = log(x / (1 - x)). No gradient flows through
     logit(q) and logit(p).

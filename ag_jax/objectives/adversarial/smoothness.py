@@ -21,7 +21,7 @@ _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbat
 
 
 def symmetric_kl(clean: Prediction, other: Any, weights: PredictionWeights, stop_gradient: StopGradient) -> Array:
-    """Return the sum over examples or tokens of weight w of w [KL(clean || other) + KL(other || clean)].
+    """Return the sum of w [KL(clean || other) + KL(other || clean)] over examples or tokens, each with weight w.
 
     For numbers and vectors, it is the sum of w times the squared error.
 
@@ -36,10 +36,11 @@ def symmetric_kl(clean: Prediction, other: Any, weights: PredictionWeights, stop
 
 @dataclasses.dataclass(frozen=True)
 class Smooth(SecondPass):
-    """The inner objective's loss + coefficient * max_delta R[p(y|x), p(y|x + delta)], where R is `symmetric_kl`.
+    """The inner objective's loss + coefficient * R, the `symmetric_kl` of the clean and the worst perturbed prediction.
 
-    The inner objective sees the clean pass. The maximum is approximated by `steps` steps of gradient ascent from a
-    random perturbation; then one more pass is compared with the clean one. An evaluation is the inner objective's.
+    The added term is coefficient * max_delta R[p(y|x), p(y|x + delta)]. The inner objective sees the clean pass. The
+    maximum is approximated by `steps` steps of gradient ascent from a random perturbation; then one more pass is
+    compared with the clean one. An evaluation is the inner objective's.
 
     perturbation: how embeddings are perturbed, and a step of ascent.
     coefficient: the coefficient of R.
