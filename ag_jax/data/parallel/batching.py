@@ -26,7 +26,7 @@ from ag_jax.data.tokenizers import Tokenizer
 
 
 def empty_batch(config: DataConfig, rows: int) -> HostBatch:
-    """Return a batch of zeros with all fields, shapes and types, as broadcast arrays that take no memory."""
+    """Return a zero batch with a training batch's fields, shapes and dtypes, broadcast so that it takes no memory."""
     shape = (rows, config.sequence_length)
     names = ("tokens", "segment_ids", "token_type_ids", "target_tokens", "target_labels", "target_segment_ids")
     kinds = dict.fromkeys(names, np.int32) | {"target_weights": np.float32}
@@ -36,7 +36,7 @@ def empty_batch(config: DataConfig, rows: int) -> HostBatch:
 def make_batch(
     config: DataConfig, rows: PairRows, tokenizer: Tokenizer, *, example_B: np.ndarray, start: int
 ) -> HostBatch:
-    """Return the batch of encoder inputs, decoder inputs and labels for the rows at the indices `example_B`.
+    """Return encoder inputs, decoder inputs and labels as {field: array} for the rows at indices `example_B`.
 
     config: length of the sides.
     rows: the rows of a split.

@@ -42,9 +42,11 @@ def check_names(settings: Mapping[str, str], aligned: Sequence[tuple[pathlib.Pat
 
 
 def _wildcards(value: str) -> list[tuple[int, str | None]]:
-    """Return (index of the part, text that its wildcards match) for each file that the comma-separated `value` names.
+    """Return (index of its path or glob in `value`, text that the wildcards match or None) for each file of `value`.
 
-    The text is what the wildcards of the part stand for in the file's path, None for a file that is given by its name.
+    value: paths and globs, separated by commas.
+
+    The text is what the wildcards of the glob stand for in the file's path, None for a file that is given by its name.
     """
     texts: list[tuple[int, str | None]] = []
     for number, part in enumerate(sources.parts(value)):

@@ -83,7 +83,7 @@ class PairFiles:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields of both sides as {setting name: field}, such as {"data.source_field": "source", ...}.
+        """The source and target fields as {setting name: field}, such as {"data.source_field": "source", ...}.
 
         The settings are in the section of `setting`.
         """
@@ -121,7 +121,7 @@ class PairFiles:
         return [*identities, *names, *tokenised.identity(paths), *([{"links": renamed}] if renamed else [])]
 
     def files(self) -> dict[str, list[tuple[str, pathlib.Path | KnownContent]]]:
-        """Return {"source": [(name, path), ...], ...} for all files, with the settings' names as keys.
+        """Return {setting name: [(file name, path), ...]} of all files, such as {"source": [...], "target": [...]}.
 
         The keys are without the section of the setting. The names are those that `sources.files` returns.
         """
@@ -132,7 +132,7 @@ class PairFiles:
         return {self.setting: self.source} | ({self.target_setting: self.target} if self.target else {})
 
     def _aligned_files(self, target: str) -> list[tuple[pathlib.Path, pathlib.Path]]:
-        """Return the (source file, target file) pairs of the corpus, in reading order.
+        """Return (source file, target file) pairs: the n-th file of `self.source` with the n-th file of `target`.
 
         Raises ValueError unless there are as many of both, and for globs whose files do not go together by their names.
         """

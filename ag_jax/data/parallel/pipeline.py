@@ -157,7 +157,7 @@ class _TokenizerText:
 
 
 def _write_text(config: DataConfig, tokenizer: Tokenizer, directory: pathlib.Path, say: Say) -> None:
-    """Write the token ids of the training and the validation pairs as a `TextStore` each, below `directory`.
+    """Write the token ids of the training pairs and of the validation pairs, each as a `TextStore` below `directory`.
 
     A pair is a document of two sentences. Tokenises both splits in one pass over the files, about `ENCODED_TOGETHER`
     characters at a time.
@@ -323,7 +323,7 @@ def validation_batches(
     start: int | None = None,
     most: int | None = None,
 ) -> Iterator[HostBatch]:
-    """Yield batches that hold each validation row once; the last batch is filled up with empty rows.
+    """Yield batches of validation rows: each row once, or `most` of them; empty rows fill up the last batch.
 
     corpus: tokenizer and rows.
     config: length of the sides.

@@ -136,7 +136,7 @@ def _relations(mentions: Sequence[Mention], direction: Direction) -> tuple[np.nd
 
 
 def _of_window(table: _MentionTable, inside: Sequence[int]) -> Mentions:
-    """Return the mentions of one window, which have the indices `inside` in the table, for the baselines."""
+    """Return a window's mentions, those at the indices `inside` of the table, in the form that the baselines take."""
     return Mentions(
         table.heads[inside],
         [table.texts[index] for index in inside],

@@ -71,9 +71,9 @@ def _nearness(heads: np.ndarray) -> np.ndarray:
 
 
 def _choice(steps: Sequence[np.ndarray], order_MC: np.ndarray) -> np.ndarray:
-    """Return the index `(M,)` of each mention's nearest candidate in the first sieve that any of its candidates passes.
+    """Return `(M,)`: for each mention the nearest of the candidates that pass the first sieve that any of them passes.
 
-    steps: the sieves, each with whether C passes for M, `(M, C)`.
+    steps: the sieves (filters), each a boolean array `(M, C)`: whether candidate C passes for mention M.
     order_MC: see `_nearness`.
     """
     lowest = order_MC.min(initial=0) - 1

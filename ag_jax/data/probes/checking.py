@@ -12,11 +12,11 @@ COMPUTED = frozenset(["chance", "best fixed offset"])  # baselines that reports 
 
 
 def check(probe: Probe, *, among_words: bool = True) -> None:
-    """Raise ValueError for the first fault of a probe, such as a query with an index outside its window.
+    """Raise ValueError for the first fault of a probe: an invalid value or, if `among_words`, an unanswerable query.
 
     The message names the probe, and the window, baseline or query.
 
-    among_words: whether the probe is asked in the mode `words`.
+    among_words: whether the probe is asked in the mode `words`, where heads must be able to choose an answer.
     """
     name = f"the probe {probe.name}"
     if not probe.windows or not probe.queries:
@@ -52,7 +52,7 @@ def check(probe: Probe, *, among_words: bool = True) -> None:
 
 
 def _never_right(query: Query, before: bool) -> str | None:
-    """Return an error text if heads can choose none of a query's answers in the mode `words`, otherwise None.
+    """Return an error text if, in the mode `words`, heads cannot choose any answer of a query; None if they can.
 
     before: `Probe.before`.
     """

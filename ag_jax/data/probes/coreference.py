@@ -28,7 +28,9 @@ def coreference(
     head_word: HeadWord = "rule",
     direction: Direction = "before",
 ) -> Probe:
-    """Return the coreference probe, made from files in the format of CoNLL-2012, LitBank or PreCo.
+    """Return the coreference probe: whether attention heads attend from a mention to one of the same entity.
+
+    The files have the format of CoNLL-2012, LitBank or PreCo.
 
     path: a file, or a folder with files that end in `_gold_conll`, `.conll` or `.jsonl`.
     lengths: returns the number of tokens of each of some words; None counts words.

@@ -97,7 +97,9 @@ def gap(path: str | os.PathLike, *, lengths: Lengths | None = None, window: int 
 
 
 def read(path: str | os.PathLike, dropped: collections.Counter[str]) -> Iterator[Row]:
-    """Yield the examples of a GAP file, or of all files in a folder whose names end in `ENDINGS`.
+    """Yield the examples of GAP files, except those counted in `dropped`, in which a name or pronoun is part of a word.
+
+    path: a file, or a folder with files whose names end in `ENDINGS`.
 
     dropped: is increased by the rows whose names or pronoun are not whole words.
 

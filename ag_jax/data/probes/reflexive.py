@@ -90,7 +90,7 @@ def reflexive(
     window: int = 128,
     count: int = 10_000,
 ) -> Probe:
-    """Return the reflexives probe: whether attention heads attend from a reflexive pronoun to its antecedent.
+    """Return the probe of attention from a reflexive to its antecedent, with generated sentences if `path` is None.
 
     path: a file of the format above, or a folder with a file of `NAMES`; None makes the sentences (`generate`).
     distractor: where one of the `DISTRACTORS`, in turn, stands: `before` the sentence as in the released code, `after`
@@ -137,7 +137,9 @@ def reflexive(
 
 
 def generate(count: int, seed: int = 0) -> Iterator[Sentence]:
-    """Yield `count` distinct random sentences with a reflexive; a draw has a relative clause 1 time in 7.
+    """Yield `count` distinct random sentences with a reflexive pronoun, some of which have a relative clause.
+
+    A draw has a relative clause 1 time in 7.
 
     With 10,000 sentences, nearly all 5,616 of the shorter form occur, as in `reflexive.txt`, which has 5,570 of them;
     of the 404,352 of the longer form, this file has 4,430.
@@ -210,7 +212,7 @@ def _draw_sentence(draws: Draws) -> Sentence:
 
 
 def _tokens(sentences: list[Sentence], lengths: Lengths | None) -> dict[str, int]:
-    """Return {word: number of tokens} for the words of all sentences and `DISTRACTORS`, each tokenised once."""
+    """Return {word: number of tokens} for all words of the sentences and `DISTRACTORS`; all are 1 without `lengths`."""
     texts = [sentence.words for sentence in sentences]
     words = list(dict.fromkeys(word for text in (*texts, *DISTRACTORS) for word in text))
     return dict(zip(words, windows.count_tokens(words, lengths).tolist(), strict=True))

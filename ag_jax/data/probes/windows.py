@@ -32,7 +32,7 @@ def count_tokens(words: Sequence[str], lengths: Lengths | None) -> np.ndarray:
 
 
 def cut(tokens: np.ndarray, starts: Sequence[int], limit: int) -> tuple[list[Stretch], int]:
-    """Return a document cut into windows of whole sentences, and the number of sentences that had to be split.
+    """Return (windows of whole sentences of at most `limit` tokens, number of longer sentences, which are split).
 
     tokens: number of tokens of each word, `(words,)`.
     starts: index of the first word of each sentence, beginning with 0.

@@ -61,7 +61,9 @@ def batches(
     drop_last: bool = False,
     allowed_lengths: Sequence[int] = (),
 ) -> Iterator[HostBatch]:
-    """Yield the batches of one epoch as {field: array}; the module docstring lists the fields.
+    """Yield the batches of one epoch as {field: array}; rows of similar length share a batch.
+
+    The module docstring lists the fields.
 
     shuffle: draw the order of rows and batches from (seed, epoch); otherwise rows go from the shortest to the longest,
         and the field "rows" gives the index of each in the features.
@@ -130,7 +132,7 @@ def plan(
 
 
 def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> tuple[int, ...]:
-    """Return at most `most` lengths to pad rows of the given sizes to, chosen to give the fewest tokens in total.
+    """Return up to `most` lengths, chosen so that padding rows of `sizes` tokens to them adds the fewest tokens.
 
     Each length is a multiple of `MULTIPLE` or max_length itself. By dynamic programming:
     cost(k, j) = min over i < j of cost(k - 1, i) + length_j * (number of rows longer than length_i up to length_j).
@@ -160,7 +162,7 @@ def bucket_lengths(sizes: np.ndarray, max_length: int, most: int = LENGTHS) -> t
 
 
 def make_batch(features: Features, planned: Planned, batch_size: int) -> HostBatch:
-    """Return a planned batch as {field: array}, filled up to `batch_size` rows.
+    """Return a planned batch as {field: array}, with filler rows of weight 0 up to `batch_size` rows.
 
     The module docstring lists the fields.
     """

@@ -42,7 +42,7 @@ def jsonl(file: pathlib.Path) -> Iterator[LocatedRecord]:
 
 
 def tsv(file: pathlib.Path, header: bool = True) -> Iterator[LocatedRecord]:
-    """Yield the records of a tab-separated table in which quotes have no meaning.
+    """Yield (location, record) for each row of a tab-separated file, in which quotes are ordinary characters.
 
     header: whether the first line has the names of the fields; otherwise they are "0", "1", ...
     """

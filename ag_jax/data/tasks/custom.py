@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class CustomTask:
-    """A task defined by the user's own files or, without `kind`, a catalogue task, whose tags `labels` may replace.
+    """Settings of a task: files of the user's own or, if `kind` is None, new tags (`labels`) for a catalogue task.
 
     kind: kind of the task; None stands for a task of the catalogue, such as conll2003.
     train: file with the training examples: .csv or .tsv with a header, .jsonl, for tagging a CoNLL file, for spans
@@ -154,7 +154,7 @@ class CustomTask:
         return self.label or _LABEL.get(self.kind or "", "label")
 
     def files(self, root: str | None) -> dict[str, pathlib.Path]:
-        """Return {split: file} for the files that the settings name; relative paths begin at the folder `root`."""
+        """Return {split: path} of the settings' files; relative paths begin at `root` (None: the working directory)."""
         names = {split: getattr(self, split) for split in SPLITS}
         return {
             split: pathlib.Path(root or "").expanduser() / pathlib.Path(name).expanduser()
@@ -164,7 +164,9 @@ class CustomTask:
 
 
 def make_task(name: str, settings: CustomTask, folds: bool = False) -> Task:
-    """Return the task that the settings define: a custom task, or a catalogue task with its tags possibly replaced.
+    """Return the task that `settings` define: a custom task or, if their `kind` is None, the catalogue task `name`.
+
+    The tags of a catalogue task are replaced by `settings.labels`, if there are any.
 
     name: name of the task.
     folds: whether the task is cross-validated, so that no examples are held out.
@@ -245,7 +247,7 @@ def tags_of(setting: str, labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def resolved(name: str, settings: CustomTask, root: str | None) -> CustomTask:
-    """Return the settings of a task, completed by the labels or number range read from its files, and their hash.
+    """Return the settings, filled in with what the files determine (labels, number range) and a hash of the files.
 
     The training file of a custom task decides the labels or the range of a regression. The files of training and
     validation decide whether the questions of spans are answerable.
@@ -385,7 +387,7 @@ def load(
 
 
 def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> list[str]:
-    """Return remarks on the data of a custom task for the report, such as on classes without training examples.
+    """Return remarks for the fine-tuning report on a custom task's data, such as classes without training examples.
 
     They are about the class of F1, held-out examples, classes without training examples, questions that all have an
     answer, and texts that are also among the training examples.
@@ -410,7 +412,7 @@ def notes(settings: CustomTask, task: Task, splits: Mapping[str, Examples]) -> l
 
 
 def notes_of_fold(task: Task, number: int, train: Examples, test: Examples) -> list[str]:
-    """Return remarks on the data of fold `number` for the report, such as on classes without training examples.
+    """Return remarks for the fine-tuning report on the data of cross-validation fold `number` of a custom task.
 
     They are about classes without training examples, and texts that are also among the training examples.
 
@@ -429,7 +431,7 @@ def notes_of_fold(task: Task, number: int, train: Examples, test: Examples) -> l
 
 
 def _unseen_classes(task: Task, train: Examples) -> str:
-    """Return the classes that no training example has, comma-separated; "" for other tasks than classification."""
+    """Return the classes, comma-separated, that no training example has; "" if none or not a classification task."""
     if task.kind != "classification":
         return ""
     labels = {getattr(example, "label", None) for example in train}
@@ -475,7 +477,7 @@ def _is_conll(settings: CustomTask, file: pathlib.Path) -> bool:
 
 
 def _with_id(record: Record, settings: CustomTask, number: int) -> Record | ValueError:
-    """Return a record with its id as text, which is `number` if the settings name no column of ids."""
+    """Return a record with its id as text or, without a column of ids, `number`; a ValueError if its id is missing."""
     column = settings.id or ("id" if settings.kind == "span" and "id" in record else None)  # as SQuAD's files have
     if column is None:
         return {**record, "id": str(number)}

@@ -72,7 +72,7 @@ def read(file: pathlib.Path, kind: str, separator: str | None, reader: str | Non
 
 
 def _split(file: pathlib.Path, end: str, separator: str | None) -> Iterable[LocatedRecord]:
-    """Split a file with the ending `end` into records."""
+    """Return an iterable of (location, record), in the format that `separator` or the file's ending `end` implies."""
     if end == ".csv" or separator:
         return CONTAINERS["quoted"](file, delimiter=SEPARATORS[separator or "comma"])
     return CONTAINERS[{".tsv": "tsv", ".jsonl": "jsonl", ".json": "articles"}.get(end, "columns")](file)
@@ -118,7 +118,7 @@ def _without_numpy(value: Any) -> Any:
 def check_columns(
     located: Sequence[LocatedRecord], columns: Mapping[str, str | tuple[str, ...]], file: pathlib.Path, task: str
 ) -> None:
-    """Raise ValueError if a needed column occurs in no record.
+    """Raise ValueError if any of the columns in `columns`, {setting: its column or columns}, occurs in no record.
 
     columns: names of the needed columns by the setting that names them.
     file: file of the records, for errors.

@@ -104,9 +104,9 @@ def encode_words(
 
 
 def encode_referents(task: Task, examples: Sequence[Referent], tokenizer: Tokenizer, settings: RowSettings) -> Features:
-    """Tokenise texts with a pronoun, once per candidate phrase, with masks for the phrase in the pronoun's place.
+    """Tokenise each text once per candidate phrase, with as many masks for its pronoun as the phrase has tokens.
 
-    There are as many masks as the phrase has tokens in this text. Besides the fields of `encode_choices`, where the
+    The candidates are the phrases to which the pronoun may refer. Besides the fields of `encode_choices`, where the
     first candidate is labelled, `word_ids` has the tokens of the phrase in the places of the masks, and `word_weights`
     is 1 there, both `[C, L]`. Examples in which the pronoun does not refer to the first phrase have weight 0.
     """
@@ -142,7 +142,7 @@ def encode_referents(task: Task, examples: Sequence[Referent], tokenizer: Tokeni
 
 
 def _stacked(candidates: Sequence[FeatureRow], settings: RowSettings) -> FeatureRow:
-    """Return the fields of several candidates' rows, stacked as arrays `[C, L]` and padded to the longest row."""
+    """Return the rows of several candidates stacked as {field: array `[candidates, length]`}, padded to the longest."""
     longest = max(len(candidate["tokens"]) for candidate in candidates)
     stacked: FeatureRow = {}
     for name, example in candidates[0].items():

@@ -73,7 +73,7 @@ def _without_determiner(phrase: str) -> str:
 
 
 def _run(text: str, words: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans of the words, from the first one on, that only white space separates in the text."""
+    """Return the longest prefix of `words` (spans of characters) in which only white space separates the words."""
     run = words[:1]
     for word in words[1:]:
         if text[run[-1][1] : word[0]].strip():
@@ -83,7 +83,10 @@ def _run(text: str, words: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _nouns(text: str, run: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the words at the beginning of a run that can form a noun phrase with the determiner before it."""
+    """Return the spans of the leading words of `run` that can follow a determiner in a noun phrase, at most `LONGEST`.
+
+    run: spans of words that only white space separates.
+    """
     nouns: list[tuple[int, int]] = []
     for begin, end in run[:LONGEST]:
         word = text[begin:end].lower()
@@ -94,7 +97,10 @@ def _nouns(text: str, run: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _names(text: str, run: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the capitalised words at the beginning of a run, up to the first one with a possessive 's."""
+    """Return the spans of the leading capitalised words of `run`, up to and including one with a possessive 's.
+
+    run: spans of words that only white space separates.
+    """
     names = []
     for begin, end in run:
         if not text[begin].isupper() or _is_closed(text[begin:end]):

@@ -22,7 +22,7 @@ _REFERENTS = {"wnli": "wnli_referents", "wsc": "wsc_referents"}  # the parsers o
 
 
 def ranked(task: Task) -> Task:
-    """Return the task QNLI, WNLI or WSC as one of choosing the right candidate instead of classifying each pair.
+    """Return the task (QNLI, WNLI or WSC) recast from classifying each pair to choosing the right one of candidates.
 
     The candidates are the sentences for a question of QNLI, or the phrases to which a pronoun of WNLI or WSC may refer.
 
@@ -39,14 +39,13 @@ def ranked(task: Task) -> Task:
 
 
 def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
-    """Return the pairs of QNLI as multiple-choice examples, and the number of pairs that were left out.
+    """Return (choices among QNLI pairs with the same question, number of pairs left out for want of an alternative).
 
-    An example is a choice among pairs with the same first text. Pairs are left out for want of an alternative.
+    A choice is between a right and a wrong pair, or among all pairs of a question whose labels are not known.
 
     task: QNLI as classification, before `ranked`.
     examples: the pairs, labelled for classification.
-    `Choices.names` are the ids of the candidates, so that a choice can be written as labels of the examples. The
-    examples of a text whose labels are not known become candidates together; a single such example is left out.
+    `Choices.names` are the ids of the candidates, so that a choice can be written as labels of the examples.
 
     Raises ValueError if there is nothing to rank.
     """
@@ -74,7 +73,7 @@ def rank(task: Task, examples: Examples) -> tuple[Examples, int]:
 
 
 def learnable(examples: Examples) -> tuple[Examples, int]:
-    """Return the examples of pronouns on which a model can be trained, and the number of those left out.
+    """Return (examples with a right and a wrong phrase for the pronoun, number of others, which are left out).
 
     Those are left out in which the pronoun does not refer to the phrase, or the text has no other phrase.
 
@@ -92,7 +91,7 @@ def learnable(examples: Examples) -> tuple[Examples, int]:
 
 
 def _choice_with(right: Texts, wrong: list[Texts]) -> Choices:
-    """Return a multiple-choice example of a right candidate, placed by a hash of its id among wrong ones."""
+    """Return a choice among `right` and the `wrong` candidates, with `right` at an index given by a hash of its id."""
     # The index of the right candidate is a hash of its id, so that always choosing the first candidate is no better
     # than chance.
     place = zlib.crc32(right.id.encode()) % (len(wrong) + 1)

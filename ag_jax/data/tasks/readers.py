@@ -39,7 +39,9 @@ SHOWN = 5  # the most malformed rows that an error lists
 
 
 def load(task: Task, root: str, split: str, *, skip_malformed: bool = False, legacy: bool = False) -> Examples:
-    """Read the examples of a split, in the order of their file.
+    """Return the examples of a split of a task from files below `root` or, if it is "", TensorFlow Datasets (TFDS).
+
+    The examples have the order of their file.
 
     root: a directory with the folders of the tasks, in any of the layouts of the catalogue; "" reads TFDS.
     skip_malformed: leave malformed rows out and count them in `Examples.skipped`; otherwise they are an error.
@@ -176,9 +178,9 @@ def _records(layout: FileLayout, file: pathlib.Path, split: str) -> Iterator[Loc
 
 
 def _renamed(record: Record, names: Mapping[str, Any], number: int) -> Record | ValueError:
-    """Return a record with further fields for the parser, copied from the columns that `names` gives for them.
+    """Return a record with fields added by `names`, {field: its column or columns}; a ValueError if one is missing.
 
-    A record without an id gets `number` as its id.
+    Only an id or a label may be missing; a record without an id gets `number` as its id.
     """
     renamed = dict(record)
     for field, source in names.items():

@@ -73,9 +73,9 @@ class RowSettings:
         return self.max_length - 2 - (self.specials.pair_separators if pair else 0)
 
     def row(self, first: Sequence[int], second: Sequence[int] | None = None) -> FeatureRow:
-        """Return the token ids, segment ids and token type ids of one text or a pair, which must fit into the row.
+        """Return one text or a pair, short enough for a row, as {field: array}, with special tokens added.
 
-        They are fields of a batch: `tokens`, `segment_ids` (1 everywhere) and `token_type_ids`.
+        The fields are those of a batch: `tokens`, `segment_ids` (1 everywhere) and `token_type_ids`.
         """
         special = self.specials
         ids = [special.begin, *first]

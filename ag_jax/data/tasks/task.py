@@ -232,7 +232,9 @@ def number_of_texts(examples: Examples) -> int | None:
 
 
 def is_held_out(example: Example, one_in: int = 10, key: str | None = None) -> bool:
-    """Return whether a hash assigns an example to validation, where training and validation share a file.
+    """Return whether a hash of an example assigns it to validation, as it does for about one in `one_in` examples.
+
+    It divides a file that training and validation share.
 
     one_in: of so many examples about one is for validation.
     key: the text that is hashed; None: of questions their context, so that no context is in both parts, and of all

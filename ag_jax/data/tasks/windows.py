@@ -40,7 +40,7 @@ class TokenizedContext:
         return cls(ids, np.asarray([_bare(text, *place) for place in places], np.int32).reshape(-1, 2))
 
     def tokens_of(self, begin: int, end: int) -> tuple[int, int] | None:
-        """Return the indices of the first and last token that overlap characters `begin` to `end` - 1, or None."""
+        """Return (first, last) index of the tokens that overlap characters `begin` to `end` - 1; None if none does."""
         touching = np.flatnonzero((self.places[:, 1] > begin) & (self.places[:, 0] < end))
         return (int(touching[0]), int(touching[-1])) if len(touching) else None
 
