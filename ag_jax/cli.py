@@ -154,7 +154,7 @@ class Request:
         return config
 
     def directory(self, kind: str | None = None) -> epath.Path:
-        """Return the directory that --workdir names.
+        """Return the directory that --workdir names; with `kind`, it must be empty or hold output of that kind.
 
         kind: what the verb writes there, as `contents` says it; None for a verb that writes nothing of its own.
 
@@ -170,7 +170,10 @@ class Request:
         return directory
 
     def model(self) -> epath.Path:
-        """Return the --workdir of one model. Raises ValueError, which names the best model, if it holds several."""
+        """Return the directory of --workdir, which must not hold several models.
+
+        Raises ValueError, which names the best model, if it holds several.
+        """
         directory = self.directory()
         if contents(directory) in (SUITE, SUITES, COMPARISON):
             from ag_jax.finetuning import best  # with scikit-learn

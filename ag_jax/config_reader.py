@@ -281,9 +281,9 @@ def check_overrides(config: ConfigDict, items: Iterable[str]) -> None:
 
 
 def read_flags(arguments: Sequence[str]) -> tuple[str | None, ConfigDict | None, list[str]]:
-    """Return the value of `--config`, the config of the file that it names, and all other arguments of a command line.
+    """Return (value of `--config`, config of this file, other arguments); the first two are None without `--config`.
 
-    The flags `--config.section.key=value` have not changed the config yet. Without `--config`, the first two are None.
+    The flags `--config.section.key=value` have not changed the config yet.
 
     Raises ValueError if the file is broken, has no setting that a flag `--config.section.key=value` changes, or is not
     given although settings are.

@@ -22,7 +22,7 @@ class CannotImport(ValueError):
 
 
 def distrust(content: Any) -> None:
-    """Record the texts in a stored file's JSON content, so that functions they name are not imported unasked."""
+    """Mark the strings of a stored file as untrusted: functions they name are imported only if the user allows it."""
     if isinstance(content, dict | list):
         for item in content.values() if isinstance(content, dict) else content:
             distrust(item)

@@ -46,7 +46,7 @@ def is_left_to_programs() -> bool:
 
 
 def request(environment: dict[str, str]) -> bool:
-    """Request huge pages in `environment` and return True; change nothing and return False if it sets them already."""
+    """Add a request for huge pages to `environment` and return True; return False if it already has such a setting."""
     others = environment.get("GLIBC_TUNABLES", "")
     if _TUNABLE in others or _RESTARTED in environment:
         return False

@@ -44,7 +44,7 @@ class Entry:
     unread: frozenset[str] = frozenset()
 
     def checked(self, path: pathlib.Path) -> CheckedFile | None:
-        """Return a checker of the blocks of a file, for readers of large files.
+        """Return a checker of the blocks of a file as they are read; None if the whole file has been checked already.
 
         Returns None if the whole file was compared with its checksums when the directory was opened.
         """

@@ -18,7 +18,7 @@ TokenizerKind = Literal["byte_bpe", "wordpiece", "sentencepiece_bpe", "sentencep
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """The tokenizer: trained on the source or, with `path`, loaded.
+    """Settings of the tokenizer: one that is trained on the training text or, with `path`, one that is loaded.
 
     At most 200 million characters of the training text train it. Of a longer text, documents are taken evenly from all
     of it; with `format=parallel`, pairs, and at most a million of them. The kinds of sentencepiece read at most two

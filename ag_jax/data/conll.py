@@ -24,5 +24,5 @@ def without_comments(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _columns(line: str) -> tuple[str, int]:
-    """Return (separator, number of columns) of a line: a tab if it has one, otherwise a space."""
+    """Return (column separator, number of columns) of a line; the separator is a tab if there is one, else a space."""
     return ("\t", line.count("\t") + 1) if "\t" in line else (" ", sum(map(bool, line.split(" "))))

@@ -78,7 +78,7 @@ class Corpus(Generic[RowsOfSplit]):
 
     @property
     def words(self) -> dict[str, int]:
-        """The number of words of each split, separated by white space; empty for pairs and for text with weights."""
+        """{split: number of words separated by white space}; {} for translation pairs and for mixtures of sources."""
         only = self.sources if len(self.sources) == 1 else []
         return {split: source[split]["words"] for source in only for split in SPLITS}
 
@@ -95,7 +95,7 @@ class Corpus(Generic[RowsOfSplit]):
 def cached_rows(
     entries: Entries, text: str, rows: str, write_text: Write, write_rows: WriteRows, verify: bool
 ) -> Entry:
-    """Return the cache entry with a corpus's rows; if missing, make it from the entry with its token ids.
+    """Return the cache entry `rows`; if it is missing, make rows of the token ids in the cache entry `text`.
 
     text, rows: names of the two entries.
     write_text: (directory) -> None; writes the token ids of both splits.
@@ -146,7 +146,7 @@ def hash_files(
     files: Callable[[], Mapping[str, Sequence[tuple[str, pathlib.Path | KnownContent]]]],
     say: Say,
 ) -> dict[str, list[list[Any]]]:
-    """Return {setting: [[name, size in bytes, content hash], ...]} of files; hashes are cached.
+    """Return {setting: [[name, size in bytes, content hash], ...]} of the files of each setting; the hashes are cached.
 
     key_of_files: hash of the names, sizes and times of the files.
     files: function that returns {setting: [(name, path), ...]}; called if the files must be read. Instead of a path, an

@@ -34,7 +34,7 @@ COPIED_TOGETHER = 2**24  # bytes
 
 @contextlib.contextmanager
 def unclaimed(path: epath.Path) -> Iterator[object]:
-    """Context manager that grants every claim, for processes that share no work: each makes what is missing."""
+    """Context manager that lets every caller make the entry at `path`, for processes that do not share the work."""
     del path
     yield True
 
@@ -127,9 +127,9 @@ class Entries:
             (self.remote / name).rmtree()
 
     def remove_leftovers(self, beginning: str) -> None:
-        """Delete what killed processes left of entries whose names begin with `beginning`.
+        """Delete partial directories and locks of killed processes, for entries whose names begin with `beginning`.
 
-        That is partial directories and the locks of claims. What a running process is writing stays.
+        What a running process is writing stays.
         """
         names = {path.name.partition(cache.PARTIAL)[0] for path in self.local.glob(f"{beginning}*{cache.PARTIAL}*")}
         for root in {self.local, self.remote or self.local}:
@@ -146,7 +146,7 @@ class Entries:
                     self._remove_partial(name)
 
     def _remove_partial(self, name: str) -> None:
-        """Delete what killed processes left of an entry that this process has claimed, if processes share the work.
+        """Delete partial directories of a claimed entry, which killed processes left; only if processes share the work.
 
         Otherwise, one on another machine may be writing it, on a network file system whose locks do not show that.
         """
@@ -182,7 +182,7 @@ class Entries:
 
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[object]:
-        """Claim an entry among this machine's processes if it only has to be copied from the store, else among all."""
+        """Context manager that tries to claim the making of an entry, or only its copy if the object store has it."""
         root = self.local if self.remote is None or self._is_in_store(name) else self.remote
         with contextlib.ExitStack() as stack:
             try:
@@ -211,7 +211,7 @@ class Entries:
 
 @contextlib.contextmanager
 def _until_lost(claim: object) -> Iterator[None]:
-    """Context manager that ends the work inside, without an error, if another process takes over its claim."""
+    """Context manager that leaves its block, without an error, if another process takes over the work of `claim`."""
     if not claim:
         yield
         return

@@ -39,7 +39,7 @@ def reading(place: str | os.PathLike, remedy: str = "write the file anew") -> It
 
 
 def reason(fault: BaseException) -> str:
-    """Return in words what an error of `FAULTS` says about the content that was read."""
+    """Return in words what is wrong with the content of a file, by the exception (`FAULTS`) that reading it raised."""
     if isinstance(fault, KeyError):
         return f"expected the key {fault.args[0]!r}, got none"
     if isinstance(fault, RecursionError):

@@ -52,7 +52,7 @@ class BatchSizes:
         return rows + self.last * (step - min(start, step))
 
     def numbers(self, step: int) -> np.ndarray:
-        """Return the numbers `B`, among all rows drawn in training, of the rows in the batch of a step."""
+        """Return the numbers of the rows in the batch of a step; all rows drawn in training are counted from 0."""
         return self.before(step) + np.arange(self.at(step))
 
 
@@ -66,7 +66,7 @@ def at_step(step: int, last: Value, earlier: Sequence[Value], until: Sequence[in
 
 
 def all_rows(count: int) -> slice:
-    """Return the slice that selects all rows of a batch, the default where a host may need only some."""
+    """Return the slice of all `count` rows of a batch, for a host that needs all of them."""
     del count
     return slice(None)
 
@@ -81,7 +81,7 @@ def check_batch_size(rows: int, batch_size: int) -> None:
 
 
 def drawn(count: int, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (index in the corpus, epoch) of each row that training draws, as two arrays `B`.
+    """Return (index in the corpus, epoch), two arrays, of the rows with numbers `number_B` among all drawn in training.
 
     count: N, number of rows of the corpus.
     number_B: numbers of the rows among all rows drawn in training (`BatchSizes.numbers`).
@@ -98,7 +98,7 @@ def drawn(count: int, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.n
 def once(
     count: int, batch_size: int, rows: slice | np.ndarray = slice(None), most: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield the corpus indices `B` of each batch, so that every row comes once, in order; -1 pads the last batch.
+    """Yield an array of corpus indices per batch: all rows, or `most` of them, once and in order; -1 pads the last.
 
     count: number of rows of the corpus.
     batch_size: number of rows of a batch.

@@ -50,7 +50,9 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
 
 
 def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim) -> int:
-    """Tokenise every n-th part of a text, without waiting for other processes; return how many parts are missing.
+    """Tokenise parts k, k + n, k + 2n, ... of a text for `share` (k, n); return the number of parts still missing.
+
+    Other processes tokenise the other parts; this one does not wait for them.
 
     share: (k, n) for every n-th part from the k-th on, counted from 1.
     claim: takes pieces of the work; see `entries.Claim`.
@@ -68,7 +70,7 @@ def prepare_tokenizer(config: DataConfig, *, quiet: bool = False, claim: Claim =
 
 
 def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
-    """Return {setting: [[name, size in bytes, content hash], ...]} of all files of the text."""
+    """Return {setting: [[name, size in bytes, content hash], ...]} of the files that the settings of sources name."""
     return (parallel if config.is_parallel else text).source_files(config, quiet=quiet, claim=claim)
 
 
@@ -80,7 +82,7 @@ def empty_batch(config: DataConfig, rows: int) -> HostBatch:
 def batches(
     corpus: Corpus, config: DataConfig, batch_size: int | BatchSizes, seed: int, start: int | None = None
 ) -> Batches:
-    """Return the training batches of a corpus.
+    """Return the training batches of a corpus; `start` is the first id of target texts (None: the padding token).
 
     corpus: tokenizer and rows.
     config: the settings of the data.
@@ -103,7 +105,7 @@ def validation_batches(
     start: int | None = None,
     most: int | None = None,
 ) -> Iterator[HostBatch]:
-    """Yield batches with every validation row once, always the same; the last batch is padded with empty rows.
+    """Yield batches of all (or `most`) validation rows, always the same; the last batch is padded with empty rows.
 
     rows: the rows of each batch (a slice or indices) that this host needs.
     most: if there are more rows for validation, yield this many of them, evenly spaced.

@@ -17,10 +17,10 @@ _WORD = 2**64 - 1
 
 
 def words(*components) -> np.ndarray:
-    """Return a random 64-bit number (uint64) for each key, a tuple of integers from `components`, by hashing.
+    """Return pseudo-random 64-bit numbers (uint64): a hash of the integers at each index of the broadcast `components`.
 
-    components: integers or arrays of integers, which broadcast; a key is a tuple with one integer of each. Scalars
-        count as arrays of one element.
+    components: integers or arrays of integers, which broadcast; equal integers give equal numbers. Scalars count as
+        arrays of one element.
     """
     state: Any = np.uint64(0)
     for component in components:
@@ -32,12 +32,12 @@ def words(*components) -> np.ndarray:
 
 
 def units(*components) -> np.ndarray:
-    """Return a random number (float64), uniform in [0, 1), for each key of integers, as in `words`."""
+    """Return pseudo-random floats in [0, 1), one for each index of the broadcast `components`, as in `words`."""
     return (words(*components) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(limit: int, *components) -> np.ndarray:
-    """Return a random integer, uniform in 0..limit-1, for each key of integers, as in `words`.
+    """Return pseudo-random integers in 0..limit-1, one for each index of the broadcast `components`, as in `words`.
 
     `limit` may be up to 2^32; the bias is below limit / 2^32.
     """

@@ -156,7 +156,7 @@ class HuggingFace:
 
 
 def _rules(tokenizer: huggingface.Tokenizer) -> bytes:
-    """Return the rules of sentencepiece's normaliser, which a converted tokenizer has as `Precompiled`; b"" if none."""
+    """Return the serialised rules by which sentencepiece normalises text for a converted tokenizer; b"" if none."""
     state = json.loads(tokenizer.normalizer.__getstate__()) if tokenizer.normalizer else {}
     parts = [part for part in state.get("normalizers", []) if part["type"] == "Precompiled"]
     return base64.b64decode(parts[0]["precompiled_charsmap"]) if parts else b""
@@ -177,20 +177,21 @@ class _Normalizer:
         self._tokens = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if tokens else None
 
     def _pieces(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield (piece, is_token) for the pieces of a text, cut at the tokens that stay as they are."""
+        """Yield (piece, is_token) for the pieces of a text, cut before and after the tokens that are not normalised."""
         for number, piece in enumerate(self._tokens.split(text) if self._tokens else [text]):
             yield piece, bool(number % 2)  # `split` with a group returns the separators, too
 
     def __call__(self, text: str) -> str:
-        """Return a text with its characters normalised, except in the tokens that stay as they are."""
+        """Return a text with its characters normalised, except in the tokens that are not normalised (`tokens`)."""
         return "".join(
             piece if is_token else self._normalizer.Normalize(piece) for piece, is_token in self._pieces(text)
         )
 
     def located(self, text: str) -> tuple[str, tuple[list[int], list[int]]]:
-        """Return the normalised text and, for each of its characters and its end, two offsets in `text`.
+        """Return (normalised text, (starts, ends)), where starts and ends are offsets of its characters in `text`.
 
-        The first is where that character begins, the second where the character before it ends.
+        `starts` says where each character begins, `ends` where the character before it ends. Both have another item
+        for the end of the normalised text.
         """
         normalized, starts, origin = "", [], 0
         for piece, is_token in self._pieces(text):

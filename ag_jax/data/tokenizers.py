@@ -155,14 +155,14 @@ class Tokenizer:
         return [self._backend.readable(int(id)) for id in ids]
 
     def with_second_type(self, second_type: int | None) -> "Tokenizer":
-        """Return a copy of this tokenizer with another token type for the second text of a pair."""
+        """Return a copy with another token type for the second text of pairs; None: 1 if the model has two, else 0."""
         tokenizer = copy.copy(self)
         tokenizer.specials = dataclasses.replace(self.specials, second_type=second_type)
         return tokenizer
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """Names of the source and the target language, for a tokenizer of a translation model that states them."""
+        """Names (source, target) of the languages of a translation model's tokenizer; None for an unknown language."""
         return self._backend.languages
 
     @functools.cached_property
@@ -221,9 +221,9 @@ class Tokenizer:
         return self._backend.is_normalized_by_sentencepiece
 
     def file(self) -> tuple[str, bytes]:
-        """Return (name, content) of the only file of a tokenizer, with its vocabulary and text processing.
+        """Return (name, content) of the file of a tokenizer that consists of one file.
 
-        Raises ValueError if they are in several.
+        The file has the vocabulary and the text processing. Raises ValueError if there are several files.
         """
         files = self._backend.files()
         if len(files) > 1:
@@ -334,7 +334,7 @@ def _write_whole(path: epath.Path, content: bytes) -> None:
 
 
 def _load(path: pathlib.Path, origin: str, saved: Collection[str]) -> Tokenizer:
-    """Load a tokenizer from a file or a directory.
+    """Load a tokenizer from a local file or directory; only files named in `saved` are read, or all if it is empty.
 
     Of several tokenizer files in a directory, the first in the order of `_names` is read.
 

@@ -166,7 +166,7 @@ def _checked_model(model: bytes) -> bytes:
 def settings_beside(
     vocabulary: pathlib.Path, classes: Collection[str], only: dict[str, Any] | None = None, remedy: str | None = None
 ) -> dict[str, Any]:
-    """Return the settings in the tokenizer_config.json beside a vocabulary, if all of them are supported.
+    """Return the settings in the tokenizer_config.json beside a vocabulary; ValueError if one is not supported.
 
     Settings that are null are left out. Returns {} if there is no such file. Without `tokenizer_class` there, the one
     in config.json counts.

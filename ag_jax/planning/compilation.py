@@ -72,7 +72,7 @@ class KernelCycles:
 
     @property
     def total(self) -> float:
-        """Cycles of all kernels that have a schedule."""
+        """Cycles of all kernels whose instruction schedule is known, that is, of those not in `missing`."""
         return sum(self.by_kernel.values())
 
 

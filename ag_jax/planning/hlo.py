@@ -192,7 +192,7 @@ class HloModule:
 
     @functools.cached_property
     def _loop_of_body(self) -> dict[str, tuple[Instruction, Computation]]:
-        """{name of a loop's body: the loop, and the computation that it is an instruction of}."""
+        """{name of the body: (`while` instruction, computation that contains it)} of all loops of the module."""
         return {
             body: (instruction, computation)
             for computation in self.computations.values()

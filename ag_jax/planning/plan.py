@@ -53,7 +53,7 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """The speed of the whole slice if a step takes so many seconds, for sequences without padding.
+    """Speed of the whole slice if a step takes `seconds`, for sequences without padding.
 
     seconds: of a step.
     tokens_per_second: of the whole slice; for translation, tokens of both sides.
@@ -266,7 +266,7 @@ class _Planner:
         return _state_bytes(self.config, self.mesh)
 
     def largest(self, own: Attempt) -> Attempt | None:
-        """Return the config, compiled with the largest batch that fits; None if no batch fits.
+        """Return the config compiled with the largest batch that fits, None if none does; `own` is compiled unchanged.
 
         Nothing else is changed, except that a batch size other than the config's is that of all steps: the sizes of
         earlier steps would not be whole numbers of its microbatches.
@@ -296,7 +296,7 @@ class _Planner:
         return None
 
     def _divides(self, split: int) -> bool:
-        """Return whether microbatches can be split into `split` parts of a size that also suits earlier batch sizes."""
+        """Return whether `split` divides a microbatch into parts whose size divides each larger earlier batch size."""
         part = self.rows * self.parts // split
         earlier = self.config.training.earlier_batch_sizes
         return self.rows % split == 0 and all(size <= part or size % part == 0 for size in earlier)

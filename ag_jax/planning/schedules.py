@@ -46,10 +46,10 @@ class Schedule:
 
 @functools.cache
 def request() -> pathlib.Path:
-    """Set LIBTPU_INIT_ARGS so that libtpu writes the schedules of the kernels that this process compiles to a folder.
+    """Make libtpu write the schedules of the kernels that this process compiles to a folder, and return the folder.
 
-    Return the folder, which stays empty if libtpu is loaded already, or if the variable has flags for dumps
-    (`xla_jf_dump...`), which are not changed. The folder is removed at the end of the process.
+    Flags for this are added to LIBTPU_INIT_ARGS. The folder stays empty if libtpu is loaded already, or if the variable
+    has flags for dumps (`xla_jf_dump...`), which are not changed. It is removed at the end of the process.
     """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ag_jax_schedules_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -91,7 +91,7 @@ def _are_equal(one: Instruction, other: Instruction) -> bool:
 
 
 def read(text: str) -> Schedule | None:
-    """Return the schedule that the text of a libtpu file of instruction bundles describes.
+    """Return the schedule in the text of a libtpu file of instruction bundles; None if it has no known format.
 
     None if no bundle is recognised, as when another version of libtpu writes another format.
     """

@@ -34,7 +34,7 @@ def milestones(words: int) -> tuple[int, ...]:
 
 
 def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale: str) -> None:
-    """Set a config to a track of the BabyLM challenge, for one arm of a comparison of encoders.
+    """Set a config to pre-train the encoder `arm`, one of `ARMS`, for the track `name` of the BabyLM challenge.
 
     name: track, a key of `TRACKS`.
     arm: one of `ARMS`.
@@ -81,7 +81,7 @@ def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale:
 
 
 def _arm(config: ConfigDict, arm: str, length: int, is_small: bool) -> None:
-    """Set the architecture, objective and guidance of one arm of the comparison of encoders."""
+    """Set architecture, objective and guidance to those of `arm`, one of the compared encoders in `ARMS`."""
     sizes: dict[str, Any] = {name: config.model[name] for name in ("layers", "heads", "width", "max_length")}
     if arm == "guided":
         # Table 11 of Deshpande & Narasimhan 2020 for 12 layers and 512 tokens; at 64 tokens as in the quickstart.

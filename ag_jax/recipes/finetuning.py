@@ -176,7 +176,7 @@ def roberta_race(config: Config, tasks: Sequence[str]) -> None:
 
 
 def asa(config: Config, tasks: Sequence[str], like: str = "sst2") -> None:
-    """Add tasks with the settings in table 5 of the Adversarial Self-Attention paper.
+    """Add tasks with their settings in table 5 of the Adversarial Self-Attention paper, else those of the task `like`.
 
     A task that the table lacks gets the settings of the task `like`. Weight decay is 0.01, none for tagging and choice,
     and gradients are not clipped, as in the released code (AdamW). The primary metric of STS-B is Spearman's
@@ -238,7 +238,7 @@ def deberta_large(config: Config, tasks: Sequence[str]) -> None:
 
 
 def deberta_sweep(config: Config, sweep: str, protocol: str) -> None:
-    """Set all tasks with DeBERTa's settings to the paper's whole hyperparameter sweep, if `sweep` is `paper`.
+    """With `sweep` "paper", set all tasks to the whole hyperparameter sweep of the DeBERTa paper; else change nothing.
 
     The sweep is over four learning rates, four batch sizes, 50, 100, 500 and 1,000 warm-up steps, and rates of 0, 0.1
     and 0.15 for the dropout of the task's head: 192 points of ten epochs. It takes the place of the released scripts'
@@ -268,7 +268,7 @@ def deberta_sweep(config: Config, sweep: str, protocol: str) -> None:
 
 
 def attention_guidance(config: Config, tasks: Sequence[str]) -> None:
-    """Add tasks with the settings of the code released with attention guidance.
+    """Add tasks with the settings of `run_glue.py` in the code of Deshpande & Narasimhan 2020 (attention guidance).
 
     32 rows of 128 tokens, 3 epochs, learning rate 2e-5 decaying to 0 without warm-up, AdamW without weight decay,
     gradients clipped at norm 1: `run_glue.py` with the values of its README. The paper gives no values.
@@ -278,7 +278,7 @@ def attention_guidance(config: Config, tasks: Sequence[str]) -> None:
 
 
 def oromo(config: Config, tasks: Sequence[str]) -> None:
-    """Add small Oromo tasks: 10 epochs, batches of 16 rows, learning rate 5e-5; named entities in ten folds.
+    """Add Oromo tasks with 10 epochs, batches of 16 and learning rate 5e-5; `oromo_ner` with 10-fold cross-validation.
 
     These values are our choice: no paper gives any.
     """
@@ -320,7 +320,7 @@ def small(config: Config, examples: int = 6400) -> None:
 
 
 def custom(config: Config, task: str, arguments: Any) -> None:
-    """Set a task of a suite to read custom files, or replace the tags of a task of the catalogue.
+    """Set a task to read custom files or, without a training file, replace the tags of a task of the catalogue.
 
     arguments: the arguments of the config file: fields of `data.tasks.custom.CustomTask`, of which an empty text leaves
         the default. Without `train`, the task is one of the catalogue, and `labels` are its tags.

@@ -128,7 +128,7 @@ def attention_guidance_code(config: Config) -> None:
 
 
 def table_11(config: Config, language: str, layers: int, arm: str) -> None:
-    """Set the architecture of table 10 and the hyperparameters of one row of table 11 (Deshpande & Narasimhan 2020).
+    """Set model and hyperparameters of tables 10 and 11 (Deshpande & Narasimhan 2020); `arm` is "mlm" or "ag" (guided).
 
     That alpha is held for 20,000 steps is not in the table, but in the released code.
 
@@ -143,9 +143,9 @@ def table_11(config: Config, language: str, layers: int, arm: str) -> None:
 
 
 def searched(config: Config, directory: str, arm: str, **expected: Any) -> None:
-    """Set a config to the best hyperparameters of a finished `ag-jax search --config=ag/section4_5_search`.
+    """Set the best hyperparameters that a search found, without (`arm` "mlm") or with (`arm` "ag") guided attention.
 
-    directory: the --workdir of the search.
+    directory: the --workdir of a finished `ag-jax search --config=ag/section4_5_search`.
     arm: "mlm" for the best point without guidance, "ag" for the best of all arms with guidance, whose names begin so.
     expected: arguments that the search must have had.
     """

@@ -217,7 +217,7 @@ def note_size(pair_count: int, name: str) -> None:
 
 
 def custom_size(config: Config, name: str, pair_count: int, steps: int | None = None) -> None:
-    """Set model and training to a size in `SIZES`, for a corpus of `pair_count` custom training pairs.
+    """Set model and training to the size `name` in `SIZES`, for `pair_count` custom pairs; None computes `steps`.
 
     tiny: 4 + 4 layers of width 128, as `multi30k`.
     small: 6 + 6 layers of width 512 with 1,024 feed-forward features, as `iwslt14`.
@@ -283,7 +283,7 @@ def custom_pairs(config: Config, arguments: Any) -> int:
 
 
 def _show_first(config: Config, pairs: PairFiles) -> None:
-    """Set reports to show the attention maps of the first source text of some pairs."""
+    """Set reports to show the attention maps of the first source text in the files `pairs`."""
     config.inspection.sentence = next((pair.source for pair in pairs if pair.source), config.inspection.sentence)
 
 
@@ -307,7 +307,9 @@ def hard_coded(config: Config) -> None:
 
 
 def guided(config: Config, heads: str = "next:1,prev:1", decoder_heads: str | None = None, alpha: float = 1.0) -> None:
-    """Guide the encoder's attention to the next and the previous token (Deshpande & Narasimhan 2020, section 5.5).
+    """Guide encoder heads to the patterns `heads`, and decoder heads to `decoder_heads`; None leaves them unguided.
+
+    By default, encoder heads attend to the next and the previous token (Deshpande & Narasimhan 2020, section 5.5).
 
     heads, decoder_heads: counts of heads for each pattern (`guidance.heads`, `guidance.decoder_heads`).
     alpha: coefficient at the first step. The paper gives none; of 1, 10 and 100, 1 gives the lowest validation NLL on

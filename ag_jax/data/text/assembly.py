@@ -44,7 +44,7 @@ class _Part:
         return np.fromfile(self.path / "words.bin", np.int64)
 
     def held_out(self, fraction: float) -> tuple[np.ndarray, bool]:
-        """Return (whether each document is held out for validation, whether document numbers decided it)."""
+        """Return (whether each document is held out for validation, whether the documents' numbers decided this)."""
         decisions = np.fromfile(self.path / "held_out.bin", np.int8)
         if not (decisions == UNDECIDED).any():
             return decisions == 1, False
@@ -98,7 +98,7 @@ def put_together(
 
 
 def _held_out_share(config: DataConfig, parts: Sequence[_Part]) -> float:
-    """Return the share to keep of the documents that their numbers hold out for validation; 1 keeps all.
+    """Return the share of the documents held out by their number that is used for validation; 1 if all of them are.
 
     It is less than 1 if these documents have more than `data.validation_tokens` tokens; what stays has about as many.
     """

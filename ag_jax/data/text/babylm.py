@@ -51,7 +51,7 @@ def absolute(part: str) -> str:
 
 
 def files(part: str) -> list[pathlib.Path]:
-    """Return the six files that a part of a source names, in the order of `SOURCES`.
+    """Return the six files of "babylm:FOLDER[:SPLIT]", in the order of `SOURCES`.
 
     Warns of other files of the same split. Raises FileNotFoundError if one of the six is missing, and ValueError if one
     is there under both of its names.

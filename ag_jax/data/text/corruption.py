@@ -109,7 +109,7 @@ def mask(
 
 
 def _choose(config, rate, tokens_BL, lengths_B, row_B1, tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the tokens to mask, and whether each slot is in use: two arrays `BM`.
+    """Return (positions of tokens to mask, whether each slot is used), arrays `BM` (batch, slots for masked tokens).
 
     rate: share of the tokens to mask.
 
@@ -169,7 +169,7 @@ def _span_keys(longest: int, keys_BL, maskable_BL, row_B1) -> np.ndarray:
 
 
 def _replacements(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndarray:
-    """Return the token ids that replace the chosen tokens: `BM`.
+    """Return the token ids that replace the chosen tokens, `BM` (batch, slots for masked tokens).
 
     The mask token, a random token or the original token `labels_BM`, in the configured shares.
     """
@@ -181,7 +181,7 @@ def _replacements(config, labels_BM, row_B1, positions_BM, tokenizer) -> np.ndar
 
 
 def _random_tokens(config, row_B1, positions_BM, tokenizer) -> np.ndarray:
-    """Return token ids drawn uniformly from the vocabulary without special tokens: `BM`.
+    """Return token ids drawn uniformly from the vocabulary's ordinary tokens, `BM` (batch, slots for masked tokens).
 
     With `count="bernoulli"`, special tokens are drawn, too.
     """

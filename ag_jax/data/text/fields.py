@@ -46,7 +46,7 @@ def _filled_lines(opened: IO[bytes], place: str) -> Iterator[tuple[int, str]]:
 
 
 def lines(opened: IO[bytes], place: str, most: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line) for each line of a file, with the line feed at its end.
+    """Yield (line number, line with its line feed) for each line of a file, of at most `most` bytes a line.
 
     most: the most bytes of a line; None stands for `LARGEST_PARSED`.
 
@@ -60,7 +60,7 @@ def lines(opened: IO[bytes], place: str, most: int | None = None) -> Iterator[tu
 
 
 def text_lines(opened: IO[bytes], place: str, most: int | None = None) -> Iterator[tuple[int, str]]:
-    """Yield (line number, line as text) for each line of a file, without a byte order mark at its beginning.
+    """Yield (line number, line as text) of a UTF-8 file without its byte order mark; `most` is as in `lines`.
 
     Raises ValueError, with the number of the line, also for a line that is not UTF-8.
     """
@@ -165,7 +165,7 @@ def check_field(field: str, names: Iterable[str], where: str, setting: str = "da
 
 
 def _joined(names: Iterable[str]) -> str:
-    """Return the first names, quoted and joined by commas, so that line breaks in them do not break a message."""
+    """Return up to 12 names, quoted, without line breaks and joined by commas, and the number of further names."""
     quoted = [json.dumps(name[:40], ensure_ascii=False) for name in names]
     return ", ".join(quoted[:12] + [f"and {len(quoted) - 12} more"] * (len(quoted) > 12)) or "none"
 

@@ -95,7 +95,7 @@ def packed_sentences(store: TextStore, special: SpecialTokens, length: int, *, a
 
 
 def segment_pairs(store: TextStore, special: SpecialTokens, length: int, number: int, draws: Draws) -> Iterator[Row]:
-    """Yield rows with two segments of consecutive sentences (Devlin et al. 2019, appendix A.2).
+    """Yield rows with two segments, of which the first is from document `number` (Devlin et al. 2019, appendix A.2).
 
     Segment A is from document `number`, B from this document or another. Sentences are gathered up to a target length.
     A is a random number of them; B is the rest or, half the time, from a random document, and then the rest is used

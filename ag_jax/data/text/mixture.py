@@ -117,7 +117,7 @@ def shares(config: DataConfig) -> tuple[float, ...]:
 
 
 def assign(number_B: np.ndarray, share_K: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (source, number of earlier rows of the same source) of each drawn row, as two arrays `B`.
+    """Return (index of the source, number of earlier rows of this source) of the drawn rows `number_B`, as two arrays.
 
     number_B: number g of each row among all rows drawn in training.
     share_K: shares of the sources, with sum 1.
@@ -163,7 +163,7 @@ class MixedRows:
         return int(self._ends_K[-1])
 
     def drawn(self, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (index in the corpus, epoch of its source) of each row that training draws, as two arrays `B`.
+        """Return (index in the corpus, epoch of its source), two arrays, of the rows with numbers `number_B` among all.
 
         In epoch e of source k, the rows of the source come in the order permutation(seed, e, k).
         """
@@ -200,11 +200,11 @@ class MixedRows:
         return part.row(int(row))
 
     def counts(self, vocabulary_size: int) -> np.ndarray:
-        """Return how often each token id occurs in the rows of all sources, each row counted once: int64 `V`."""
+        """Return how often each token id occurs in all sources, whatever their shares: int64 `V` (vocabulary)."""
         return np.sum([part.counts(vocabulary_size) for part in self.parts], axis=0)
 
     def _places(self, row_B: np.ndarray) -> list[tuple[Rows, np.ndarray, np.ndarray]]:
-        """Return (rows of a source, which of `row_B` are from it, their numbers in it) for each source with any."""
+        """Return [(rows of a source, mask of its rows in `row_B`, their indices in the source), ...]."""
         source_B = np.searchsorted(self._ends_K, row_B, side="right")
         return [
             (part, source_B == source, row_B[source_B == source] - (self._ends_K[source] - len(part)))
@@ -240,7 +240,7 @@ def join(parts: Sequence[Rows], share_K: Sequence[float]) -> Rows | MixedRows:
 
 
 def drawn(rows: Rows | MixedRows, number_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (index in the corpus, epoch) of each row that training draws, as two arrays `B`.
+    """Return (index in the corpus, epoch), two arrays, of the rows with numbers `number_B` among all drawn in training.
 
     number_B: numbers of the rows among all rows drawn in training (`BatchSizes.numbers`).
     """

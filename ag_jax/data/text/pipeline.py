@@ -73,7 +73,9 @@ def prepare(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed
 
 
 def prepare_part(config: DataConfig, share: tuple[int, int], claim: Claim, *, quiet: bool = False) -> int:
-    """Tokenise every n-th part of a text, without waiting for other processes; return how many parts are missing.
+    """Tokenise parts k, k + n, k + 2n, ... of a text for `share` (k, n); return the number of parts still missing.
+
+    Other processes tokenise the other parts; this one does not wait for them.
 
     share: (k, n) for every n-th part from the k-th on, counted from 1.
 
@@ -253,7 +255,7 @@ def _training_documents(config: DataConfig) -> Iterator[str]:
 
 
 def source_files(config: DataConfig, *, quiet: bool = False, claim: Claim = unclaimed) -> dict[str, list[list[Any]]]:
-    """Return {setting: [[name, size in bytes, content hash], ...]} of all files of the text.
+    """Return {setting: [[name, size in bytes, content hash], ...]} of the files that the settings of sources name.
 
     The settings are `source` and, if there is one, `validation_source`. The hashes are cached; all files are read again
     when the name, size or time of one has changed.

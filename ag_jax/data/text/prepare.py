@@ -46,7 +46,7 @@ MEGABYTE = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A text to tokenise, with its key in the cache: one source of a mixture, or all sources without weights.
+    """A text to tokenise on its own: one source of a mixture with weights, or all sources without weights.
 
     config: the settings of the data.
     key: hash of all that the tokens depend on.
@@ -101,7 +101,7 @@ def count_parts(config: DataConfig) -> int:
 
 
 def _groups(config: DataConfig) -> Sequence[tuple[Sequence[Unit], int | None]]:
-    """Return (files, `Part.held_out`) of each part into which the text of a config is divided."""
+    """Return [(files of a part, how its documents are held out: `Part.held_out`), ...] for the text of a config."""
     units = list(sources.units(config.source, config.skip_words))
     if config.max_words is not None:
         held_out = sources.units(config.validation_source) if config.validation_source else ()
@@ -199,7 +199,7 @@ def changed_text(config: DataConfig, what: str = "the files") -> ValueError:
 
 
 def _pieces(part: Part, config: DataConfig, left_out: Counter[str]) -> Iterator[tuple[Piece, int]]:
-    """Yield (document or piece of one, its value in the file `held_out.bin`) for all documents of a part."""
+    """Yield (document or piece of one, 0 for training, 1 for validation or `UNDECIDED`) for each document of a part."""
     if part.held_out is None:
         for piece in holdout.split(config, left_out):
             yield piece, int(piece.held_out)
@@ -216,9 +216,9 @@ def _encode(
     left_out: Counter[str],
     report: Callable[[int, int], None],
 ) -> tuple[int, int]:
-    """Write the token ids of pieces of text, about `ENCODED_TOGETHER` characters at a time, as the files of a part.
+    """Write the token ids of pieces of text as a part's files; return (number of tokens, number of held-out tokens).
 
-    Returns the number of tokens, and of those that are held out.
+    Texts are encoded together, about `ENCODED_TOGETHER` characters at a time.
     """
     writer = TextStoreWriter(directory, tokenizer.vocabulary_size)
     numbers = ArrayWriter(directory / "numbers.bin", np.int64)
@@ -280,7 +280,7 @@ def write_text(source: Source, entries: Entries, tokenizer: Tokenizer, directory
 
 
 def remove_parts(source: Source, entries: Entries) -> None:
-    """Delete the parts of a text that was put together, if processes share parts."""
+    """Delete from the cache the tokenised parts of a text that is complete, if several processes have made them."""
     if not entries.is_shared:
         return
     beginning = f"part-{source.key}-"

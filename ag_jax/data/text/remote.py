@@ -60,7 +60,7 @@ class RemoteFile:
 
 
 class RemoteStream(io.RawIOBase):
-    """Bytes of an open file of fsspec, whose own `readline` takes no limit."""
+    """Bytes of an open fsspec file as a raw stream, because fsspec's own `readline` takes no limit."""
 
     def __init__(self, url: str, opened: Any):
         self._url, self._opened = url, opened

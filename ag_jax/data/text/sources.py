@@ -325,7 +325,7 @@ def _joined(numbers: Sequence[int]) -> str:
 
 
 def _without_beginning(document: str, words: int, left_out: Counter[str]) -> str:
-    """Return a document without its first words; "" if it has no others."""
+    """Return a document without its first `words` words, "" if it has no more; count what is left out in `left_out`."""
     if not words or not document.strip():
         return document
     pieces = document.split(maxsplit=words)  # the first words, and the rest if there is one

@@ -213,7 +213,7 @@ class Rows:
         return self.tokens[self.ends[number - 1] if number else 0 : self.ends[number]]
 
     def gather(self, row_B: np.ndarray, length: int, *, pad: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the token ids of rows, int32 `BL`, and the number of tokens of each row, `B`.
+        """Return (token ids, int32 `BL`; number of tokens of each row, `B`) for B rows, padded to the length L.
 
         length: number L of positions; shorter rows are padded on the right.
         pad: token id of the padding.
@@ -226,7 +226,7 @@ class Rows:
         return np.where(inside_BL, self.tokens[index_BL], pad).astype(np.int32), lengths_B
 
     def segment_ids(self, row_B: np.ndarray, length: int) -> np.ndarray:
-        """Return the segment ids of rows: the text number 1, 2, ... at each position, 0 on padding; int32 `BL`."""
+        """Return the segment ids of rows, int32 `BL` (batch, length): the text number from 1 on, and 0 on padding."""
         start_B, end_B = self._bounds(row_B)
         inside_BL = np.arange(length) < (end_B - start_B)[:, None]
         if not self.is_packed:
@@ -238,7 +238,7 @@ class Rows:
         return np.where(inside_BL, np.cumsum(begins_BL, axis=1, dtype=np.int32), 0)
 
     def _bounds(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the index in `tokens` at which each row begins, and the index at which it ends (exclusive)."""
+        """Return (first index, last index + 1) in `tokens` of each of the rows `row_B`, as two arrays."""
         return np.where(row_B > 0, self.ends[np.maximum(row_B - 1, 0)], 0), self.ends[row_B]
 
     @property

@@ -44,7 +44,7 @@ class Unigram:
         return np.cumsum(self.counts_V)
 
     def draw(self, *components) -> np.ndarray:
-        """Return token ids drawn at random by their frequency, one for each key of integers.
+        """Return token ids drawn at random by their frequency, one for each index of the broadcast `components`.
 
         components: integers or arrays of integers, which broadcast; a key is a tuple with one integer of each, as in
             `randomness.words`. Equal keys give equal token ids.
