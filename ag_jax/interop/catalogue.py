@@ -111,7 +111,7 @@ def fitting(
     wish: str = "",
     more: Callable[[Family], list[str]] = lambda family: [],
 ) -> Family:
-    """Return the family to export a model as: the preferred family `wish` if it fits, else the first that fits.
+    """Return the family to export a model as: `wish` if it fits, else the first that fits by `misfits` and `more`.
 
     heads, pad: as for `misfits`.
     wish: a `model_type`; empty, or that of a translation model, for no preference.

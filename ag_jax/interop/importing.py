@@ -74,7 +74,7 @@ class OpenModel:
 
 
 def convert(path: epath.PathLike, workdir: epath.PathLike, expected: Sequence[str] = ()) -> Imported:
-    """Import a model as a fine-tuned model if it has the head of a task, else as a run at step 0.
+    """Import a model from a directory or the hub: as a fine-tuned model if it has a task head, else as a run at step 0.
 
     path: a directory, or a name on the hub.
     workdir: the directory to be written.
@@ -182,7 +182,7 @@ def _check_expected(expected: Sequence[str]) -> None:
 
 
 def _kind(source: Source, expected: Sequence[str]) -> str | None:
-    """Return the kind of task that a model's head is for; None if it has no such head, or if that is to be left out.
+    """Return the kind of task of a model's head; None without a task head, or if `expected` leaves the head out.
 
     expected: prefixes of the names of tensors that may be left out. If they match all tensors of the classifier, the
         head is left out.
@@ -340,10 +340,9 @@ def parameters(
 
 
 def _pooler_shapes(source: Source, stored: Collection[str], expected: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return {path: shape} of the parameters of the pooler; {} if no pooler is imported apart from a head.
+    """Return {path: shape} of the pooler's parameters; {} if none is imported, or it belongs to the next-sentence head.
 
-    There is none if no pooler is stored, if `expected` leaves it out, or if it is a part of the head for the next
-    sentence.
+    No pooler is imported if none is stored, or if `expected` leaves it out.
 
     stored: names of the stored tensors.
     """

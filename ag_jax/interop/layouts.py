@@ -84,7 +84,7 @@ FUSED = Layout(
 
 
 def _split_rows(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
-    """Split a matrix of stacked layers into their kernels (inputs, outputs), whose outputs may be split by head."""
+    """Split a matrix whose rows are the outputs of several linear layers into their kernels, of the shapes `ours`."""
     rows = np.cumsum([math.prod(shape[1:]) for shape in ours])[:-1]
     return tuple(part.T.reshape(shape) for part, shape in zip(np.split(theirs, rows), ours, strict=True))
 
@@ -98,7 +98,7 @@ STACKED = Layout(
 
 
 def _split_vector(theirs: np.ndarray, *ours: Shape) -> tuple[np.ndarray, ...]:
-    """Split a vector of joined biases into the biases of several layers, which may be split by head."""
+    """Split a vector of several layers' biases, one after another, into biases of the shapes `ours`."""
     places = np.cumsum([math.prod(shape) for shape in ours])[:-1]
     return tuple(part.reshape(shape) for part, shape in zip(np.split(theirs, places), ours, strict=True))
 

@@ -230,7 +230,7 @@ def _tables(config: EncoderConfig) -> dict[str, np.ndarray]:
 
 
 def _form_of_sinusoids(tensors: Tensors, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"sinusoid": form of the position tables in a model's files}; the form is Marian's if there is no table.
+    """Return {"sinusoid": "marian" or "tensor2tensor"}, the form of a model's position tables; "marian" without tables.
 
     Raises ValueError if a table is of neither form, or if encoder and decoder have different ones.
     """
@@ -343,9 +343,7 @@ def vocabulary_order(rows: int, pad: int, start: str) -> np.ndarray:
 
 
 def reordered(params: Mapping[str, np.ndarray], decoder: DecoderConfig, pad: int, tokens: int) -> dict[str, np.ndarray]:
-    """Return the parameters {path: array} with the words of the vocabulary in the order of an export.
-
-    The order is `vocabulary_order`.
+    """Return the parameters {path: array} with the word embeddings and output bias in the order of `vocabulary_order`.
 
     With `decoder.start=zero`, the embedding of padding, from which the decoder of a MarianMT starts, becomes the zero
     vector. Padding stays improbable by its final bias, unless the vector was zero before. So do words beyond the

@@ -112,7 +112,9 @@ def _converted(tokenizer: Tokenizer, content: bytes, order_V: np.ndarray) -> tup
 
 
 def _check(tokenizer: Tokenizer, library: huggingface.Tokenizer, new_V: np.ndarray) -> None:
-    """Raise ValueError unless both tokenizers cut texts made of the vocabulary into the same tokens.
+    """Raise ValueError unless the exported tokenizer `library` cuts texts into the same tokens as `tokenizer`.
+
+    The texts are made of the tokens of the vocabulary.
 
     new_V: the new id of each old id.
     """

@@ -31,10 +31,10 @@ def convert(
     stated: Statements = Statements(),
     part: str = "model",
 ) -> dict[str, Exported]:
-    """Export a run's checkpoints at milestones in words, and its last one, to directories below `path`: all or none.
+    """Export a run's last checkpoint and its milestones in words to directories below `path`; return {name: facts}.
 
-    The other arguments are those of `exporting.convert`. Returns what was exported by the names of the directories, the
-    milestones in ascending order and `main` after them.
+    All directories are written, or none. The other arguments are those of `exporting.convert`. The result has the names
+    of the directories as keys, the milestones in ascending order and `main` after them.
 
     Raises ValueError if the run has no milestones in words, or a checkpoint of one is missing.
     """

@@ -246,7 +246,7 @@ def is_huggingface(directory: epath.PathLike) -> bool:
 
 
 def open_encoder(checkpoint: epath.PathLike, step: int | None = None, *, fresh: bool = False) -> Pretrained:
-    """Open the encoder of a run, of a trial or of a Hugging Face directory.
+    """Open the encoder of a run, a trial or a Hugging Face directory; with `fresh`, without its parameters.
 
     step: of a run's checkpoint, the newest by default.
     fresh: return only its architecture and tokenizer, without parameters.
@@ -287,7 +287,7 @@ def _open(checkpoint: epath.PathLike, step: int | None) -> Pretrained:
 
 
 def open_finetuned(directory: epath.PathLike, kinds: Sequence[str]) -> FineTuned:
-    """Open a fine-tuned model: a trial that saved its weights, or a Hugging Face directory.
+    """Open a trial with saved weights or a fine-tuned Hugging Face model, whose head must be of one of the `kinds`.
 
     kinds: the kinds of head that are accepted, such as `classification`.
     Raises ValueError if the model has no such head, FileNotFoundError if there is no model.
@@ -363,7 +363,7 @@ def _of_trial(directory: epath.Path) -> Pretrained:
 
 
 def _words(config: EncoderConfig, params: dict, untrained: Sequence[str]) -> dict:
-    """Return {"words": parameters of the trained head for masked words}, a part of a task head; {} without one.
+    """Return {"words": parameters of the head for masked words} to start a task head from; {} without a trained one.
 
     Words that are predicted from DeBERTa's mask decoder cannot be predicted without it.
     """
@@ -382,7 +382,7 @@ def _pretrained(
     description: str,
     origin: Origin,
 ) -> Pretrained:
-    """Return the encoder for fine-tuning, without DeBERTa's mask decoder.
+    """Return an encoder for fine-tuning, without DeBERTa's mask decoder, with parameters from which a task head starts.
 
     With the style `bert`, the pooler becomes the first layer of the task head. With the style `modernbert`, the task
     head starts from the dense layer and LayerNorm of the head for masked words, as in transformers.

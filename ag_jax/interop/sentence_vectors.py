@@ -36,7 +36,7 @@ _POOLINGS: dict[str, Pooling] = {"mean": "mean", "cls": "first"}
 
 
 def read(directory: pathlib.Path) -> SentenceVectors:
-    """Return the settings by which a directory's model computes vectors of texts; the defaults without such files.
+    """Read a model's settings of text vectors from its sentence-transformers files; the defaults without such files.
 
     What is not supported, and a damaged file, is named in `unsupported`: other uses of the model do not need the files.
     """

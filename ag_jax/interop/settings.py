@@ -14,7 +14,7 @@ class Settings:
         self.problems: list[str] = []
 
     def take(self, key: str, default: Any) -> Any:
-        """Return the value of a key, or the default if it is missing.
+        """Return the value of a key; the default if the key is missing or null, or its value is one of the problems.
 
         A value of another type than the default's, or beyond `LARGEST`, becomes a problem, and the default is returned.
         """

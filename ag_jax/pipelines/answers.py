@@ -37,7 +37,7 @@ class Answer(BatchedPipeline):
         top_k: int | None = 1,
         batch_size: int | None = None,
     ) -> Any:
-        """Return the part of the context that answers the question; "" if the model predicts that there is none.
+        """Return the part of the context that answers the question, or ""; a list of `Guess`es unless `top_k` is 1.
 
         question: a question, or a list of questions, for which a list is returned.
         context: the text to find the answer in; for a list of questions one context for all, or as many contexts.
@@ -84,7 +84,7 @@ class Answer(BatchedPipeline):
 def answer(
     directory: epath.PathLike, refuses: bool | None = None, threshold: float = 0.0, *, batch_size: int = BATCH_SIZE
 ) -> Answer:
-    """Open a model that was fine-tuned to find answers, as a function of a question and a context.
+    """Open a model fine-tuned to find answers, as a function of question and context; `refuses=True` allows "".
 
     directory: of a trial with saved weights, of a suite or one of its tasks, of which the best trial is opened, or of
         a Hugging Face model `...ForQuestionAnswering`.

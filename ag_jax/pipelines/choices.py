@@ -37,7 +37,7 @@ class Choose(BatchedPipeline):
         top_k: int | None = 1,
         batch_size: int | None = None,
     ) -> Any:
-        """Return the most probable candidate of a text as a `Guess`.
+        """Return the most probable candidate of a text as a `Guess`; a list of `Guess`es unless `top_k` is 1.
 
         text: a text, or a list of texts, for which a list is returned.
         candidates: two or more texts; for a list of texts, such a list for each text.
@@ -59,9 +59,9 @@ class Choose(BatchedPipeline):
         *,
         batch_size: int | None = None,
     ) -> Any:
-        """Return the logits of the candidates in their order: float32 [candidates], or a list of these arrays.
+        """Return the logits of a text's candidates, float32 [candidates]; for a list of texts, a list of arrays.
 
-        text, candidates, batch_size: as in a call.
+        text, candidates, batch_size: as in a call; the order of the candidates is kept.
         """
         _, scores, single = self._scores(text, candidates, batch_size)
         logits = [np.asarray(logits_C, np.float32) for logits_C in scores]

@@ -45,7 +45,7 @@ class Classify(BatchedPipeline):
         top_k: int | None = 1,
         batch_size: int | None = None,
     ) -> Any:
-        """Return the class of a text as a `Guess` (class and probability), or the number of a regression.
+        """Return the class of a text as a `Guess` (a list of them unless `top_k` is 1), or the number of a regression.
 
         texts: a text, a pair of texts as a tuple, or a list of these, for which a list is returned.
         second: the second text of a pair whose first text is `texts`; for a list of first texts, as many second texts.

@@ -38,7 +38,7 @@ class Tag(BatchedPipeline):
     def __call__(
         self, texts: str | Sequence[str | Sequence[str]], *, top_k: int | None = 1, batch_size: int | None = None
     ) -> Any:
-        """Return the tag of each word of a text, as a list of (word, tag).
+        """Return the tags of a text as a list of (word, tag), or of (word, list of `Guess`es) unless `top_k` is 1.
 
         texts: a text, which is split at white space, or a list of texts, for which a list is returned. A text given as
             a list of words must be an item of a list, because a list of strings is a list of texts.
@@ -61,11 +61,11 @@ class Tag(BatchedPipeline):
         return results[0] if single else results
 
     def logits(self, texts: str | Sequence[str | Sequence[str]], *, batch_size: int | None = None) -> Any:
-        """Return the logits of each word's tags, float32 [words, tags] in the order of `labels`, or a list of arrays.
+        """Return the logits of the tags of each word, float32 [words, tags]; for a list of texts, a list of arrays.
 
         texts, batch_size: as in a call.
 
-        Words beyond the length of training have no row.
+        The tags are in the order of `labels`. Words beyond the length of training have no row.
         """
         _, scores, single = self._scores(texts, batch_size)
         logits = [np.asarray(logits_WC, np.float32) for logits_WC in scores]

@@ -28,7 +28,7 @@ class Translate(Pipeline):
     _translator: Translator
 
     def __call__(self, texts: str | Sequence[str], beams: int | None = None, alternatives: int = 1) -> Any:
-        """Return the translation of a text, or a list of the translations of a list of texts.
+        """Return a text's translation (a list of the best ones if `alternatives` > 1); for a list of texts, a list.
 
         texts: a text without a line break, or a list of these.
         beams: number of beams of the search; by default the run's.

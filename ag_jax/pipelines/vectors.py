@@ -70,7 +70,7 @@ def embed(
     normalize: bool | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Embed:
-    """Open the encoder of any model, as a function from texts to vectors.
+    """Open the encoder of a run, a trial or a Hugging Face model, as a function from texts to vectors.
 
     A model of sentence-transformers, and a run or trial that started from one, gives the vectors that it was trained
     for: pooling, normalisation, longest text, lower case and prompt are those in the model's files.
@@ -125,7 +125,7 @@ def embed(
 
 
 def _pooled(hidden_BLD: jax.Array, tokens_BL: jax.Array, pooling: str) -> jax.Array:
-    """Return the vectors [B, D] of texts from the hidden states of their tokens.
+    """Return one vector for each text, [texts, width], from its tokens' hidden states: their mean or the first one.
 
     tokens_BL: whether there is a token.
     """

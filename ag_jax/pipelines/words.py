@@ -69,7 +69,7 @@ class FillMask(BatchedPipeline):
         return results[0] if single else results
 
     def logits(self, texts: str | Sequence[str], *, batch_size: int | None = None) -> Any:
-        """Return the logits of all tokens for each mask of a text: float32 [masks, vocabulary], or a list of arrays.
+        """Return all tokens' logits for each mask, float32 [masks, vocabulary]; for a list of texts, a list of arrays.
 
         texts, batch_size: as in a call.
         """
@@ -86,7 +86,7 @@ class FillMask(BatchedPipeline):
         return [Guess(self.tokenizer.decode([index]).strip(), float(scores[index])) for index in order]
 
     def _logits(self, texts: list[str], batch_size: int | None) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield for each text, in the order of their lengths, its number and its logits, float32 [masks, vocabulary].
+        """Yield (index in `texts`, logits float32 [masks, vocabulary]) of each text, from the shortest to the longest.
 
         One batch is in memory at a time, because the scores of a large vocabulary for many texts may not fit.
         """

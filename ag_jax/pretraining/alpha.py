@@ -45,9 +45,9 @@ def begin(
     coefficient: float,
     losses: Callable[[], Mapping[str, Any]],
 ) -> Hyperparameters:
-    """Return a run's hyperparameters on all hosts; with `alpha_rule=auto`, a new run first chooses and stores alpha.
+    """Return a run's hyperparameters; with `alpha_rule=auto`, a new run first chooses alpha, the weight of guidance.
 
-    alpha is stored in `alpha.json`. A run that has this file reads alpha from it.
+    They are the same on all hosts. alpha is stored in `alpha.json`. A run that has this file reads alpha from it.
 
     metric: name of the loss that guidance is compared with.
     coefficient: its factor in the loss of the model, such as 50 for replaced tokens.

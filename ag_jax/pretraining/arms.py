@@ -20,7 +20,7 @@ NOT_COMPARED = {"title", "seed"}  # arms that differ only in these settings coun
 
 
 def names(source: str, listed: str | None, setting: str, verb: str) -> list[str]:
-    """Return the names of arms in the comma-separated text `listed`, which must hold at least one name.
+    """Return the names of the arms (configs to compare) in `listed`, separated by commas; None raises ValueError.
 
     source: the config file, as the user names it; with an arm, as in `quickstart:arm=ag`, it is one arm, not several.
     setting: the setting that holds the list, for messages.

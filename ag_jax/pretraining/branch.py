@@ -54,7 +54,7 @@ def source(config: ExperimentConfig) -> tuple[epath.Path, int]:
 
 
 def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
-    """Raise ValueError or FileNotFoundError if a run cannot start from the checkpoint in `training.branch_from`.
+    """Raise ValueError or FileNotFoundError if the checkpoint `training.branch_from` is missing or its settings differ.
 
     may_differ: settings in which any resumed run may differ, as in `config_reader.is_among`.
     """
@@ -79,11 +79,11 @@ def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
 
 
 def check_length(config: ExperimentConfig, milestones: Mapping[int, int] | None = None) -> None:
-    """Raise ValueError if a branch would start at or after its last step, or at or after one of its word milestones.
+    """Raise ValueError unless a branch starts before its last step and before each of its milestones in words.
 
     The steps and words of the run that it starts from are part of its own length.
 
-    milestones: {words: step} of `training.milestone_words`, once it is known.
+    milestones: {words: step} of `training.milestone_words`; None while it is not known, and not checked.
     """
     (directory, step), training = source(config), config.training
     if step >= training.steps:

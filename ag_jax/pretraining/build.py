@@ -114,7 +114,7 @@ def guided_and_attacked(
 
 
 def _guided_layers(config: GuidanceConfig, encoder: EncoderConfig) -> dict[str, Any]:
-    """Return the keyword arguments of `Guided` that select layers; {} if all are guided and none has a window."""
+    """Return the arguments of `Guided` that select layers; {} if all layers are guided and none has local attention."""
     groups = guidance.guided_layers(config, encoder.local_layers, encoder.window)
     if config.layers == "all" and encoder.window is None:
         return {}

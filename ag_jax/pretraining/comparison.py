@@ -91,7 +91,7 @@ def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int],
 def compare(
     source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
 ) -> epath.Path | None:
-    """Train or resume every run of a comparison, and write its report; returns the path of `report.md`.
+    """Train or resume a comparison's runs, and return the path of its report; None while other parts have runs left.
 
     overrides: settings that replace those of every arm of the config file `source`.
     workdir: the directory of `report.md`, `report.json`, `figures/` and the runs, `ARM-seedN`.

@@ -305,9 +305,9 @@ def parse(config: config_reader.ConfigDict | dict[str, Any]) -> ExperimentConfig
 
 
 def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two flat dicts {setting: value}: the first of a run's stored settings, the second of a config.
+    """Return (stored settings with defaults filled in, settings of `config`), each as a flat dict {setting: value}.
 
-    A setting that the stored ones lack counts as its default, as for `parse`.
+    Missing settings get their defaults as in `parse`.
     """
     before = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
     return before, config_reader.flat(config_reader.to_dict(config))

@@ -48,12 +48,14 @@ def prepare(config: ExperimentConfig, workdir: epath.Path | None) -> Corpus:
 
 
 def prepare_ahead(data: DataConfig, part: str | None = None) -> Corpus | None:
-    """Tokenize the text of a config into the cache, before runs read it; processes that do so at once share the work.
+    """Tokenize a config's text into the cache and return the corpus; None if other parts than `part` are missing.
+
+    Runs read the cache later. Processes that call this at the same time share the work.
 
     part: "K/N" tokenises only every N-th part of the text from the K-th on; the process that finds all parts done puts
         them together. None tokenises all parts that no other process works on, and waits for the others.
 
-    Returns the corpus; None if parts are missing. Raises ValueError for another `part`.
+    Raises ValueError for another `part`.
     """
     claims = lock.Claims()
     if part is not None:
@@ -336,7 +338,7 @@ def _contents(files: dict[str, Any]) -> dict[str, list[list[Any]]]:
 
 
 def _by_name(files: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Return {name of a file: (size, content hash)}; a name that several settings have gets the setting's name, too."""
+    """Return {name: (size, content hash)} of files; a name that occurs twice becomes `SETTING: NAME`."""
     count = collections.Counter(name for files_of_setting in files.values() for name, _, _ in files_of_setting)
     return {
         f"{setting}: {name}" if count[name] > 1 else name: (size, content)

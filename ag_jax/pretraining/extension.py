@@ -20,7 +20,7 @@ _EARLIER = re.compile(r"summary-(\d+)\.json")
 
 
 def earlier_lengths(workdir: epath.Path) -> list[int]:
-    """Return the values of `training.steps` that a run had before it was extended, ascending; none before it begins."""
+    """Return the values of `training.steps` that a run had before its extensions, ascending; [] if never extended."""
     matches = (_EARLIER.fullmatch(path.name) for path in workdir.iterdir()) if workdir.exists() else ()
     return sorted(int(match[1]) for match in matches if match)
 
@@ -53,7 +53,7 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
 
 
 def kept_steps(config: ExperimentConfig, workdir: epath.Path) -> tuple[int, ...]:
-    """Return the steps whose checkpoints are never deleted: a run's milestones, including those before extensions.
+    """Return the steps whose checkpoints are never deleted: training.milestones, now and before the run was extended.
 
     These are the `training.milestones`, stored or given now, of all lengths of the run, and those that it had when it
     was extended (`begin`).
@@ -81,7 +81,7 @@ def _stored_milestones(workdir: epath.Path) -> list[float]:
 
 
 def _stored_steps(workdir: epath.Path) -> list[int]:
-    """Return the steps of milestone checkpoints that `begin` stored; [] for a run that was not extended."""
+    """Return the steps of the milestones that a run had when `begin` extended it; [] if it was never extended."""
     path = workdir / KEPT
     if not path.exists():
         return []

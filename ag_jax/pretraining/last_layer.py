@@ -26,7 +26,7 @@ CAPTION = "Attention of the last layer, mean over heads"
 def measure(
     configs: Mapping[tuple[str, int], ExperimentConfig], directories: Mapping[tuple[str, int], epath.Path]
 ) -> dict[str, Any]:
-    """Return {arm: shares of the last layer's attention} for report.json; {} for a comparison of translation runs.
+    """Return {arm: shares of last-layer attention on the diagonal, stripes and first token}; {} for translation runs.
 
     An arm has the list of its seeds' values for each share (`diagonal`, `stripes`, `first`), the shares of uniform
     attention to the same texts (`uniform`), and the number of texts. The texts are the first held-out rows of the arm's
@@ -57,7 +57,7 @@ def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
 
 
 def markdown(shares: Mapping[str, Any]) -> list[str]:
-    """Return the Markdown lines of the section on last-layer attention, from the result of `measure`."""
+    """Return the Markdown lines on where the last layer attends, from the result of `measure`; [] if that is {}."""
     if not shares:
         return []
     header = ["Arm", *(label[0].upper() + label[1:] for label in LABELS.values()), "Texts"]

@@ -21,9 +21,9 @@ FILE = "trace.json"
 
 
 def of_run(config: AdversarialConfig, layers: int, workdir: epath.Path) -> Trace | None:
-    """Return the schedule of masked shares for a run, stored in its directory or else read from the earlier run.
+    """Return the share of attention to mask in each layer over a run; None unless `adversarial.method` is `scheduled`.
 
-    None unless `adversarial.method` is `scheduled`. For the earlier run, see `read`.
+    The shares are read from the run's directory, or if that has none, from an earlier run (`read`).
 
     Raises ValueError if the file is damaged.
     """
@@ -43,7 +43,10 @@ def of_run(config: AdversarialConfig, layers: int, workdir: epath.Path) -> Trace
 
 
 def record(config: AdversarialConfig, layers: int, workdir: epath.Path) -> None:
-    """Store the schedule of masked shares in a run directory that has none yet, on host 0 only."""
+    """Store the shares of attention that an earlier run masked (`read`) in a run directory that has none yet.
+
+    Host 0 stores them if `adversarial.method` is `scheduled`.
+    """
 
     def write() -> None:
         trace = None if (workdir / FILE).exists() else read(config, layers)
@@ -59,10 +62,10 @@ class FailedTrialError(ValueError):
 
 
 def read(config: AdversarialConfig, layers: int) -> Trace | None:
-    """Return the share of attention that an earlier run masked in each layer, over the course of its training.
+    """Return the shares of attention that an earlier run masked in each layer; None unless the method is `scheduled`.
 
-    The setting `adversarial.masking.trace` names this run; None unless `adversarial.method` is `scheduled`. The share
-    of a layer, logged every few steps, is the share of the pairs of a query and a key that are masked.
+    The setting `adversarial.masking.trace` names this run, and `adversarial.method` the method. The share of a layer,
+    logged every few steps, is the share of the pairs of a query and a key that are masked.
 
     layers: the number of layers of the model to be trained.
 

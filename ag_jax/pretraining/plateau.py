@@ -33,7 +33,9 @@ def binary_entropy(share: np.ndarray | float) -> np.ndarray | float:
 
 
 def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: float) -> float:
-    """Return the context-free loss of replaced-token detection, in nats per token, for words drawn by frequency.
+    """Return the loss, in nats per token, of the best replaced-token detector that sees each word without its context.
+
+    The words that replace others are drawn by frequency.
 
     frequencies_V: q(v), the frequency of each word.
     rate: the share of words that is replaced.
@@ -47,7 +49,7 @@ def replaced_tokens_loss(frequencies_V: np.ndarray, rate: float, words_share: fl
 
 
 def replaced_tokens_loss_of(corpus: Corpus, rate: float, ignored: list[int]) -> float:
-    """Return the context-free loss of replaced-token detection on a corpus, in nats per token.
+    """Return the loss on a corpus, in nats per token, of the best replaced-token detector that sees no context.
 
     `replaced_tokens_loss` computes it from the frequencies of the corpus.
 

@@ -295,9 +295,10 @@ def open_translator(
     decoding: Sequence[str] = (),
     config: ExperimentConfig | None = None,
 ) -> Translator:
-    """Open the model of a run that translates, with the parameters of its newest checkpoints averaged.
+    """Open a run's translation model with the mean of its newest checkpoints, or with the single checkpoint at `step`.
 
-    How many is the setting `translation.average`; fewer if the run has not saved so many yet, which is printed.
+    The number of averaged checkpoints is `translation.average`; fewer if the run has not saved so many yet, which is
+    printed.
 
     step: step of a checkpoint, whose parameters are then not averaged.
     decoding: settings of the section `decoding` that replace those of the run, such as `beam_size=1`.
@@ -392,7 +393,7 @@ def _newest(steps: Sequence[int], every: int, count: int) -> list[int]:
 
 
 def averaged(workdir: epath.PathLike, steps: Sequence[int]) -> Any:
-    """Return the mean of a run's parameters at several steps, computed in float64, in the parameters' own type."""
+    """Return the mean of a run's parameters at several steps, in their data types; it is computed in float64."""
     checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", read_only=True)
     total: Any = None
     for step in steps:
@@ -544,7 +545,7 @@ def translate_file(translator: Translator, source: Iterable[str], output: pathli
 
 
 def _digest(file: IO[bytes], size: int) -> Any:
-    """Return the SHA-256 object of the first `size` bytes of a file, whose position is then behind them."""
+    """Read the next `size` bytes of a file, and return a SHA-256 object of them."""
     digest, remaining = hashlib.sha256(), size
     while remaining and (block := file.read(min(remaining, 2**20))):
         digest.update(block)
@@ -604,7 +605,7 @@ def _existing_output(output: pathlib.Path) -> tuple[Done, dict[str, Any]]:
 
 
 def _check_begun(output: pathlib.Path, settings: dict[str, Any]) -> Done:
-    """Return the part of the file `output` that is translated already.
+    """Check that an output file was begun with the same settings, and return the part of it that is translated already.
 
     Raises ValueError if other settings, or another program, made the file.
     """

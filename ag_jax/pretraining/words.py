@@ -28,7 +28,7 @@ FILE = "words.json"
 
 @dataclasses.dataclass(frozen=True)
 class WordSteps:
-    """Length and milestones in steps of a run whose settings are in words.
+    """A run's length and milestones in steps, converted from settings in words such as `training.words`.
 
     epoch_words: words that an epoch sees.
     epoch_rows: rows of an epoch.
@@ -80,7 +80,10 @@ class _Pace:
 
 
 def is_needed(config: ExperimentConfig) -> bool:
-    """Return whether a config has settings in words, which must be converted to steps."""
+    """Return whether a config sets `training.words`, `training.max_epochs` or `training.milestone_words`.
+
+    These settings must be converted to steps.
+    """
     training = config.training
     return training.words is not None or training.max_epochs is not None or bool(training.milestone_words)
 
@@ -99,9 +102,9 @@ def check_flags(config: ExperimentConfig, overrides: Mapping[str, Any]) -> None:
 
 
 def check_length(settings: Mapping[str, bool]) -> None:
-    """Raise ValueError if more than one setting gives the length of a run.
+    """Raise ValueError if more than one setting gives the length of a run; `settings` is {name: whether it is given}.
 
-    settings: whether each of the settings that may give it is given, by its name in the message.
+    settings: the settings that may give it, by their names in the message.
     """
     if len(lengths := [name for name, is_given in settings.items() if is_given]) > 1:
         raise ValueError(
@@ -113,9 +116,9 @@ def check_length(settings: Mapping[str, bool]) -> None:
 def resolve(
     config: ExperimentConfig, workdir: epath.Path, is_begun: Callable[[epath.Path], bool]
 ) -> tuple[ExperimentConfig, WordSteps | None]:
-    """Return (config with the steps that `training.words` allows, length and milestones in steps or None).
+    """Return (config with its length in steps, its `WordSteps`); the second is None if no setting is in words.
 
-    The second is None if no setting is in words. The text is prepared if the run has not begun.
+    The text is prepared if the run has not begun.
 
     is_begun: whether a directory holds a run, and not only files of an attempt that failed (`run.is_begun`).
 

@@ -116,7 +116,7 @@ def _size(config: ExperimentConfig) -> dict[str, int]:
 
 
 def _sentences_and_groups(config: ExperimentConfig, devices: int) -> tuple[Sentences, int]:
-    """Return (settings of the sentence output that an attack compares, number of rows per group in the word loss)."""
+    """Return (settings of the output `sentence`, number of rows whose unused slots the word loss skips together)."""
     slots = pipeline.empty_batch(config.data, rows=1)["masked_positions"].shape[1]
     sentences = Sentences(config.adversarial.sentence_prediction, slots if config.data.pack else 1)
     # With a fixed count, rows use nearly all slots.

@@ -22,7 +22,7 @@ NOT_MEASURED = "not measured"  # in the place of a number, if nothing was counte
 
 
 class Threshold(NamedTuple):
-    """The loss below which a finished run has left its early plateau, and the steps at which the run learned.
+    """The loss below which a run has left its early plateau, and the first steps at which its train losses had fallen.
 
     loss: the loss below which a run has left the plateau.
     step: first logged step at which the train loss was below the plateau of training by the same margin; None if there

@@ -170,7 +170,7 @@ def _check_rungs(rungs: Sequence[int], config: ExperimentConfig, directory: epat
 
 
 def _failed(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bool) -> int:
-    """Return how many runs of these points failed before; with `retry`, delete the records of that, and return 0."""
+    """Return how many runs of the given points have failed before; with `retry`, forget these failures and return 0."""
     failed = 0
     for number in point_numbers:
         for seed, config in study.points[number].configs.items():
@@ -183,7 +183,7 @@ def _failed(study: Study, workdir: epath.Path, point_numbers: set[int], retry: b
 
 
 def _train(study: Study, workdir: epath.Path, point_numbers: set[int]) -> None:
-    """Train the runs of these points until none of them can be trained further, or `search.stop_after` is reached."""
+    """Train the runs of the given points until none can be trained further, or for `search.stop_after` seconds."""
     began = time.monotonic()
 
     def read_next() -> list[list[int | None]]:
@@ -274,7 +274,7 @@ def _write(study: Study, workdir: epath.Path) -> list[Result]:
 
 
 def _threshold(config: ExperimentConfig, directory: epath.Path, plateaus: dict[Any, float]) -> Threshold:
-    """Return the loss below which a run has left its early plateau, and the steps at which the run learned.
+    """Return the `Threshold` of a run: the loss that ends its early plateau, and the steps at which its losses fell.
 
     `Threshold.loss` is the bound for the validation loss, and `Threshold.step` the first step at which the train loss
     was below the same for training. The two bounds differ in replaced-token detection if validation masks another share

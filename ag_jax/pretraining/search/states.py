@@ -67,7 +67,7 @@ States = dict[tuple[int, int], RunState]  # by number of the point and seed
 
 
 def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -> RunState:
-    """Read the state of a run from its directory; a failure counts only if it happened with the same settings.
+    """Read the state of a run from its directory; a recorded failure counts only with equal settings and no `retry`.
 
     Settings of `NOT_OF_FAILURE` may have changed since.
 
@@ -143,7 +143,7 @@ def _rungs(path: epath.Path) -> dict[str, Numbers]:
 
 
 def read_all(study: Study, workdir: epath.Path, retry: bool = False) -> States:
-    """Return {(number of the point, seed): state} of every run of a search; for `retry` see `read`."""
+    """Return {(number of the point, seed): state} of every run of a search; `retry` leaves out recorded failures."""
     return {
         (number, seed): read(point.directory(workdir, seed), config, retry)
         for number, point in enumerate(study.points)
