@@ -32,14 +32,14 @@ OWN_LABEL = "The text has no label, so the attack raises the loss of the model's
 
 
 def unsupported_reason(tuned: FineTuned, config: AdversarialConfig) -> str | None:
-    """Return why the change of attention under a fine-tuned model's attack cannot be measured; None if it can."""
+    """Return why it cannot be measured how the attack of a model's training changes attention; None if it can."""
     if config.method == "asa" and not tuned.adversary_params:
         return "the adversary was not saved with the model"
     return changes.unsupported_reason(config)
 
 
 def attacked_model(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> AttackedModel:
-    """Return a fine-tuned model with its training objective, including attack and guidance as at the end of training.
+    """Return a fine-tuned model with the objective of its last training step: task loss, guidance and attack.
 
     config: the attack, which `unsupported_reason` must allow.
     guidance: the guidance of attention in training, of which the loss is a part.
@@ -55,7 +55,7 @@ def attacked_model(tuned: FineTuned, config: AdversarialConfig, guidance: Guidan
 def change_on_examples(
     tuned: FineTuned, task: Task, examples: Examples, config: AdversarialConfig, guidance: GuidanceConfig
 ) -> np.ndarray:
-    """Return how far an attack changes the attention of each layer, `N`, averaged over the first `EXAMPLES` examples.
+    """Return each layer's Jensen-Shannon divergence of plain and attacked attention, `N`, a mean over examples.
 
     examples: with labels; the first `EXAMPLES` of their rows are attacked.
     """
@@ -72,7 +72,7 @@ def change_on_examples(
 
 
 def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceConfig) -> AttackSetup:
-    """Return what is needed to attack a fine-tuned model's attention to single texts.
+    """Return the model, the objective and the batch function with which the attention to a single text is attacked.
 
     `unsupported_reason` must allow the attack.
 
@@ -95,9 +95,9 @@ def text_attack(tuned: FineTuned, config: AdversarialConfig, guidance: GuidanceC
 
 
 def settings_of_trial(directory: epath.Path) -> tuple[AdversarialConfig, GuidanceConfig] | None:
-    """Return the settings (attack, guidance) that a trial was trained with, from the config file of its suite.
+    """Return the settings (attack, guidance) that a trial was trained with; None if the trial is not part of a suite.
 
-    None if the trial is not in the directory of a suite. Raises ValueError if the config is damaged.
+    They are read from the config file of the trial's suite. Raises ValueError if the config is damaged.
 
     directory: of the trial, or its `weights/`.
     """

@@ -53,7 +53,7 @@ class Arm:
         return [suite.directory_of(self.suite.workdir, trial) for trial in trials]
 
     def model(self, task: str) -> FineTuned | None:
-        """Return the model fine-tuned on a task with the first seed; None with folds or without saved weights."""
+        """Return the model of a task's first seed; None in cross-validation, or if its weights were not saved."""
         directories = [
             suite.directory_of(self.suite.workdir, trial) for trial in self.suite.planned[task] if self._is_first(trial)
         ]
@@ -221,7 +221,7 @@ def attention(tuned: FineTuned, text: str, attacker: Attacker | None = None) -> 
 
 
 def pictures(task: str, examples: Sequence[Example], layers: int, heads: int) -> dict[int, tuple[str, int]]:
-    """Return {layer: (text, head)}, counted from 0, of the maps to draw: of the first layer and the last but one.
+    """Return which attention maps to draw: {layer: (text, head)}, from 0, for the first layer and the last but one.
 
     The head is the last one, because the first ones may be guided, or the second one where figure 6 of Wu et al. 2022
     shows that.

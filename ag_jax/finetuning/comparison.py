@@ -82,7 +82,7 @@ def count_trials(configs: Iterable[FinetuningConfig]) -> int:
 def finetune(
     source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
 ) -> epath.Path | None:
-    """Fine-tune one checkpoint on all tasks of a config and write the report; return the path of `report.md`.
+    """Fine-tune one checkpoint on all tasks and write the report; return its path, None if other parts are not done.
 
     source: the config file.
     overrides: settings that replace those of the config file.
@@ -100,7 +100,7 @@ def finetune(
 def compare(
     source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
 ) -> epath.Path | None:
-    """Fine-tune the suite of every arm in `workdir/ARM` and write the report; return the path of `report.md`.
+    """Fine-tune every arm in `workdir/ARM` and write the report; return its path, None if other parts are not done.
 
     overrides: settings that replace those of every arm of the config file `source`.
     part: `K/N` trains every N-th trial from the K-th on, and the part that finds all trials done writes the report; if
@@ -130,7 +130,7 @@ def _run(
     part: str | None,
     overridden: Sequence[str] = (),
 ) -> epath.Path | None:
-    """Train all trials, or one part of them, and once all are done write the report and return its path.
+    """Train all trials, or those of `part`, and write the report; return its path, None if any trial is not done.
 
     See `compare`.
     """

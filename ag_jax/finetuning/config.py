@@ -172,7 +172,7 @@ class Recipe:
 
     @property
     def total_epochs(self) -> int:
-        """The largest number of epochs that a trial trains: `epochs` times `epochs_factor`, which lengthens an arm."""
+        """The maximum number of epochs of a trial, `epochs` times `epochs_factor`; `patience` may end it earlier."""
         return self.epochs * self.epochs_factor
 
     def warmup_of(self, steps: int) -> int:
@@ -222,7 +222,7 @@ def point_settings(learning_rate: float, batch_size: int, swept: dict[str, Any])
 
 
 def in_name(value: float) -> str:
-    """Format a value of a swept setting for the name of a trial's directory: a fraction with six digits."""
+    """Format the value of a swept setting for a trial's directory name: floats with up to six significant digits."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
@@ -298,7 +298,7 @@ class FinetuningConfig:
         self._check_tasks()
 
     def _check_bias(self) -> None:
-        """Raise ValueError if `guidance.mode=bias` would let the scored model attend differently than in training.
+        """Raise ValueError if a model is scored before the attention bias of `guidance.mode=bias` has decayed to 0.
 
         The pattern is added to attention scores in training only, so scores are of the model that was trained where
         nothing is added any more: after the last step, with a schedule that ends at 0.

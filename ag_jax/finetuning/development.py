@@ -11,7 +11,7 @@ from ag_jax.interop import finetuned
 
 
 def read(directory: epath.Path, most: int | None = None) -> tuple[Task, Examples]:
-    """Return (task, development examples) of a finished fine-tuning trial, read again from the suite's data.
+    """Return (task, at most `most` development examples) of a finished trial, read again from the suite's data.
 
     directory: of the trial, or its folder of weights.
     most: number of examples to take, drawn by a hash; None takes all.

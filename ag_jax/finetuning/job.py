@@ -86,7 +86,7 @@ def trained_length(opened: Pretrained, recipe: Recipe) -> int:
 
 
 def trained_assignment(opened: Pretrained, guidance: GuidanceConfig) -> Assignment:
-    """Return the heads guided towards patterns in the trial or, without guidance there, in the encoder's training."""
+    """Return which patterns guide which heads: in the trial or, if it has no guidance, in the training of `opened`."""
     if guidance.mode == "none":
         return opened.assignment
     return assign_encoder_heads(guidance, opened.config.heads, opened.config.local_layers)
@@ -223,7 +223,7 @@ class _Training:
         self.predicted: Predicted | None = None  # of the validation split, by the last evaluation
 
     def job(self) -> Job:
-        """Return the job for the training loop, with an evaluation after each epoch, or after the last one alone."""
+        """Return the job for the training loop; it evaluates each epoch, or with `scored_epoch=last` only the last."""
         trial, config = self.trial, self.config
         init_key, dropout_key = jax.random.split(jax.random.key(trial.seed))
         optimizer = optimizer_config(trial, self.data)
@@ -265,7 +265,7 @@ class _Training:
         )
 
     def read_progress(self, stored: dict[str, Any]) -> Progress:
-        """Return the progress stored in a checkpoint as JSON values; without any, the progress of a new trial.
+        """Return the progress stored in a checkpoint as JSON values; for an empty dict, that of a new trial.
 
         The progress of a new trial has the digest of what it starts from.
 

@@ -54,7 +54,7 @@ def cell(summary: Mapping[str, Any]) -> str:
 
 
 def marks(p_values: Mapping[str, float | None] | None, difference: float) -> str:
-    """Return the marks of a difference from the baseline: `+` if significant over seeds, `*` if over examples.
+    """Return significance marks of a difference from the baseline: `+` over seeds, `*` over examples, "" for neither.
 
     `+` stands for p < .05 in the test over seeds, `*` for p < .05 in the test over examples.
 

@@ -94,9 +94,9 @@ class SplitPredictions:
         return rows
 
     def thresholds(self) -> dict[str, list[float]]:
-        """Return {tuned metric: its thresholds of "no answer", one for each seed}.
+        """Return {metric: for each seed, the threshold of "no answer" with the metric's best value}.
 
-        Empty for tasks without such metrics.
+        Only metrics that tune the threshold; empty for tasks without them.
         """
         if not metrics.reads_scores(self.task):
             return {}
@@ -199,7 +199,7 @@ def _label_notes(split: str, predicted: SplitPredictions) -> list[str]:
 
 
 def _threshold_notes(split: str, predicted: SplitPredictions) -> list[str]:
-    """Return a note on the tuned thresholds of "no answer" on a split; none for tasks without tuned metrics."""
+    """Return a note on the thresholds of "no answer" that metrics tune on a split; [] if there are none."""
     if not predicted.is_labelled():
         return []
     thresholds = predicted.thresholds()
@@ -240,7 +240,9 @@ def _key(result: Result) -> tuple:
 
 
 def of_arm(chosen: Chosen, baseline: Chosen | None) -> dict[str, Any]:
-    """Return the results of an arm on one task for report.json: metrics, ensemble, p-values, sweep, counts of examples.
+    """Return an arm's results on a task for report.json: metrics, sweep and, unless `baseline` is None, p-values.
+
+    The dict also has ensembles and numbers of examples.
 
     baseline: the results of the baseline, against which the arm is tested; None for the baseline itself.
     """
@@ -314,7 +316,7 @@ def _point_json(chosen: Chosen, point: Point) -> dict[str, Any]:
 
 
 def p_values(baseline: Chosen, other: Chosen) -> dict[str, float | None]:
-    """Return {"seeds": p-value, "examples": p-value} of paired t-tests between two arms, over seeds and over examples.
+    """Return {"seeds" or "examples": p-value of the paired t-test over these}; None where a test is undefined.
 
     Raises ValueError if the arms were not evaluated on the same examples.
     """

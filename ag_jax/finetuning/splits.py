@@ -93,9 +93,9 @@ def find_task(name: str, recipe: Recipe) -> Task:
 
 
 def check_dropout(name: str, recipe: Recipe, task: Task, styles: Collection[str]) -> None:
-    """Raise ValueError if a recipe sets head dropout, but the task's head has none in any of the model styles.
+    """Raise ValueError if a recipe sets head dropout, but the task's head has none in any of the model families.
 
-    styles: keys of `models.heads.STYLES`.
+    styles: the model families, keys of `models.heads.STYLES`.
     """
     swept = recipe.sweep.head_dropout
     if (recipe.head_dropout is None and not swept) or any(has_dropout(task.kind, style) for style in styles):
@@ -199,7 +199,7 @@ def read(name: str, recipe: Recipe, root: str) -> Splits:
 
 
 def _check_metric(task: Task, examples: Examples, place: str) -> None:
-    """Raise ValueError if the metric that chooses the best epoch is 0 on these examples for any predictions."""
+    """Raise ValueError if the metric that chooses the best epoch is 0 on these examples, whatever a model predicts."""
     if task.metric in (zero := metrics.undefined(task, examples)):
         others = [name for name in task.metrics if name not in zero]
         raise ValueError(
@@ -223,10 +223,10 @@ def of_fold(splits: Splits, number: int, count: int) -> Splits:
 
 
 def subset(examples: Examples, count: int | None, seed: int) -> Examples:
-    """Return the `count` examples with the smallest hashes of (seed, position in the split), in the order of the file.
+    """Return `count` examples, drawn by a hash of the seed, in the order of the file; None returns all examples.
 
-    All examples are returned if `count` is None or at least their number. A smaller subset is part of a larger one with
-    the same seed.
+    They are those with the smallest hashes of (seed, position in the split), so that a smaller subset is part of a
+    larger one with the same seed. All examples are returned, too, if `count` is at least their number.
     """
     if count is None or count >= len(examples):
         return examples

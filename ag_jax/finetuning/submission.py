@@ -124,9 +124,9 @@ def _cell(task: Task, prediction: Any) -> str:
 
 
 def write(directory: epath.Path, task: Task, split: str, predictions: Sequence[Mapping[str, Any]]) -> str | None:
-    """Write a split's file for the GLUE or SuperGLUE server; return a sentence about the file for the report.
+    """Write a split's file for the (Super)GLUE server; return a note for the report, None if no server has the split.
 
-    If neither has the split, no file is written, and the result is None. If the server would reject the ids, no file is
+    If neither GLUE nor SuperGLUE has the split, no file is written. If the server would reject the ids, no file is
     written, and the sentence says why.
     """
     key = task.name, split
@@ -169,7 +169,7 @@ def write_all(directory: epath.Path, chosen: Chosen) -> list[str]:
 
 
 def unranked(task: Task, predicted: SplitPredictions, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the predicted class of each pair of text and candidate, given the candidate ranked first for each text.
+    """Convert the candidate ranked first for each text to the predicted class of each pair of text and candidate.
 
     The classes are dicts with `id` and `prediction`. The chosen candidate gets the right label (entailment), the text's
     other candidates the other label.

@@ -168,7 +168,9 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
 
 
 def _claim_again(config: FinetuningConfig, workdir: epath.Path, name: str) -> None:
-    """Check that `workdir` still belongs to the suite, and add the task `name` to its `config.json` if it lacks it.
+    """Raise ValueError if another process has claimed `workdir` for other settings; otherwise claim it for task `name`.
+
+    The task is added to `config.json` if it is missing there.
 
     Between the suite's claim and its first trial of a task, another process may have claimed the same directory: for
     other settings, which is an error, or for other tasks.
@@ -189,7 +191,7 @@ def _begun_tasks(settings: dict[str, Any], workdir: epath.Path) -> dict[str, Any
 
 
 def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
-    """Flatten the settings of a fine-tuning config to {"section.key": value}, to compare them with another config's.
+    """Return {"section.key": value} of a fine-tuning config, with only the given tasks, to compare it with another.
 
     Of the tasks, only `tasks` are included. `epochs` is multiplied by `epochs_factor`, because only their product
     matters.
@@ -400,7 +402,7 @@ def _recording(suite: Suite) -> Iterator[epath.Path]:
 
 
 def train_share(suites: Sequence[Suite], share: parts.Share) -> tuple[int, int]:
-    """Train one share's unfinished trials of several suites; return how many wait in it and how many are left in all.
+    """Train a share (part K of N) of the suites' trials; return (number that waits for other shares, number left).
 
     The trials are numbered in the order of training. The first returned number counts trials of the share that wait for
     trials of other shares, because they start from their weights or mask what they masked; the second, all trials that

@@ -39,7 +39,7 @@ def resolved(one: Trial, workdir: epath.Path) -> Trial:
 
 
 def check(one: Trial, workdir: epath.Path, layers: int, to_be_recorded: Set[epath.Path]) -> None:
-    """Raise ValueError if a trial needs a trace of masked shares that is not there and will not be recorded in time.
+    """Raise ValueError if the masked shares of an earlier trial, which a trial repeats, are not recorded before it.
 
     The path of the recording, a trace, is `adversarial.masking.trace`. Trials with another method than `scheduled` need
     no trace.

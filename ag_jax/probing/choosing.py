@@ -64,7 +64,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The best heads of a model on queries of one kind, chosen on development and on test queries, with scores.
+    """The best heads of a model on queries of one kind: `head` on development queries, `best_head` on test queries.
 
     kind: the kind of query.
     queries: number of test queries.
@@ -183,7 +183,7 @@ def difference(baseline: Sequence[Interval], other: Sequence[Interval]) -> Diffe
 def best_offset(
     scores: Mapping[str, np.ndarray], chosen_Q: np.ndarray, development_Q: np.ndarray
 ) -> tuple[str, float] | None:
-    """Return (name, test score) of the fixed-distance rule with the best score on development queries.
+    """Return (name, test score) of the fixed-distance rule that is best on development; None without rules or queries.
 
     scores: name of each rule to its scores, `Q`.
     chosen_Q: which queries count.

@@ -23,7 +23,7 @@ READ_BY = {
 
 @dataclasses.dataclass(frozen=True)
 class ProbeConfig:
-    """Settings of one probe: what heads are asked about which texts, and how attention becomes an answer.
+    """Settings of one probe: its annotated texts, the kind of its queries, and how attention heads answer them.
 
     kind: what heads are asked: for an antecedent of a mention (`coreference`), for the antecedent of a reflexive
         pronoun in synthetic sentences of which every word is one token (`reflexives`), for the name that a pronoun

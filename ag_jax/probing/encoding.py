@@ -15,7 +15,7 @@ from ag_jax.data.tokenizers import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class EncodedWindow:
-    """A tokenised window: begin token, tokens of the words and end token, with the position of each word.
+    """A window (text that a model reads at once) as token ids, with begin and end token, and each word's position.
 
     ids: the token ids, `(tokens,)`.
     starts: position of the first token of each word, and after the last word that of the end token, `(words + 1,)`.
@@ -40,7 +40,7 @@ class EncodedWindows:
 
 
 def encode(windows: Sequence[Window], tokenizer: Tokenizer, longest: int) -> EncodedWindows:
-    """Tokenise windows; a window with more than `longest` tokens becomes None."""
+    """Tokenise windows, the texts that a model reads at once; one with more than `longest` tokens becomes None."""
     specials = tokenizer.specials
     encoded, unknown = [], 0
     for ids, counts in _located([window.words for window in windows], tokenizer):

@@ -43,7 +43,7 @@ class Decisions:
 
 
 def f1(decisions: Decisions, threshold: float) -> float | None:
-    """Return F1 if candidates with attention of at least `threshold` are taken; None without taken or correct ones."""
+    """Return F1 if a head takes candidates with attention >= `threshold`; None if none is taken and none is correct."""
     is_taken_Q = decisions.mass_Q >= threshold
     counted = int(is_taken_Q.sum() + decisions.correct_Q.sum())
     return 2 * float((decisions.is_right_Q & is_taken_Q).sum()) / counted if counted else None
@@ -65,9 +65,10 @@ def best_threshold(decisions: Decisions) -> float:
 
 
 def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return {"head", "threshold", "f1", "ratio"} of a head: F1 on test queries, by a threshold chosen on development.
+    """Return {"head", "threshold", "f1", "ratio"} of a head on test queries; None if no threshold can be chosen.
 
-    The head counts from 1 in the result; "f1" and "ratio" are as in `of_rule`.
+    The threshold is the best one on development queries. The head counts from 1 in the
+    result; "f1" and "ratio" are as in `of_rule`.
 
     Returns None without development queries, and for measurements that have no attention to candidates.
     """
@@ -85,7 +86,7 @@ def of_head(probe: Probe, measured: Measured, head: Head, kinds: Sequence[str]) 
 
 
 def of_rule(probe: Probe, measured: Measured, name: str, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """Return {"f1": {kind: F1}, "ratio": feminine F1 / masculine F1} of a baseline rule on the test queries.
+    """Return {"f1": {kind: F1}, "ratio": feminine / masculine F1} of a baseline on test queries; None if it has no F1.
 
     The baseline takes a candidate of every query. Returns None without this baseline, and for measurements that have no
     attention to candidates.

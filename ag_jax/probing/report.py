@@ -211,7 +211,7 @@ def _differences(numbers: Mapping[str, Any], baseline: str) -> list[str]:
 
 
 def _notes(numbers: Mapping[str, Any], mode: str) -> list[str]:
-    """Return notes for the reader: whether the probe tells anything, confusion, mistakes, and what was left out."""
+    """Return notes on a probe: a warning if no head beats a baseline, confusion, mistakes, and what was left out."""
     lines = no_signal(numbers, mode)
     for arm, layers in numbers["confusion"].items():
         if layers is not None:

@@ -207,7 +207,7 @@ def _places_of_queries(
 def _to_words(
     weights_FNHL: np.ndarray, windows: Sequence[EncodedWindow], window_F: np.ndarray, how: From | To
 ) -> np.ndarray:
-    """Combine attention to tokens into attention to words, `FNHU`, padded with 0 to the number of tokens.
+    """Turn attention of F queries to L tokens, `FNHL`, into attention to words, `FNHU`, padded with 0 to U = L.
 
     window_F: the window of each query; queries of the same window stand together.
     """
@@ -229,7 +229,7 @@ def _to_words(
 
 @functools.partial(jax.jit, static_argnames=("transposed",))
 def _gather_rows(weights_NBHQK: jax.Array, places: dict[str, jax.Array], transposed: bool) -> jax.Array:
-    """Return the attention of the queries' words to each token, or with `transposed` from each token, `FNHL`."""
+    """Return attention from F queries' words to L tokens, `FNHL`; with `transposed`, from the tokens to the words."""
     sum_FNHL: Any = 0.0
     for piece in range(places["position_FP"].shape[1]):
         position_F, share_F = places["position_FP"][:, piece], places["share_FP"][:, piece]

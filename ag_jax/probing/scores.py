@@ -40,7 +40,7 @@ class Choices:
 
 
 def word_choices(queries: Sequence[Query], units: int, words: Sequence[int], *, before: bool) -> Choices:
-    """Return the choices of mode `words`: all other words of the window, or with `before` those before the mention.
+    """Return the choices of mode `words`: a window's other words or, with `before`, those before the query's mention.
 
     units: length of the rows.
     words: number of words in each query's window.
@@ -69,7 +69,7 @@ def position_choices(queries: Sequence[Query], units: int, windows: Sequence[Enc
 
 
 def candidate_choices(queries: Sequence[Query], units: int) -> tuple[np.ndarray, Choices]:
-    """Return the words of each candidate as 0 and 1, `QGU`, and the choices among candidates (mode `mentions`).
+    """Return (0/1 mask `QGU` of the words of each query's candidates, choices among these for mode `mentions`).
 
     `candidate_mass` turns attention to words into attention to candidates.
 

@@ -141,9 +141,9 @@ def _value(chosen: Chosen | None, name: str) -> float | None:
 
 
 def _difference(baseline: Sequence[Chosen | None], other: Sequence[Chosen | None]) -> dict[str, float] | None:
-    """Return how the test scores of heads chosen on development differ between two arms, by a paired bootstrap.
+    """Return two arms' difference in test scores, by a paired bootstrap; None if there are too few queries or texts.
 
-    None without such heads, or if there are too few documents.
+    The scores are those of the heads chosen on development queries; None without such heads, or with too few documents.
     """
     sides = [
         [chosen.test for chosen in side if chosen is not None and chosen.test is not None] for side in (baseline, other)
@@ -178,7 +178,7 @@ def _over_seeds(chosen: Mapping[str, Mapping[str, Sequence[Chosen | None]]]) -> 
 
 
 def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict[str, float | None]]:
-    """Return {baseline: {kind: score on test queries}} of chance and of the probe's rules."""
+    """Return {baseline: {kind: score}} of chance and of the probe's rules; None for a kind without test queries."""
     rules = {name: np.asarray(scores)[measured.queries_Q] for name, scores in probe.baselines.items()}
     offsets = {name: scores for name, scores in rules.items() if name.startswith(OFFSET)}
     fixed = {"chance": measured.chance_Q} | {name: scores for name, scores in rules.items() if name not in offsets}
@@ -194,9 +194,9 @@ def _baselines(probe: Probe, measured: Measured, table: Table) -> dict[str, dict
 
 
 def _confusion(probe: Probe, measured: Measured) -> list[float] | None:
-    """Return the confusion of each layer: the mean over heads, and over test queries with a correct candidate.
+    """Return each layer's mean confusion on test queries with a correct candidate; None without such queries.
 
-    None without such queries.
+    The mean is over heads and queries.
     """
     if measured.confusion_QNH is None:
         return None

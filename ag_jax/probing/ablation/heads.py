@@ -132,7 +132,7 @@ def ablate(
     most: int | None = None,
     progress: Progress | None = None,
 ) -> HeadAblation:
-    """Measure how a trained model's loss changes when the output of each attention head in turn is zeroed.
+    """Measure how a model's loss, on `texts` or else its own held-out data, changes when one head at a time is zeroed.
 
     For a fine-tuned trial it is the loss of its task on its development examples. For a run, or a Hugging Face
     directory with a trained head for masked words, it is the loss of masked words: in `texts`, or in the run's held-out
@@ -153,7 +153,7 @@ def ablate(
 def ablate_words(
     opened: WordModel, texts: Sequence[str] | None = None, *, most: int | None = None, progress: Progress | None = None
 ) -> HeadAblation:
-    """Measure how the loss of masked words changes when the output of each attention head in turn is zeroed.
+    """Measure how the loss of masked words, in `texts` or held-out text, changes when one head at a time is zeroed.
 
     The arguments are those of `ablate`.
     """

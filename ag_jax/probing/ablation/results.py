@@ -52,11 +52,11 @@ class Ablated:
 
 
 def check(config: AblationConfig, checkpoints: Iterable[tuple[str, int | None]]) -> None:
-    """Raise an error if one of the models cannot be ablated on the texts of a config, before any is measured.
+    """Raise FileNotFoundError or ValueError if a config's texts are unreadable or a model cannot be ablated on them.
 
     checkpoints: directories of models, each with the step of a run's checkpoint or None.
 
-    Raises FileNotFoundError or ValueError for a file that cannot be read, ValueError for a model without a loss.
+    This is done before any model is measured. ValueError is also raised for a model without a loss.
     """
     lines = _lines(config)
     for checkpoint, step in checkpoints:

@@ -53,7 +53,7 @@ class Summary:
 
     @property
     def patterns_NH(self) -> np.ndarray:
-        """The pattern that guides each head of every layer, None for free heads."""
+        """The name of the pattern that guides each head of every layer; None for heads without guidance."""
         return self.ablated.assignment.patterns(*self.change_NH.shape)
 
     def head(self, layer: int, head: int) -> dict[str, Any]:

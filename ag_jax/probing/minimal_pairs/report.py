@@ -73,7 +73,7 @@ def groups_of(pairs: Sequence[Pair]) -> dict[str, dict[str, list[str]]]:
 def accuracy(
     right_P: np.ndarray, paradigm_P: np.ndarray, paradigms: Sequence[str]
 ) -> tuple[float, float | None] | None:
-    """Return the accuracy averaged over paradigms, and half of its 95 % interval; None if no pair was scored.
+    """Return (accuracy averaged over paradigms, half of its 95 % interval or None); None if no pair was scored.
 
     The interval is the normal one for independent pairs.
 
@@ -127,7 +127,9 @@ def _of_model(pairs: Sequence[Pair], judged: Judged) -> dict[str, Any]:
 def _differences(
     pairs: Sequence[Pair], judged: Mapping[str, Sequence[Sequence[Judged]]]
 ) -> dict[str, list[dict[str, float | None] | None]]:
-    """Return {arm: for each of its models, the difference of its accuracy from the first arm's, with interval}.
+    """Return {arm: difference of each model's accuracy from the first arm's, None if no pair was scored by both}.
+
+    A difference is a dict with `difference` and `half_interval` (of 95 %).
 
     The accuracies are those of last checkpoints, on the same pairs, by the score of the first arm's model. That is the
     model with the same number, or the only one.

@@ -56,7 +56,7 @@ def read_pairs(config: MinimalPairsConfig) -> list[Pair]:
 
 
 def steps_of(checkpoint: str, step: int | None, config: MinimalPairsConfig) -> list[int | None]:
-    """Return the steps of the checkpoints to score: all of a run with `minimal_pairs.milestones`, otherwise one.
+    """Return the steps of the checkpoints to score: all of a run with `minimal_pairs.milestones`, otherwise `[step]`.
 
     Raises ValueError for milestones of a model that is no run.
     """

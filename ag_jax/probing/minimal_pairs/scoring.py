@@ -62,7 +62,7 @@ class Scored(NamedTuple):
 
 
 def maskings(window: EncodedWindow, mask: int) -> dict[str, list[tuple[Masked, int]]]:
-    """Return {kind of score: [(masked sentence, id of the token to predict)]} for the tokens of a sentence.
+    """Return {"token" or "word_l2r": [(masked sentence, id of the token to predict)]} for the tokens of a sentence.
 
     mask: id of the mask token.
     """
@@ -160,7 +160,7 @@ def _compiled(opened: WordModel) -> Callable[..., jax.Array]:
 
 
 def default_score(tokenizer: Tokenizer) -> str:
-    """Return the score by which a model is judged: `word_l2r` with small vocabularies, which split many words."""
+    """Return the score that judges a model: `word_l2r` with a vocabulary below 16,000 tokens, otherwise `token`."""
     return "word_l2r" if tokenizer.vocabulary_size < 16_000 else "token"
 
 
