@@ -1,1 +1,1 @@
-"""Small directories that an earlier version of the program wrote, and what was in them."""
+"""Small directories of every kind that the program writes, and what was in them."""
