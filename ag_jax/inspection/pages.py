@@ -138,7 +138,7 @@ def _steps(page: Page, opened: Inspected) -> list[int]:
 
 
 def views_of(seen: Seen, model: str) -> list[View]:
-    """Return a model's views at one step: each kind of attention, then the encoder without and with the attack.
+    """Return the maps that a page shows of a model at a step: its self- and cross-attention, and that under attack.
 
     model: its name, for people.
     """

@@ -37,7 +37,7 @@ class Pretraining(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the predictions (words, texts, next sentences) by which a clean and an attacked pass are compared.
+        """Names of the outputs in which a clean and an attacked pass are compared: `task`, and `sentence` and `nsp`.
 
         `task` is for the masked words; if enabled, `sentence`, made at the first position of each text, is for the
         whole text, and `nsp` for the next sentence.

@@ -239,7 +239,7 @@ class _Masses:
         return cls(maps, owners_NH, measured(maps, special, assignment), *strongest_pattern(maps, special, assignment))
 
     def of_head(self, layer: int, head: int) -> tuple[str, ...]:
-        """Return title parts, `0.82 on [Next]` and `(chance 0.05)`, for the head's guiding or else strongest pattern.
+        """Return the parts of a head's title: its attention mass on a pattern (`0.82 on [Next]`) and that by chance.
 
         It is the pattern that guides the head, or else the head's strongest one.
         """
