@@ -229,7 +229,8 @@ def place_of_commands(readers_place):
     (runs / "opus").symlink_to(runs / "mine")
     points = {arm: {"settings": {"optimizer.learning_rate": 1e-4}, "validation_loss": 2.0} for arm in ("mlm", "ag")}
     (runs / "oromo").mkdir()
-    (runs / "oromo" / "best.json").write_text(json.dumps({"metric": "validation_loss", "arms": points}))
+    best = {"arguments": {}, "metric": "validation_loss", "arms": points}
+    (runs / "oromo" / "best.json").write_text(json.dumps(best))
     for folder in (readers_place / "RUNS", runs / "table3"):
         folder.mkdir()
         (folder / "report.json").write_text(json.dumps({"arms": {"one": {}, "other": {}}, "seeds": [0]}))

@@ -62,7 +62,7 @@ class TrainedModel:
         return self.metric is MLM
 
     def digest(self) -> str:
-        """Return the SHA-256 of what the losses of the ablation depend on, the texts apart: weights, settings, words."""
+        """Return the SHA-256 of the weights and settings that an ablation's losses depend on, not of its texts."""
         encoder = models.digest(self.config, self.params, self.tokenizer)
         return hashlib.sha256(json.dumps([self.metric.metric, self.head, encoder]).encode()).hexdigest()
 
