@@ -329,7 +329,7 @@ def test_commands_on_the_page_of_records_exist(words, place_of_configs, monkeypa
         ("compare --config=ag/table6_electra --config.data.sorce=BOOKS --workdir=DIR", "sorce"),
         ("compare --config=modern/guidance --config.comparison.arms=none,al --workdir=DIR", "al"),
         ("compare --config=finetune/downstream:runs=RUNS,tasks=mnli,sst3 --workdir=DIR", "sst3"),
-        ("compare --config=finetune/downstream:runs=RUN,tasks=mnli --workdir=DIR", "no finished comparison"),
+        ("compare --config=finetune/downstream:runs=RUN,tasks=mnli --workdir=DIR", "RUN/report.json"),
         ("train --config=finetune/glue:checkpoint=CHECKPOINT --workdir=DIR", "is for fine-tuning"),
         ("train --config=quickstart:arm=ag --topology=v5e:2x4 --workdir=DIR", "does not read --topology"),
     ],
