@@ -46,7 +46,7 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 from etils import epath
 
-from ag_jax.training.checkpoint import Checkpoints, steps_in
+from ag_jax.training.checkpoint import FINGERPRINT, PROGRESS, Checkpoints, steps_in
 from ag_jax.training.fingerprint import paths
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests import commands
@@ -225,7 +225,9 @@ def content(workdir: pathlib.Path) -> dict[str, Any]:
     for directory in workdir.rglob("checkpoints"):
         step = finished_steps(directory)[-1]
         name = f"{directory.relative_to(workdir).as_posix()}/{step}"
-        found[f"{name}/progress"] = without_clock(read_progress(directory, step) | {"rows": None})
+        progress = read_progress(directory, step) | {"rows": None}
+        del progress[FINGERPRINT][PROGRESS]  # of clock fields, too
+        found[f"{name}/progress"] = without_clock(progress)
         checkpoints = Checkpoints(epath.Path(directory), read_only=True)
         params = paths(checkpoints.restore_params(step))
         checkpoints.close()
