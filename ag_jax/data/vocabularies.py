@@ -405,6 +405,8 @@ def _further_beside(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, str
     for file in (directory / SETTINGS, directory / SPECIALS):
         for key in _FURTHER:
             tokens = _object(file).get(key) or []
+            if isinstance(tokens, str):  # whose letters would become tokens
+                raise ValueError(f"{file}: expected a list of tokens as {key}, got {tokens!r}; copy the file anew")
             for token in tokens.values() if isinstance(tokens, dict) else tokens:
                 yield file, key, _content(file, key, token)
 

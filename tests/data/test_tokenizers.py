@@ -500,6 +500,7 @@ def test_a_template_that_delimits_pairs_in_another_way(tmp_path):
             "adds the token '[NEW]' with the id 90 to spiece.model",
         ),
         ({"additional_special_tokens": ["[NEW]"]}, "adds the token '[NEW]' to spiece.model"),
+        ({"additional_special_tokens": "ab"}, "expected a list of tokens as additional_special_tokens, got 'ab'"),
     ],
 )
 def test_settings_beside_a_sentencepiece_model(values, said, tmp_path):
