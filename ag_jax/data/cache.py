@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from ag_jax import interruption
 from ag_jax.data import checksums
 from ag_jax.data.checksums import CheckedFile
+from ag_jax.data.json_files import FAULTS
 
 PARTIAL = ".partial-"
 ABANDONED = 24 * 3600  # seconds without a write, after which the process that wrote a partial directory counts as dead
@@ -153,7 +154,7 @@ def _open(directory: pathlib.Path, check_large: bool) -> tuple[Entry | None, str
                 return None, f"the content of {name} was changed"
     except FileNotFoundError as error:
         return None, f"{pathlib.Path(error.filename).name} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # also from JSON
+    except FAULTS:
         return None, f"{MANIFEST} cannot be read"
     return Entry(directory, {name: file["blocks"] for name, file in files.items()}, frozenset(unread)), ""
 

@@ -87,7 +87,7 @@ def parse_json(text: str, expected: type = dict) -> Any:
     """Return the content of a JSON text, which must be of the type `expected` (`dict`, `list`, or `object` for any).
 
     Raises ValueError if the text is not JSON, of another type, or has half of a surrogate pair, such as "\\ud800",
-    which is no text for a tokenizer or a file, and RecursionError for hundreds of nested levels: call it in `reading`.
+    which is no text for a tokenizer or a file; call it in `reading`, which adds the name of the file.
     """
     if "\\ud" in text or "\\uD" in text:
         for escape in _ESCAPE.finditer(text):
@@ -96,6 +96,8 @@ def parse_json(text: str, expected: type = dict) -> Any:
                 raise ValueError(f"expected Unicode text, got {escape[0]}{line}, half of a surrogate pair")
     try:
         value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(reason(error)) from error
     except ValueError as error:
         raise ValueError(f"expected JSON, got text that cannot be parsed: {error}") from error
     if not isinstance(value, expected):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ag_jax.data.conll import without_comments
-from ag_jax.data.json_files import parse_json, reading, reason
+from ag_jax.data.json_files import parse_json, reading
 from ag_jax.data.text.fields import text_lines, whole
 from ag_jax.data.text.files import decompressed
 
@@ -179,8 +179,8 @@ def _text(file: pathlib.Path) -> str:
 def _object(text: str) -> Record | ValueError:
     try:
         return parse_json(text)
-    except (ValueError, RecursionError) as fault:
-        return ValueError(reason(fault))
+    except ValueError as error:
+        return error
 
 
 def _header(file: pathlib.Path, names: list[str]) -> list[str]:
