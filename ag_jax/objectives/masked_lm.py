@@ -37,10 +37,10 @@ class Pretraining(Objective):
 
     @property
     def prediction_names(self) -> tuple[str, ...]:
-        """Names of the outputs in which a clean and an attacked pass are compared: `task`, and `sentence` and `nsp`.
+        """Names of the outputs in which a clean and an attacked pass are compared: `task` and, if enabled, others.
 
-        `task` is for the masked words; if enabled, `sentence`, made at the first position of each text, is for the
-        whole text, and `nsp` for the next sentence.
+        `task` is for the masked words, `sentence`, made at the first position of each text, for the whole text, and
+        `nsp` for the next sentence.
         """
         return ("task", *self.sentences.prediction_names, *(("nsp",) if self.model.next_sentence else ()))
 

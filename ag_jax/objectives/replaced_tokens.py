@@ -102,7 +102,7 @@ class ReplacedTokens(Objective):
     def prediction_names(self) -> tuple[str, ...]:
         """Names of the predictions by which clean and attacked passes are compared: `task` and, if enabled, `sentence`.
 
-        `task` is whether each token was replaced; `sentence`, if enabled, is the output at each text's first position.
+        `task` is whether each token was replaced; `sentence` is the output at each text's first position.
         """
         return ("task", *self.sentences.prediction_names)
 

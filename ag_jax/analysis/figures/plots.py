@@ -241,7 +241,7 @@ class _Masses:
     def of_head(self, layer: int, head: int) -> tuple[str, ...]:
         """Return the parts of a head's title: its attention mass on a pattern (`0.82 on [Next]`) and that by chance.
 
-        It is the pattern that guides the head, or else the head's strongest one.
+        The pattern is the one that guides the head, or else the head's strongest one.
         """
         owner = self.owners_NH[layer, head]
         if self.maps.is_fixed and not owner:
