@@ -414,7 +414,7 @@ def test_requests_of_a_run_are_few(bucket, overrides, one_device, monkeypatch):
     assert set(counted["upload"]) <= {0, 2, 4} and 4 in counted["upload"], "two for each of the two files"
     # The rest of a save is under way while it begins, and is counted in part.
     assert 50 < max(counted["save"]) <= 220 and statistics.median(counted["begin of a save"]) <= 30
-    assert 50 < counted["start"][1] <= 300
+    assert 50 < counted["start"][1] <= 400  # about 285, and more where saves still poll while it starts
 
 
 @pytest.mark.parametrize(
