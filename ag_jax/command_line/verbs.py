@@ -388,7 +388,7 @@ config_flags.register_flag_parser_for_type(tuple, _List())
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Parse a command line into its verb and the values of its flags, {field of `cli.Request`: value}.
+    """Parse a command line into its verb, such as `train`, and {field of `cli.Request`: value} of its flags.
 
     arguments: the words after `ag-jax`.
 

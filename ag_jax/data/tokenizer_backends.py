@@ -26,8 +26,8 @@ class HuggingFace:
     """Adapter of a tokenizer of the library `tokenizers`, which is saved as `tokenizer.json`.
 
     tokenizer: the library's tokenizer.
-    by_sentencepiece: whether text goes through sentencepiece's normaliser instead of the library's `Precompiled`, which
-        reads decomposed text differently: so for models that were converted from sentencepiece.
+    by_sentencepiece: whether sentencepiece normalises texts, in place of the library's normaliser `Precompiled`. Set it
+        for tokenizers converted from sentencepiece: `Precompiled` treats letters with combining marks differently.
     """
 
     may_lack: tuple[str, ...] = ()  # roles of special tokens without which it can be used

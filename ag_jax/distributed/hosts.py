@@ -256,8 +256,9 @@ def agree(what: str, facts: dict[str, Any]) -> None:
 def abandon(status: int, message: str) -> None:
     """End the processes of this and of all other hosts with an exit status, after a failure.
 
-    The others would wait for this one forever. Unlike the normal end of a process, it does not wait for the other
-    hosts. In a run on one host it only returns. Not collective.
+    The other hosts, which would wait for this one forever, read a note with the status and end by themselves. This host
+    does not wait for them, as a process that ends normally does. In a run on one host it only returns. Not collective:
+    the host that failed calls it alone.
     """
     if count() == 1:
         return

@@ -136,9 +136,11 @@ def _scheduled(config: ExperimentConfig, workdir: epath.Path, step: int) -> dict
 
 
 def checkpoint(config: ExperimentConfig, like: TrainState) -> Checkpoint:
-    """Read the checkpoint that a branch starts from, with the shapes and shardings of `like`, on every host.
+    """Read the checkpoint of another run that a branch, `training.branch_from`, starts from.
 
-    The seconds of the other run are left out, because `training.time_limit` is for those of the branch.
+    Its seconds of training become 0, because `training.time_limit` counts those of the branch. Every host calls this.
+
+    like: a state with the shapes and shardings to read.
 
     Raises ValueError, CorruptCheckpointError or OSError if it cannot be read.
     """

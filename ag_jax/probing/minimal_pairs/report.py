@@ -30,9 +30,12 @@ def numbers(
     judged: Mapping[str, Sequence[Sequence[Judged]]],
     published: Mapping[str, Mapping[str, float]] = {},
 ) -> dict[str, Any]:
-    """Return the section of report.json on minimal pairs: accuracies of models, and differences from the first arm.
+    """Return the section of report.json on minimal pairs: accuracies of models, and their differences between arms.
 
-    judged: for each arm and each of its models, the checkpoints that were scored, in the order of their steps.
+    Accuracies are shares, of all pairs and of each paradigm. The last checkpoints of each arm are compared with those
+    of the first arm.
+
+    judged: {arm: for each model, the scores of its checkpoints in the order of their steps}.
     published: {model: {paradigm: accuracy}} of models that others have scored.
     """
     return {
