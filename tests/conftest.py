@@ -160,8 +160,10 @@ LONG = (
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    """Put the tests of `LONG` first; the order is otherwise that of the files."""
+def pytest_collection_modifyitems(config, items):
+    """Put the tests of `LONG` first where processes share the tests; otherwise the order is that of the files."""
+    if not hasattr(config, "workerinput"):
+        return
     order = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
 
