@@ -1,29 +1,26 @@
 """Change one expression of the program at a time, at random, and count the changes that the tests notice.
 
-    python -m tests.mutants --seed=1 --count=150                # of the packages in PACKAGES
-    python -m tests.mutants --seed=1 --count=150 --list         # print the changes and stop
-    python -m tests.mutants --root=OTHER --coverage=FILE        # of another checkout, with its coverage from FILE
-    python -m tests.mutants --coverage=FILE --measure           # measure the coverage, print it by module, and stop
+    python -m tests.mutants --coverage=FILE --seed=1 --count=150    # of the packages in PACKAGES
+    python -m tests.mutants --coverage=FILE --root=OTHER            # of another checkout, which has a FILE of its own
+    python -m tests.mutants --coverage=FILE --measure               # only print the coverage by module
+    python -m tests.mutants --coverage=FILE --list                  # only print the changes
 
 Unlike planted bugs, which people wrote and whose tests are known, random changes measure the power of the tests. The
 share that they notice (kill) is compared before and after tests change, with one seed and one `--seconds`. Some changes
 leave all results as they are, so the share is a lower bound of the power.
 
 First, each file of tests runs alone under `coverage`, which gives the lines that it executes, also in processes that it
-starts. Then each change is planted in a copy of the checkout, and the files of tests that execute the line run until
-one fails: first those in a folder of the package's name, then the others, the quickest first, as many as take
-`--seconds` together without the change. A change is also noticed if the tests take eight times as long.
+starts; FILE keeps them. Then each change is planted in a copy of the checkout, and the files of tests that execute the
+line run until one fails: first those in a folder of the package's name, then the others, the quickest first, as many as
+take `--seconds` together without the change. A change is also noticed if the tests take eight times as long.
 """
 
 import argparse
 import ast
-import concurrent.futures
 import copy
 import dataclasses
 import json
-import os
 import pathlib
-import queue
 import random
 import subprocess
 import sys
@@ -33,10 +30,11 @@ from collections.abc import Iterator
 
 import coverage
 
-from tests.planted_bugs import REPOSITORY, copy_of
+from tests.planted_bugs import REPOSITORY, environment, fails, in_copies
 
 PACKAGES = ("attention", "objectives", "models", "training", "data")
 KINDS = ("operator", "constant", "axis", "sign", "condition")
+SURVIVOR, UNREACHED = "SURVIVES", "NOT EXECUTED"  # verdicts on changes that no test notices
 START = 8.0  # seconds that a process of pytest takes before its first test
 SWAPPED: dict[type, type] = {
     ast.Add: ast.Sub,
@@ -179,13 +177,9 @@ class Executed:
 
 def test_files(root: pathlib.Path) -> list[str]:
     """Return the files of tests that pytest collects by default."""
-    command = [sys.executable, "-m", "pytest", "tests", "--ignore=tests/parity", "--collect-only", "-q", "-q"]
-    done = subprocess.run(command, cwd=root, env=_environment(root), capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "pytest", "tests", "--collect-only", "-q", "-q"]
+    done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=True)
     return sorted({line.rpartition(":")[0] for line in done.stdout.splitlines() if line.startswith("tests/")})
-
-
-def _environment(root: pathlib.Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
 
 
 def executed(root: pathlib.Path, file: str) -> Executed:
@@ -197,7 +191,7 @@ def executed(root: pathlib.Path, file: str) -> Executed:
         )
         command = [sys.executable, "-m", "coverage", "run", f"--rcfile={folder}/rc", "-m", "pytest"]
         began = time.monotonic()
-        subprocess.run([*command, "-q", "-p", "no:cacheprovider", file], cwd=root, env=_environment(root))
+        subprocess.run([*command, "-q", "-p", "no:cacheprovider", file], cwd=root, env=environment(root))
         seconds = time.monotonic() - began
         lines: dict[str, set[int]] = {}
         for part in folder.glob("data.*"):
@@ -217,8 +211,8 @@ def measure(root: pathlib.Path, path: pathlib.Path, workers: int) -> dict[str, E
     stored = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     all_executed = {name: Executed(seconds, lines) for name, seconds, lines in stored}
     missing = [name for name in test_files(root) if name not in all_executed]
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool, path.open("a") as file:
-        for name, one in zip(missing, pool.map(lambda name: executed(root, name), missing), strict=True):
+    with path.open("a") as file:
+        for name, one in zip(missing, in_copies(root, workers, executed, missing), strict=True):
             all_executed[name] = one
             file.write(json.dumps([name, one.seconds, one.lines]) + "\n")
             file.flush()
@@ -262,27 +256,6 @@ def tests_of(mutant: Mutant, all_executed: dict[str, Executed], seconds: float) 
     return files, total
 
 
-def notice(checkout: pathlib.Path, mutant: Mutant, files: list[str], limit: float) -> str | None:
-    """Plant a change, run files of tests and remove it; return the test that fails, or None if all pass."""
-    if not files:
-        return None
-    path = checkout / mutant.file
-    text = path.read_bytes()
-    path.write_bytes(text[: mutant.begin] + mutant.wrong.encode() + text[mutant.end :])
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
-    environment = _environment(checkout)
-    try:
-        done = subprocess.run(command, cwd=checkout, env=environment, timeout=limit, capture_output=True)
-    except subprocess.TimeoutExpired:
-        return f"takes more than {limit:.0f} s"
-    finally:
-        path.write_bytes(text)
-    if done.returncode == 0:
-        return None
-    named = [line for line in done.stdout.decode(errors="replace").splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return named[0][:160] if named else f"pytest ended with status {done.returncode}"
-
-
 def main() -> int:
     """Print for every change the test that noticed it, and the share that was noticed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -290,7 +263,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the choice of changes")
     parser.add_argument("--count", type=int, default=150, help="number of changes")
     parser.add_argument("--seconds", type=float, default=90.0, help="of tests for one change")
-    parser.add_argument("--coverage", type=pathlib.Path, help="file that keeps the lines that tests execute")
+    parser.add_argument("--coverage", type=pathlib.Path, required=True, help="file of the lines that tests execute")
     parser.add_argument("--measure", action="store_true", help="only measure the coverage and print it by module")
     parser.add_argument("--workers", type=int, default=2, help="number of copies in which tests run side by side")
     parser.add_argument("--only", default="", help="numbers of changes, with commas")
@@ -302,33 +275,24 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{number}. {changes[number - 1]}" for number in numbers))
         return 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        checkouts: queue.Queue[pathlib.Path] = queue.Queue()
-        for number in range(options.workers):
-            (folder / str(number)).mkdir()
-            checkouts.put(copy_of(root, folder / str(number)))
-        first = folder / "0/checkout"
-        all_executed = measure(first, options.coverage or folder / "coverage", options.workers)
-        if options.measure:
-            print(by_module(root, all_executed))
-            return 0
+    all_executed = measure(root, options.coverage, options.workers)
+    if options.measure:
+        print(by_module(root, all_executed))
+        return 0
 
-        def judged(number: int) -> tuple[int, str]:
-            mutant = changes[number - 1]
-            files, seconds = tests_of(mutant, all_executed, options.seconds)
-            checkout = checkouts.get()
-            try:
-                name = notice(checkout, mutant, files, 8 * seconds)
-            finally:
-                checkouts.put(checkout)
-            return number, name or ("SURVIVES" if files else "NOT EXECUTED")
+    def judge(checkout: pathlib.Path, number: int) -> str:
+        change = changes[number - 1]
+        files, seconds = tests_of(change, all_executed, options.seconds)
+        if not files:
+            return UNREACHED
+        content = (checkout / change.file).read_bytes()
+        content = content[: change.begin] + change.wrong.encode() + content[change.end :]
+        return fails(checkout, files, {change.file: content}, 8 * seconds) or SURVIVOR
 
-        with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
-            noticed = 0
-            for number, verdict in pool.map(judged, numbers):
-                noticed += verdict not in ("SURVIVES", "NOT EXECUTED")
-                print(f"{number}. {changes[number - 1]}: {verdict}", flush=True)
+    noticed = 0
+    for number, verdict in zip(numbers, in_copies(root, options.workers, judge, numbers), strict=True):
+        noticed += verdict not in (SURVIVOR, UNREACHED)
+        print(f"{number}. {changes[number - 1]}: {verdict}", flush=True)
     print(f"{noticed} of {len(numbers)} changes noticed")
     return 0
 

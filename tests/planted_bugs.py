@@ -1,27 +1,34 @@
 """Plant one bug at a time in a copy of the repository, and see whether the tests notice.
 
-    python -m tests.planted_bugs                    all bugs, in a copy of this checkout
+    python -m tests.planted_bugs                    all bugs, in copies of this checkout
+    python -m tests.planted_bugs --own              run only the tests that are named with a bug
+    python -m tests.planted_bugs --changed=COMMIT   bugs in files that differ from a commit
     python -m tests.planted_bugs --only=4,12        bugs number 4 and 12
-    python -m tests.planted_bugs --root=OTHER       in a copy of another checkout
+    python -m tests.planted_bugs --root=OTHER       in copies of another checkout
     python -m tests.planted_bugs --list             print the bugs and stop
 
 A bug counts as found when one test fails. The tests named with the bug run first, with `-x`; only if they all pass
-does the whole suite run (--own leaves that out). Run this before and after a change that makes tests faster or moves
-code: all bugs must still be found. A bug whose text is no longer in its file is an error: the code was rewritten, so
-rewrite the bug, too.
+do the default run and the further tests of CI follow. Run this before and after a change that makes tests faster or
+moves code: all bugs must still be found. A bug whose text is no longer in its file is an error: the code was rewritten,
+so rewrite the bug, too.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+CI = ("tests/buckets", "tests/launch", "tests/multihost")  # beside the default run
 LEFT_OUT = (".git", ".venv*", "runs", "__pycache__", ".pytest_cache", ".cache", "*.egg-info")
 
 
@@ -802,43 +809,88 @@ BUGS = (
 )
 
 
-def copy_of(root: pathlib.Path, into: pathlib.Path) -> pathlib.Path:
-    """Copy a checkout without `LEFT_OUT`, and link its `../shared` beside the copy; return the copy."""
-    checkout = into / "checkout"
-    shutil.copytree(root, checkout, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
-    if (root.parent / "shared").is_dir():
-        (into / "shared").symlink_to((root.parent / "shared").resolve())
-    return checkout
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def fails(checkout: pathlib.Path, tests: list[str]) -> str | None:
-    """Run tests until a test fails; return its name, or None if all pass."""
-    environment = os.environ | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
+def in_copies(
+    root: pathlib.Path, workers: int, work: Callable[[pathlib.Path, Item], Result], items: Iterable[Item]
+) -> Iterator[Result]:
+    """Yield `work(checkout, item)` of each item, in their order; several at a time, each in a copy of the checkout.
+
+    A copy lacks `LEFT_OUT`, and has a link to the `../shared` of the checkout beside it.
+    """
+    copies: queue.Queue[pathlib.Path] = queue.Queue()
+
+    def in_one(item: Item) -> Result:
+        checkout = copies.get()
+        try:
+            return work(checkout, item)
+        finally:
+            copies.put(checkout)
+
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        for number in range(workers):
+            checkout = pathlib.Path(folder, str(number), "checkout")
+            shutil.copytree(root, checkout, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+            if (root.parent / "shared").is_dir():
+                (checkout.parent / "shared").symlink_to((root.parent / "shared").resolve())
+            copies.put(checkout)
+        yield from pool.map(in_one, items)
+
+
+def environment(checkout: pathlib.Path) -> dict[str, str]:
+    """Return the environment variables with which tests run in a checkout."""
+    return os.environ | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
+
+
+def fails(
+    checkout: pathlib.Path, tests: Iterable[str], changes: dict[str, bytes], limit: float | None = None
+) -> str | None:
+    """Run tests in a checkout with changed files until a test fails; return its name, or None if all pass.
+
+    changes: {file: its content meanwhile}.
+    limit: seconds after which the tests count as failed; None for any time.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    before = {name: (checkout / name).read_bytes() for name in changes}
+    try:
+        for name, content in changes.items():
+            (checkout / name).write_bytes(content)
+        done = subprocess.run(command, cwd=checkout, env=environment(checkout), capture_output=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"takes more than {limit:.0f} s"
+    finally:
+        for name, content in before.items():
+            (checkout / name).write_bytes(content)
     if done.returncode == 0:
         return None
-    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return named[0] if named else f"pytest ended with status {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+    output = (done.stdout + done.stderr).decode(errors="replace")
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0][:160] if failed else f"pytest ended with status {done.returncode}: {output[-300:]}"
 
 
 def plant(checkout: pathlib.Path, bug: Bug, own: bool) -> str | None:
     """Plant a bug, run the tests and remove the bug; return the failed test, or None if all pass.
 
-    own: run only the tests named with the bug, not the whole suite.
+    own: run only the tests named with the bug, not all.
+
+    Raises ValueError if the file does not have the bug's text.
     """
-    path = checkout / bug.file
-    text = path.read_text()
-    if text.count(bug.right) < 1:
+    text = (checkout / bug.file).read_text()
+    if bug.right not in text:
         raise ValueError(
             f"{bug.file} has no {bug.right!r}: the code was rewritten; plant {bug.what!r} in it another way"
         )
-    path.write_text(text.replace(bug.right, bug.wrong))
-    try:
-        tests = [name for name in bug.tests.split() if (checkout / name).exists()]
-        return fails(checkout, tests) or (None if own else fails(checkout, ["tests", "--ignore=tests/parity"]))
-    finally:
-        path.write_text(text)
+    changes = {bug.file: text.replace(bug.right, bug.wrong).encode()}
+    runs = [bug.tests.split()] if own else [bug.tests.split(), ["tests"], [*CI]]
+    return next((failed for tests in runs if (failed := fails(checkout, tests, changes))), None)
+
+
+def differing(root: pathlib.Path, commit: str) -> set[str]:
+    """Return the files of a checkout that differ from a commit."""
+    command = ["git", "diff", "--name-only", commit]
+    return set(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split())
 
 
 def main() -> int:
@@ -846,24 +898,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=pathlib.Path, default=REPOSITORY, help="the checkout to copy")
     parser.add_argument("--only", default="", help="numbers of bugs, with commas")
+    parser.add_argument("--changed", metavar="COMMIT", help="only bugs in files that differ from this commit")
     parser.add_argument("--own", action="store_true", help="run only the tests named with the bug")
+    parser.add_argument("--workers", type=int, default=2, help="number of bugs that are tried at a time")
     parser.add_argument("--list", action="store_true", help="print the bugs and stop")
     options = parser.parse_args()
+    root = options.root.resolve()
     chosen = [int(number) for number in options.only.split(",") if number] or range(1, len(BUGS) + 1)
+    if options.changed:
+        changed = differing(root, options.changed)
+        chosen = [number for number in chosen if BUGS[number - 1].file in changed]
     if options.list:
         print("\n".join(f"{number}. {BUGS[number - 1].file}: {BUGS[number - 1].what}" for number in chosen))
         return 0
+
+    def judge(checkout: pathlib.Path, number: int) -> tuple[str | None, float]:
+        began = time.monotonic()
+        try:
+            return plant(checkout, BUGS[number - 1], options.own), time.monotonic() - began
+        except (OSError, ValueError) as error:
+            return f"CANNOT BE PLANTED: {error}", 0.0
+
     missed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        checkout = copy_of(options.root.resolve(), pathlib.Path(folder))
-        for number in chosen:
-            bug, began = BUGS[number - 1], time.monotonic()
-            try:
-                found = plant(checkout, bug, options.own)
-            except (OSError, ValueError) as error:
-                found, missed = f"CANNOT BE PLANTED: {error}", missed + 1
-            missed += found is None
-            print(f"{number}. {bug.what}: {found or 'NOT FOUND'} ({time.monotonic() - began:.0f} s)", flush=True)
+    for number, (verdict, seconds) in zip(chosen, in_copies(root, options.workers, judge, chosen), strict=True):
+        missed += verdict is None or verdict.startswith("CANNOT")
+        print(f"{number}. {BUGS[number - 1].what}: {verdict or 'NOT FOUND'} ({seconds:.0f} s)", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} bugs found")
     return 1 if missed else 0
 
