@@ -1,11 +1,8 @@
 """Metrics against a second formulation in numpy, and the dispatch from tasks to them."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import scipy.stats
-import sklearn.metrics
 
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.task import Choices, Question, TaggedSentence, Task, Texts
@@ -19,20 +16,18 @@ LABELS, PREDICTIONS = RNG.integers(0, 2, 53), RNG.integers(0, 2, 53)
 
 def counts(labels, predictions, positive=1):
     true, found = labels == positive, predictions == positive
-    return (true & found).sum(), (~true & found).sum(), (true & ~found).sum(), (~true & ~found).sum()
+    return [float(of.sum()) for of in (true & found, ~true & found, true & ~found, ~true & ~found)]
 
 
 def test_classification_by_counting():
-    tp, fp, fn, tn = (float(count) for count in counts(LABELS, PREDICTIONS))
+    tp, fp, fn, tn = counts(LABELS, PREDICTIONS)
     assert metrics.accuracy(LABELS, PREDICTIONS) == pytest.approx((tp + tn) / 53)
     assert metrics.f1(LABELS, PREDICTIONS) == pytest.approx(2 * tp / (2 * tp + fp + fn))
     expected = (tp * tn - fp * fn) / np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     assert metrics.matthews(LABELS, PREDICTIONS) == pytest.approx(expected)
-    assert metrics.matthews(LABELS, PREDICTIONS) == pytest.approx(np.corrcoef(LABELS, PREDICTIONS)[0, 1])
     three, guesses = RNG.integers(0, 3, 47), RNG.integers(0, 3, 47)
     each = [2 * tp / (2 * tp + fp + fn) for tp, fp, fn, _ in (counts(three, guesses, label) for label in range(3))]
     assert metrics.macro_f1(three, guesses) == pytest.approx(np.mean(each))
-    assert metrics.macro_f1(three, guesses) == pytest.approx(sklearn.metrics.f1_score(three, guesses, average="macro"))
 
 
 def test_correlations_by_formula_and_scipy():
@@ -40,8 +35,7 @@ def test_correlations_by_formula_and_scipy():
     assert metrics.pearson(numbers, other) == pytest.approx(np.corrcoef(numbers, other)[0, 1])
     ranks = [scipy.stats.rankdata(values) for values in (numbers, other)]
     assert metrics.spearman(numbers, other) == pytest.approx(np.corrcoef(*ranks)[0, 1])
-    assert metrics.spearman(numbers, np.exp(numbers)) == pytest.approx(1)
-    assert metrics.pearson(numbers, np.exp(numbers)) < 0.99
+    assert metrics.spearman([1, 2], [3, 4]) == pytest.approx(1)
 
 
 def test_what_is_undefined_is_zero_without_a_warning():
@@ -99,15 +93,14 @@ def test_metrics_of_groups():
 
 
 def test_every_task_reports_the_metrics_that_it_names():
+    chosen = [Choices("a", (("x", "y"), ("x", "z")), (1,), ("y", "z"))] * 2
+    asked = [Question("a", "q", "Anna met Bo.", (("Anna", 0),)), Question("b", "q", "Anna met Bo.", ())]
     right = {
         "classification": (texts([0, 1, 1]), [0, 1, 1]),
         "regression": (texts([0.5, 2.0, 4.5]), [0.4, 2.0, 4.0]),
-        "choice": ([Choices("a", (("x", "y"), ("x", "z")), (1,), ("y", "z"))] * 2, [1, 1]),
+        "choice": (chosen, [1, 1]),
         "tagging": ([TaggedSentence("a", ("x", "y"), ("B-PER", "O"))], [("B-PER", "O")]),
-        "span": (
-            [Question("a", "q", "Anna met Bo.", (("Anna", 0),)), Question("b", "q", "Anna met Bo.", ())],
-            ["Anna", ""],
-        ),
+        "span": (asked, ["Anna", ""]),
     }
     spans = [Candidates((("Anna", 2.0),), 1.0), Candidates((("Bo", 2.0),), 3.0)]
     for task in TASKS.values():
@@ -116,9 +109,7 @@ def test_every_task_reports_the_metrics_that_it_names():
         assert min(found.values()) > 0.9, (task.name, found)
 
 
-def test_two_metrics_tell_apart_what_they_should():
-    qqp = kinds.evaluate(TASKS["qqp"], texts(LABELS), list(PREDICTIONS))
-    assert qqp == {"f1": metrics.f1(LABELS, PREDICTIONS), "accuracy": metrics.accuracy(LABELS, PREDICTIONS)}
+def test_metrics_of_answers_and_entities_by_hand():
     questions = [
         Question("a", "q", "c", (("Denver Broncos", 0), ("Broncos", 7))),
         Question("b", "q", "c", (("Super Bowl", 0),)),
@@ -142,41 +133,38 @@ def test_two_metrics_tell_apart_what_they_should():
     )
     thresholds = metrics.tuned_thresholds(TASKS["squad2"], questions, given)
     assert (thresholds["best_f1"][1], thresholds["best_exact_match"][1]) == (1.5, -1.0)
-    entities = [
-        Choices("a", (("x", "y"),) * 3, (1, 2), ("Anna", "Anna Lee", "Lee Ann")),
-        Choices("b", (("x", "y"),) * 2, (0,), ("Bo", "Al")),
-    ]
-    found = kinds.evaluate(TASKS["record"], entities, [0, 0])
+    named = [Choices("a", (("x", "y"),) * 3, (1, 2), ("Anna", "Anna Lee", "Lee Ann"))]
+    named += [Choices("b", (("x", "y"),) * 2, (0,), ("Bo", "Al"))]
+    found = kinds.evaluate(TASKS["record"], named, [0, 0])
     assert found == pytest.approx({"f1": (2 / 3 + 1) / 2, "exact_match": 1 / 2})
-    tagged = [TaggedSentence("a", ("x", "y", "z"), ("B-PER", "I-PER", "O"))]
-    found = kinds.evaluate(TASKS["conll2003"], tagged, [("B-PER", "O", "O")])
-    assert found == pytest.approx({"entity_f1": 0, "precision": 0, "recall": 0, "token_f1": 2 / 3})
+    assert list(kinds.per_example(TASKS["record"], named, [0, 0])) == pytest.approx([2 / 3, 1])
+    tags = [("B-PER", "I-PER", "O", "B-ORG"), ("O", "B-ORG"), ("B-PER",)]
+    tagged = [TaggedSentence(str(number), ("x",) * len(of), of) for number, of in enumerate(tags)]
+    found = kinds.evaluate(TASKS["conll2003"], tagged, [("B-PER", "O", "O", "B-PER"), ("O", "B-ORG"), ("O",)])
+    assert found == pytest.approx(
+        {"entity_f1": 2 / 7, "precision": 1 / 3, "recall": 1 / 4, "token_f1": 2 * 2 / (5 + 3)}
+    )
 
 
 def test_how_good_each_example_is():
-    task = TASKS["stsb"]
-    assert kinds.per_example(task, texts([1.0, 2.0]), [1.5, 2.0]) == pytest.approx([-0.25, 0])
+    assert kinds.per_example(TASKS["stsb"], texts([1.0, 2.0]), [1.5, 2.0]) == pytest.approx([-0.25, 0])
     assert list(kinds.per_example(TASKS["sst2"], texts([1, 0]), [1, 1])) == [1, 0]
     sentences = [TaggedSentence("a", ("x", "y"), ("B-PER", "O"))] * 2
     assert list(kinds.per_example(TASKS["conll2003"], sentences, [("B-PER", "B-PER"), ("B-PER", "O")])) == [0.5, 1]
-    question = [Question("a", "q", "c", (("Super Bowl", 0),))]
-    assert kinds.per_example(TASKS["squad1"], question, ["Bowl"]) == pytest.approx([2 / 3])
+    asked = [Question("a", "q", "c", (("Super Bowl", 0),))]
+    assert kinds.per_example(TASKS["squad1"], asked, ["Bowl"]) == pytest.approx([2 / 3])
     choices = [Choices("a", (("x", "y"), ("x", "z")), (1,))] * 2
     assert list(kinds.per_example(TASKS["dream"], choices, [1, 0])) == [1, 0]
-    accuracy = kinds.evaluate(TASKS["sst2"], texts(LABELS), list(PREDICTIONS))["accuracy"]
-    assert kinds.per_example(TASKS["sst2"], texts(LABELS), list(PREDICTIONS)).mean() == pytest.approx(accuracy)
 
 
 def test_what_cannot_be_scored_is_refused():
-    with pytest.raises(ValueError, match="expected a prediction for each example, got 1 for 2"):
-        kinds.evaluate(TASKS["sst2"], texts([0, 1]), [0])
-    with pytest.raises(ValueError, match="got 0 for 0"):
-        kinds.evaluate(TASKS["sst2"], [], [])
     unknown = [*texts([0, 1]), *texts([None])]
-    with pytest.raises(ValueError, match="the labels of 1 of 3 examples of task sst2 are not known"):
-        kinds.evaluate(TASKS["sst2"], unknown, [0, 0, 0])
+    for examples, found, match in ((texts([0, 1]), [0], "1 for 2"), ([], [], "0 for 0"), (unknown, [0] * 3, "1 of 3")):
+        with pytest.raises(ValueError, match=match):
+            kinds.evaluate(TASKS["sst2"], examples, found)
     for example in (Choices("a", (), None), TaggedSentence("a", (), None), Question("a", "q", "c", None)):
-        assert metrics.is_unknown(example)
+        assert metrics.is_unknown(example) and not metrics.are_known([example])
     assert not metrics.is_unknown(Question("a", "q", "c", ())) and not metrics.is_unknown(texts([0])[0])
+    assert metrics.are_known(texts([0])) and not metrics.are_known([])
     with pytest.raises(ValueError, match="zip"):
-        kinds.per_example(dataclasses.replace(TASKS["sst2"]), texts([0]), [0, 1])
+        kinds.per_example(TASKS["sst2"], texts([0]), [0, 1])

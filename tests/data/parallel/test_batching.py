@@ -8,20 +8,15 @@ from ag_jax.data.parallel import batching
 from ag_jax.data.parallel.rows import PairRows, write_pair_rows
 from ag_jax.data.text.formats import Row
 
-PAD, END, START = 1, 2, 77
+PAD, END, START, LENGTH = 1, 2, 77, 13
 # Pairs without end tokens; rows hold one or several.
 PAIRS = [([5, 6], [7, 8, 9]), ([10], [11]), ([12, 13, 14], [15, 16]), ([17], [18, 19, 20, 21])]
 PLACES = [[0, 1, 3], [2]]
-LENGTH = 13
+CONFIG = DataConfig(format="parallel", source="a.tsv", sequence_length=LENGTH)
 
 
 @pytest.fixture
-def config() -> DataConfig:
-    return DataConfig(format="parallel", source="a.tsv", sequence_length=LENGTH)
-
-
-@pytest.fixture
-def make(tmp_path, tokenizer, config):
+def make(tmp_path, tokenizer):
     """A function that stores rows, given as lists of numbers of pairs, and makes their batch."""
     assert (tokenizer.specials.pad, tokenizer.specials.end) == (PAD, END)
 
@@ -29,7 +24,7 @@ def make(tmp_path, tokenizer, config):
         rows = [[joined([PAIRS[number][side] for number in row]) for side in (0, 1)] for row in places]
         write_pair_rows(tmp_path / name, rows, 300, is_packed=any(len(row) > 1 for row in places))
         read = PairRows(tmp_path / name)
-        return batching.make_batch(config, read, tokenizer, example_B=np.array(examples), start=start)
+        return batching.make_batch(CONFIG, read, tokenizer, example_B=np.array(examples), start=start)
 
     return made
 
@@ -46,16 +41,24 @@ def padded(rows, fill=0) -> list[list[int]]:
 
 
 def test_a_batch_by_hand(make):
-    batch = make(PLACES, [1, 0])
-    assert batch["tokens"].tolist() == padded([[12, 13, 14, END], [5, 6, END, 10, END, 17, END]], PAD)
-    assert batch["segment_ids"].tolist() == padded([[1] * 4, [1, 1, 1, 2, 2, 3, 3]])
-    labels = [[15, 16, END], [7, 8, 9, END, 11, END, 18, 19, 20, 21, END]]
+    """Of an empty row, a row of one pair, and a row of three."""
+    batch, alone = make(PLACES, [-1, 1, 0]), make(PLACES, [1, 0], name="alone")
+    assert batch["tokens"].tolist() == padded([[], [12, 13, 14, END], [5, 6, END, 10, END, 17, END]], PAD)
+    assert batch["segment_ids"].tolist() == padded([[], [1] * 4, [1, 1, 1, 2, 2, 3, 3]])
+    labels = [[], [15, 16, END], [7, 8, 9, END, 11, END, 18, 19, 20, 21, END]]
     assert batch["target_labels"].tolist() == padded(labels, PAD)
-    shifted = [[START, 15, 16], [START, 7, 8, 9, START, 11, START, 18, 19, 20, 21]]
+    shifted = [[], [START, 15, 16], [START, 7, 8, 9, START, 11, START, 18, 19, 20, 21]]
     assert batch["target_tokens"].tolist() == padded(shifted, PAD)
-    assert batch["target_segment_ids"].tolist() == padded([[1] * 3, [1] * 4 + [2] * 2 + [3] * 5])
-    assert batch["target_weights"].tolist() == padded([[1.0] * 3, [1.0] * 11], 0.0)
+    assert batch["target_segment_ids"].tolist() == padded([[], [1] * 3, [1] * 4 + [2] * 2 + [3] * 5])
+    assert batch["target_weights"].tolist() == padded([[], [1.0] * 3, [1.0] * 11], 0.0)
     assert not batch["token_type_ids"].any()
+    empty = batching.empty_batch(CONFIG, 2)
+    assert list(empty) == list(batch)
+    for name, field in alone.items():
+        np.testing.assert_array_equal(batch[name][1:], field)
+        assert (empty[name].shape, empty[name].dtype) == (field.shape, field.dtype) == ((2, LENGTH), field.dtype)
+        assert field.dtype == (np.float32 if name == "target_weights" else np.int32)
+        assert not empty[name].any() and empty[name].strides == (0, 0)
 
 
 def test_a_row_without_packing_and_a_start_that_is_the_padding(make):
@@ -63,34 +66,3 @@ def test_a_row_without_packing_and_a_start_that_is_the_padding(make):
     assert batch["target_tokens"].tolist() == padded([[PAD, 18, 19, 20, 21], [PAD, 11]], PAD)
     assert batch["target_segment_ids"].tolist() == padded([[1] * 5, [1] * 2])
     assert batch["target_weights"].sum(axis=1).tolist() == [5, 2]
-
-
-def test_empty_rows_have_no_weight(make, tokenizer):
-    batch = make(PLACES, [-1, 0])
-    alone = make(PLACES, [0])
-    for name, field in batch.items():
-        np.testing.assert_array_equal(field[1:], alone[name])
-        fill = PAD if name in ("tokens", "target_tokens", "target_labels") else 0
-        assert (field[0] == fill).all(), name
-
-
-def test_pairs_that_share_a_row_are_as_each_alone(make):
-    together = make(PLACES, [0])
-    alone = make([[number] for number in PLACES[0]], [0, 1, 2], name="alone")
-    for segments, names in (
-        ("segment_ids", ("tokens",)),
-        ("target_segment_ids", ("target_tokens", "target_labels", "target_weights")),
-    ):
-        for number in range(3):
-            inside, itself = together[segments][0] == number + 1, alone[segments][number] == 1
-            for name in names:
-                np.testing.assert_array_equal(together[name][0][inside], alone[name][number][itself], err_msg=name)
-
-
-def test_empty_batches_have_the_fields_of_batches(make, config):
-    batch, empty = make(PLACES, [0, 1]), batching.empty_batch(config, 2)
-    assert list(empty) == list(batch)
-    for name, field in batch.items():
-        assert (empty[name].shape, empty[name].dtype) == (field.shape, field.dtype) == ((2, LENGTH), field.dtype)
-        assert field.dtype == (np.float32 if name == "target_weights" else np.int32)
-        assert not empty[name].any() and empty[name].strides == (0, 0)

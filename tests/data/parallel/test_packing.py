@@ -50,35 +50,25 @@ def plain_packing(sizes, open_rows):
     return closed + sorted(rows, key=total)
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes=SIZES, open_rows=st.integers(1, 9))
 def test_rows_are_those_of_the_plain_search(sizes, open_rows):
     made = list(packing.pack_sides(pairs_of(sizes), 2, LENGTH, open_rows))
     assert [numbers(row) for row in made] == plain_packing(sizes, open_rows)
     for source, target in made:
         assert len(source.tokens) <= LENGTH and len(target.tokens) <= LENGTH
-
-
-@settings(deadline=None)
-@given(sizes=SIZES)
-def test_every_pair_is_there_once(sizes):
-    made = [numbers(row) for row in packing.pack_sides(pipeline._sorted(pairs_of(sizes)), 2, LENGTH)]
+    made = [numbers(row) for row in packing.pack_sides(pipeline._sorted(iter(pairs_of(sizes))), 2, LENGTH)]
     assert sorted(number for row in made for number in row) == list(range(1, len(sizes) + 1))
-    again = [numbers(row) for row in packing.pack_sides(pipeline._sorted(iter(pairs_of(sizes))), 2, LENGTH)]
-    assert made == again
 
 
 def test_pairs_are_sorted_in_groups_and_fill_rows_better(monkeypatch):
-    monkeypatch.setattr(pipeline, "SORTED_TOGETHER", 3)
-    sizes = [(1, 2), (2, 2), (9, 1), (1, 2), (5, 5), (2, 1), (7, 7)]
-    found = [[len(side.tokens) for side in pair] for pair in pipeline._sorted(pairs_of(sizes))]
-    assert found == [[9, 1], [2, 2], [1, 2], [5, 5], [1, 2], [2, 1], [7, 7]]
-
-
-def test_pairs_of_similar_lengths_fill_both_sides():
-    """Lengths as in Multi30k: 16 tokens on average, and 3 more or less on the other side."""
+    """The lengths are like those in Multi30k: 16 tokens on average, and 3 more or less on the other side."""
     draws = np.random.default_rng(0)
     sources = np.clip(draws.gamma(10, 1.6, 3000), 4, 45).astype(int)
     targets = np.clip(sources + np.rint(draws.normal(0, 3, 3000)), 4, 50).astype(int)
     rows = list(packing.pack_sides(pipeline._sorted(pairs_of(list(zip(sources, targets, strict=True)))), 2, 64))
     assert min(sources.sum(), targets.sum()) / (64 * len(rows)) > 0.94
+    monkeypatch.setattr(pipeline, "SORTED_TOGETHER", 3)
+    sizes = [(1, 2), (2, 2), (9, 1), (1, 2), (5, 5), (2, 1), (7, 7)]
+    found = [[len(side.tokens) for side in pair] for pair in pipeline._sorted(pairs_of(sizes))]
+    assert found == [[9, 1], [2, 2], [1, 2], [5, 5], [1, 2], [2, 1], [7, 7]]

@@ -42,11 +42,19 @@ def test_lines_are_counted_as_they_are_read(tmp_path, content, count):
 
 def test_several_files_go_together_in_order(tmp_path):
     for number, pair in enumerate(EXPECTED):
-        write(tmp_path / f"{number}.en", pair.source + "\n")
-        write(tmp_path / f"{number}.de", pair.target + "\n")
+        for name, text in zip(("en", "de"), pair, strict=True):
+            write(tmp_path / f"{number}.{name}", text + "\n")
     assert read(tmp_path / "*.en", tmp_path / "?.de") == EXPECTED
     listed = [",".join(str(tmp_path / f"{number}.{name}") for number in (2, 0)) for name in ("en", "de")]
     assert read(*listed) == [EXPECTED[2], EXPECTED[0]]
+
+
+def globs(folder, files, source, target):
+    """Write files of one line each; the globs of both sides."""
+    for name in files.split():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write(folder / name, "a line\n")
+    return (",".join(f"{folder}/{part}" for part in side.split(",")) for side in (source, target))
 
 
 @pytest.mark.parametrize(
@@ -61,12 +69,8 @@ def test_several_files_go_together_in_order(tmp_path):
     ],
 )
 def test_globs_whose_files_do_not_go_together(tmp_path, files, source, target):
-    for name in files.split():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write(tmp_path / name, "as many lines\n")
-    globs = (",".join(f"{tmp_path}/{part}" for part in side.split(",")) for side in (source, target))
-    with pytest.raises(ValueError, match=r"files of data\.source and data\.target do not go together by their names"):
-        read(*globs)
+    with pytest.raises(ValueError, match="data.source and data.target.*names"):
+        read(*globs(tmp_path, files, source, target))
 
 
 @pytest.mark.parametrize(
@@ -82,12 +86,7 @@ def test_globs_whose_files_do_not_go_together(tmp_path, files, source, target):
     ],
 )
 def test_globs_whose_files_go_together(tmp_path, files, source, target):
-    for name in files.split():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write(tmp_path / name, f"{name.partition('.')[0][-1]}\n")
-    globs = (",".join(f"{tmp_path}/{part}" for part in side.split(",")) for side in (source, target))
-    found = read(*globs)
-    assert len(found) == len(files.split()) / 2
+    assert len(read(*globs(tmp_path, files, source, target))) == len(files.split()) / 2
 
 
 def test_tags_on_both_sides_are_left_out(tmp_path):
@@ -95,10 +94,9 @@ def test_tags_on_both_sides_are_left_out(tmp_path):
     target = write(tmp_path / "train.tags.en-de.de", "<url>a</url>\n<title>d</title>\nein Hund\n<url>e</url>\nKatzen\n")
     assert read(source, target) == [Pair("a dog", "ein Hund"), Pair("two cats", "Katzen")]
     write(target, "<url>a</url>\n<title>d</title>\nein Hund\nzwei\nKatzen\n")
-    with pytest.raises(ValueError, match=r"line 4 of .*de\.en is a tag, line 4 of .*de\.de is text: expected tags on"):
-        read(source, target)
-    with pytest.raises(ValueError, match=r"line 4 of .*de\.en is a tag, line 4 of .*de\.de is text"):
-        read(target, source)
+    for files in ((source, target), (target, source)):
+        with pytest.raises(ValueError, match=r"line 4 of .*de\.en is a tag, line 4 of .*de\.de is text"):
+            read(*files)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +109,7 @@ def test_tags_on_both_sides_are_left_out(tmp_path):
         ("a.tsv.gz", "de\ten\nein Hund\ta dog\nleer\t\nzwei Katzen\ttwo cats\n", NAMED),
         ("a.jsonl", "".join(json.dumps(pair._asdict()) + "\n" for pair in EXPECTED), {}),
         ("a.ndjson.gz", "\n\n".join(json.dumps({"en": one, "de": other}) for one, other in EXPECTED), NAMED),
-        (
-            "a.jsonl",
-            "".join(
-                json.dumps({"source": one.replace(" ", " \r\n "), "target": other}) + "\n" for one, other in EXPECTED
-            ),
-            {},
-        ),
+        ("a.jsonl", "".join(json.dumps(pair._asdict()) + "\n" for pair in EXPECTED).replace("s c", "s \\r\\n c"), {}),
     ],
 )
 def test_records_of_both_sides(tmp_path, name, content, fields):
@@ -130,64 +122,57 @@ def test_quotes_mean_nothing_in_a_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "fields", "message"),
+    ("name", "content", "fields", "match"),
     [
-        ("a.tsv", "a\tb\nc\n", (), r"a\.tsv, line 2: expected 2 columns, with a tab between two, got 1; mend the row"),
-        (
-            "a.tsv",
-            "a\tb\tc\n",
-            (),
-            r'line 1, the header: expected the field "source", got only "a", "b", "c"; set data',
-        ),
-        ("a.tsv", "source\tb\n", (), r'line 1, the header: expected the field "target", .* set data\.target_field'),
-        ("a.tsv", "a\tb\n", ("en", "de"), r'the header: expected the field "en", .*; set data\.source_field'),
-        ("a.tsv", "source\ttarget\tsource\n", (), r'a\.tsv, line 1: expected one column "source", got 2 of'),
-        ("a.tsv", b"a\tb\nc\t\xff\n", (), r"a\.tsv, line 2: expected text in UTF-8"),
-        ("a.jsonl", '{"source": "a"}\n', (), r'a\.jsonl, line 1: expected the field "target".*set data\.target_field'),
-        ("a.jsonl", '{"source": "a", "target": 3}\n', (), r'line 1: the field "target" must be a string, got int'),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n["c"]\n', (), r"a\.jsonl, line 2: expected a JSON object"),
-        ("a.jsonl", b'{"source": "\xff"}\n', (), r"a\.jsonl, line 1: expected text in UTF-8"),
-        ("a.en", "a\n", (), r"a\.en has no counterpart: set data\.target to the file with its translations, or give a"),
+        ("a.tsv", "a\tb\nc\n", (), "a.tsv, line 2.* 2 .* 1"),
+        ("a.tsv", "a\tb\tc\n", (), 'line 1.*"source".*"a", "b", "c".*data.source_field'),
+        ("a.tsv", "source\tb\n", (), 'line 1.*"target".*data.target_field'),
+        ("a.tsv", "a\tb\n", ("en", "de"), '"en".*data.source_field'),
+        ("a.tsv", "source\ttarget\tsource\n", (), 'a.tsv, line 1.*"source".* 2'),
+        ("a.tsv", b"a\tb\nc\t\xff\n", (), "a.tsv, line 2.*UTF-8"),
+        ("a.jsonl", '{"source": "a"}\n', (), 'a.jsonl, line 1.*"target".*data.target_field'),
+        ("a.jsonl", '{"source": "a", "target": 3}\n', (), 'line 1.*"target".*int'),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n["c"]\n', (), "a.jsonl, line 2"),
+        ("a.jsonl", b'{"source": "\xff"}\n', (), "a.jsonl, line 1.*UTF-8"),
+        ("a.en", "a\n", (), "a.en.*data.target"),
     ],
 )
-def test_bad_records_are_named(tmp_path, name, content, fields, message):
+def test_bad_records_are_named(tmp_path, name, content, fields, match):
     path = write(tmp_path / name, content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=match):
         read(path, **dict(zip(("source_field", "target_field"), fields, strict=False)))
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "place"),
+    ("source", "target", "match"),
     [
-        ("a\nb\nc\n", "a\nb\n", r"a\.en has 3 lines and .*a\.de has 2: .* at line 3, the first one that .*a\.de lacks"),
-        ("a\n", "a\nb\nc\nd", r"a\.en has 1 lines and .*a\.de has 4: .* at line 2, the first one that .*a\.en lacks"),
-        ("a\n\nb\n\nd\n", "a\nb\nc\nd\n", r"has 5 lines and .* has 4: .* at line 2, which is empty on one side only"),
-        ("\na\n\nb", "\na\nb\n", r"has 4 lines and .* has 3: .* at line 3, which is empty on one side only"),
-        ("", "a\n", r"a\.en has 0 lines and .*a\.de has 1"),
+        ("a\nb\nc\n", "a\nb\n", "a.en has 3 .*a.de has 2.* line 3,.*a.de lacks"),
+        ("a\n", "a\nb\nc\nd", "a.en has 1 .*a.de has 4.* line 2,.*a.en lacks"),
+        ("a\n\nb\n\nd\n", "a\nb\nc\nd\n", "has 5 .* has 4.* line 2,.*empty"),
+        ("\na\n\nb", "\na\nb\n", "has 4 .* has 3.* line 3,.*empty"),
+        ("", "a\n", "a.en has 0 .*a.de has 1"),
     ],
 )
-def test_unequal_numbers_of_lines(tmp_path, source, target, place):
+def test_unequal_numbers_of_lines(tmp_path, source, target, match):
     files = write(tmp_path / "a.en", source), write(tmp_path / "a.de", target)
-    with pytest.raises(ValueError, match=place):
+    with pytest.raises(ValueError, match=match):
         read(*files)
 
 
-def test_files_that_do_not_go_together(tmp_path):
+def test_files_that_do_not_go_together(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "deep").mkdir()
     for name in ("a.en", "b.en", "a.de"):
         write(tmp_path / name, "a\n")
-    with pytest.raises(
-        ValueError, match=r"data\.source has 2 files \(.*a\.en, .*b\.en\) and data\.target has 1 \(.*a\.de"
+    for files, match in (
+        (("*.en", "a.de"), "data.source has 2 .*a.en, .*b.en.*data.target has 1 .*a.de"),
+        (("a.en", "deep/../a.en"), "a.en is a file of both data.source and data.target"),
+        (("a.en", "a.fr"), "data.target='a.fr'"),
+        ((tmp_path, "a.de"), "data.source=.* directory .*holds a.de, a.en"),
+        (("a.en:2", "a.de"), "data.source='a.en:2'"),
     ):
-        read(tmp_path / "*.en", tmp_path / "a.de")
-    with pytest.raises(ValueError, match=r"a\.en is a file of both data\.source and data\.target: expected a text and"):
-        read(tmp_path / "a.en", tmp_path / "deep" / ".." / "a.en")
-    with pytest.raises(FileNotFoundError, match=r"data\.target='.*a\.fr' does not exist: expected a file, a glob"):
-        read(tmp_path / "a.en", tmp_path / "a.fr")
-    with pytest.raises(ValueError, match=r"is or matches the directory .*, in which nothing says .*holds a\.de, a\.en"):
-        read(tmp_path, tmp_path / "a.de")
-    with pytest.raises(FileNotFoundError, match="here='sotu' does not exist"):
-        read("sotu", setting="here")
+        with pytest.raises((ValueError, FileNotFoundError), match=match):
+            read(*files)
 
 
 def test_a_test_set_keeps_all_of_its_lines(tmp_path):
@@ -196,10 +181,10 @@ def test_a_test_set_keeps_all_of_its_lines(tmp_path):
     assert found == (["a", "", "c", ""], ["A", "B", "", ""])
     assert found.sources is found[0] and found.references is found[1]
     write(target, "A\nB\n\n")
-    with pytest.raises(ValueError, match="has 4 lines and .* has 3"):
+    with pytest.raises(ValueError, match="has 4 .* has 3"):
         pairs.read_test_set(PairFiles(str(source), str(target)))
     write(source, ""), write(target, "")
-    with pytest.raises(ValueError, match=r"of the test='.*a\.en' has no line: expected texts to translate"):
+    with pytest.raises(ValueError, match="of the test='.*a.en'"):
         pairs.read_test_set(PairFiles(str(source), str(target), setting="of the test"))
 
 

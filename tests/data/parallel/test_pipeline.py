@@ -31,28 +31,21 @@ def pairs_of(corpus, split) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("pack", [True, False])
-def test_rows_hold_every_pair_once(config, folder, pack, capsys):
-    corpus = pipeline.prepare(dataclasses.replace(config, pack=pack, cache_dir=f"{config.cache_dir}/anew"))
-    printed = capsys.readouterr().err
+def test_rows_hold_every_pair_once(config, folder, pack):
+    corpus = pipeline.prepare(dataclasses.replace(config, pack=pack))
     for split in ("train", "validation"):
         expected = list(zip(*(lines(folder / f"{split}.{side}") for side in ("source", "target")), strict=True))
-        found = pairs_of(corpus, split)
-        assert sorted(found) == sorted(expected) and corpus.documents[split] == len(expected)
-        rows = getattr(corpus, split)
+        found, rows = pairs_of(corpus, split), getattr(corpus, split)
+        assert sorted(found) == sorted(expected) and corpus.documents[split] == rows.pair_count == len(expected)
         assert len(rows) < len(expected) / 2 if pack else found == expected and len(rows) == len(expected)
         assert rows.tokens[:].tolist() == rows.target.tokens[:].tolist()
         assert max(rows.source.lengths.max(), rows.target.lengths.max()) <= LENGTH
-        filled = [f"{len(side.tokens) / (len(rows) * LENGTH):.1%}" for side in (rows.source, rows.target)]
-        packed = f"{len(expected):,} pairs in " if pack else ""
-        said = f"{split}: {packed}{len(rows):,} rows, filled: {filled[0]} of the source positions, {filled[1]} of the"
-        assert said in printed
+        rates = {side: len(getattr(rows, side).tokens) / (len(rows) * LENGTH) for side in ("source", "target")}
+        assert rows.fill_rates(LENGTH) == pytest.approx(rates)
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [("sentencepiece_unigram", 60), ("sentencepiece_bpe", 60), ("byte_bpe", 300), ("wordpiece", 90)],
-)
-def test_every_kind_of_tokenizer_gives_the_text_back(config, folder, kind, size, tmp_path):
+@pytest.mark.parametrize(("kind", "size"), [("sentencepiece_unigram", 60), ("wordpiece", 90)])
+def test_other_kinds_of_tokenizers_give_the_text_back(config, folder, kind, size, tmp_path):
     own = dataclasses.replace(
         config, tokenizer=TokenizerConfig(kind=kind, vocabulary_size=size), cache_dir=str(tmp_path)
     )
@@ -100,7 +93,7 @@ def test_a_tokenizer_without_an_end_token(config, corpus, tmp_path):
     (tmp_path / "checksum.json").unlink()
     content = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(content.replace("</s>", "<e>"))
-    with pytest.raises(ValueError, match=r"lacks the end token: expected <eos> or </s> or \[SEP\] in its vocabulary"):
+    with pytest.raises(ValueError, match="end token.*</s>"):
         pipeline.prepare(dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(tmp_path))))
 
 
@@ -117,7 +110,7 @@ def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
     pipeline.prepare(dataclasses.replace(config, max_tokens=LENGTH))  # the same limit
     for changes in (
         {"sequence_length": 40},
-        {"pack": False},
+        {"pack": False, "sequence_length": 50},
         {"max_tokens": 20},
         {"max_words_ratio": 3.0},
         {"tokenizer": TokenizerConfig(vocabulary_size=280)},
@@ -126,10 +119,8 @@ def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
     ):
         with pytest.raises(AssertionError, match="made again"):
             pipeline.prepare(dataclasses.replace(own, **changes))
-
-
-def test_another_length_shares_the_tokens(config, corpus, monkeypatch):
-    monkeypatch.setattr(pipeline, "_write_text", None)
+    monkeypatch.undo()
+    monkeypatch.setattr(pipeline, "_write_text", None)  # tokens are shared by rows of other lengths
     longer = pipeline.prepare(dataclasses.replace(config, sequence_length=60))
     assert len(longer.train) < len(corpus.train) and longer.documents == corpus.documents
 
@@ -145,13 +136,11 @@ def test_tables_compressed_files_and_lists_are_the_same_corpus(config, corpus, f
         with gzip.open(tmp_path / f"2.{side}.gz", "wt") as file:
             file.writelines(f"{text}\n" for text in texts[100:])
     listed = {side: f"{tmp_path}/1.{side},{tmp_path}/2.{side}.gz" for side in ("source", "target")}
-    for chosen in (
-        {"source": f"{tmp_path}/a.tsv", "target": None},
-        {"source": f"{tmp_path}/a.jsonl.gz", "target": None},
-        listed,
-    ):
-        again = pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path / "cache"), **chosen))
-        assert again.facts() == corpus.facts()
+    tokenizer = TokenizerConfig(path=str(tmp_path / "tokenizer"))
+    corpus.tokenizer.save(tmp_path / "tokenizer")
+    for chosen in ({"source": f"{tmp_path}/a.tsv"}, {"source": f"{tmp_path}/a.jsonl.gz"}, listed):
+        chosen = {"target": None, "tokenizer": tokenizer, "cache_dir": str(tmp_path / "cache")} | chosen
+        assert pipeline.prepare(dataclasses.replace(config, **chosen)).facts() == corpus.facts()
     files = pipeline.source_files(dataclasses.replace(config, cache_dir=str(tmp_path / "cache"), **listed))
     assert [name for name, *_ in files["target"]] == ["1.target", "1:2.target.gz"]
     assert [name for name, *_ in files["validation_target"]] == ["validation.target"]
@@ -191,27 +180,22 @@ def test_files_that_change_while_they_are_read(config, folder, tmp_path, monkeyp
         (tmp_path / "target").write_text("another text\n")
 
     monkeypatch.setattr(selection, "select", changing)
-    with pytest.raises(ValueError, match="were changed while they were read: run the command again"):
+    with pytest.raises(ValueError, match="data.source.*changed"):
         pipeline.prepare(ours)
     assert not list((tmp_path / "cache").glob("text-*"))
 
 
-def test_damage_anywhere_in_the_cache_is_noticed(config, tmp_path, capsys):
-    root = tmp_path / "cache"
-    ours = dataclasses.replace(config, cache_dir=str(root))
+def test_damage_in_the_cache_is_noticed(config, tmp_path, capsys):
+    ours = dataclasses.replace(config, cache_dir=str(tmp_path))
     expected, files = pipeline.prepare(ours).facts(), pipeline.source_files(ours)
-    names = [path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.name != "manifest.json"]
-    assert {name.name for name in names} == set(
-        "tokens.bin ends.bin text_starts.bin rows.json store.json sentence_ends.bin document_ends.bin counts.json "
-        "tokenizer.json checksum.json files.json".split()
-    )
-    for name in names:
-        content = (root / name).read_bytes()
+    for pattern in ("rows-*/train/target/tokens.bin", "rows-*/counts.json", "files-*/files.json"):
+        [path] = tmp_path.glob(pattern)
+        content = path.read_bytes()
         middle = len(content) // 2
-        (root / name).write_bytes(content[:middle] + bytes([content[middle] ^ 8]) + content[middle + 1 :])
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 8]) + content[middle + 1 :])
         capsys.readouterr()
         assert pipeline.prepare(ours).facts() == expected and pipeline.source_files(ours) == files
-        assert f"{name.relative_to(name.parts[0])} was changed): making it anew" in capsys.readouterr().err
+        assert path.name in capsys.readouterr().err and path.read_bytes() == content
 
 
 def test_large_files_are_compared_as_they_are_read(config, tmp_path, monkeypatch):
@@ -221,7 +205,7 @@ def test_large_files_are_compared_as_they_are_read(config, tmp_path, monkeypatch
     [path] = tmp_path.glob("rows-*/train/target/tokens.bin")
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
     corpus = pipeline.prepare(ours)
-    with pytest.raises(ValueError, match=r"train/target/tokens\.bin is damaged"):
+    with pytest.raises(ValueError, match="train/target/tokens.bin"):
         pipeline.Batches(corpus.train, corpus.tokenizer, ours, len(corpus.train), 0).at(0)
 
 
@@ -284,10 +268,12 @@ def test_validation_has_every_row_once(corpus, config):
     assert whole["target_weights"].sum() == len(corpus.validation.tokens)
     for one, part in zip(made, pipeline.validation_batches(corpus, config, size, np.array([2, 0])), strict=True):
         assert_equal({name: field[[2, 0]] for name, field in one.items()}, part)
+    [fewer] = pipeline.validation_batches(corpus, config, size, most=3)
+    assert (fewer["target_weights"].sum(axis=1) > 0).sum() == 3
 
 
 def test_a_corpus_shorter_than_a_batch(corpus, config):
-    with pytest.raises(ValueError, match=r"has \d+ rows of training text, fewer than one batch of 500: lower training"):
+    with pytest.raises(ValueError, match=f"{len(corpus.train)} .*500.*training"):
         pipeline.Batches(corpus.train, corpus.tokenizer, config, 500, 0)
 
 

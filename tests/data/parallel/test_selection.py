@@ -23,24 +23,18 @@ PAIRS = [
 
 
 @pytest.fixture
-def files(tmp_path):
+def config(tmp_path) -> DataConfig:
     for number, side in enumerate(("source", "target")):
         (tmp_path / f"train.{side}").write_text("".join(pair[number] + "\n" for pair in PAIRS), encoding="utf-8")
     (tmp_path / "validation.source").write_text("a b c\n" * 3 + "a\n\n")
     (tmp_path / "validation.target").write_text("a b c\n" * 3 + "a b c\na\n")
-    return tmp_path
-
-
-@pytest.fixture
-def config(files) -> DataConfig:
+    names = ("train.source", "train.target", "validation.source", "validation.target")
+    keys = ("source", "target", "validation_source", "validation_target")
     return DataConfig(
         format="parallel",
-        source=str(files / "train.source"),
-        target=str(files / "train.target"),
-        validation_source=str(files / "validation.source"),
-        validation_target=str(files / "validation.target"),
+        **{key: str(tmp_path / name) for key, name in zip(keys, names, strict=True)},
         sequence_length=16,
-        cache_dir=str(files / "cache"),
+        cache_dir=str(tmp_path / "cache"),
         tokenizer=TokenizerConfig(kind="wordpiece", vocabulary_size=30),
     )
 
@@ -54,61 +48,42 @@ def test_reasons_and_splits(config, ratio, reasons):
     assert [one.left_out for one in found[:8]] == [why if why in reasons else "" for _, _, why in PAIRS]
 
 
-def test_what_is_left_out_is_counted_and_said(config, capsys):
+def test_what_is_left_out_is_counted_and_said(config, capsys, tmp_path):
     """A letter is a token; with the end token, a side of `a b c d` has five."""
     chosen = dataclasses.replace(config, max_words_ratio=2.0, max_tokens=4)
     corpus = pipeline.prepare(chosen)
-    left_out = {
-        "train": {WITHOUT_TEXT: 3, UNEQUAL: 2, TOO_LONG: 1},
-        "validation": {WITHOUT_TEXT: 1, UNEQUAL: 1, TOO_LONG: 0},
-    }
-    facts = corpus.facts()
-    for split, counts in left_out.items():
-        assert {why: facts[f"{split} pairs {why}"] for why in counts} == counts
+    facts, reasons = corpus.facts(), (WITHOUT_TEXT, UNEQUAL, TOO_LONG)
+    assert [facts[f"train pairs {why}"] for why in reasons] == [3, 2, 1]
+    assert [facts[f"validation pairs {why}"] for why in reasons] == [1, 1, 0]
     assert corpus.documents == {"train": 2, "validation": 3} and len(corpus.train) == 2
     assert facts["train documents"] == 2 and facts["train source tokens"] == 6 and facts["train tokens"] == 5
-    for _ in range(2):  # also when nothing is prepared anew
-        said = capsys.readouterr().err
-        assert "data: train: 2 pairs; left out: 3 without text, 2 of unequal lengths, 1 too long\n" in said
-        assert "data: validation: 3 pairs; left out: 1 without text, 1 of unequal lengths\n" in said
-        pipeline.prepare(chosen)
-    pipeline.prepare(chosen, quiet=True)
-    assert capsys.readouterr().err.count("left out") == 2
+    capsys.readouterr()
+    pipeline.prepare(chosen)
+    assert "train: 2 pairs; left out: 3 without text" in capsys.readouterr().err, "also when nothing is prepared anew"
     # As many as fit exactly are kept.
     assert pipeline.prepare(dataclasses.replace(chosen, max_tokens=5)).documents["train"] == 3
     assert pipeline.prepare(config).facts()["train pairs of unequal lengths"] == 0
-
-
-def test_characters_that_the_tokenizer_drops_are_no_text(config, files):
-    (files / "train.source").write_text("a\nb\n\u200b\nc\n")
-    (files / "train.target").write_text("\u200b\nb\na\nc\n")
+    # Characters that the tokenizer drops are no text.
+    (tmp_path / "train.source").write_text("a\nb\n\u200b\nc\n")
+    (tmp_path / "train.target").write_text("\u200b\nb\na\nc\n")
     facts = pipeline.prepare(config).facts()
     assert (facts["train documents"], facts["train pairs without text"]) == (2, 2)
 
 
 @pytest.mark.parametrize(
-    ("content", "changes", "message"),
+    ("content", "changes", "match"),
     [
-        (
-            "\n\n",
-            {},
-            r"no pair of '.*train\.source' is left for train, after those left out: 2 without text \(data\.max",
-        ),
-        ("a b c d\n", {"max_tokens": 4}, "is left for train, after those left out: 1 too long"),
-        (
-            "a b\n",
-            {"validation_source": None, "validation_target": None},
-            r"is left for validation: give more text, raise data\.validation_fraction, or set data\.validation_source",
-        ),
+        ("\n\n", {}, "train.source.*train.*: 2 without text"),
+        ("a b c d\n", {"max_tokens": 4}, "train.*: 1 too long"),
+        ("a b\n", {"validation_source": None, "validation_target": None}, "validation.*data.validation_fraction"),
     ],
 )
-def test_nothing_is_left(config, files, content, changes, message):
-    tokenizer = pipeline.prepare_tokenizer(config)
-    tokenizer.save(files / "tokenizer")
+def test_nothing_is_left(config, tmp_path, content, changes, match):
+    pipeline.prepare_tokenizer(config).save(tmp_path / "tokenizer")
     for side in ("source", "target"):
-        (files / f"train.{side}").write_text(content)
-    own = TokenizerConfig(path=str(files / "tokenizer"))
-    with pytest.raises(ValueError, match=message):
+        (tmp_path / f"train.{side}").write_text(content)
+    own = TokenizerConfig(path=str(tmp_path / "tokenizer"))
+    with pytest.raises(ValueError, match=match):
         pipeline.prepare(dataclasses.replace(config, tokenizer=own, **changes))
 
 

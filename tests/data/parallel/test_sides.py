@@ -21,24 +21,17 @@ def read(path) -> list[str | None]:
 @pytest.mark.parametrize("last", ["", "end"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_only_line_feeds_end_lines(tmp_path, end, last, mark):
-    (tmp_path / "a.de").write_bytes(mark + (end.join(LINES) + (end if last else "")).encode())
-    assert read(tmp_path / "a.de") == [line.strip() for line in LINES]
+    content = mark + (end.join(LINES) + (end if last else "")).encode()
+    for name, pack in (("a.de", bytes), ("a.de.gz", gzip.compress), ("a.de.bz2", bz2.compress), ("a.br", bytes)):
+        (tmp_path / name).write_bytes(pack(content))
+        assert read(tmp_path / name) == [line.strip() for line in LINES]
 
 
 def test_a_carriage_return_inside_a_line_becomes_a_space(tmp_path):
     """Scores reject lines with one, and other programs would end the line there."""
     (tmp_path / "a.de").write_bytes(b"Ein\rHund \r\r und\r\neine Katze\n")
     assert read(tmp_path / "a.de") == ["Ein Hund und", "eine Katze"]
-
-
-@pytest.mark.parametrize(("name", "pack"), [("a.de.gz", gzip.compress), ("a.de.bz2", bz2.compress), ("a.br", bytes)])
-def test_compressed_files_and_breton(tmp_path, name, pack):
-    (tmp_path / name).write_bytes(pack("\n".join(LINES).encode()))
-    assert read(tmp_path / name) == [line.strip() for line in LINES]
-
-
-def test_an_empty_file_has_no_lines(tmp_path):
-    (tmp_path / "a.de").touch()
+    (tmp_path / "a.de").write_bytes(b"")
     assert read(tmp_path / "a.de") == []
 
 
@@ -70,32 +63,26 @@ def test_segments_are_lines(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "match"),
     [
-        (
-            "a.de",
-            b"gut\ncaf\xe9 au lait\n",
-            r"a\.de, line 2: expected text in UTF-8, got other bytes \(.*mend or remove",
-        ),
-        ("a.de.gz", gzip.compress(b"gut\n" * 6 + b"\xff", mtime=0), r"a\.de\.gz, line 7: expected text in UTF-8"),
-        ("a.xml", b"<seg>\ngut</seg>\n\n<seg>\xff</seg>", r"a\.xml, line 4: expected text in UTF-8"),
-        ("a.xml", b"\xef\xbb\xbf<seg>\n\n\n\xff</seg>", r"a\.xml, line 4: expected text in UTF-8"),
-        ("a.de", b"gut\nb\0se\n", r"a\.de, line 2: expected plain text in UTF-8, got binary content"),
-        ("a.xml", b"<doc>gut</doc>\n", r"a\.xml: expected <seg> elements with the texts, got none"),
-        ("a.xml", b"<seg>a</seg>\n<seg>b\n<seg>c</seg>", r"a\.xml, line 3: expected every <seg> to end with"),
-        ("a.xml", b"<seg>a</seg>\n<seg>b\n", r"a\.xml, line 2: expected every <seg> to end with </seg>.*got '<seg>'"),
-        ("a.xml", b"<seg>a</seg>\nb</seg>\n", r"a\.xml, line 2: .* got '</seg>'"),
-        ("a.de.gz", b"no gzip", r"a\.de\.gz is damaged or not what its name says"),
-        ("a.de.gz", gzip.compress(b"gut\n" * 99, mtime=0)[:-9], r"a\.de\.gz is damaged"),
-        ("a.jsonl", b'{"source": "a"}', r"a\.jsonl is not read as one side .* holds both sides needs no target file"),
-        ("a.tsv", b"a\tb", r"a\.tsv is not read as one side"),
-        ("a.docx", b"PK", r"a\.docx is not read as one side .*got \.docx"),
-        ("a.tar.gz", b"", r"a\.tar\.gz is not read as one side .*got \.tar"),
+        ("a.de", b"gut\ncaf\xe9 au lait\n", "a.de, line 2.*UTF-8"),
+        ("a.de.gz", gzip.compress(b"gut\n" * 6 + b"\xff", mtime=0), "a.de.gz, line 7.*UTF-8"),
+        ("a.xml", b"<seg>\ngut</seg>\n\n<seg>\xff</seg>", "a.xml, line 4.*UTF-8"),
+        ("a.xml", b"\xef\xbb\xbf<seg>\n\n\n\xff</seg>", "a.xml, line 4.*UTF-8"),
+        ("a.de", b"gut\nb\0se\n", "a.de, line 2.*binary"),
+        ("a.xml", b"<doc>gut</doc>\n", "a.xml.*<seg>"),
+        ("a.xml", b"<seg>a</seg>\n<seg>b\n<seg>c</seg>", "a.xml, line 3.*got '<seg>'"),
+        ("a.xml", b"<seg>a</seg>\n<seg>b\n", "a.xml, line 2.*got '<seg>'"),
+        ("a.xml", b"<seg>a</seg>\nb</seg>\n", "a.xml, line 2.*got '</seg>'"),
+        ("a.de.gz", b"no gzip", "a.de.gz is damaged"),
+        ("a.de.gz", gzip.compress(b"gut\n" * 99, mtime=0)[:-9], "a.de.gz is damaged"),
+        *((f"a.{ending}", b'{"source": "a"}', f"a.{ending}.*{ending.removesuffix('.gz')}")
+          for ending in ("jsonl", "tsv", "docx", "tar.gz")),
     ],
-)
-def test_what_is_wrong_is_named(tmp_path, name, content, message):
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path, name, content, match):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=match):
         read(tmp_path / name)
 
 
@@ -105,7 +92,7 @@ def test_pieces_are_joined_and_tokens_stay_without_the_package(tmp_path, monkeyp
     (tmp_path / "a.tok.bpe.32000.en").write_text("Res@@ um@@ ption of the ses@@ sion , \nends with@@\n@@ alone\n")
     (tmp_path / "a.en").write_text("Res@@ um@@ ption\n")
     assert read(tmp_path / "a.tok.bpe.32000.en") == ["Resumption of the session ,", "ends with", "alone"]
-    assert "holds tokens of the Moses tokenizer" in caplog.text and "scores will be those of" in caplog.text
+    assert "a.tok.bpe.32000.en" in caplog.text
     assert read(tmp_path / "a.en") == ["Res@@ um@@ ption"]
 
 

@@ -33,9 +33,5 @@ def test_a_dictionary_swaps_adjectives():
 def test_pairs_are_a_function_of_the_seed(kind, tmp_path):
     assert toys.make(kind, 9, 4) == toys.make(kind, 30, 4)[:9] != toys.make(kind, 9, 5)
     toys.write(tmp_path / "deep", kind, {"train": 6, "test": 3}, seed=4)
-    read = [
-        pair
-        for name in ("train", "test")
-        for pair in PairFiles(*(str(tmp_path / "deep" / f"{name}.{side}") for side in ("source", "target")))
-    ]
-    assert read == toys.make(kind, 9, 4)
+    files = [[f"{tmp_path}/deep/{name}.{side}" for side in ("source", "target")] for name in ("train", "test")]
+    assert [pair for both in files for pair in PairFiles(*both)] == toys.make(kind, 9, 4)

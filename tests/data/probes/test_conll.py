@@ -68,8 +68,8 @@ def test_variants_of_text_give_the_same(write):
 
 
 def test_columns_without_content_are_unknown(write):
-    rows = QUEEN.strip("\n").split("\n")
-    table = "\n".join(" ".join([row.split()[0], "_", "-", row.split()[3]]) if row else "" for row in rows)
+    rows = [row.split() for row in QUEEN.strip("\n").split("\n")]
+    table = "\n".join(" ".join([row[0], "_", "-", row[3]]) if row else "" for row in rows)
     document = read_one(write("one.conll", conll_text(table)))
     assert document.tags is None and document.parses is None and len(document.mentions) == 9
 
@@ -95,41 +95,39 @@ def test_folders_and_archives(write, tmp_path):
     cut = (tmp_path / "data" / "more.tar.xz").read_bytes()[:-40]
     with pytest.raises(ValueError, match="cut.tar.xz is damaged"):
         conll.read(write("other/cut.tar.xz", cut))
-    with pytest.raises(FileNotFoundError, match="files that end in _gold_conll or .conll, got .*none"):
-        conll.read(write("none/SOURCE.txt", "").parent)
-    with pytest.raises(FileNotFoundError, match="got .*absent; check the path"):
-        conll.read(tmp_path / "absent")
+    for path in (write("none/SOURCE.txt", "").parent, tmp_path / "absent"):
+        with pytest.raises(FileNotFoundError, match=f"_gold_conll or .conll.*{path}"):
+            conll.read(path)
 
 
 TEXT = conll_text(QUEEN)
 DAMAGES = {
-    "never closed": (with_cells(["-", "(7", "-"]), "line 3: document nw/paris: a mention of entity 7 begins here"),
-    "never opened": (with_cells(["-", "7)", "-"]), "line 3: document nw/paris: a mention of entity 7 ends here"),
-    "closed twice": (with_cells(["(7", "7)", "7)"]), "line 4: document nw/paris: a mention of entity 7 ends here"),
-    "no bracket": (with_cells(["-", "7"]), "line 3: expected coreference such as"),
-    "empty in list": (with_cells(["(7)|", "-"]), "line 2: expected coreference such as"),
-    "fewer columns": (TEXT.replace("old   JJ   ", "old   "), "line 3: expected 12 columns as in the line before"),
-    "few columns": ("#begin document (a); part 0\na 0 0 word (1)\n", "line 2: expected at least 12 columns"),
-    "no blank line": (conll_text(QUEEN, extra=2).replace("\n\nnw", "\nnw"), "line 14: expected 12 columns"),
-    "no word": ("#begin document (a); part 0\na\t0\t0\t \tNN\t_\t_\t_\t_\t_\t_\t_\t(1)\n", "line 2: expected a word"),
-    "cut off": (TEXT[: TEXT.index("#end")], "the file ends inside of document nw/paris"),
-    "no end": (TEXT.replace("#end document", "") + TEXT, "line 27: expected `#end document` of nw/paris"),
-    "no begin": (TEXT.split("\n", 1)[1], "line 1: expected `#begin document"),
-    "end alone": ("#end document\n", "line 1: this document has no"),
-    "no name": (TEXT.replace(" (nw/paris); part 000", ""), "line 1: expected `#begin document (NAME)"),
-    "empty": ("", "expected a line `#begin document"),
-    "twice": (TEXT + TEXT, "nw/paris, part 0, was already read"),
-    "other bytes": (TEXT.encode().replace(b"herself", b"h\xe9rself"), "line 12: expected text in UTF-8"),
-    "binary": (b"PK\0\0", "binary content"),
+    "never closed": (with_cells(["-", "(7", "-"]), "line 3.*nw/paris.*entity 7 begins"),
+    "never opened": (with_cells(["-", "7)", "-"]), "line 3.*nw/paris.*entity 7 ends"),
+    "closed twice": (with_cells(["(7", "7)", "7)"]), "line 4.*nw/paris.*entity 7 ends"),
+    "no bracket": (with_cells(["-", "7"]), "line 3.*coreference"),
+    "empty in list": (with_cells(["(7)|", "-"]), "line 2.*coreference"),
+    "fewer columns": (TEXT.replace("old   JJ   ", "old   "), "line 3.* 12 "),
+    "few columns": ("#begin document (a); part 0\na 0 0 word (1)\n", "line 2.*at least 12"),
+    "no blank line": (conll_text(QUEEN, extra=2).replace("\n\nnw", "\nnw"), "line 14.* 12 "),
+    "no word": ("#begin document (a); part 0\na\t0\t0\t \tNN\t_\t_\t_\t_\t_\t_\t_\t(1)\n", "line 2.*word"),
+    "cut off": (TEXT[: TEXT.index("#end")], "nw/paris.*#end document"),
+    "no end": (TEXT.replace("#end document", "") + TEXT, "line 27.*#end document.*nw/paris"),
+    "no begin": (TEXT.split("\n", 1)[1], "line 1.*#begin document"),
+    "end alone": ("#end document\n", "line 1.*#begin document"),
+    "no name": (TEXT.replace(" (nw/paris); part 000", ""), "line 1.*NAME"),
+    "empty": ("", "#begin document"),
+    "twice": (TEXT + TEXT, "nw/paris, part 0, "),
+    "other bytes": (TEXT.encode().replace(b"herself", b"h\xe9rself"), "line 12.*UTF-8"),
+    "binary": (b"PK\0\0", "binary"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files(write, damage):
-    content, message = DAMAGES[damage]
-    with pytest.raises(ValueError) as error:
+    content, match = DAMAGES[damage]
+    with pytest.raises(ValueError, match=f"one.conll.*{match}"):
         conll.read(write("one.conll", content))
-    assert "one.conll" in str(error.value) and message in str(error.value)
 
 
 def test_litbank(litbank):

@@ -40,10 +40,10 @@ def test_a_text_by_hand(write):
     assert probe.dropped == {}
 
 
-@pytest.mark.parametrize("window, first, count", [(13, 0, 13), (14, 0, 14), (16, 0, 16)])
-def test_windows_keep_what_is_needed(write, window, first, count):
+@pytest.mark.parametrize("window", [13, 14, 16])
+def test_windows_keep_what_is_needed(write, window):
     probe = gap.gap(write("one.tsv", table(row())), window=window)
-    assert len(probe.windows[0].words) == count and probe.queries[0].at == 12 - first
+    assert len(probe.windows[0].words) == window and probe.queries[0].at == 12
     later = "Before that , " * 3 + TEXT
     probe = gap.gap(write("two.tsv", table(row(text=later))), window=window)
     words = probe.windows[0].words
@@ -65,19 +65,19 @@ def test_what_does_not_fit_is_counted(write):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, match",
     [
-        (table(row()).replace("A-coref", "A_coref"), "line 2: expected the key .A-coref., got none"),
-        (table(row(), row()[:-9]), "line 3: .*shorter"),
-        (table(row().replace("\t36\t", "\t37\t")), "line 2: expected B='Eve Smith' at character 37"),
-        (table(row().replace("\t36\t", "\tx\t")), "line 2: expected B='Eve Smith' at character x"),
-        (table(row().replace("True", "yes")), "line 2: expected TRUE or FALSE"),
-        (table(row().replace("she", "who")), "line 2: expected one of he, her, .* got 'who'"),
-        (table().encode() + b"\xff", "line 2: expected text in UTF-8"),
+        (table(row()).replace("A-coref", "A_coref"), "line 2.*A-coref"),
+        (table(row(), row()[:-9]), "line 3"),
+        (table(row().replace("\t36\t", "\t37\t")), "line 2.*B='Eve Smith'.* 37"),
+        (table(row().replace("\t36\t", "\tx\t")), "line 2.*B='Eve Smith'.* x"),
+        (table(row().replace("True", "yes")), "line 2.*TRUE or FALSE"),
+        (table(row().replace("she", "who")), "line 2.*'who'"),
+        (table().encode() + b"\xff", "line 2.*UTF-8"),
     ],
 )
-def test_damaged_files(write, content, message):
-    with pytest.raises(ValueError, match=message):
+def test_damaged_files(write, content, match):
+    with pytest.raises(ValueError, match=match):
         gap.gap(write("one.tsv", content))
 
 
@@ -95,7 +95,4 @@ def test_the_real_files(shared):
         assert found == {(True, False): a, (False, True): b, (False, False): neither} and not dropped
         assert round(np.mean([row.is_right[row.nearest] for row in rows]), 3) == nearest
         assert sum(row.gender == "feminine" for row in rows) * 2 == len(rows)
-    probe = gap.gap(folder, window=300)
-    assert (len(probe.queries), probe.development.sum(), probe.dropped) == (4000, 2000, {})
-    for query in probe.queries[::97]:
-        assert probe.windows[query.window].words[query.at].lower() in gap.FEMININE | gap.MASCULINE
+    assert all(row.words[row.pronoun].lower() in gap.FEMININE | gap.MASCULINE for row in rows)

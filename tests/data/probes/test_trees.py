@@ -56,17 +56,14 @@ def test_documents_parts_and_what_is_left_out(write):
     assert names == ["a", "a", "b", "x-test.conllu, line 2", "x-test.conllu, line 11"]
     assert probe.dropped == {trees.TRAIN: 1} and "sentences" in trees.TRAIN
     with_lengths = trees.dependencies(folder, lengths=lengths, window=13)
-    assert with_lengths.dropped == {
-        trees.TRAIN: 1, windows.NO_TOKENS: 1, trees.TOO_LONG: 18
-    }  # fmt: skip
+    assert with_lengths.dropped == {trees.TRAIN: 1, windows.NO_TOKENS: 1, trees.TOO_LONG: 18}
     assert len(with_lengths.queries) == 1
 
 
 def test_names_do_not_depend_on_the_path(write, monkeypatch):
     """A file by its absolute path, by a relative one, from its folder, and in a folder that has moved."""
-    content = (
-        sentence() + sentence(comments="# newdoc") * 2 + sentence(comments="#newdoc id = a\n# newpar") + sentence()
-    )
+    content = sentence() + sentence(comments="# newdoc") * 2
+    content += sentence(comments="#newdoc id = a\n# newpar") + sentence()
     path = write("house of trees/x.conllu", content)
     moved = write("elsewhere/x.conllu", content)
     monkeypatch.chdir(path.parent)
@@ -79,26 +76,25 @@ def test_names_do_not_depend_on_the_path(write, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, match",
     [
-        (sentence().replace("\tX", "", 1), "line 1: expected 10 columns with tabs in between, got 9"),
-        (sentence().replace("\n4\t", "\n5\t"), "line 6: expected the number 4 in the first column, got '5'"),
-        (sentence("1 a a 2 x\n2 b b 3 x\n3 c c 2 x"), "line 1: the heads of word 1 run in a circle"),
-        (sentence("1 a a 1 x"), "word 1 .a.: expected the number of another word .* got '1'"),
-        (sentence("1 a a 3 x\n2 b b 0 x"), "word 1 .a.: expected the number of another word .* got '3'"),
-        (sentence("1 a a _ x"), "got '_'"),
-        (sentence().encode().replace(b"cars", b"c\xe9rs"), "line 8: expected text in UTF-8"),
+        (sentence().replace("\tX", "", 1), "line 1.*10 .* 9"),
+        (sentence().replace("\n4\t", "\n5\t"), "line 6.* 4 .*'5'"),
+        (sentence("1 a a 2 x\n2 b b 3 x\n3 c c 2 x"), "line 1.*word 1.*circle"),
+        (sentence("1 a a 0 x\n2 b b 3 x\n3 c c 2 x"), "line 1.*word 2.*circle"),
+        *((sentence(f"1 a a {head} x\n2 b b 0 x"), f"word 1 .a.*got '{head}'") for head in ("1", "3", "_")),
+        (sentence().encode().replace(b"cars", b"c\xe9rs"), "line 8.*UTF-8"),
     ],
 )
-def test_damaged_files(write, content, message):
-    with pytest.raises(ValueError, match=message):
+def test_damaged_files(write, content, match):
+    with pytest.raises(ValueError, match=match):
         trees.dependencies(write("one.conllu", content))
 
 
-def test_a_file_and_its_compressed_copy_are_not_read_both(write, tmp_path):
+def test_a_file_and_its_compressed_copy_are_not_read_both(write):
     path = write("one.conllu", sentence())
-    (path.parent / "one.conllu.gz").write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(ValueError, match="one.conllu.gz has the same content as .*one.conllu: remove one of both"):
+    write("one.conllu.gz", gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match="one.conllu.gz.*one.conllu"):
         trees.dependencies(path.parent)
 
 

@@ -23,7 +23,7 @@ def examples(*items) -> Examples:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(LETTERS, min_size=1, max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_located_ids_are_those_of_encoding_and_their_places_are_in_order(family, kind, texts):
     tokenizer = family[kind]
     located = tokenizer.locate_batch(texts)
@@ -47,45 +47,36 @@ def test_places_are_the_letters_of_the_pieces(family, kind):
 
 
 def test_a_text_and_a_pair_have_their_separators_and_segments(family):
-    pair, one = Texts("0", "the cat", "sat on", 1), Texts("1", "the cat", None, None)
+    """One text of a pair may be empty, as in QQP."""
+    texts = [("the cat", "sat on"), ("the cat", None), ("the cat", ""), ("", "the cat")]
+    given = examples(*(Texts(str(n), *pair, n if n != 1 else None) for n, pair in enumerate(texts)))
     for kind, separators, segment in (("byte_bpe", 2, 0), ("wordpiece", 1, 1)):
         tokenizer = family[kind]
         special = tokenizer.specials
-        features = encode(TASKS["mrpc"], examples(pair, one), tokenizer, 32, 2 if segment else 1)
-        first, second = tokenizer.encode("the cat"), tokenizer.encode("sat on")
-        expected = [special.begin, *first, *[special.end] * separators, *second, special.end]
-        row = features.rows[0]
-        assert row["tokens"].tolist() == expected and row["tokens"].dtype == np.int32
-        assert row["segment_ids"].tolist() == [1] * len(expected)
-        begin = 1 + len(first) + separators
-        assert row["token_type_ids"].tolist() == [0] * begin + [segment] * (len(expected) - begin)
-        assert features.rows[1]["tokens"].tolist() == [special.begin, *first, special.end]
-        assert (row["labels"], row["weights"]) == (1, 1)
-        assert (features.rows[1]["labels"], features.rows[1]["weights"]) == (0, 0)
-        assert features.owner.tolist() == [0, 1] and features.truncated == 0 and features.pad == special.pad
-
-
-def test_a_pair_with_an_empty_text_keeps_its_separators(family):
-    """QQP has such questions."""
-    for tokenizer in family.values():
-        special = tokenizer.specials
-        features = encode(
-            TASKS["qqp"], examples(Texts("0", "the cat", "", 1), Texts("1", "", "the cat", 0)), tokenizer, 32, 1
-        )
-        cat, between = tokenizer.encode("the cat"), [special.end] * special.pair_separators
-        assert features.rows[0]["tokens"].tolist() == [special.begin, *cat, *between, special.end]
-        assert features.rows[1]["tokens"].tolist() == [special.begin, *between, *cat, special.end]
+        features = encode(TASKS["mnli"], given, tokenizer, 32, 2 if segment else 1)
+        for row, (first, second) in zip(features.rows, texts, strict=True):
+            expected = [special.begin, *tokenizer.encode(first)]
+            begin = len(expected) + separators
+            if second is not None:
+                expected += [special.end] * separators + tokenizer.encode(second)
+            expected += [special.end]
+            assert row["tokens"].tolist() == expected and row["tokens"].dtype == np.int32
+            assert row["segment_ids"].tolist() == [1] * len(expected)
+            types = [segment if second is not None and place >= begin else 0 for place in range(len(expected))]
+            assert row["token_type_ids"].tolist() == types
+        assert [(row["labels"], row["weights"]) for row in features.rows] == [(0, 1), (0, 0), (2, 1), (3, 1)]
+        assert features.owner.tolist() == [0, 1, 2, 3] and features.truncated == 0 and features.pad == special.pad
 
 
 def test_regression_is_scaled_to_one(bpe):
-    features = encode(
-        TASKS["stsb"], examples(*[Texts("0", "a", "b", number) for number in (0.0, 2.5, 5.0)]), bpe, 32, 1
-    )
-    assert [float(row["labels"]) for row in features.rows] == [0, 0.5, 1]
+    task = dataclasses.replace(TASKS["stsb"], span=(-1.0, 4.0))
+    features = encode(task, examples(*[Texts("0", "a", "b", number) for number in (-1.0, 0.0, 4.0)]), bpe, 32, 1)
+    np.testing.assert_allclose([row["labels"] for row in features.rows], [0, 0.2, 1], rtol=1e-6)
     assert features.rows[0]["labels"].dtype == np.float32
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 25))
+@settings(max_examples=60, deadline=None)
 def test_the_longer_text_is_cut_first(one, two, room):
     first, second = [("a", at) for at in range(one)], [("b", at) for at in range(two)]
     slow = [list(first), list(second)]
@@ -115,9 +106,9 @@ def test_a_passage_gives_way_to_the_end_of_a_question(bpe):
 
 
 def test_several_right_candidates_share_the_label(bpe):
-    example = Choices("0", (("the", "cat"),) * 4, (1, 3), tuple("abcd"))
+    example = Choices("0", (("the", "cat"),) * 5, (1, 3, 4), tuple("abcde"))
     (row,) = encode(TASKS["record"], examples(example), bpe, 16, 1).rows
-    assert row["labels"].tolist() == [0, 0.5, 0, 0.5]
+    np.testing.assert_allclose(row["labels"], [0, 1 / 3, 0, 1 / 3, 1 / 3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,7 +117,7 @@ def test_several_right_candidates_share_the_label(bpe):
         st.text("catdogGüß’😀1.\u00a0\u200b\u0301", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=7
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_word_has_pieces_and_together_they_are_the_text(family, kind, words):
     tokenizer = family[kind]
     text = " ".join(words)
@@ -165,14 +156,8 @@ def test_tags_stand_at_the_first_piece_of_their_word(family, kind):
 
 
 def test_words_that_are_cut_are_counted(bpe):
-    words = ("cat",) * 40
-    features = encode(
-        TASKS["wnut17"],
-        examples(TaggedSentence("0", words, ("O",) * 40), TaggedSentence("1", ("cat",), ("O",))),
-        bpe,
-        12,
-        1,
-    )
+    long, short = TaggedSentence("0", ("cat",) * 40, ("O",) * 40), TaggedSentence("1", ("cat",), ("O",))
+    features = encode(TASKS["wnut17"], examples(long, short), bpe, 12, 1)
     row = features.rows[0]
     kept = int(row["label_weights"].sum())
     assert len(row["tokens"]) == 12 and row["tokens"][-1] == bpe.specials.end and row["label_weights"][-1] == 0
@@ -180,8 +165,7 @@ def test_words_that_are_cut_are_counted(bpe):
 
 
 def test_rows_need_room(bpe):
-    with pytest.raises(ValueError, match="max_length must be at least 12, got 11"):
+    with pytest.raises(ValueError, match="max_length.*12.*11"):
         encode(TASKS["sst2"], examples(Texts("0", "a", None, 0)), bpe, 11, 1)
     cut = encode(TASKS["sst2"], examples(Texts("0", "the cat " * 30, None, 0), Texts("1", "a", None, 0)), bpe, 12, 1)
-    assert cut.truncated == 1 and len(cut.rows[0]["tokens"]) == 12
-    assert dataclasses.asdict(cut)["lost"] == 0
+    assert cut.truncated == 1 and len(cut.rows[0]["tokens"]) == 12 and cut.lost == 0

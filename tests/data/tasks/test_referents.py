@@ -63,12 +63,12 @@ def test_the_pronoun_of_a_pair_and_its_phrase(text, hypothesis, before, phrase):
 
 def test_wsc_and_wnli_from_their_files(tmp_path):
     target = {"span1_index": 0, "span1_text": "The city councilmen", "span2_index": 9, "span2_text": "they"}
+    other = target | {"span1_index": 4, "span1_text": "the demonstrators,"}
+    rain = target | {"span1_text": "It", "span2_index": 2, "span2_text": "he"}
     lines = [
         {"text": COUNCIL, "target": target, "idx": 3, "label": True},
-        {"text": COUNCIL, "target": target | {"span1_index": 4, "span1_text": "the demonstrators,"}, "idx": 4}
-        | {"label": False},
-        {"text": "It rains, he said", "target": target | {"span1_text": "It", "span2_index": 2, "span2_text": "he"}}
-        | {"idx": 5, "label": True},
+        {"text": COUNCIL, "target": other, "idx": 4, "label": False},
+        {"text": "It rains, he said", "target": rain, "idx": 5, "label": True},
     ]
     table = rows(("index", "sentence1", "sentence2", "label"), (7, CARROT, "The carrot had a hole.", 1))
     root = write(
@@ -80,23 +80,18 @@ def test_wsc_and_wnli_from_their_files(tmp_path):
     wsc, wnli = (ranking.ranked(TASKS[name]) for name in ("wsc", "wnli"))
     assert (wsc.kind, wsc.metric, wnli.labels) == ("referent", "accuracy", ("not_entailment", "entailment"))
     before, after = "The city councilmen refused the demonstrators a permit because ", " feared violence."
-    others = ("the demonstrators", "a permit")
-    first = Referent("3", before, after, ("The city councilmen", *others), 1)
+    first = Referent("3", before, after, ("The city councilmen", "the demonstrators", "a permit"), 1)
+    second = Referent("4", before, after, ("the demonstrators", "The city councilmen", "a permit"), 0)
     found = load(wsc, root, "train")
-    assert found[:2] == (
-        first,
-        Referent("4", before, after, ("the demonstrators", "The city councilmen", "a permit"), 0),
-    )
-    assert found[2].phrases == ("It",)
+    assert found[:2] == (first, second) and found[2].phrases == ("It",)
     assert ranking.learnable(found) == (Examples((first,), found.source), 2), "neither wrong nor single phrases"
-    with pytest.raises(ValueError, match="expected texts with the phrase that a pronoun refers to, and another phrase"):
+    with pytest.raises(ValueError, match="WSC/train.jsonl.*phrase"):
         ranking.learnable(found.take([1, 2]))
     before, after = CARROT.split("it had")
-    assert load(wnli, root, "train").items == (
-        Referent("7", before, " had" + after, ("the carrot", "a pin", "a hole"), 1),
-    )
+    expected = Referent("7", before, " had" + after, ("the carrot", "a pin", "a hole"), 1)
+    assert load(wnli, root, "train").items == (expected,)
     assert load(wnli, root, "test")[0].label is None
-    with pytest.raises(ValueError, match="line 3: expected a part of the text in which a phrase stands for a pronoun"):
+    with pytest.raises(ValueError, match="line 3.*'No word alike'"):
         load(wnli, root, "validation")
 
 

@@ -18,60 +18,27 @@ LINES = {
     "CB/val": {"premise": "P", "hypothesis": "H", "label": "neutral", "idx": 5},
     "COPA/train": {"premise": "It fell.", "choice1": "It broke.", "choice2": "It flew.", "question": "effect"}
     | {"idx": 1, "label": 0},
-    "COPA/test": {
-        "premise": "It fell.",
-        "choice1": "Ann slept.",
-        "choice2": "Bo hit it.",
-        "question": "cause",
-        "idx": 2,
-    },
-    "MultiRC/train": {
-        "idx": 3,
-        "version": 1.1,
-        "passage": {"text": "P", "questions": [{"question": "Q?", "idx": 7, "answers": ANSWERS}]},
-    },
+    "COPA/test": {"premise": "It fell.", "choice1": "Ann slept.", "choice2": "Bo hit it.", "question": "cause"}
+    | {"idx": 2},
+    "MultiRC/train": {"idx": 3, "version": 1.1}
+    | {"passage": {"text": "P", "questions": [{"question": "Q?", "idx": 7, "answers": ANSWERS}]}},
     "RTE/train": {"premise": "P", "hypothesis": "H", "label": "not_entailment", "idx": 0},
     "AX-b/AX-b": {"sentence1": "S", "sentence2": "T", "idx": 6, "label": "entailment", "logic": "Negation"},
     "AX-g/AX-g": {"premise": "P", "hypothesis": "H", "idx": 9, "label": "entailment", "pair_id": 551},
     "WiC/train": {"word": "place", "sentence1": "Do you want to come over to my place later?", "sentence2": "Places!"}
     | {"idx": 0, "label": True, "start1": 31, "start2": 0, "end1": 36, "end2": 6, "version": 1.1},
-    "WSC/train": {
-        "text": WSC,
-        "target": {"span1_index": 0, "span1_text": "mark", "span2_index": 13, "span2_text": "He"},
-        "idx": 2,
-        "label": False,
-    },
+    "WSC/train": {"text": WSC, "idx": 2, "label": False}
+    | {"target": {"span1_index": 0, "span1_text": "mark", "span2_index": 13, "span2_text": "He"}},
 }
+RESULT, CAUSE = "What happened as a result?", "What was the cause of this?"
 EXAMPLES = [
     ("boolq", "train", [Texts("4", "is it so", "So - It is.", 0)]),
     ("cb", "validation", [Texts("5", "P", "H", 1)]),
-    (
-        "copa",
-        "train",
-        [
-            Choices(
-                "1",
-                (
-                    ("It fell.", "What happened as a result? It broke."),
-                    ("It fell.", "What happened as a result? It flew."),
-                ),
-                (0,),
-            )
-        ],
-    ),
+    ("copa", "train", [Choices("1", tuple(("It fell.", f"{RESULT} It {did}.") for did in ("broke", "flew")), (0,))]),
     (
         "copa",
         "test",
-        [
-            Choices(
-                "2",
-                (
-                    ("It fell.", "What was the cause of this? Ann slept."),
-                    ("It fell.", "What was the cause of this? Bo hit it."),
-                ),
-                None,
-            )
-        ],
+        [Choices("2", tuple(("It fell.", f"{CAUSE} {did}.") for did in ("Ann slept", "Bo hit it")), None)],
     ),
     ("multirc", "train", [Texts("3-7-10", "P", "Q? Yes", 1, "3-7"), Texts("3-7-11", "P", "Q? No", 0, "3-7")]),
     ("superglue_rte", "train", [Texts("0", "P", "H", 1)]),
@@ -99,52 +66,44 @@ def test_official_files(tmp_path, parent):
     ],
 )
 def test_labels_of_other_copies(tmp_path, task, labels, expected):
-    official = {"cb": "CB", "copa": "COPA"}[task]
-    lines = [json.dumps(LINES[f"{official}/{'val' if task == 'cb' else 'train'}"] | {"label": of}) for of in labels]
-    write(tmp_path, {f"{official}/train.jsonl": "\n".join(lines) + "\n"})
+    name = {"cb": "CB/val", "copa": "COPA/train"}[task]
+    lines = [json.dumps(LINES[name] | {"label": label}) for label in labels]
+    write(tmp_path, {f"{task.upper()}/train.jsonl": "\n".join(lines) + "\n"})
     examples = load(TASKS[task], str(tmp_path), "train")
     found = [TASKS[task].labels[of.label] if isinstance(of, Texts) else of.right for of in examples]
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("phrase", "index", "found"),
-    [
-        ("Pete", 2, "* Pete * many"),  # 13 words apart from the other Pete
-        ("Pete", 7, "which * Pete * included"),  # one too low
-        ("Pete", 9, "which * Pete * included"),  # one too high
-        ("himself.", 6, "about * himself *,"),  # a full stop that is not the phrase's
-        ("his  book", 11, "in * his book *."),
-    ],
-)
-def test_phrases_of_wsc_are_found_beside_their_index(tmp_path, phrase, index, found):
-    target = LINES["WSC/train"]["target"] | {"span1_text": phrase, "span1_index": index}
-    root = write(tmp_path, {"WSC/train.jsonl": json.dumps(LINES["WSC/train"] | {"target": target})})
-    assert found in load(TASKS["wsc"], root, "train")[0].first
+HES = "The he-goat Ann saw when he's with their he."
 
 
 @pytest.mark.parametrize(
-    ("index", "marked"),
+    ("text", "phrase", "index", "found"),
     [
-        (0, "The # he #-goat Ann"),  # not in `The`
-        (1, "The # he #-goat Ann"),
-        (4, "when # he #'s"),  # not in `when`
-        (5, "when # he #'s"),
-        (6, "when # he #'s"),  # not in `their`, the word behind
-        (7, "their # he #."),
+        (WSC, "Pete", 2, "* Pete * many"),  # 13 words apart from the other Pete
+        (WSC, "Pete", 7, "which * Pete * included"),  # one too low
+        (WSC, "Pete", 9, "which * Pete * included"),  # one too high
+        (WSC, "himself.", 6, "about * himself *,"),  # a full stop that is not the phrase's
+        (WSC, "his  book", 11, "in * his book *."),
+        (HES, "he", 0, "The * he *-goat Ann"),  # not in `The`
+        (HES, "he", 1, "The * he *-goat Ann"),
+        (HES, "he", 4, "when * he *'s"),  # not in `when`
+        (HES, "he", 5, "when * he *'s"),
+        (HES, "he", 6, "when * he *'s"),  # not in `their`, the word behind
+        (HES, "he", 7, "their * he *."),
     ],
 )
-def test_words_of_wsc_are_not_found_inside_of_words(tmp_path, index, marked):
-    text = "The he-goat Ann saw when he's with their he."
-    target = {"span1_index": 2, "span1_text": "Ann", "span2_index": index, "span2_text": "he"}
-    root = write(tmp_path, {"WSC/train.jsonl": json.dumps({"text": text, "target": target, "label": 1, "idx": 0})})
-    assert marked.replace("Ann", "* Ann *") in load(TASKS["wsc"], root, "train")[0].first
+def test_phrases_of_wsc_are_whole_words_at_their_index_or_beside_it(tmp_path, text, phrase, index, found):
+    other = {"span2_index": 0, "span2_text": "Mark"} if text == WSC else {"span2_index": 2, "span2_text": "Ann"}
+    line = {"text": text, "label": 1, "idx": 0, "target": other | {"span1_text": phrase, "span1_index": index}}
+    root = write(tmp_path, {"WSC/train.jsonl": json.dumps(line)})
+    assert found.replace("Ann", "# Ann #") in load(TASKS["wsc"], root, "train")[0].first
 
 
 def test_pairs_of_ax_g_must_be_known(tmp_path):
     line = {key: value for key, value in LINES["AX-g/AX-g"].items() if key != "pair_id"}
     root = write(tmp_path, {"AX-g/AX-g.jsonl": json.dumps(line)})
-    with pytest.raises(ValueError, match="line 1: expected the field 'pair_id', got premise, hypothesis"):
+    with pytest.raises(ValueError, match="line 1.*'pair_id'"):
         load(TASKS["superglue_rte"], root, "diagnostic_gender")
 
 
