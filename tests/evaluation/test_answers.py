@@ -9,42 +9,25 @@ import pytest
 from ag_jax.evaluation import answers
 
 NORMALIZED = {
-    "The  Cat, sat!": "cat sat",
-    "an apple a day": "apple day",
-    "theatre another": "theatre another",
-    "$1.50": "150",
-    "well-known U.S.": "wellknown us",
-    "a": "",
+    "The  Cat, sat!": "cat sat", "an apple a day": "apple day", "theatre another": "theatre another", "$1.50": "150",
+    "well-known U.S.": "wellknown us", "a": "", "the\u00a0end\n": "end",
     "–“Überall”": "–“überall”",  # only ASCII's punctuation goes, as in the scripts
-    "the\u00a0end\n": "end",
-}
+}  # fmt: skip
+SCORES = [  # prediction, right answers, exact match, F1
+    ("the Denver Broncos", ["Denver Broncos"], 1, 1), ("Broncos", ["Denver Broncos"], 0, 2 / 3),
+    ("Denver Denver", ["Denver Broncos"], 0, 1 / 2), ("Denver Denver", ["Denver Denver Broncos"], 0, 4 / 5),
+    ("Broncos", ["Panthers", "Denver Broncos", "the Broncos!"], 1, 1),
+    ("red cat", ["red dog", "red fat cat"], 0, 4 / 5),
+    ("Panthers", ["Broncos"], 0, 0), ("", ["Broncos"], 0, 0), ("", [], 1, 1), ("Broncos", [], 0, 0),
+    ("the", [], 1, 1), ("", ["the"], 1, 1), ("the", ["the", "the cat"], 0, 0),  # what is left of "the" is no answer
+]  # fmt: skip
 
 
-def test_normalized():
+def test_normalized_answers_and_scores_by_hand():
     assert {text: answers.normalized(text) for text in NORMALIZED} == NORMALIZED
-
-
-@pytest.mark.parametrize(
-    ("prediction", "wanted", "exact", "f1"),
-    [
-        ("the Denver Broncos", ["Denver Broncos"], 1, 1),
-        ("Broncos", ["Denver Broncos"], 0, 2 / 3),
-        ("Denver Denver", ["Denver Broncos"], 0, 1 / 2),
-        ("Denver Denver", ["Denver Denver Broncos"], 0, 4 / 5),
-        ("Broncos", ["Panthers", "Denver Broncos", "the Broncos!"], 1, 1),
-        ("red cat", ["red dog", "red fat cat"], 0, 4 / 5),
-        ("Panthers", ["Broncos"], 0, 0),
-        ("", ["Broncos"], 0, 0),
-        ("", [], 1, 1),
-        ("Broncos", [], 0, 0),
-        ("the", [], 1, 1),
-        ("the", ["the", "the cat"], 0, 0),  # what is left of "the" is no answer
-        ("", ["the"], 1, 1),
-    ],
-)
-def test_scores_by_hand(prediction, wanted, exact, f1):
-    assert answers.exact_match(prediction, wanted) == exact
-    assert answers.f1(prediction, wanted) == pytest.approx(f1)
+    for prediction, wanted, exact, f1 in SCORES:
+        found = (answers.exact_match(prediction, wanted), answers.f1(prediction, wanted))
+        assert found == pytest.approx((exact, f1)), prediction
 
 
 def windows(rng, sizes, context):

@@ -17,28 +17,20 @@ PLAIN = {"bleu": BLEU, "bleu_lowercase": functools.partial(BLEU, lowercase=True)
 WORDS = "der Hund Mann läuft schnell über eine grüne Wiese und Frau Kind spielt Ball im Park mit Stock".split()
 
 
-def sentences(rng, count, shortest=5, longest=14):
-    return [" ".join(rng.choice(WORDS, rng.integers(shortest, longest + 1))) + "." for _ in range(count)]
-
-
-def noisy(rng, texts, share):
-    """Return texts with a share of their words replaced, some words left out and some words moved."""
-    changed = []
-    for text in texts:
-        words = [str(rng.choice(WORDS)) if rng.random() < share else word for word in text.split()]
-        words = [word for word in words if rng.random() > share / 4] or words[:1]
-        if rng.random() < share:
-            words.append(words.pop(0))
-        changed.append(" ".join(words))
-    return changed
-
-
 @pytest.fixture(scope="module")
 def texts():
     """References, and translations of three systems: two that differ little, and a bad one."""
     rng = np.random.default_rng(7)
-    references = sentences(rng, 61)
-    return references, {name: noisy(rng, references, share) for name, share in (("a", 0.2), ("b", 0.25), ("c", 0.7))}
+    references = [" ".join(rng.choice(WORDS, rng.integers(5, 15))) + "." for _ in range(61)]
+
+    def noisy(text, share):
+        """Replace a share of the words, leave some out and move one."""
+        words = [str(rng.choice(WORDS)) if rng.random() < share else word for word in text.split()]
+        words = [word for word in words if rng.random() > share / 4] or words[:1]
+        return " ".join(words[1:] + words[:1] if rng.random() < share else words)
+
+    shares = {"a": 0.2, "b": 0.25, "c": 0.7}
+    return references, {name: [noisy(text, share) for text in references] for name, share in shares.items()}
 
 
 def ngrams(items, order):

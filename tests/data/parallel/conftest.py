@@ -9,6 +9,8 @@ from ag_jax.data.corpus import Corpus
 from ag_jax.data.parallel import pipeline, toys
 
 LENGTH = 48
+FILES = {"source": "train.source", "target": "train.target"}
+FILES |= {"validation_source": "validation.source", "validation_target": "validation.target"}
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +25,7 @@ def folder(tmp_path_factory) -> pathlib.Path:
 def config(folder, tmp_path_factory) -> DataConfig:
     return DataConfig(
         format="parallel",
-        source=str(folder / "train.source"),
-        target=str(folder / "train.target"),
-        validation_source=str(folder / "validation.source"),
-        validation_target=str(folder / "validation.target"),
+        **{setting: str(folder / name) for setting, name in FILES.items()},
         sequence_length=LENGTH,
         pack=True,
         cache_dir=str(tmp_path_factory.mktemp("cache")),
@@ -39,6 +38,7 @@ def corpus(config) -> Corpus:
     return pipeline.prepare(config)
 
 
-def lines(path: pathlib.Path) -> list[str]:
-    """The lines of a file of the toy corpus."""
-    return path.read_text().splitlines()
+def pairs(folder: pathlib.Path, split: str = "train") -> list[tuple[str, str]]:
+    """The lines of the files of a split of the toy corpus."""
+    sides = ((folder / f"{split}.{side}").read_text().splitlines() for side in ("source", "target"))
+    return list(zip(*sides, strict=True))

@@ -19,12 +19,11 @@ def pairs_of(sizes):
 
 def numbers(row) -> list[int]:
     """The pairs of a row, which must be the same on both sides, with whole texts."""
-    source, target = ([int(text[0]) for text in np.split(side.tokens, side.text_starts[1:])] for side in row)
-    assert source == [-number for number in target]
-    for side in row:
-        for text in np.split(side.tokens, side.text_starts[1:]):
-            assert (text == text[0]).all()
-    return source
+    source, target = ([text.tolist() for text in np.split(side.tokens, side.text_starts[1:])] for side in row)
+    assert all(len(set(text)) == 1 for text in source + target)
+    found = [text[0] for text in source]
+    assert found == [-text[0] for text in target]
+    return found
 
 
 def plain_packing(sizes, open_rows):
@@ -44,9 +43,8 @@ def plain_packing(sizes, open_rows):
         else:
             rows.append([number])
         if len(rows) > open_rows:
-            fullest = min(rows, key=total)
-            rows.remove(fullest)
-            closed.append(fullest)
+            closed.append(min(rows, key=total))
+            rows.remove(closed[-1])
     return closed + sorted(rows, key=total)
 
 

@@ -33,11 +33,11 @@ def test_aligned_lines(tmp_path, ending):
     assert read(target, source) == [Pair(*pair[::-1]) for pair in EXPECTED]
 
 
-@pytest.mark.parametrize(("content", "count"), [("", 0), ("a", 1), ("a\n", 1), ("a\n\nb", 3), ("a\nb\n\n", 3)])
-def test_lines_are_counted_as_they_are_read(tmp_path, content, count):
-    one, other = (write(tmp_path / name, content) for name in ("a.en", "b.en.gz"))
-    assert PairFiles(str(one)).line_count() == count == len(read(one, write(tmp_path / "a.de", content)))
-    assert PairFiles(f"{one},{other}").line_count() == 2 * count
+def test_lines_are_counted_as_they_are_read(tmp_path):
+    for content, count in (("", 0), ("a", 1), ("a\n", 1), ("a\n\nb", 3), ("a\nb\n\n", 3)):
+        one, other = (write(tmp_path / name, content) for name in ("a.en", "b.en.gz"))
+        assert PairFiles(str(one)).line_count() == count == len(read(one, write(tmp_path / "a.de", content)))
+        assert PairFiles(f"{one},{other}").line_count() == 2 * count
 
 
 def test_several_files_go_together_in_order(tmp_path):
@@ -114,11 +114,8 @@ def test_tags_on_both_sides_are_left_out(tmp_path):
 )
 def test_records_of_both_sides(tmp_path, name, content, fields):
     assert read(write(tmp_path / name, content), **fields) == EXPECTED
-
-
-def test_quotes_mean_nothing_in_a_table(tmp_path):
-    path = write(tmp_path / "a.tsv", '"Hello," he said.\t"Hallo", sagte er.\n"\t\'\n')
-    assert read(path) == [Pair('"Hello," he said.', '"Hallo", sagte er.'), Pair('"', "'")]
+    path = write(tmp_path / "b.tsv", '"Hello," he said.\t"Hallo", sagte er.\n"\t\'\n')
+    assert read(path) == [Pair('"Hello," he said.', '"Hallo", sagte er.'), Pair('"', "'")], "quotes mean nothing"
 
 
 @pytest.mark.parametrize(
@@ -188,27 +185,20 @@ def test_a_test_set_keeps_all_of_its_lines(tmp_path):
         pairs.read_test_set(PairFiles(str(source), str(target), setting="of the test"))
 
 
-def test_identity_follows_files_and_fields(tmp_path):
-    source, target = write(tmp_path / "a.en", "a"), write(tmp_path / "a.de", "b")
+def test_identity_follows_files_fields_and_names_of_links(tmp_path):
+    """The name says that lines are pieces, which are joined; a link with the name of its file is that file."""
+    source, target = write(tmp_path / "a.en", "Res@@ um\n"), write(tmp_path / "a.de", "b\n")
     both = PairFiles(str(source), str(target))
     before = both.identity()
     assert json.loads(json.dumps(before)) == before == both.identity()
     assert both.files() == {"source": [("a.en", source)], "target": [("a.de", target)]}
-    write(target, "longer")
+    (tmp_path / "below").mkdir()
+    for name in ("a.bpe.en", "below/a.en"):
+        (tmp_path / name).symlink_to(source)
+    renamed, same = (PairFiles(str(tmp_path / name), str(target)) for name in ("a.bpe.en", "below/a.en"))
+    assert next(iter(renamed)) != next(iter(both)) == next(iter(same))
+    assert renamed.identity() != before == same.identity()
+    write(target, "longer\n")
     assert both.identity() != before
     table = str(write(tmp_path / "a.tsv", "a\tb"))
     assert PairFiles(table).identity() != PairFiles(table, source_field="en").identity()
-
-
-def test_links_with_other_names_may_be_other_pairs(tmp_path):
-    """The name says that lines are pieces, which are joined; a link with the name of its file is that file."""
-    for name in ("a.en", "a.de"):
-        write(tmp_path / name, "Res@@ um@@ ption\n")
-    (tmp_path / "a.bpe.en").symlink_to(tmp_path / "a.en")
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "a.en").symlink_to(tmp_path / "a.en")
-    plain, renamed, same = (
-        PairFiles(str(tmp_path / name), str(tmp_path / "a.de")) for name in ("a.en", "a.bpe.en", "below/a.en")
-    )
-    assert next(iter(renamed)) != next(iter(plain)) == next(iter(same))
-    assert renamed.identity() != plain.identity() == same.identity()

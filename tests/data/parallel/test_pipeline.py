@@ -11,31 +11,29 @@ import pytest
 from ag_jax.data import cache, randomness, tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.parallel import pipeline, selection
-from tests.data.parallel.conftest import LENGTH, lines
+from tests.data.parallel.conftest import LENGTH, pairs
 
 
-def texts_of(rows, side, tokenizer) -> list[str]:
-    """All texts of a side, in the order of the rows."""
-    stored = getattr(rows, side)
-    found = []
-    for number in range(len(stored)):
-        ends = np.flatnonzero(stored.row(number) == tokenizer.specials.end)
-        assert ends[-1] == len(stored.row(number)) - 1
-        found += [tokenizer.decode(text) for text in np.split(stored.row(number), ends[:-1] + 1)]
-    return found
+def decoded(corpus, split) -> list[tuple[str, str]]:
+    """All pairs of a split, in the order of the rows."""
 
+    def texts(stored):
+        found = []
+        for number in range(len(stored)):
+            ends = np.flatnonzero(stored.row(number) == corpus.tokenizer.specials.end)
+            assert ends[-1] == len(stored.row(number)) - 1
+            found += [corpus.tokenizer.decode(text) for text in np.split(stored.row(number), ends[:-1] + 1)]
+        return found
 
-def pairs_of(corpus, split) -> list[tuple[str, str]]:
     rows = getattr(corpus, split)
-    return list(zip(*(texts_of(rows, side, corpus.tokenizer) for side in ("source", "target")), strict=True))
+    return list(zip(texts(rows.source), texts(rows.target), strict=True))
 
 
 @pytest.mark.parametrize("pack", [True, False])
 def test_rows_hold_every_pair_once(config, folder, pack):
     corpus = pipeline.prepare(dataclasses.replace(config, pack=pack))
     for split in ("train", "validation"):
-        expected = list(zip(*(lines(folder / f"{split}.{side}") for side in ("source", "target")), strict=True))
-        found, rows = pairs_of(corpus, split), getattr(corpus, split)
+        expected, found, rows = pairs(folder, split), decoded(corpus, split), getattr(corpus, split)
         assert sorted(found) == sorted(expected) and corpus.documents[split] == rows.pair_count == len(expected)
         assert len(rows) < len(expected) / 2 if pack else found == expected and len(rows) == len(expected)
         assert rows.tokens[:].tolist() == rows.target.tokens[:].tolist()
@@ -46,30 +44,26 @@ def test_rows_hold_every_pair_once(config, folder, pack):
 
 @pytest.mark.parametrize(("kind", "size"), [("sentencepiece_unigram", 60), ("wordpiece", 90)])
 def test_other_kinds_of_tokenizers_give_the_text_back(config, folder, kind, size, tmp_path):
-    own = dataclasses.replace(
-        config, tokenizer=TokenizerConfig(kind=kind, vocabulary_size=size), cache_dir=str(tmp_path)
-    )
+    tokenizer = TokenizerConfig(kind=kind, vocabulary_size=size)
+    own = dataclasses.replace(config, tokenizer=tokenizer, cache_dir=str(tmp_path))
     corpus = pipeline.prepare(own)
-    assert {source for source, _ in pairs_of(corpus, "train")} == set(lines(folder / "train.source"))
+    assert sorted(decoded(corpus, "train")) == sorted(pairs(folder))
     batch = pipeline.Batches(corpus.train, corpus.tokenizer, own, 4, 0).at(0)
     assert (batch["target_tokens"][:, 0] == corpus.tokenizer.specials.pad).all()
 
 
 def test_the_tokenizer_reads_the_training_pairs_alone(config, folder, monkeypatch, tmp_path):
-    read = []
+    read, tokenizers_train = [], tokenizers.train
 
     def train(settings, texts):
         read.append(list(texts))
         assert read[-1] == list(texts), "texts are read repeatedly"
         return tokenizers_train(settings, texts)
 
-    tokenizers_train = tokenizers.train
     monkeypatch.setattr(tokenizers, "train", train)
     fresh = dataclasses.replace(config, cache_dir=str(tmp_path))
     pipeline.prepare_tokenizer(fresh)
-    pairs = list(zip(lines(folder / "train.source"), lines(folder / "train.target"), strict=True))
-    assert read == [[text for pair in pairs for text in pair]]
-
+    assert read == [[text for pair in pairs(folder) for text in pair]]
     # Without files for validation, what is held out is not read; nor is what is left out.
     chosen = {"validation_source": None, "validation_target": None, "validation_fraction": 0.3, "max_words_ratio": 1.05}
     pipeline.prepare_tokenizer(dataclasses.replace(fresh, **chosen))
@@ -81,20 +75,10 @@ def test_the_tokenizer_reads_the_training_pairs_alone(config, folder, monkeypatc
 @pytest.mark.parametrize(("name", "size"), [("TOKENIZER_PAIRS", 50), ("TOKENIZER_TEXT", 2000)])
 def test_of_a_large_corpus_every_part_has_its_share(config, folder, monkeypatch, name, size):
     monkeypatch.setattr(pipeline, name, size)
-    found = list(pipeline._TokenizerText(config))
-    pairs = list(zip(lines(folder / "train.source"), lines(folder / "train.target"), strict=True))
-    total = len(pairs) if name == "TOKENIZER_PAIRS" else sum(len(text) for pair in pairs for text in pair)
-    stride = -(-total // size)
-    assert stride > 3 and found == [text for pair in pairs[::stride] for text in pair]
-
-
-def test_a_tokenizer_without_an_end_token(config, corpus, tmp_path):
-    corpus.tokenizer.save(tmp_path)
-    (tmp_path / "checksum.json").unlink()
-    content = (tmp_path / "tokenizer.json").read_text()
-    (tmp_path / "tokenizer.json").write_text(content.replace("</s>", "<e>"))
-    with pytest.raises(ValueError, match="end token.*</s>"):
-        pipeline.prepare(dataclasses.replace(config, tokenizer=TokenizerConfig(path=str(tmp_path))))
+    texts = [text for pair in pairs(folder) for text in pair]
+    stride = -(-(len(texts) // 2 if name == "TOKENIZER_PAIRS" else sum(map(len, texts))) // size)
+    expected = [text for pair in pairs(folder)[::stride] for text in pair]
+    assert stride > 3 and list(pipeline._TokenizerText(config)) == expected
 
 
 def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
@@ -104,7 +88,7 @@ def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
     def fail(*_, **__):
         raise AssertionError("made again")
 
-    for module, name in ((pipeline, "_write_text"), (pipeline, "_write_rows"), (tokenizers, "train")):
+    for module, name in ((tokenizers, "train"), (pipeline, "_write_rows"), (pipeline, "_write_text")):
         monkeypatch.setattr(module, name, fail)
     assert pipeline.prepare(config).facts() == pipeline.prepare(own).facts() == corpus.facts()
     pipeline.prepare(dataclasses.replace(config, max_tokens=LENGTH))  # the same limit
@@ -120,72 +104,64 @@ def test_the_second_time_nothing_is_made(config, corpus, monkeypatch, tmp_path):
         with pytest.raises(AssertionError, match="made again"):
             pipeline.prepare(dataclasses.replace(own, **changes))
     monkeypatch.undo()
-    monkeypatch.setattr(pipeline, "_write_text", None)  # tokens are shared by rows of other lengths
+    monkeypatch.setattr(pipeline, "_write_text", fail)  # tokens are shared by rows of other lengths
     longer = pipeline.prepare(dataclasses.replace(config, sequence_length=60))
     assert len(longer.train) < len(corpus.train) and longer.documents == corpus.documents
+    # A tokenizer without an end token.
+    (tmp_path / "checksum.json").unlink()
+    content = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(content.replace("</s>", "<e>"))
+    with pytest.raises(ValueError, match="end token.*</s>"):
+        pipeline.prepare(own)
 
 
-def test_tables_compressed_files_and_lists_are_the_same_corpus(config, corpus, folder, tmp_path):
-    pairs = list(zip(lines(folder / "train.source"), lines(folder / "train.target"), strict=True))
-    (tmp_path / "a.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+def test_files_of_other_forms_are_the_same_corpus_also_read_in_small_parts(
+    config, corpus, folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pipeline, "ENCODED_TOGETHER", 700)
+    monkeypatch.setattr(pipeline, "READ_TOGETHER", 10)
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps({"source": source, "target": target}) + "\n" for source, target in pairs)
-    for side in ("source", "target"):
-        texts = lines(folder / f"train.{side}")
-        (tmp_path / f"1.{side}").write_text("".join(f"{text}\r\n" for text in texts[:100]))
-        with gzip.open(tmp_path / f"2.{side}.gz", "wt") as file:
-            file.writelines(f"{text}\n" for text in texts[100:])
-    listed = {side: f"{tmp_path}/1.{side},{tmp_path}/2.{side}.gz" for side in ("source", "target")}
-    tokenizer = TokenizerConfig(path=str(tmp_path / "tokenizer"))
+        file.writelines(json.dumps({"source": source, "target": target}) + "\n" for source, target in pairs(folder))
+    for number, part in enumerate((pairs(folder)[:100], pairs(folder)[100:]), 1):
+        for place, side in enumerate(("source", "target")):
+            (tmp_path / f"{number}.{side}").write_text("".join(f"{pair[place]}\r\n" for pair in part))
+    listed = {side: f"{tmp_path}/1.{side},{tmp_path}/2.{side}" for side in ("source", "target")}
     corpus.tokenizer.save(tmp_path / "tokenizer")
-    for chosen in ({"source": f"{tmp_path}/a.tsv"}, {"source": f"{tmp_path}/a.jsonl.gz"}, listed):
-        chosen = {"target": None, "tokenizer": tokenizer, "cache_dir": str(tmp_path / "cache")} | chosen
-        assert pipeline.prepare(dataclasses.replace(config, **chosen)).facts() == corpus.facts()
-    files = pipeline.source_files(dataclasses.replace(config, cache_dir=str(tmp_path / "cache"), **listed))
-    assert [name for name, *_ in files["target"]] == ["1.target", "1:2.target.gz"]
+    given = {"tokenizer": TokenizerConfig(path=str(tmp_path / "tokenizer")), "cache_dir": str(tmp_path / "cache")}
+    for chosen in ({"source": f"{tmp_path}/a.jsonl.gz", "target": None}, listed):
+        assert pipeline.prepare(dataclasses.replace(config, **given, **chosen)).facts() == corpus.facts()
+    files = pipeline.source_files(dataclasses.replace(config, **given, **listed))
+    assert [name for name, *_ in files["target"]] == ["1.target", "1:2.target"]
     assert [name for name, *_ in files["validation_target"]] == ["validation.target"]
 
 
-def test_changed_files_are_noticed(config, corpus, folder, tmp_path):
-    sides = {}
-    for side in ("source", "target"):
-        (tmp_path / side).write_bytes((folder / f"train.{side}").read_bytes())
-        sides[side] = str(tmp_path / side)
-    ours = dataclasses.replace(config, **sides)
+def test_files_that_change_while_or_after_they_are_read(config, corpus, folder, tmp_path, monkeypatch):
+    target, content = tmp_path / "target", (folder / "train.target").read_text()
+    target.write_text(content)
+    ours = dataclasses.replace(config, target=str(target))
     assert pipeline.prepare(ours).facts() == corpus.facts()
     before = pipeline.source_files(ours)
-    content = (tmp_path / "target").read_text()
-    (tmp_path / "target").write_text(content.replace("hundo", "hunde", 1))
-    os.utime(tmp_path / "target", ns=(0, 0))
+    target.write_text(content.replace("hundo", "hunde", 1))
+    os.utime(target, ns=(0, 0))
     after = pipeline.source_files(ours)
-    assert {name: before[name] == after[name] for name in before} == {
-        "source": True,
-        "target": False,
-        "validation_source": True,
-        "validation_target": True,
-    }
+    assert [name for name in before if before[name] != after[name]] == ["target"]
     facts = pipeline.prepare(ours).facts()
     changed = {name for name, value in corpus.facts().items() if facts[name] != value}
     assert "train checksum" in changed and "train documents" not in changed
-
-
-def test_files_that_change_while_they_are_read(config, folder, tmp_path, monkeypatch):
-    (tmp_path / "target").write_bytes((folder / "train.target").read_bytes())
-    ours = dataclasses.replace(config, target=str(tmp_path / "target"), cache_dir=str(tmp_path / "cache"))
-    pipeline.prepare_tokenizer(ours)
-    select = selection.select
+    select, fresh = selection.select, dataclasses.replace(ours, cache_dir=str(tmp_path / "cache"))
 
     def changing(config):
         yield from select(config)
-        (tmp_path / "target").write_text("another text\n")
+        target.write_text("another text\n")
 
+    pipeline.prepare_tokenizer(fresh)
     monkeypatch.setattr(selection, "select", changing)
     with pytest.raises(ValueError, match="data.source.*changed"):
-        pipeline.prepare(ours)
+        pipeline.prepare(fresh)
     assert not list((tmp_path / "cache").glob("text-*"))
 
 
-def test_damage_in_the_cache_is_noticed(config, tmp_path, capsys):
+def test_damage_in_the_cache_is_noticed(config, tmp_path, capsys, monkeypatch):
     ours = dataclasses.replace(config, cache_dir=str(tmp_path))
     expected, files = pipeline.prepare(ours).facts(), pipeline.source_files(ours)
     for pattern in ("rows-*/train/target/tokens.bin", "rows-*/counts.json", "files-*/files.json"):
@@ -196,12 +172,7 @@ def test_damage_in_the_cache_is_noticed(config, tmp_path, capsys):
         capsys.readouterr()
         assert pipeline.prepare(ours).facts() == expected and pipeline.source_files(ours) == files
         assert path.name in capsys.readouterr().err and path.read_bytes() == content
-
-
-def test_large_files_are_compared_as_they_are_read(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "READ_WHOLE", 0)
-    ours = dataclasses.replace(config, cache_dir=str(tmp_path))
-    pipeline.prepare(ours)
+    monkeypatch.setattr(cache, "READ_WHOLE", 0)  # large files are compared as they are read
     [path] = tmp_path.glob("rows-*/train/target/tokens.bin")
     path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
     corpus = pipeline.prepare(ours)
@@ -216,9 +187,11 @@ def assert_equal(one, other):
 
 
 def test_the_order_is_a_function_of_seed_and_step(corpus, config):
-    """Row i of step s is number s * 8 + i of the permutations of the epochs."""
-    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, 8, seed=3)
+    """Row i of step s is number s * 8 + i of the permutations of the epochs; also when resumed, and on two hosts."""
     count = len(corpus.train)
+    with pytest.raises(ValueError, match=f"{count} .*500.*training"):
+        pipeline.Batches(corpus.train, corpus.tokenizer, config, 500, 0)
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, 8, seed=3)
     assert count % 8, "the border of the epochs is meant to fall into a batch"
     orders = [randomness.permutation(count, 3, epoch) for epoch in range(3)]
     assert not np.array_equal(orders[0], orders[1])
@@ -229,10 +202,6 @@ def test_the_order_is_a_function_of_seed_and_step(corpus, config):
             for name, side in (("tokens", corpus.train.source), ("target_labels", corpus.train.target)):
                 stored = side.row(int(example))
                 assert batch[name][row][: len(stored)].tolist() == stored.tolist()
-
-
-def test_resuming_and_hosts_give_the_same_batches(corpus, config):
-    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config, 8, seed=3)
     expected = [batches.at(step) for step in range(4, 11)]
     for threads in (1, 3):
         for one, other in zip(batches.iterate(4, 11, threads=threads), expected, strict=True):
@@ -254,15 +223,13 @@ def test_the_first_input_is_the_start_token(corpus, config, start):
 
 
 def test_validation_has_every_row_once(corpus, config):
-    count = len(corpus.validation)
-    size = 7
+    count, size = len(corpus.validation), 7
     assert count % size, "the last batch is meant to be filled up"
     made = list(pipeline.validation_batches(corpus, config, size))
     [whole] = pipeline.validation_batches(corpus, config, count)
     assert len(made) == -(-count // size)
     for name, field in whole.items():
-        joined = np.concatenate([batch[name] for batch in made])
-        np.testing.assert_array_equal(joined[:count], field)
+        np.testing.assert_array_equal(np.concatenate([batch[name] for batch in made])[:count], field)
         assert all(batch[name].shape == (size, LENGTH) for batch in made)
     assert not made[-1]["target_weights"][count % size :].any() and not made[-1]["segment_ids"][count % size :].any()
     assert whole["target_weights"].sum() == len(corpus.validation.tokens)
@@ -270,14 +237,3 @@ def test_validation_has_every_row_once(corpus, config):
         assert_equal({name: field[[2, 0]] for name, field in one.items()}, part)
     [fewer] = pipeline.validation_batches(corpus, config, size, most=3)
     assert (fewer["target_weights"].sum(axis=1) > 0).sum() == 3
-
-
-def test_a_corpus_shorter_than_a_batch(corpus, config):
-    with pytest.raises(ValueError, match=f"{len(corpus.train)} .*500.*training"):
-        pipeline.Batches(corpus.train, corpus.tokenizer, config, 500, 0)
-
-
-def test_many_pairs_are_read_and_tokenised_in_parts(config, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "ENCODED_TOGETHER", 700)
-    monkeypatch.setattr(pipeline, "READ_TOGETHER", 10)
-    assert pipeline.prepare(dataclasses.replace(config, cache_dir=str(tmp_path))).facts() == corpus.facts()

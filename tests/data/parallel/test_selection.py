@@ -8,18 +8,13 @@ import pytest
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.parallel import pipeline, selection, toys
 from ag_jax.data.parallel.selection import TOO_LONG, UNEQUAL, WITHOUT_TEXT
+from tests.data.parallel.conftest import FILES
 
 # (source, target, why it is left out at a ratio of 2)
 PAIRS = [
-    ("a b", "a b c d", ""),
-    ("a b", "a b c d e", UNEQUAL),
-    ("a b c d e", "a b", UNEQUAL),
-    ("a b c", "a b", ""),
-    ("", "a", WITHOUT_TEXT),
-    ("a", " \u3000 ", WITHOUT_TEXT),
-    ("", "", WITHOUT_TEXT),
-    ("a", "a", ""),
-]
+    ("a b", "a b c d", ""), ("a b", "a b c d e", UNEQUAL), ("a b c d e", "a b", UNEQUAL), ("a b c", "a b", ""),
+    ("", "a", WITHOUT_TEXT), ("a", " \u3000 ", WITHOUT_TEXT), ("", "", WITHOUT_TEXT), ("a", "a", ""),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -28,11 +23,9 @@ def config(tmp_path) -> DataConfig:
         (tmp_path / f"train.{side}").write_text("".join(pair[number] + "\n" for pair in PAIRS), encoding="utf-8")
     (tmp_path / "validation.source").write_text("a b c\n" * 3 + "a\n\n")
     (tmp_path / "validation.target").write_text("a b c\n" * 3 + "a b c\na\n")
-    names = ("train.source", "train.target", "validation.source", "validation.target")
-    keys = ("source", "target", "validation_source", "validation_target")
     return DataConfig(
         format="parallel",
-        **{key: str(tmp_path / name) for key, name in zip(keys, names, strict=True)},
+        **{setting: str(tmp_path / name) for setting, name in FILES.items()},
         sequence_length=16,
         cache_dir=str(tmp_path / "cache"),
         tokenizer=TokenizerConfig(kind="wordpiece", vocabulary_size=30),

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import importlib
+import itertools
 import sys
 
 import pytest
@@ -17,14 +18,12 @@ def read(path) -> list[str | None]:
     return list(sides.lines(path))
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("last", ["", "end"])
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_only_line_feeds_end_lines(tmp_path, end, last, mark):
-    content = mark + (end.join(LINES) + (end if last else "")).encode()
-    for name, pack in (("a.de", bytes), ("a.de.gz", gzip.compress), ("a.de.bz2", bz2.compress), ("a.br", bytes)):
-        (tmp_path / name).write_bytes(pack(content))
-        assert read(tmp_path / name) == [line.strip() for line in LINES]
+def test_only_line_feeds_end_lines(tmp_path):
+    for end, last, mark in itertools.product(("\n", "\r\n"), (False, True), (b"", b"\xef\xbb\xbf")):
+        content = mark + (end.join(LINES) + end * last).encode()
+        for name, pack in (("a.de", bytes), ("a.de.gz", gzip.compress), ("a.de.bz2", bz2.compress), ("a.br", bytes)):
+            (tmp_path / name).write_bytes(pack(content))
+            assert read(tmp_path / name) == [line.strip() for line in LINES]
 
 
 def test_a_carriage_return_inside_a_line_becomes_a_space(tmp_path):
@@ -55,11 +54,10 @@ two   lines </seg><seg id="3"></seg></p><seg>last</seg >
 """
 
 
-@pytest.mark.parametrize("name", ["a.en.xml", "a-src.en.sgm", "a.SGML", "a.xml.gz"])
-def test_segments_are_lines(tmp_path, name):
-    content = SEGMENTS.encode()
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    assert read(tmp_path / name) == ['Tom & Jerry & co. <3 "x" €5 AT&T;', "in two   lines", "", "last"]
+def test_segments_are_lines(tmp_path):
+    for name in ("a.en.xml", "a-src.en.sgm", "a.SGML", "a.xml.gz"):
+        (tmp_path / name).write_bytes((gzip.compress if name.endswith("gz") else bytes)(SEGMENTS.encode()))
+        assert read(tmp_path / name) == ['Tom & Jerry & co. <3 "x" €5 AT&T;', "in two   lines", "", "last"]
 
 
 @pytest.mark.parametrize(

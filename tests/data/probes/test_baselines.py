@@ -1,6 +1,5 @@
 """Anaphors and baselines against a plain formulation, mention by mention; LitBank's numbers; a document by hand."""
 
-import dataclasses
 import functools
 import tarfile
 
@@ -65,15 +64,6 @@ def ask(document, stretches, settings=DEFAULTS):
     return anaphors.ask(document, stretches, settings, np.ones(len(document.words), int))
 
 
-def assert_like_plain(document, stretches, direction="before"):
-    asked = ask(document, stretches, Settings(direction=direction))
-    expected = plain(document, stretches, direction)
-    assert [stretches[query.window].begin + query.at for query in asked.queries] == [row[0] for row in expected]
-    for column, name in enumerate(baselines.NAMES, 1):
-        np.testing.assert_allclose(asked.scores[name], [row[column] for row in expected], rtol=1e-12, err_msg=name)
-    return asked
-
-
 @pytest.mark.parametrize("direction", ("before", "both"))
 @pytest.mark.parametrize("seed", range(2))
 def test_random_documents_against_the_plain_formulation(seed, direction):
@@ -83,7 +73,11 @@ def test_random_documents_against_the_plain_formulation(seed, direction):
     begins = draws.integers(0, 205, 90)
     spans = {Mention(int(at), int(at + draws.integers(1, 6)), str(draws.integers(0, 11))) for at in begins}
     document = Document("a", words, tuple(range(0, 211, 13)), in_reading_order(spans))
-    asked = assert_like_plain(document, blocks(211, 47), direction)
+    stretches = blocks(211, 47)
+    asked, expected = ask(document, stretches, Settings(direction=direction)), plain(document, stretches, direction)
+    found = [[stretches[query.window].begin + query.at for query in asked.queries]]
+    found += [asked.scores[name] for name in baselines.NAMES]
+    np.testing.assert_allclose(np.transpose(found), expected, rtol=1e-12)
     assert len(asked.queries) > 20 and asked.dropped[anaphors.CUT] > 0
     for query in asked.queries:
         assert set(query.answers) == {query.candidates[index][0] for index in query.right}
@@ -109,11 +103,6 @@ def test_litbank(litbank):
         chosen = kinds == kind if kind != "all" else np.ones(len(kinds), bool)
         assert chosen.sum() == count
         np.testing.assert_allclose([of_name[chosen].mean() for of_name in scores], expected, rtol=0, atol=0.00051)
-    anaphora = [anaphors._mention_table(document, "rule") for document in litbank.documents]
-    assert sum(each.is_anaphor.sum() for each in anaphora) == 21_176
-    # 15,090 pronouns in the reference: it depends on which of two mentions of an entity with the same first word comes
-    # first.
-    assert sum((each.is_anaphor & (np.array(each.kinds) == "pronominal")).sum() for each in anaphora) == 15_091
 
 
 @pytest.fixture
@@ -191,17 +180,14 @@ PRECO = (
 
 
 def test_preco(write):
-    path = write(
-        "train.jsonl",
-        f"\ufeff{PRECO}\r\n\r\n" + PRECO.replace("d1", "d2") + '\n{"sentences": [], "mention_clusters": []}',
-    )
+    lines = f"\ufeff{PRECO}\r\n\r\n" + PRECO.replace("d1", "d2") + '\n{"sentences": [], "mention_clusters": []}'
+    path = write("train.jsonl", lines)
     reading = preco.read(path)
     assert reading.dropped == {preco.BLANK: 1} and [each.name for each in reading.documents] == ["d1", "d2"]
     first = reading.documents[0]
     assert first.words == tuple("Emma saw her dog . She called it".split()) and first.starts == (0, 5)
-    assert [dataclasses.astuple(each) for each in first.mentions] == [
-        (0, 1, "0"), (2, 4, "1"), (2, 3, "0"), (5, 6, "0"), (7, 8, "1"),
-    ]  # fmt: skip
+    mentions = [(0, 1, "0"), (2, 4, "1"), (2, 3, "0"), (5, 6, "0"), (7, 8, "1")]
+    assert first.mentions == tuple(Mention(*mention) for mention in mentions)
     probe = coreference.coreference(path.parent)
     assert [(query.at, query.answers) for query in probe.queries[:3]] == [(2, (0,)), (5, (0, 2)), (7, (3,))]
 

@@ -26,27 +26,21 @@ def test_what_can_be_asked():
     checking.check(probe(first, development=[True, False], baselines={}))
 
 
-@pytest.mark.parametrize(
-    "changed, match",
-    [
-        *(({"window": window}, f"window below 2.*{window}") for window in (2, -1)),
-        *(({"at": at}, f"`at`.*below 5.*{at}") for at in (5, -1)),
-        ({"at": 1.0}, "integers"),
-        *(({"begin": begin}, f"`begin` from 0 to at=2.*{begin}") for begin in (3, -1)),
-        ({"candidates": ((0,), ())}, "candidate"),
-        *(({"candidates": ((0,), (3, word))}, f"below 5 in `candidates`.*{word}") for word in (5, -1)),
-        ({"candidates": (0, 3)}, "tuple.*`candidates`.*int"),
-        ({"candidates": (np.array([0]), (3,))}, "tuple.*`candidates`.*ndarray"),
-        ({"right": np.array([0])}, "`right`.*ndarray"),
-        *(({"answers": (3, word)}, f"below 5 in `answers`.*{word}") for word in (5, -2)),
-        ({"answers": 3}, "`answers`.*int"),
-        ({"answers": (3.0,)}, "integers"),
-        *(({"right": (number,)}, f"2 candidates.*`right`.*{number}") for number in (2, -1)),
-        ({"answers": (2,)}, "`answers`.*`at`=2"),
-        ({"kind": "all"}, "`kind`.*'all'"),
-        ({"kind": ""}, "`kind`"),
-    ],
-)
+FAULTS = [
+    *(({"window": window}, f"window below 2.*{window}") for window in (2, -1)),
+    *(({"at": at}, f"`at`.*below 5.*{at}") for at in (5, -1)), ({"at": 1.0}, "integers"),
+    *(({"begin": begin}, f"`begin` from 0 to at=2.*{begin}") for begin in (3, -1)),
+    *(({"candidates": ((0,), (3, word))}, f"below 5 in `candidates`.*{word}") for word in (5, -1)),
+    ({"candidates": ((0,), ())}, "candidate"), ({"candidates": (0, 3)}, "tuple.*`candidates`.*int"),
+    ({"candidates": (np.array([0]), (3,))}, "`candidates`.*ndarray"), ({"right": np.array([0])}, "`right`.*ndarray"),
+    *(({"answers": (3, word)}, f"below 5 in `answers`.*{word}") for word in (5, -2)),
+    ({"answers": 3}, "`answers`.*int"), ({"answers": (3.0,)}, "integers"), ({"answers": (2,)}, "`answers`.*`at`=2"),
+    *(({"right": (number,)}, f"2 candidates.*`right`.*{number}") for number in (2, -1)),
+    ({"kind": "all"}, "`kind`.*'all'"), ({"kind": ""}, "`kind`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed, match", FAULTS)
 def test_faults_of_a_query(changed, match):
     with pytest.raises(ValueError, match=f"mine, query 0 .Query.window=.*: .*{match}"):
         checking.check(probe(dataclasses.replace(FIRST, **changed)))

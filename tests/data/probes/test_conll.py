@@ -22,56 +22,47 @@ def with_cells(cells: list[str], sentences: tuple[int, ...] = ()) -> str:
 
 
 def read_one(path):
-    reading = conll.read(path)
-    assert len(reading.documents) == 1
-    return reading.documents[0]
+    (document,) = conll.read(path).documents
+    return document
 
 
 @pytest.mark.parametrize("extra", (0, 3))
 def test_a_document_by_hand(write, extra):
     document = read_one(write("paris.v4_gold_conll", conll_text(QUEEN, extra=extra)))
     rows = [row.split() for row in QUEEN.split("\n") if row]
-    assert (document.name, document.part) == ("nw/paris", 0)
-    assert list(document.words) == [row[0] for row in rows]
-    assert list(document.tags) == [row[1] for row in rows] and list(document.parses) == [row[2] for row in rows]
-    assert document.starts == (0, 12)
+    assert (document.name, document.part, document.starts) == ("nw/paris", 0, (0, 12))
+    assert [document.words, document.tags, document.parses] == [tuple(row[at] for row in rows) for at in range(3)]
     assert document.mentions == tuple(Mention(*span) for span in SPANS)
 
 
 def test_brackets(write):
     # Nested, adjacent, crossing, of one word, and two of one entity that cross: a closing bracket ends the last begun.
     cells = ["(1|(2", "(1", "2)", "1)|(3", "3)|(4", "1)|(5)", "4)"]
-    found = read_one(write("one.conll", with_cells(cells))).mentions
-    assert [(each.begin, each.end, each.entity) for each in found] == [
-        (0, 6, "1"), (0, 3, "2"), (1, 4, "1"), (3, 5, "3"), (4, 7, "4"), (5, 6, "5"),
-    ]  # fmt: skip
+    expected = [(0, 6, "1"), (0, 3, "2"), (1, 4, "1"), (3, 5, "3"), (4, 7, "4"), (5, 6, "5")]
+    assert read_one(write("one.conll", with_cells(cells))).mentions == tuple(Mention(*span) for span in expected)
 
 
 def test_variants_of_text_give_the_same(write):
     text = conll_text(QUEEN)
-    expected = read_one(write("one.conll", text))
-    body = text.replace("\n\n", "\n \n\n\n")
+    rows = [[("" if cell in "-*" else cell) for cell in line.split()] if line[:1] != "#" else [line]
+            for line in text.split("\n")]  # fmt: skip
     variants = {
         "comments": text.replace("; part 000\n", "; part 000\n# a = b\n").replace("\n\n", f"\n\n# {'word ' * 99}\n"),
         "crlf": text.replace("\n", "\r\n"),
-        "mark": b"\xef\xbb\xbf" + text.encode(),
-        "blank": f"\n\n{body}\n\n",
+        "mark": "\ufeff" + text,
+        "blank": "\n\n" + text.replace("\n\n", "\n \n\n\n") + "\n\n",
         "no_end": text.rstrip("\n"),
         "zipped.conll.gz": gzip.compress(text.encode()),
-        "empty_cells": "\n".join("\t".join("" if c in "-*" else c for c in line.split()) for line in text.split("\n"))
-        .replace("#begin\tdocument\t", "#begin document ").replace("\tpart\t", " part ")
-        .replace("#end\tdocument", "#end document"),
-    }  # fmt: skip
+        "empty_cells": "\n".join(map("\t".join, rows)),
+    }
+    expected = read_one(write("one.conll", text))
     for name, content in variants.items():
         found = read_one(write(name, content))
         assert (found.words, found.starts, found.mentions) == (expected.words, expected.starts, expected.mentions), name
-
-
-def test_columns_without_content_are_unknown(write):
-    rows = [row.split() for row in QUEEN.strip("\n").split("\n")]
-    table = "\n".join(" ".join([row[0], "_", "-", row[3]]) if row else "" for row in rows)
-    document = read_one(write("one.conll", conll_text(table)))
-    assert document.tags is None and document.parses is None and len(document.mentions) == 9
+    words = [row.split() for row in QUEEN.strip("\n").split("\n")]
+    table = "\n".join(" ".join([row[0], "_", "-", row[3]]) if row else "" for row in words)
+    document = read_one(write("two.conll", conll_text(table)))  # columns without content are unknown
+    assert document.tags is None and document.parses is None and document.mentions == expected.mentions
 
 
 def test_mentions_across_sentences_are_dropped_and_counted(write):
@@ -135,6 +126,5 @@ def test_litbank(litbank):
     entities = [collections.Counter(each.entity for each in document.mentions) for document in documents]
     counts = [count for entity in entities for count in entity.values()]
     assert len(documents) == 100 and sum(len(document.words) for document in documents) == 210_532
-    assert [min(lengths := [len(document.words) for document in documents]), max(lengths)] == [1_999, 3_419]
     assert (sum(counts), len(counts), counts.count(1)) == (29_103, 7_927, 5_763)
     assert litbank.dropped == {} and documents[0].tags is None and documents[0].parses is None

@@ -9,7 +9,7 @@ import pytest
 from ag_jax.data.probes import reflexive
 
 LINES = "our prince will love himself\t4\t0 1\t\nher girl who can cry could hurt herself\t7\t0 1\t\n"
-TWO_NOUNS = "my queen who can kick her girl would love your man by herself\t12\t0 1\t5 6 9 10 \n"
+NOUNS = "my queen who can kick her girl would love your man by herself\t12\t0 1\t5 6 9 10 \n"
 
 
 def is_of_the_grammar(words) -> bool:
@@ -40,12 +40,11 @@ def test_places_with_all_distractors(write, distractor):
 
 
 def test_other_nouns_are_candidates(write):
-    probe = reflexive.reflexive(write("refl.5", TWO_NOUNS), distractor="before")
-    query, words = probe.queries[0], probe.windows[0].words
-    groups = [" ".join(words[place] for place in group) for group in query.candidates]
-    assert groups == ["my queen", "her girl", "your man"] and query.right == (0,)
-    later = reflexive.reflexive(write("later", TWO_NOUNS.replace("0 1\t5 6", "5 6\t0 1")))
-    assert later.queries[0].right == (1,) and later.queries[0].candidates == query.candidates
+    for content, right in ((NOUNS, (0,)), (NOUNS.replace("0 1\t5 6", "5 6\t0 1"), (1,))):
+        probe = reflexive.reflexive(write("refl.5", content), distractor="before")
+        query, words = probe.queries[0], probe.windows[0].words
+        groups = [" ".join(words[place] for place in group) for group in query.candidates]
+        assert groups == ["my queen", "her girl", "your man"] and query.right == right
 
 
 def test_sentences_with_words_of_several_tokens_are_left_out(write):

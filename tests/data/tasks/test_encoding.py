@@ -14,24 +14,9 @@ from ag_jax.data.tasks.task import Choices, Examples, TaggedSentence, Texts
 from ag_jax.finetuning.kinds import encode
 from tests.data.tasks.conftest import KINDS
 
-LETTERS = st.text("abcxyzGüß,.!?'’“ \u00a0\n\t😀1ﬁe\u0301\u200b", max_size=24)
-
 
 def examples(*items) -> Examples:
     return Examples(items, "a test")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(texts=st.lists(LETTERS, min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None)
-def test_located_ids_are_those_of_encoding_and_their_places_are_in_order(family, kind, texts):
-    tokenizer = family[kind]
-    located = tokenizer.locate_batch(texts)
-    assert [ids for ids, _ in located] == tokenizer.encode_batch(texts)
-    for text, (_, places) in zip(texts, located, strict=True):
-        for begin, end in places:
-            assert 0 <= begin <= end <= len(text)
-        assert [begin for begin, _ in places] == sorted(begin for begin, _ in places)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,8 +27,7 @@ def test_places_are_the_letters_of_the_pieces(family, kind):
     assert found.replace(" ", "") == text.replace(" ", "")
     for piece, (begin, end) in zip(family[kind].tokens(ids), places, strict=True):
         plain = piece.removeprefix("##").strip("▁")
-        if plain.isascii() and plain.isalpha():
-            assert text[begin:end].strip().lower() == plain.lower()
+        assert not (plain.isascii() and plain.isalpha()) or text[begin:end].strip().lower() == plain.lower()
 
 
 def test_a_text_and_a_pair_have_their_separators_and_segments(family):
@@ -114,7 +98,7 @@ def test_several_right_candidates_share_the_label(bpe):
 @pytest.mark.parametrize("kind", KINDS)
 @given(
     words=st.lists(
-        st.text("catdogGüß’😀1.\u00a0\u200b\u0301", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=7
+        st.text("catdogGüß’😀1.,ﬁ\u00a0\u200b\u0301", min_size=1, max_size=6).filter(str.strip), min_size=1, max_size=7
     )
 )
 @settings(max_examples=25, deadline=None)
@@ -122,17 +106,18 @@ def test_every_word_has_pieces_and_together_they_are_the_text(family, kind, word
     tokenizer = family[kind]
     text = " ".join(words)
     ((ids, places),) = tokenizer.locate_batch([text])
+    begins = [begin for begin, _ in places]
+    assert ids == tokenizer.encode(text) and begins == sorted(begins)
+    assert all(0 <= begin <= end <= len(text) for begin, end in places)
     pieces = pieces_of_words(tuple(words), ids, places, tokenizer.specials.unknown)
     assert len(pieces) == len(words) and all(pieces)
     if sum(map(len, pieces)) == len(ids):
-        assert [id for word in pieces for id in word] == tokenizer.encode(text)
+        assert [id for word in pieces for id in word] == ids
 
 
 def test_words_that_a_tokenizer_drops_are_unknown(family):
-    tokenizer = family["wordpiece"]
-    words = ("cat", "\u200b", "dog")
+    tokenizer, words = family["wordpiece"], ("cat", "\u200b", "dog")
     ((ids, places),) = tokenizer.locate_batch([" ".join(words)])
-    assert ids == tokenizer.encode("cat dog")
     expected = [tokenizer.encode("cat"), [tokenizer.specials.unknown], tokenizer.encode("dog")]
     assert pieces_of_words(words, ids, places, tokenizer.specials.unknown) == expected
 
@@ -146,26 +131,21 @@ def test_tags_stand_at_the_first_piece_of_their_word(family, kind):
     at = np.flatnonzero(row["label_weights"])
     assert [task.labels[label] for label in row["labels"][at]] == list(tags)
     assert features.cut_words == features.truncated == 0
-    spaced = tokenizer.encode(" ".join(words))
-    assert row["tokens"][1:-1].tolist() == spaced
-    begins = [1 + len(tokenizer.encode(" ".join(words[:number]))) for number in range(4)]
-    begins[0] = 1
-    assert at.tolist() == begins
+    assert row["tokens"][1:-1].tolist() == tokenizer.encode(" ".join(words))
+    begins = [len(tokenizer.encode(" ".join(words[:number]))) for number in (1, 2, 3)]
+    assert at.tolist() == [1, *(1 + begin for begin in begins)]
     unlabelled = encode(task, examples(TaggedSentence("0", words, None)), tokenizer, 32, 1).rows[0]
     assert unlabelled["label_weights"].tolist() == row["label_weights"].tolist() and unlabelled["weights"] == 0
 
 
-def test_words_that_are_cut_are_counted(bpe):
+def test_words_and_texts_that_are_cut_are_counted(bpe):
     long, short = TaggedSentence("0", ("cat",) * 40, ("O",) * 40), TaggedSentence("1", ("cat",), ("O",))
     features = encode(TASKS["wnut17"], examples(long, short), bpe, 12, 1)
     row = features.rows[0]
     kept = int(row["label_weights"].sum())
     assert len(row["tokens"]) == 12 and row["tokens"][-1] == bpe.specials.end and row["label_weights"][-1] == 0
     assert features.cut_words == 40 - kept > 0 and features.truncated == 1
-
-
-def test_rows_need_room(bpe):
-    with pytest.raises(ValueError, match="max_length.*12.*11"):
-        encode(TASKS["sst2"], examples(Texts("0", "a", None, 0)), bpe, 11, 1)
     cut = encode(TASKS["sst2"], examples(Texts("0", "the cat " * 30, None, 0), Texts("1", "a", None, 0)), bpe, 12, 1)
     assert cut.truncated == 1 and len(cut.rows[0]["tokens"]) == 12 and cut.lost == 0
+    with pytest.raises(ValueError, match="max_length.*12.*11"):
+        encode(TASKS["sst2"], examples(Texts("0", "a", None, 0)), bpe, 11, 1)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pathlib
 import zlib
 
 import pytest
@@ -29,72 +30,69 @@ PARSES = ("31193", "31193n", "government", "( a )", "( b )", "(ROOT a)", "(ROOT 
 MRPC = ("#1 ID", "#2 ID", "#1 String", "#2 String")
 STSB = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2")
 MSR = ("main", "MSRvid", "2012", "0001", "none", "none")
-GLUE = {
-    "CoLA/train.tsv": rows(("gj04", 1, "", "It's \"so."), ("gj04", 0, "*", "Them so.")),
-    "CoLA/test.tsv": rows(("index", "sentence"), (0, "Bill is.")),
-    "SST-2/train.tsv": rows(("sentence", "label"), ('"a gem ', 1), ("dull ", 0)),
-    "SST-2/test.tsv": rows(("index", "sentence"), (7, "so so")),
-    "MRPC/train.tsv": "\ufeff" + rows(("Quality", *MRPC), (1, 702, 703, 'He "said', "Said")),
-    "MRPC/dev.tsv": "\ufeff" + rows(("Quality", *MRPC), (0, 1, 2, "A", "B")),
-    "MRPC/test.tsv": "\ufeff" + rows(("index", *MRPC), (3, 5, 6, "C", "D")),
-    "STS-B/dev.tsv": rows((*STSB, "score"), (4, *MSR, "A plane.", "An air plane.", "4.250")),
-    "STS-B/test.tsv": rows(STSB, (0, *MSR, "A girl.", "A boy.")),
-    "QQP/train.tsv": rows(
-        ("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), (133273, 1, 2, "How?", "Why?", 0)
-    ),
-    "QQP/test.tsv": rows(("id", "question1", "question2"), (9, "Who?", "Where?")),
-    "MNLI/train.tsv": rows((*MNLI, "label1", "gold_label"), (0, *PARSES, "P", "H", "neutral", "neutral")),
-    "MNLI/dev_matched.tsv": rows(
-        (*MNLI, *[f"label{n}" for n in range(1, 6)], "gold_label"),
-        (0, *PARSES, "P", "H", "neutral", "neutral", "entailment", "neutral", "neutral", "contradiction"),
-    ),
-    "MNLI/dev_mismatched.tsv": rows((*MNLI, "label1", "gold_label"), (5, *PARSES, "M", "N", "x", "entailment")),
-    "MNLI/test_mismatched.tsv": rows(MNLI, (6, *PARSES, "Q", "R")),
-    "diagnostic/diagnostic.tsv": rows(("index", "sentence1", "sentence2"), (0, "The cat sat.", "The cat did not.")),
-    "QNLI/train.tsv": rows(("index", "question", "sentence", "label"), (2, "When?", "Then.", "not_entailment")),
-    "RTE/dev.tsv": rows(("index", "sentence1", "sentence2", "label"), (0, "T", "H", "entailment")),
-    "WNLI/train.tsv": rows(("index", "sentence1", "sentence2", "label"), (0, "A pin.", "The carrot had a hole.", 1)),
-}
-GLUE_EXAMPLES = [
-    ("cola", "train", Texts("0", "It's \"so.", None, 1)),
-    ("cola", "test", Texts("0", "Bill is.", None, None)),
-    ("sst2", "train", Texts("0", '"a gem ', None, 1)),
-    ("sst2", "test", Texts("7", "so so", None, None)),
-    ("mrpc", "train", Texts("0", 'He "said', "Said", 1)),
-    ("mrpc", "validation", Texts("0", "A", "B", 0)),
-    ("mrpc", "test", Texts("3", "C", "D", None)),
-    ("stsb", "validation", Texts("4", "A plane.", "An air plane.", 4.25)),
-    ("stsb", "test", Texts("0", "A girl.", "A boy.", None)),
-    ("qqp", "train", Texts("133273", "How?", "Why?", 0)),
-    ("qqp", "test", Texts("9", "Who?", "Where?", None)),
-    ("mnli", "train", Texts("0", "P", "H", 1)),
-    ("mnli", "validation", Texts("0", "P", "H", 2)),
-    ("mnli", "validation_mismatched", Texts("5", "M", "N", 0)),
-    ("mnli", "test_mismatched", Texts("6", "Q", "R", None)),
-    ("mnli", "diagnostic", Texts("0", "The cat sat.", "The cat did not.", None)),
-    ("qnli", "train", Texts("2", "When?", "Then.", 1)),
-    ("rte", "validation", Texts("0", "T", "H", 0)),
-    ("wnli", "train", Texts("0", "A pin.", "The carrot had a hole.", 1)),
-]
+INDEX = ("index", "sentence1", "sentence2")
+OF_MNLI = {of: (number, *PARSES, *of) for number, of in ((0, "PH"), (5, "MN"), (6, "QR"))}
+FIVE = [f"label{n}" for n in range(1, 6)]
+# The file, its rows, the split that it is, and its first example.
+GLUE = [
+    ("CoLA/train.tsv", [("gj04", 1, "", "It's \"so."), ("gj04", 0, "*", "Them so.")],
+        "cola", Texts("0", "It's \"so.", None, 1)),
+    ("CoLA/test.tsv", [("index", "sentence"), (0, "Bill is.")], "cola", Texts("0", "Bill is.", None, None)),
+    ("SST-2/train.tsv", [("sentence", "label"), ('"a gem ', 1), ("dull ", 0)], "sst2", Texts("0", '"a gem ', None, 1)),
+    ("SST-2/test.tsv", [("index", "sentence"), (7, "so so")], "sst2", Texts("7", "so so", None, None)),
+    ("MRPC/train.tsv", [("\ufeffQuality", *MRPC), (1, 70, 71, 'He "said', "Said")],
+        "mrpc", Texts("0", 'He "said', "Said", 1)),
+    ("MRPC/dev.tsv", [("\ufeffQuality", *MRPC), (0, 1, 2, "A", "B")], "mrpc", Texts("0", "A", "B", 0)),
+    ("MRPC/test.tsv", [("\ufeffindex", *MRPC), (3, 5, 6, "C", "D")], "mrpc", Texts("3", "C", "D", None)),
+    ("STS-B/dev.tsv", [(*STSB, "score"), (4, *MSR, "A plane.", "B", "4.250")],
+        "stsb", Texts("4", "A plane.", "B", 4.25)),
+    ("STS-B/test.tsv", [STSB, (0, *MSR, "A girl.", "A boy.")], "stsb", Texts("0", "A girl.", "A boy.", None)),
+    ("QQP/train.tsv", [("id", "qid1", "qid2", "question1", "question2", "is_duplicate"), (13, 1, 2, "How?", "Why?", 0)],
+        "qqp", Texts("13", "How?", "Why?", 0)),
+    ("QQP/dev.tsv", [("id", "question1", "question2", "is_duplicate"), (5, "", "Why?", 1)],
+        "qqp", Texts("5", "", "Why?", 1)),
+    ("QQP/test.tsv", [("id", "question1", "question2"), (9, "Who?", "Where?")],
+        "qqp", Texts("9", "Who?", "Where?", None)),
+    ("MNLI/train.tsv", [(*MNLI, "label1", "gold_label"), (*OF_MNLI["PH"], "x", "neutral")],
+        "mnli", Texts("0", "P", "H", 1)),
+    ("MNLI/dev_matched.tsv", [(*MNLI, *FIVE, "gold_label"), (*OF_MNLI["PH"], *"xxxxx", "contradiction")],
+        "mnli", Texts("0", "P", "H", 2)),
+    ("MNLI/dev_mismatched.tsv", [(*MNLI, "label1", "gold_label"), (*OF_MNLI["MN"], "x", "entailment")],
+        "mnli", Texts("5", "M", "N", 0)),
+    ("MNLI/test_mismatched.tsv", [MNLI, OF_MNLI["QR"]], "mnli", Texts("6", "Q", "R", None)),
+    ("diagnostic/diagnostic.tsv", [INDEX, (0, "The cat.", "No cat.")], "mnli", Texts("0", "The cat.", "No cat.", None)),
+    ("QNLI/train.tsv", [("index", "question", "sentence", "label"), (2, "When?", "Then.", "not_entailment")],
+        "qnli", Texts("2", "When?", "Then.", 1)),
+    ("RTE/dev.tsv", [(*INDEX, "label"), (0, "T", "H", "entailment")], "rte", Texts("0", "T", "H", 0)),
+    ("WNLI/train.tsv", [(*INDEX, "label"), (0, "A pin.", "It had a hole.", 1)],
+        "wnli", Texts("0", "A pin.", "It had a hole.", 1)),
+]  # fmt: skip
+SPLITS = {"dev": "validation", "dev_matched": "validation", "dev_mismatched": "validation_mismatched"}
 
 
 @pytest.mark.parametrize("parent", ["", "glue", "GLUE", "glue_data"])
 def test_the_tables_of_glue(tmp_path, parent):
-    write(tmp_path / parent, GLUE)
-    for name, split, first in GLUE_EXAMPLES:
-        examples = load(TASKS[name], str(tmp_path), split)
+    write(tmp_path / parent, {file: rows(*lines) for file, lines, *_ in GLUE})
+    for file, _, name, first in GLUE:
+        split = pathlib.PurePath(file).stem
+        examples = load(TASKS[name], str(tmp_path), SPLITS.get(split, split))
         assert examples[0] == first
-        assert len(examples) == (2 if name in ("cola", "sst2") and split == "train" else 1)
+        assert len(examples) == (2 if file in ("CoLA/train.tsv", "SST-2/train.tsv") else 1)
 
 
-def test_windows_line_ends_and_packed_files_read_the_same(tmp_path):
-    write(tmp_path / "plain", {"RTE/train.tsv": GLUE["RTE/dev.tsv"]})
-    (tmp_path / "other" / "RTE").mkdir(parents=True)
-    (tmp_path / "other" / "RTE" / "train.tsv.gz").write_bytes(
-        gzip.compress(GLUE["RTE/dev.tsv"].replace("\n", "\r\n").encode())
+def test_windows_line_ends_and_packed_files_and_lines_of_json_before_tables(tmp_path):
+    table = rows((*INDEX, "label"), (0, "T", "H", "entailment"))
+    for name, content in (("train.tsv", table), ("train.tsv.gz", table.replace("\n", "\r\n"))):
+        folder = tmp_path / name / "RTE"
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
+        assert load(TASKS["rte"], str(tmp_path / name), "train").items == (Texts("0", "T", "H", 0),)
+    line = json.dumps({"sentence1": "P", "sentence2": "H", "label": 1, "idx": 8336})
+    root = write(
+        tmp_path / "both", {"RTE/train.tsv": table, "glue/rte/train.jsonl": f"{line}\n\n", "RTE/dev.tsv": table}
     )
-    found = [load(TASKS["rte"], str(tmp_path / name), "train").items for name in ("plain", "other")]
-    assert found[0] == found[1] == (Texts("0", "T", "H", 0),)
+    assert load(TASKS["rte"], root, "train").items == (Texts("8336", "P", "H", 1),)
+    assert load(TASKS["rte"], root, "validation")[0].first == "T"
 
 
 @pytest.mark.parametrize(
@@ -137,12 +135,6 @@ def test_paws_as_its_script_writes_it_under_python_3(tmp_path):
     root = write(tmp_path, {"paws_qqp/dev_and_test.tsv": rows(PAIRS, *lines)})
     examples = load(TASKS["paws_qqp"], root, "test")
     assert examples.items == (Texts("7", "It 's Grüße", "What 's b ?", 1), Texts("8", "b 'x'", "b", 0))
-
-
-def test_questions_of_qqp_without_a_word_are_examples(tmp_path):
-    header = ("id", "qid1", "qid2", "question1", "question2", "is_duplicate")
-    root = write(tmp_path, {"QQP/train.tsv": rows(header, (310137, 1, 2, "How?", "", 0), (5, 1, 2, "", "Why?", 1))})
-    assert load(TASKS["qqp"], root, "train").items == (Texts("310137", "How?", "", 0), Texts("5", "", "Why?", 1))
 
 
 def test_hellaswag_and_swag(tmp_path):
@@ -209,40 +201,28 @@ def test_squad_with_and_without_answers(tmp_path):
     assert load(TASKS["squad2"], root, "validation").items == (first, Question("b", "Why?", "Anna met Bo.", ()))
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own form", "SuperGLUE's"])
-def test_record(tmp_path, own):
+@pytest.mark.parametrize("file", ["record/dev.json", "super_glue/record/val.jsonl"])
+def test_record(tmp_path, file):
     text = "Anna met Bo.\n@highlight\nBo fell. Anna!"
     places = [(0, 3), (9, 10), (24, 25), (33, 36)]
-    entry = {
-        "id": "7",
-        "passage": {"text": text, "entities": [{"start": start, "end": end} for start, end in places]},
-        "qas": [{"id": "7-0", "query": "@placeholder fell", "answers": [{"start": 9, "end": 10, "text": "Bo"}]}],
-    }
-    if own:
-        root = write(tmp_path, {"record/dev.json": json.dumps({"version": "1", "data": [entry]})})
-    else:
-        entry["qas"][0] = {"idx": 0, "query": "@placeholder fell", "answers": [{"start": 9, "end": 10, "text": "Bo"}]}
-        root = write(tmp_path, {"super_glue/record/val.jsonl": json.dumps(entry)})
+    query = {"id": "7-0", "idx": 0, "query": "@placeholder fell", "answers": [{"start": 9, "end": 10, "text": "Bo"}]}
+    passage = {"text": text, "entities": [{"start": start, "end": end} for start, end in places]}
+    entry = {"id": "7", "passage": passage, "qas": [query]}
+    root = write(tmp_path, {file: json.dumps(entry if file.endswith("jsonl") else {"version": "1", "data": [entry]})})
     (example,) = load(TASKS["record"], root, "validation")
     assert example.names == ("Anna", "Bo") and example.right == (1,)
     assert example.pairs == ((text, "Anna fell"), (text, "Bo fell"))
 
 
-CONLL = (
-    "-DOCSTART- -X- -X- O\n\nEU NNP I-NP {0}\nrejects VBZ I-VP O\nGerman JJ I-NP {1}\nJews NN I-NP {2}\n\n"
-    "Peter NNP I-NP {3}\n"
-)
+CONLL = "-DOCSTART- -X- O\n\nEU NNP {}\nrejects VBZ O\nGerman JJ {}\nJews NN {}\n\nPeter NNP {}\n"
 
 
 def test_conll_2003_in_both_of_its_notations(tmp_path):
     bio, iob1 = ("B-ORG", "B-MISC", "I-MISC", "B-PER"), ("I-ORG", "I-MISC", "I-MISC", "I-PER")
     root = write(tmp_path, {"conll2003/valid.txt": CONLL.format(*bio), "conll2003/eng.train": CONLL.format(*iob1)})
-    expected = (
-        TaggedSentence("0", ("EU", "rejects", "German", "Jews"), ("B-ORG", "O", "B-MISC", "I-MISC")),
-        TaggedSentence("1", ("Peter",), ("B-PER",)),
-    )
-    assert load(TASKS["conll2003"], root, "validation").items == expected
-    assert load(TASKS["conll2003"], root, "train").items == expected
+    first = TaggedSentence("0", ("EU", "rejects", "German", "Jews"), ("B-ORG", "O", "B-MISC", "I-MISC"))
+    for split in ("train", "validation"):
+        assert load(TASKS["conll2003"], root, split).items == (first, TaggedSentence("1", ("Peter",), ("B-PER",)))
 
 
 def test_wnut_and_oromo_in_two_columns(tmp_path):
@@ -263,10 +243,3 @@ def test_spreadsheets(tmp_path):
     assert found.items == (Texts("0", 'Isa, "dalawa"\ntatlo', None, 1), Texts("1", "Apat", None, 0))
     assert load(TASKS["filipino_sentiment"], root, "train")[0].label == 1
     assert load(TASKS["oromo_news"], root, "validation")[0] == Texts("0", 'H "x" y A\tB "c"', None, 3)
-
-
-def test_lines_of_json_come_before_tables(tmp_path):
-    line = json.dumps({"premise": "P", "hypothesis": "H", "label": 2, "idx": 8336})
-    root = write(tmp_path, {**GLUE, "glue/mnli/validation.jsonl": f"{line}\n\n"})
-    assert load(TASKS["mnli"], root, "validation").items == (Texts("8336", "P", "H", 2),)
-    assert load(TASKS["mnli"], root, "train")[0].first == "P"

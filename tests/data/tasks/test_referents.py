@@ -19,23 +19,21 @@ COUNCIL = "The city councilmen refused the demonstrators a permit because they f
 CARROT = "I stuck a pin through a carrot. When I pulled the pin out, it had a hole."
 
 
-@pytest.mark.parametrize(
-    ("text", "phrases"),
-    [
-        (COUNCIL, ["The city councilmen", "the demonstrators", "a permit"]),
-        (CARROT, ["a pin", "a carrot", "the pin", "a hole"]),
-        ("Joan made sure to thank Susan for all the help she had given.", ["Joan", "Susan", "the help"]),
-        ("Although Sam Goodman's book on the Spartan general Xeno sold, it didn't.",
-            ["Sam Goodman", "the Spartan general Xeno"]),
-        ("Pam saw her hat, the very old one. The", ["Pam", "her hat"]),
-        ("so it is", []),
-    ],
-)  # fmt: skip
-def test_noun_phrases(text, phrases):
-    assert [text[begin:end] for begin, end in noun_phrases(text)] == phrases
+PHRASES = {
+    COUNCIL: ["The city councilmen", "the demonstrators", "a permit"],
+    CARROT: ["a pin", "a carrot", "the pin", "a hole"],
+    "Joan made sure to thank Susan for all the help she had given.": ["Joan", "Susan", "the help"],
+    "Although Sam Goodman's book on the Spartan general Xeno sold, it didn't.": ["Sam Goodman",
+        "the Spartan general Xeno"],
+    "Pam saw her hat, the very old one. The": ["Pam", "her hat"],
+    "We saw a big old red brick house.": ["a big old red"],  # three words behind the determiner
+    "so it is": [],
+}  # fmt: skip
 
 
-def test_candidates_are_other_phrases_each_once():
+def test_noun_phrases_and_candidates():
+    found = {text: [text[begin:end] for begin, end in noun_phrases(text)] for text in PHRASES}
+    assert found == PHRASES
     text = "The pin is by the old pen and her hat, so Ann took a cup and a pin."
     her = text.index("her")
     assert candidates(text, (her, her + 3), "the cup") == ("The pin", "the old pen", "Ann")
@@ -43,22 +41,22 @@ def test_candidates_are_other_phrases_each_once():
     assert "a cup" not in candidates(text, (0, 0), "cup of tea"), "and none that the phrase contains"
 
 
-@pytest.mark.parametrize(
-    ("text", "hypothesis", "before", "phrase"),
-    [
-        (CARROT, "The carrot had a hole.", "pin out, ", "the carrot"),
-        (CARROT, "The pin had a hole", "pin out, ", "the pin"),
-        ("Steve follows Fred's example. He influences him hugely.", "Fred influences him hugely.", "example. ", "Fred"),
-        ("Steve follows Fred's example. He likes him.", "He likes Fred.", "He likes ", "Fred"),
-        ("Pam and Paul went to his house, where Pam's dog met them.", "Pam and Paul went to Paul's house.",
-            "went to ", "Paul's"),
-        ("They were many. The men saw them.", "The children were many.", "", "The children"),
-    ],
-)  # fmt: skip
-def test_the_pronoun_of_a_pair_and_its_phrase(text, hypothesis, before, phrase):
-    span, found = referents.replaced(text, hypothesis)
-    assert found == phrase and text[: span.begin].endswith(before)
-    assert text[slice(*span)].lower() in ("it", "he", "him", "his", "they")
+STEVE, PAM = "Steve follows Fred's example. He {} him{}.", "Pam and Paul went to his house, where Pam's dog met them."
+REPLACED = [  # text, hypothesis, what is before the pronoun, the phrase
+    (CARROT, "The carrot had a hole.", "pin out, ", "the carrot"),
+    (CARROT, "The pin had a hole", "pin out, ", "the pin"),
+    (STEVE.format("influences", " hugely"), "Fred influences him hugely.", "example. ", "Fred"),
+    (STEVE.format("likes", ""), "He likes Fred.", "He likes ", "Fred"),
+    (PAM, "Pam and Paul went to Paul's house.", "went to ", "Paul's"),
+    ("They were many. The men saw them.", "The children were many.", "", "The children"),
+]
+
+
+def test_the_pronoun_of_a_pair_and_its_phrase():
+    for text, hypothesis, before, phrase in REPLACED:
+        span, found = referents.replaced(text, hypothesis)
+        assert found == phrase and text[: span.begin].endswith(before)
+        assert text[slice(*span)].lower() in ("it", "he", "him", "his", "they")
 
 
 def test_wsc_and_wnli_from_their_files(tmp_path):
@@ -102,8 +100,8 @@ def test_masks_stand_for_the_tokens_of_a_phrase_in_this_text(kind):
     example = Referent("0", "the cat sat, while ", " purred.", ("the velvet carpet", "a mat"), 1)
     wrong = Referent("1", "", " sat.", ("the cat", "a mat", "velvet"), 0)
     task, given = ranking.ranked(TASKS["wsc"]), Examples((example, wrong), "a test")
-    features = encode(task, given, tokenizer, 48, 1)
-    special = tokenizer.specials
+    features, special = encode(task, given, tokenizer, 48, 1), tokenizer.specials
+    assert features.truncated == 0
     for row, source in zip(features.rows, given, strict=True):
         assert row["labels"].tolist() == [1.0, *[0.0] * (len(source.phrases) - 1)] and row["weights"] == source.label
         for number, phrase in enumerate(source.phrases):
@@ -114,11 +112,10 @@ def test_masks_stand_for_the_tokens_of_a_phrase_in_this_text(kind):
             assert set(tokens[masks > 0]) == {special.mask} and special.mask not in tokens[masks == 0]
             assert tokenizer.decode(ids[masks > 0]).strip() == phrase
             assert not row["word_weights"][number, count:].any()
-    assert features.truncated == 0
     # Too long: the beginning goes, so that the phrase stays.
     long = Referent("2", "the cat sat on " * 9, " purred on the mat." * 9, ("the velvet carpet", "a mat"), 1)
     short = encode(task, Examples((long,), "a test"), tokenizer, 24, 1)
-    assert short.truncated == 1 and short.rows[0]["tokens"].shape == (2, 24)
-    for number, phrase in enumerate(long.phrases):
-        ids, masks = short.rows[0]["word_ids"][number], short.rows[0]["word_weights"][number] > 0
-        assert tokenizer.decode(ids[masks]).strip() == phrase
+    (row,) = short.rows
+    assert short.truncated == 1 and row["tokens"].shape == (2, 24)
+    for phrase, ids, masks in zip(long.phrases, row["word_ids"], row["word_weights"], strict=True):
+        assert tokenizer.decode(ids[masks > 0]).strip() == phrase

@@ -7,9 +7,7 @@ import pytest
 from ag_jax.data.tasks.catalogue import TASKS
 from ag_jax.data.tasks.readers import load
 from ag_jax.data.tasks.task import Choices, Texts
-from ag_jax.recipes import finetuning
 from tests.data.tasks.test_layouts import write
-from tests.finetuning import tiny_tasks
 
 WSC = "Mark told Pete many lies about himself, which Pete included in his book. He should have been more truthful."
 ANSWERS = [{"text": "Yes", "idx": 10, "label": 1}, {"text": "No", "idx": 11, "label": 0}]
@@ -55,23 +53,21 @@ def test_official_files(tmp_path, parent):
     write(tmp_path / parent, {f"{name}.jsonl": json.dumps(line) + "\n" for name, line in LINES.items()})
     for task, split, expected in EXAMPLES:
         assert list(load(TASKS[task], root, split)) == expected
+    line = {key: value for key, value in LINES["AX-g/AX-g"].items() if key != "pair_id"}
+    write(tmp_path / parent, {"AX-g/AX-g.jsonl": json.dumps(line)})
+    with pytest.raises(ValueError, match="line 1.*'pair_id'"):
+        load(TASKS["superglue_rte"], root, "diagnostic_gender")
 
 
-@pytest.mark.parametrize(
-    ("task", "labels", "expected"),
-    [
-        ("cb", (0, 1, 2), ["entailment", "contradiction", "neutral"]),  # the hub's order
-        ("cb", ("contradiction", "neutral", "entailment"), ["contradiction", "neutral", "entailment"]),
-        ("copa", ("choice1", "choice2", 1), [(0,), (1,), (1,)]),  # the first two are TFDS's names
-    ],
-)
-def test_labels_of_other_copies(tmp_path, task, labels, expected):
-    name = {"cb": "CB/val", "copa": "COPA/train"}[task]
-    lines = [json.dumps(LINES[name] | {"label": label}) for label in labels]
-    write(tmp_path, {f"{task.upper()}/train.jsonl": "\n".join(lines) + "\n"})
-    examples = load(TASKS[task], str(tmp_path), "train")
-    found = [TASKS[task].labels[of.label] if isinstance(of, Texts) else of.right for of in examples]
-    assert found == expected
+def test_labels_of_other_copies(tmp_path):
+    for name, labels, expected in (
+        ("CB/val", (0, 1, 2, "contradiction"), [0, 2, 1, 2]),  # the hub's order
+        ("COPA/train", ("choice1", "choice2", 1), [(0,), (1,), (1,)]),  # the first two are TFDS's names
+    ):
+        task = name.partition("/")[0]
+        lines = "\n".join(json.dumps(LINES[name] | {"label": label}) for label in labels)
+        examples = load(TASKS[task.lower()], write(tmp_path, {f"{task}/train.jsonl": lines}), "train")
+        assert [example.label if task == "CB" else example.right for example in examples] == expected
 
 
 HES = "The he-goat Ann saw when he's with their he."
@@ -98,21 +94,3 @@ def test_phrases_of_wsc_are_whole_words_at_their_index_or_beside_it(tmp_path, te
     line = {"text": text, "label": 1, "idx": 0, "target": other | {"span1_text": phrase, "span1_index": index}}
     root = write(tmp_path, {"WSC/train.jsonl": json.dumps(line)})
     assert found.replace("Ann", "# Ann #") in load(TASKS["wsc"], root, "train")[0].first
-
-
-def test_pairs_of_ax_g_must_be_known(tmp_path):
-    line = {key: value for key, value in LINES["AX-g/AX-g"].items() if key != "pair_id"}
-    root = write(tmp_path, {"AX-g/AX-g.jsonl": json.dumps(line)})
-    with pytest.raises(ValueError, match="line 1.*'pair_id'"):
-        load(TASKS["superglue_rte"], root, "diagnostic_gender")
-
-
-def test_every_task_of_the_suite_has_files_of_its_own(tmp_path):
-    tiny_tasks.write_superglue(tmp_path)
-    counts = {
-        task: [len(load(TASKS[task], str(tmp_path), split)) for split in ("train", "validation", "test")]
-        for task in finetuning.SUPERGLUE
-    }
-    assert counts == {task: [9, 6, 4] for task in finetuning.SUPERGLUE} | {"multirc": [18, 12, 8]}
-    tests = [example for task in finetuning.SUPERGLUE for example in load(TASKS[task], str(tmp_path), "test")]
-    assert all(getattr(example, "label", None) is None and getattr(example, "right", None) is None for example in tests)
