@@ -66,6 +66,7 @@ def test_the_best_spans_are_those_of_trying_all(longest):
         assert chosen.best_or_empty() == ("" if none > score else text)
         assert chosen.best_or_empty(chosen.none - score + 1e-9) == text
         assert chosen.best_or_empty(chosen.none - score - 0.1) == ""
+    assert answers.LONGEST == 30  # run_squad.py
     places = np.array([[-1, -1, 0], [3, 3, 1]])  # no character, and a piece that stands for none
     assert answers.choose("text", [(np.ones((2, 2)), places)]).text == ""
 

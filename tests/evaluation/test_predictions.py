@@ -23,24 +23,20 @@ def tokenizer() -> tokenizers.Tokenizer:
     return tokenizers.train(TokenizerConfig(vocabulary_size=300), [CONTEXT])
 
 
-EXAMPLES = {
-    "mnli": [Texts("0", "Anna met Bo", "It rained", 2), Texts("1", "Anna", "Bo", 0)],
-    "stsb": [Texts("0", "Anna", "Bo", 1.25), Texts("1", "Anna", "Bo", 5.0)],
-    "dream": [Choices("0", (("x", "a"), ("x", "b"), ("x", "c")), (2,)), Choices("1", (("x", "a"), ("x", "b")), (0,))],
-    "oromo_ner": [TaggedSentence("0", ("Anna", "met", "Bo"), ("B-PER", "O", "B-PER")),
+# Task: examples, and the predictions from right logits.
+CASES = {
+    "mnli": ([Texts("0", "Anna met Bo", "It rained", 2), Texts("1", "Anna", "Bo", 0)], [2, 0]),
+    "stsb": ([Texts("0", "Anna", "Bo", 1.25), Texts("1", "Anna", "Bo", 5.0)], pytest.approx([1.25, 5.0])),
+    "dream": ([Choices("0", (("x", "a"), ("x", "b"), ("x", "c")), (2,)), Choices("1", (("x", "a"), ("x", "b")), (0,))],
+        [2, 0]),
+    "oromo_ner": ([TaggedSentence("0", ("Anna", "met", "Bo"), ("B-PER", "O", "B-PER")),
         TaggedSentence("1", ("old", "house") * 9, ("B-LOC", "I-LOC") * 9)],
-    "squad1": [Question("0", "who?", CONTEXT, (("Cleo", CONTEXT.rindex("Cleo")),)),
-        Question("1", "who?", CONTEXT, (("Bo in", 9),))],
-    "squad2": [Question("0", "who?", CONTEXT, (("the dog", 45),)), Question("1", "why?", CONTEXT, ())],
+        [("B-PER", "O", "B-PER"), ("B-LOC", "I-LOC") * 9]),
+    "squad1": ([Question("0", "who?", CONTEXT, (("Cleo", CONTEXT.rindex("Cleo")),)),
+        Question("1", "who?", CONTEXT, (("Bo in", 9),))], ["Cleo", "Bo in"]),
+    "squad2": ([Question("0", "who?", CONTEXT, (("the dog", 45),)), Question("1", "why?", CONTEXT, ())],
+        ["the dog", ""]),
 }  # fmt: skip
-RIGHT = {
-    "mnli": [2, 0],
-    "stsb": pytest.approx([1.25, 5.0]),
-    "dream": [2, 0],
-    "oromo_ner": [example.tags for example in EXAMPLES["oromo_ner"]],
-    "squad1": ["Cleo", "Bo in"],
-    "squad2": ["the dog", ""],
-}
 
 
 def logits_of(batch, kind, classes, score=5.0):
@@ -74,18 +70,18 @@ def encoded(tokenizer):
     """A function from the name of a task to the task, its examples and their features."""
 
     def made(name, length=64):
-        task, examples = TASKS[name], Examples(tuple(EXAMPLES[name]), "a test")
+        task, examples = TASKS[name], Examples(tuple(CASES[name][0]), "a test")
         return task, examples, encode(task, examples, tokenizer, length, 1, stride=16)
 
     return made
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", CASES)
 def test_right_logits_give_the_labels_back(encoded, name):
     task, examples, features = encoded(name)
     logits = run(task, features)
     predictions = predict(task, examples, features, logits)
-    assert predictions == RIGHT[name]
+    assert predictions == CASES[name][1]
     of_examples = scores(task, examples, features, logits)
     assert kinds.evaluate(task, examples, predictions, of_examples)[task.metric] == pytest.approx(1)
     with pytest.raises(ValueError, match="shorter"):
@@ -131,7 +127,7 @@ def softmax(scores):
     return np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", CASES)
 def test_an_ensemble_averages_probabilities(encoded, name):
     task, examples, features = encoded(name)
     logits, rng = run(task, features, score=1.0), np.random.default_rng(1)

@@ -63,6 +63,10 @@ def test_sentences_with_words_of_several_tokens_are_left_out(write):
     assert kept.dropped == {reflexive.KEPT: 6} and len(kept.queries) == 6
     empty = reflexive.reflexive(path, lengths=lambda words: [2 * (word != "prince") for word in words])
     assert empty.dropped == {reflexive.KEPT: 3, reflexive.SEVERAL_TOKENS: 3} and len(empty.queries) == 3
+    for others, dropped in ((99, reflexive.SEVERAL_TOKENS), (100, reflexive.KEPT)):  # one in a hundred is enough
+        few = write("few.txt", LINES.split("\n")[0] + "\n" + (LINES.split("\n")[1] + "\n") * others)
+        found = reflexive.reflexive(few, lengths=lambda words: [1 + (word == "girl") for word in words])
+        assert found.dropped == {dropped: others}
     assert reflexive.reflexive(path, window=9).dropped == {reflexive.TOO_LONG: 5}
     assert not reflexive.reflexive(path, window=4).queries
 

@@ -80,7 +80,6 @@ def test_names_of_documents(write):
         (sentence("1 a a 2 x\n2 b b 3 x\n3 c c 2 x"), "line 1.*word 1.*circle"),
         (sentence("1 a a 0 x\n2 b b 3 x\n3 c c 2 x"), "line 1.*word 2.*circle"),
         *((sentence(f"1 a a {head} x\n2 b b 0 x"), f"word 1 .a.*got '{head}'") for head in ("1", "3", "_")),
-        (sentence().encode().replace(b"cars", b"c\xe9rs"), "line 8.*UTF-8"),
     ],
 )
 def test_damaged_files(write, content, match):

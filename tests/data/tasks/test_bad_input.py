@@ -177,6 +177,7 @@ def test_the_catalogue_itself():
     with pytest.raises(ValueError, match="'sst3'.*cola, sst2"):
         catalogue.find("sst3")
     assert catalogue.find("sst2") is TASKS["sst2"]
+    assert {TASKS[name].pair_limit for name in ("race", "dream", "record", "multirc")} == {128}  # RoBERTa, section 5.3
     assert {task.kind for task in TASKS.values()} == set(KINDS) - {"ranking", "span_or_none", "referent"}
     for task in TASKS.values():
         assert task.metric in task.metrics
