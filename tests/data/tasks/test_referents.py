@@ -26,7 +26,7 @@ PHRASES = {
     "Although Sam Goodman's book on the Spartan general Xeno sold, it didn't.": ["Sam Goodman",
         "the Spartan general Xeno"],
     "Pam saw her hat, the very old one. The": ["Pam", "her hat"],
-    "We saw a big old red brick house.": ["a big old red"],  # three words behind the determiner
+    "We saw a big old grey brick house.": ["a big old grey"],  # three words behind the determiner
     "so it is": [],
 }  # fmt: skip
 
