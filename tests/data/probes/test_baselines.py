@@ -156,8 +156,11 @@ def test_the_probe_of_a_folder(write):
     probe = coreference.coreference(folder)
     assert (probe.name, len(probe.windows), len(probe.queries)) == ("coreference", 5, 25)
     assert probe.development.sum() == 5 and all(scores.shape == (25,) for scores in probe.baselines.values())
-    for query in probe.queries:
-        assert probe.windows[query.window].words[query.at] in {"herself", "He", "she", "their", "French"}
+    found = [
+        (window.document, window.words[at]) for window, at in ((probe.windows[q.window], q.at) for q in probe.queries)
+    ]
+    words = ("herself", "He", "she", "their", "French")
+    assert found == [(f"nw/{number}", word) for number in range(5) for word in words]
     by_sentence = coreference.coreference(folder, window=12, lengths=lambda words: [1] * len(words))
     assert {len(window.words) for window in by_sentence.windows} == {12, 10}
     assert by_sentence.dropped == {anaphors.ALONE: 5 * 3}

@@ -227,7 +227,9 @@ def test_conll_2003_in_both_of_its_notations(tmp_path):
 
 def test_wnut_and_oromo_in_two_columns(tmp_path):
     text = "Empire\tB-location\nState\tI-location\n=\tO\n\n\n\u200b\tO\na\u00a0b\tO\r\nc d\tO\n \n"
-    root = write(tmp_path, {"wnut17/wnut17train.conll": text, "oromo_ner/all.conll": "Oromiyaa B-GPE\n"})
+    files = {"wnut17/wnut17train.conll": text, "wnut17/test.conll": "a\tB-group\n"}
+    root = write(tmp_path, files | {"oromo_ner/all.conll": "Oromiyaa B-GPE\n"})
+    assert load(TASKS["wnut17"], root, "test").items == (TaggedSentence("0", ("a",), ("B-group",)),)
     sentences = load(TASKS["wnut17"], root, "train")
     assert [example.words for example in sentences] == [("Empire", "State", "="), ("\u200b", "a\u00a0b", "c d")]
     assert load(TASKS["oromo_ner"], root, "train")[0] == TaggedSentence("0", ("Oromiyaa",), ("B-GPE",))
