@@ -1,14 +1,16 @@
 """Small texts, a small tokenizer and stores of given sentences, for the tests of the data room."""
 
 import io
+import json
 import pathlib
+import tarfile
 from collections.abc import Iterable
 
 import pytest
 import sentencepiece
 
 from ag_jax.data import tokenizers
-from ag_jax.data.config import TokenizerConfig
+from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.text.store import TextStore, TextStoreWriter
 
 WORDS = "the cat sat on a mat and dog ran to old house of red brick by river where it rained all day".split()
@@ -24,6 +26,36 @@ def text(first: int, last: int) -> str:
     """Sentences `first` to `last` - 1, three to a line."""
     sentences = [sentence(number) for number in range(first, last)]
     return "\n".join(" ".join(sentences[at : at + 3]) for at in range(0, len(sentences), 3))
+
+
+def json_lines(texts: Iterable[str]) -> str:
+    """A record for each text, with the field `text`."""
+    return "\n".join(json.dumps({"text": one}) for one in texts)
+
+
+def write(folder: pathlib.Path, contents: dict[str, str | bytes]) -> pathlib.Path:
+    """Write files by their names below a folder, and return the folder."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def tar(members: dict[str, bytes]) -> bytes:
+    """An archive with members of these names."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def small(source, cache, **settings) -> DataConfig:
+    """A config with short sequences and a small vocabulary."""
+    defaults = {"sequence_length": 24, "tokenizer": TokenizerConfig(vocabulary_size=320)}
+    return DataConfig(source=str(source), cache_dir=str(cache), **(defaults | settings))
 
 
 def sentencepiece_model(texts: Iterable[str], **options) -> bytes:

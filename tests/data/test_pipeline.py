@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from ag_jax.data import pipeline
-from ag_jax.data.config import DataConfig, TokenizerConfig
+from ag_jax.data.config import DataConfig
 from ag_jax.data.parallel import toys
+from tests.data.conftest import small
 
 
 @pytest.fixture(scope="module", params=["full_sentences", "parallel"])
 def config(request, library, tmp_path_factory) -> DataConfig:
-    cache, folder = str(tmp_path_factory.mktemp("cache")), tmp_path_factory.mktemp("toy")
-    config = DataConfig(
-        source=str(library), sequence_length=32, cache_dir=cache, tokenizer=TokenizerConfig(vocabulary_size=300)
-    )
+    cache, folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("toy")
+    config = small(library, cache, sequence_length=32)
     if request.param == "full_sentences":
         return config
     toys.write(folder, "reverse", {"train": 120})
@@ -23,35 +22,30 @@ def config(request, library, tmp_path_factory) -> DataConfig:
     return dataclasses.replace(config, format="parallel", pack=True, validation_fraction=0.2, **files)
 
 
-def test_a_corpus_its_facts_and_its_files(config):
+def test_a_corpus_and_its_batches(config):
     corpus = pipeline.prepare(config)
     facts = corpus.facts()
-    wanted = [
-        f"{split} {name}" for split in ("train", "validation") for name in ("documents", "rows", "tokens", "checksum")
-    ]
-    assert facts.keys() >= {"tokenizer", *wanted}
     assert (facts["train rows"], facts["train tokens"]) == (len(corpus.train), len(corpus.train.tokens))
+    assert facts["validation rows"] == len(corpus.validation)
+    assert {
+        f"{split} {name}" for split in ("train", "validation") for name in ("documents", "checksum")
+    } <= facts.keys()
     assert pipeline.prepare_tokenizer(config).fingerprint() == facts["tokenizer"] == corpus.tokenizer.fingerprint()
     assert list(pipeline.source_files(config)) == (["source", "target"] if config.is_parallel else ["source"])
 
-
-def test_batches_have_the_fields_of_the_empty_batch(config):
-    corpus, empty = pipeline.prepare(config), pipeline.empty_batch(config, 3)
+    empty = pipeline.empty_batch(config, 3)
     assert ("target_labels" in empty) == config.is_parallel == ("masked_labels" not in empty)
-    batches = pipeline.batches(corpus, config, 3, seed=1)
-    [held_out, *_] = pipeline.validation_batches(corpus, config, 3)
+    batches = pipeline.batches(corpus, config, 3, 1, 99)
+    held_out = list(pipeline.validation_batches(corpus, config, 3, start=99))
+    assert len(held_out) == pipeline.validation_batch_count(corpus, 3) == -(-len(corpus.validation) // 3)
+    assert pipeline.validation_batch_count(corpus, 3, most=4) == 2
     [iterated] = batches.iterate(2, 3)
-    for batch in (batches.at(2), iterated, held_out):
+    for batch in (batches.at(2), iterated, held_out[0]):
         assert {name: (field.shape, field.dtype) for name, field in batch.items()} == {
             name: (field.shape, field.dtype) for name, field in empty.items()
         }
+        assert not config.is_parallel or batch["target_tokens"][0, 0] == 99, "the start of targets is passed on"
     np.testing.assert_array_equal(iterated["tokens"], batches.at(2)["tokens"])
-
-
-def test_the_start_of_targets_is_passed_on(config):
-    if not config.is_parallel:
-        pytest.skip("only pairs have targets")
-    corpus = pipeline.prepare(config)
-    batches = pipeline.batches(corpus, config, 3, 1, 99), pipeline.validation_batches(corpus, config, 3, start=99)
-    for batch in (batches[0].at(0), next(batches[1])):
-        assert batch["target_tokens"][0, 0] == 99
+    if config.is_parallel:
+        with pytest.raises(ValueError, match="--part"):
+            pipeline.prepare_part(config, (1, 2), None)

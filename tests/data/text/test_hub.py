@@ -1,17 +1,15 @@
-"""Data sets of Hugging Face, with a stand-in for the hub and `datasets`, and with `datasets` where it is installed."""
+"""Data sets of Hugging Face, with a stand-in for the hub and for the package `datasets`."""
 
 import dataclasses
-import json
 import sys
 import types
 
 import huggingface_hub
 import pytest
 
-from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.data.text import files, hub, mixture, pipeline, sources
-from ag_jax.data.text import prepare as text_parts
-from tests.data.conftest import text
+from ag_jax.data.config import DataConfig
+from ag_jax.data.text import files, hub, mixture, sources
+from tests.data.conftest import text, write
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 DOCUMENTS = [text(9 * number, 9 * number + 6) for number in range(121)]
@@ -19,7 +17,7 @@ DOCUMENTS = [text(9 * number, 9 * number + 6) for number in range(121)]
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Stands in for an IterableDataset with five shards, as far as a source uses one."""
+    """Stands in for an IterableDataset, as far as a source uses one."""
 
     records: list
     num_shards: int
@@ -53,9 +51,7 @@ def at_hub(monkeypatch):
         if config not in (None, "en"):
             raise ValueError(f"BuilderConfig '{config}' not found. Available: ['en']")
         records = [{"id": number, "text": document} for number, document in enumerate(DOCUMENTS)]
-        return Stream(
-            records if split == "train" else records[:7], 5 if split == "train" else 1, found.num_bytes, split
-        )
+        return Stream(*((records, 5) if split == "train" else (records[:7], 1)), found.num_bytes, split)
 
     class Api:
         def dataset_info(self, name, revision=None):
@@ -68,35 +64,21 @@ def at_hub(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("hf:some/books", ("some/books", None, None, "train")),
-        ("hf:books:en", ("books", None, "en", "train")),
-        ("hf:some/books:en:test", ("some/books", None, "en", "test")),
-        ("hf:some/books::test", ("some/books", None, None, "test")),
-        ("hf:some/books@refs/convert/parquet:en", ("some/books", "refs/convert/parquet", "en", "train")),
-    ],
-)
-def test_names(source, expected):
-    found = hub.parse(source)
-    assert (found.name, found.revision, found.config, found.split) == expected
-
-
-@pytest.mark.parametrize("source", ["hf:", "hf::en", "hf:a:b:c:d", "hf:a@", "hf:a:b:train[:1%]"])
-def test_other_forms_are_rejected(source):
-    with pytest.raises(ValueError, match=r"expected hf:NAME\[@REVISION\]\[:CONFIG\]\[:SPLIT\]"):
-        hub.parse(source)
-
-
-def test_weights_do_not_collide_with_names():
-    source = "hf:some/books:en:3,hf:some/books::test:1"
-    assert sources.parts(source) == ["hf:some/books:en", "hf:some/books::test"] and sources.weights(source) == [3, 1]
-    assert sources.weights("hf:some/books:en,hf:some/books::test") is None
-
-
-def test_a_data_set_is_not_mixed_with_itself(at_hub):
-    with pytest.raises(ValueError, match="hf:some/books is in two of the sources, 'hf:some/books' and"):
+def test_names(at_hub):
+    for source, expected in {
+        "hf:books:en": ("books", None, "en", "train"),
+        "hf:some/books:en:test": ("some/books", None, "en", "test"),
+        "hf:some/books::test": ("some/books", None, None, "test"),
+        "hf:some/books@refs/convert/parquet:en": ("some/books", "refs/convert/parquet", "en", "train"),
+    }.items():
+        found = hub.parse(source)
+        assert (found.name, found.revision, found.config, found.split) == expected
+        weighted = f"{source}:3,hf:other::test:1"
+        assert sources.parts(weighted) == [source, "hf:other::test"] and sources.weights(weighted) == [3, 1]
+    for source in ("hf:", "hf::en", "hf:a:b:c:d", "hf:a@"):
+        with pytest.raises(ValueError, match="hf:NAME"):
+            hub.parse(source)
+    with pytest.raises(ValueError, match="hf:some/books is in two"):
         mixture.components(DataConfig(source="hf:some/books:3,hf:some/books::train:1"))
     assert len(mixture.components(DataConfig(source="hf:some/books:3,hf:some/books::test:1"))) == 2
 
@@ -108,7 +90,7 @@ def test_shards_are_read_in_order_at_one_commit(at_hub, caplog, monkeypatch):
     assert list(sources.documents("hf:some/books::test")) == DOCUMENTS[:7]
     assert at_hub.calls == [("some/books", "en", "train", COMMIT), ("some/books", None, "test", COMMIT)]
     assert sources.identity("hf:some/books:en") == [["hf:some/books", "en", "train", COMMIT]]
-    assert f"to read this version in later runs, too, write hf:some/books@{COMMIT}:en" in caplog.text
+    assert f"hf:some/books@{COMMIT}:en" in caplog.text
     assert not units[0].has_changed()
     at_hub.commits.append("f" * 40)
     assert sources.identity("hf:some/books:en")[0][-1] == COMMIT, "the hub is not asked again at once"
@@ -116,84 +98,40 @@ def test_shards_are_read_in_order_at_one_commit(at_hub, caplog, monkeypatch):
     assert units[0].has_changed() and sources.identity("hf:some/books:en")[0][-1] == "f" * 40
     at_hub.num_bytes = None
     assert [unit.size for unit in sources.units("hf:some/books")] == [hub.SHARD_SIZE] * 5
-
-
-def test_a_commit_needs_no_network(at_hub):
-    at_hub.fails = True
-    name = f"hf:some/books@{COMMIT}:en"
-    assert sources.identity(name) == [["hf:some/books", "en", "train", COMMIT]]
-    assert len(list(sources.units(name))) == 5 and at_hub.calls == [("some/books", "en", "train", COMMIT)]
-    with pytest.raises(FileNotFoundError, match="gives no data set 'some/books' .Name or service.*hf:NAME@COMMIT"):
+    at_hub.fails = True  # a commit needs no network
+    assert sources.identity(f"hf:some/books@{COMMIT}:en") == [["hf:some/books", "en", "train", COMMIT]]
+    assert len(list(sources.units(f"hf:some/books@{COMMIT}:en"))) == 5
+    with pytest.raises(FileNotFoundError, match="'some/books' .Name or service"):
         sources.identity("hf:some/books")
 
 
-def test_the_rows_are_those_of_the_same_documents_in_a_file(at_hub, tokenizer, tmp_path, monkeypatch):
-    tokenizer.save(tmp_path / "tokenizer")
-    lines = "".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS)
-    (tmp_path / "books.jsonl").write_text(lines)
-    config = DataConfig(
-        source=str(tmp_path / "books.jsonl"),
-        sequence_length=24,
-        cache_dir=str(tmp_path / "cache"),
-        tokenizer=TokenizerConfig(path=str(tmp_path / "tokenizer")),
-    )
-    expected = pipeline.prepare(config).facts()
-    monkeypatch.setattr(text_parts, "PART_SIZE", 2_000)
-    streamed = dataclasses.replace(config, source="hf:some/books:en")
-    assert len(text_parts.Source(streamed, "key", lambda: "key").parts) == 3
-    assert pipeline.prepare(streamed).facts() == expected
-    calls = len(at_hub.calls)
-    assert pipeline.prepare(streamed).facts() == expected and len(at_hub.calls) == calls  # from the cache
-    assert pipeline.source_files(streamed) == {"source": [["hf:some/books:en:train", 0, f"commit {COMMIT}"]]}
-    commits = iter([COMMIT] * 4)  # the branch moves while the text is read
-    monkeypatch.setattr(hub.DataSet, "commit", lambda self: next(commits, "f" * 40))
-    with pytest.raises(ValueError, match="were changed while they were read: run the command again"):
-        pipeline.prepare(dataclasses.replace(streamed, validation_fraction=0.2))
+def test_what_is_wrong_is_named(at_hub, monkeypatch):
+    def fails(named, source="hf:some/books", field="text"):
+        with pytest.raises(ValueError, match=named):
+            list(sources.documents(source, field))
 
-
-def test_what_is_wrong_is_said(at_hub, monkeypatch):
-    def read(source, field="text"):
-        return list(sources.documents(source, field))
-
-    with pytest.raises(ValueError, match=r"BuilderConfig 'de' not found. Available: \['en'\].: expected hf:NAME"):
-        read("hf:some/books:de")
-    with pytest.raises(ValueError, match=r'shard 1, record 1: expected the field "body", got only "id", "text"; set d'):
-        read("hf:some/books", "body")
-    with pytest.raises(ValueError, match='the field "id" must be a string, got int'):
-        read("hf:some/books", "id")
+    fails(r"'de' not found. Available: \['en'\]", "hf:some/books:de")
+    fails('shard 1, record 1.*"body".*"id", "text"', field="body")
+    fails('"id".*int', field="id")
 
     def broken(self):
         yield {"text": "A document."}
         raise ConnectionError("reset by peer")
 
     monkeypatch.setattr(Stream, "__iter__", broken)
-    with pytest.raises(ValueError, match="shard 1: the record after 1 cannot be read .ConnectionError: reset by peer"):
-        read("hf:some/books")
+    fails("shard 1: the record after 1 .*ConnectionError: reset by peer")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"hf:some/books needs the package datasets .*: pip install 'ag_jax\[hf\]'"):
-        read("hf:some/books")
-    with pytest.raises(ValueError, match="needs texts with their translations, got data.source='hf:some/books'"):
-        DataConfig(source="hf:some/books", format="parallel")
+    fails("pip install")
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_local_directory_with_the_package_itself(tmp_path, monkeypatch):
-    pytest.importorskip("datasets", reason="needs datasets: pip install 'ag_jax[hf]'")
-    for number in range(3):
-        lines = "".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS[number::3])
-        (tmp_path / "books").mkdir(exist_ok=True)
-        (tmp_path / "books" / f"train-{number}-of-3.jsonl").write_text(lines)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    read = list(sources.documents("hf:books"))
-    assert read == [document for number in range(3) for document in DOCUMENTS[number::3]]
-    units = list(sources.units("hf:./books"))
-    assert len(units) == 3 and not units[0].has_changed()
-    names = [name for name, _ in sources.files("hf:books")]
-    assert names == [f"train-{number}-of-3.jsonl:train" for number in range(3)]
-    (tmp_path / "books" / "train-0-of-3.jsonl").write_text("")
+def test_a_local_directory(at_hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, {"some/books/train.jsonl": "123", "some/books/b/more.jsonl": "4567"}))
+    assert list(sources.documents("hf:some/books")) == DOCUMENTS
+    assert at_hub.calls == [("some/books", None, "train", None)]
+    units = list(sources.units("hf:./some/books"))
+    assert [unit.size for unit in units] == [7 // 5] * 5 and not units[0].has_changed()
+    assert [name for name, _ in sources.files("hf:some/books")] == ["b/more.jsonl:train", "train.jsonl:train"]
+    write(tmp_path, {"some/books/train.jsonl": "1"})
     assert units[0].has_changed()
-    with pytest.raises(ValueError, match="Bad split: other"):
-        list(sources.documents("hf:books::other"))
-    with pytest.raises(ValueError, match="the local directory books has no revisions: leave out @main"):
-        hub.parse("hf:books@main")
+    with pytest.raises(ValueError, match="@main"):
+        hub.parse("hf:some/books@main")
