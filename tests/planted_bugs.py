@@ -238,7 +238,7 @@ BUGS = (
         "ag_jax/data/text/packing.py",
         "[0, *lengths[:-1]]",
         "[0, *lengths[1:]]",
-        "tests/data/text/test_packing.py",
+        "tests/data/text/test_formats.py",
     ),
     Bug(
         "pairs are packed as if they had a source side alone",
@@ -434,7 +434,7 @@ BUGS = (
         "ag_jax/data/tokenizer_backends.py",
         "return self._encode(self._target, texts)",
         "return self._encode(self._source, texts)",
-        "tests/data/test_sentencepiece_pairs.py tests/interop/test_marian.py",
+        "tests/data/test_tokenizers.py tests/interop/test_marian.py",
     ),
     Bug(
         "tokens of an export get the inverse of their new ids",
@@ -664,7 +664,7 @@ BUGS = (
         "ag_jax/data/text/hub.py",
         "self.config, self.split, self.commit()]",
         "self.config, self.split]",
-        "tests/data/text/test_hub.py",
+        "tests/data/text/test_sources.py",
     ),
     Bug(
         "a trial in a bucket that is done is not found",
@@ -685,7 +685,7 @@ BUGS = (
         "ag_jax/data/text/remote.py",
         'FINGERPRINTS = ("md5Hash", ',
         'FINGERPRINTS = ("mtime", "md5Hash", ',
-        "tests/data/text/test_remote.py",
+        "tests/data/text/test_sources.py",
     ),
     Bug(
         "MFU counts the peak of whole chips where a device is half of one",

@@ -1,17 +1,14 @@
 """Masks by a plain loop, and words drawn by their frequency."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from ag_jax.data import randomness
 from ag_jax.data.config import MaskingConfig
-from ag_jax.data.text import batching, corruption, pipeline, store
+from ag_jax.data.text import corruption, store
 from ag_jax.data.text.formats import Row
 from ag_jax.data.text.store import Rows
 from ag_jax.data.text.unigram import Unigram
-from tests.data.conftest import small
 
 
 def batch(tokenizer, rows, length, seed=0):
@@ -156,19 +153,3 @@ def test_counts_are_of_all_rows_without_specials(tmp_path, tokenizer):
     store.write_rows(tmp_path / "specials", [Row(np.array([0, 2]))], tokenizer.vocabulary_size)
     with pytest.raises(ValueError, match="unigram"):
         Unigram.of(Rows(tmp_path / "specials"), tokenizer)
-
-
-def test_batches_of_both_splits_draw_from_the_training_text(library, tmp_path):
-    config = small(library, tmp_path, masking=MaskingConfig(replacement="unigram", rate=0.5))
-    corpus = pipeline.prepare(config, quiet=True)
-    words = Unigram.of(corpus.train, corpus.tokenizer)
-    plain = dataclasses.replace(config, masking=MaskingConfig(rate=0.5))
-    assert pipeline.Batches(corpus.train, corpus.tokenizer, plain, 8, seed=5).unigram is None
-    keys = {"example_B": np.arange(8), "epoch_B": np.zeros(8, int), "seed": 0, "unigram": words}
-    expected = batching.make_batch(config, corpus.validation, corpus.tokenizer, **keys)
-    validation = next(pipeline.validation_batches(corpus, config, 8))
-    np.testing.assert_array_equal(validation["tokens"], expected["tokens"])
-    batch = pipeline.Batches(corpus.train, corpus.tokenizer, config, 8, seed=5).at(3)
-    changed_BL = batch["tokens"] != batch["original"]
-    assert 0.3 < changed_BL.sum() / (batch["segment_ids"] > 0).sum() < 0.5
-    assert (words.counts_V[batch["tokens"][changed_BL]] > 0).all()

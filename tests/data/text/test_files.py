@@ -67,25 +67,19 @@ def test_every_format_with_every_compression(tmp_path, compression, caplog):
     assert read(tmp_path / "a.odd") == TEXTS[:1] and not files.is_known("a.odd")
 
 
-@pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".zst"])
-def test_a_compressed_file_that_was_cut_off_is_named(tmp_path, ending):
+def test_files_that_were_cut_off_are_named(tmp_path):
+    """Compressed ones at any place; archives, also compressed ones like Parquet files, to the checksum at their end."""
     lines = json_lines(str(number**9) for number in range(2000)).encode()
-    for name, content in ((f"a.jsonl{ending}", lines), (f"a.tar{ending}", tar({"a.jsonl": lines}))):
-        whole = COMPRESSORS[ending](content)
-        for kept in (0.5, 0.999):
-            write(tmp_path, {name: whole[: int(len(whole) * kept)]})
-            with pytest.raises(ValueError, match=f"{name} is damaged"):
-                read(tmp_path / name)
-
-
-def test_archives_and_parquet_files_are_whole(tmp_path):
     whole = tar({"a.txt": b"one", "b.txt": b"two"})
     damaged = {f"{size}.tar": whole[:size] for size in (500, 512, 700, 1024, 1100, 2048)}
+    for ending in (".gz", ".xz", ".bz2", ".zst"):
+        for name, content in ((f"jsonl{ending}", lines), (f"tar{ending}", tar({"a.jsonl": lines}))):
+            content = COMPRESSORS[ending](content)
+            damaged |= {f"{kept}.{name}": content[: int(len(content) * kept)] for kept in (0.5, 0.999)}
     for name, content in (("a.parquet.gz", CONTENTS[".parquet"]), ("a.tgz", whole)):
-        damaged[name] = bytearray(gzip.compress(content))
-        damaged[name][-6] ^= 1  # the checksum at the very end
-    for name, content in damaged.items():
-        write(tmp_path, {name: bytes(content)})
+        content = gzip.compress(content)
+        damaged[name] = content[:-6] + bytes([content[-6] ^ 1]) + content[-5:]
+    for name in write(tmp_path, damaged) and damaged:
         with pytest.raises(ValueError, match=f"{name} is damaged"):
             read(tmp_path / name)
 
@@ -106,7 +100,6 @@ def test_the_field_is_a_setting(tmp_path):
 
 
 DEEP = b'{"text": ' + b"[" * 100_000
-LETTERS = bytes(range(65, 91)) * 99
 
 
 @pytest.mark.parametrize(
@@ -125,29 +118,22 @@ LETTERS = bytes(range(65, 91)) * 99
         ("a.tsv", b'text\tid\n"He" said\t1\n', "a.tsv, line 2"),
         ("a.csv", b"id;text\n0;a\n", "a.csv, line 1.*id;text"),
         ("a.csv", b"text,text\na,b\n", "a.csv, line 1.*got 2"),
-        ("a.csv", b"text\ncaf\xe9\n", "a.csv, line 2"),
         ("a.json", b'{"a": 1, "b": [2]}', 'a.json.*"a", "b"'),
         ("a.json", b'{"a": [{}], "b": [{}]}', "a.json.*list"),
-        ("a.json", b'"text"', "a.json.*str"),
         ("a.json", b'[{"text": "a"},\n{"txt": "b"}]', 'a.json, entry 2.*"txt"'),
-        ("a.json", DEEP, "a.json.*JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}', 'a.jsonl, line 2.*"txt"'),
         ("a.jsonl", b'["a"]\n', "a.jsonl, line 1.*object"),
         ("a.jsonl", b'{"text": 3}\n', "a.jsonl, line 1.*int"),
         ("a.jsonl", DEEP, "a.jsonl, line 1.*JSON"),
-        ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", "a.jsonl, line 1.*JSON"),
         ("a.jsonl", b'{"text": "\\ud800"}', "a.jsonl, line 1.*ud800"),
         ("a.json", b'[{"text": "\\ud83d\\ude00"},\n{"text": "\\ud83d"}]', "a.json.*ud83d in line 2"),
         ("a.parquet", b"PAR1 and nothing else", "a.parquet is damaged"),
         ("a.parquet", parquet(text=TEXTS * 500)[:-2000], "a.parquet is damaged"),
         ("a.parquet", parquet(text=["one", None]), "a.parquet, row 2.*NoneType"),
         ("a.parquet", parquet(body=["one"]), 'a.parquet.*"text".*"body"'),
-        ("a.txt.gz", b"not gzip", "a.txt.gz is damaged"),
-        ("a.txt.xz", lzma.compress(LETTERS)[:60], "a.txt.xz is damaged"),
         ("a.tar", b"not tar" * 100, "a.tar is damaged"),
         ("a.tar", tar({"a.txt": b"text", "f/b.csv": b"txt\na"}), "f/b.csv of .*a.tar, line 1"),
         ("a.PDF", b"%PDF-1.4", "a.PDF is not read"),
-        ("a.html.gz", b"", "a.html.gz is not read"),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, named):
@@ -170,14 +156,6 @@ def test_what_does_not_fit_into_memory_is_rejected(tmp_path, monkeypatch):
     assert fields.whole(io.BytesIO(b"a" * 100), "a") == b"a" * 100
     with pytest.raises(ValueError, match="100"):
         fields.whole(io.BytesIO(b"a" * 101), "a")
-
-
-@pytest.mark.parametrize("content", ['\n{"text": "a"}\n{"text": "b"}', '[\n {"text": "a"}]', "<!DOCTYPE html><p>a</p>"])
-def test_json_and_markup_under_a_name_for_text_are_warned_of(tmp_path, caplog, content):
-    write(tmp_path, {"a.txt": content, "b.txt": '{as} they [say], "yes" <b>'})
-    for name in ("a.txt", "a.txt", "b.txt"):
-        read(tmp_path / name)
-    assert caplog.text.count("a.txt") == 1 and "b.txt" not in caplog.text
 
 
 def test_a_long_file_comes_in_parts_of_whole_lines(tmp_path, monkeypatch):

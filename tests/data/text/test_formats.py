@@ -1,4 +1,4 @@
-"""Rows by hand, and against plainer formulations that work on whole lists.
+"""Rows by hand, and against plainer formulations that work on whole lists; several texts packed into a row.
 
 The ids of the special tokens are 0 for <s> and 2 for </s>.
 """
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ag_jax.data.config import DataConfig
 from ag_jax.data.randomness import Draws
-from ag_jax.data.text import formats
+from ag_jax.data.text import formats, packing
+from ag_jax.data.text.formats import Row
 from ag_jax.data.text.store import TextStore, TextStoreWriter
 from ag_jax.data.tokenizers import SpecialTokens
 
@@ -173,3 +174,58 @@ def test_pairs_equal_the_plain_formulation(tmp_path, name, lengths, length, sepa
             expected.append((row, 1 + len(first) + separators, is_random))
     special = ROBERTA if separators == 2 else BERT
     assert rows(write(tmp_path, documents), name, length, special, duplicates=2) == expected
+
+
+ROOM = 24
+
+
+def texts_of(sizes):
+    """Texts of these lengths; every token is there once."""
+    return [Row(tokens) for tokens in np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]) if len(tokens)]
+
+
+def plainly_packed(sizes, open_rows):
+    """Rows as lists of lists of text numbers: a search over all open rows for every text."""
+    rows, closed = [], []
+
+    def room(row):
+        return ROOM - sum(sizes[number] for number in row)
+
+    for number, size in enumerate(sizes):
+        fitting = [row for row in rows if room(row) >= size]
+        if fitting:
+            min(fitting, key=lambda row: (room(row), row[0])).append(number)
+        else:
+            rows.append([number])
+        if len(rows) > open_rows:
+            fullest = min(rows, key=lambda row: (room(row), row[0]))
+            rows.remove(fullest)
+            closed.append(fullest)
+    return closed + sorted(rows, key=lambda row: (room(row), row[0]))
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(3, ROOM), max_size=60), open_rows=st.integers(1, 9))
+def test_rows_are_those_of_the_plain_search(sizes, open_rows):
+    texts = [one.tokens.tolist() for one in texts_of(sizes)]
+    made = list(packing.pack(iter(texts_of(sizes)), ROOM, open_rows))
+    found = [[one.tolist() for one in np.split(row.tokens, row.text_starts[1:])] for row in made]
+    assert found == [[texts[number] for number in row] for row in plainly_packed(sizes, open_rows)]
+    assert all(len(row.tokens) <= ROOM and row.text_starts[0] == 0 for row in made)
+
+
+def test_a_row_is_closed_when_too_many_are_open_and_not_sooner():
+    taken = []
+
+    def endless():
+        for one in texts_of([20, 18, 19] * 9):
+            taken.append(one)
+            yield one
+
+    rows = packing.pack(endless(), ROOM, open_rows=4)
+    assert len(next(rows).tokens) == 20 and len(taken) == 5
+    for _ in range(9):
+        next(rows)
+    assert len(taken) == 14, "one text in, one row out: what is held does not grow"
+    sizes = np.random.default_rng(0).integers(3, 513, 5000)
+    assert sizes.sum() / (len(list(packing.pack(texts_of(sizes.tolist()), 512))) * 512) > 0.98

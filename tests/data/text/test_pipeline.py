@@ -44,36 +44,56 @@ def joined(parts):
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-@pytest.mark.parametrize("name", [name for name in get_args(Format) if name != "parallel"])
+FORMATS = {name: {"format": name} for name in get_args(Format) if name != "parallel"}
+FORMATS["packed"] = {"format": "doc_sentences", "pack": True, "sequence_length": 96}
+FORMATS["unigram"] = {"masking": MaskingConfig(replacement="unigram", rate=0.5)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_batches_of_every_format(config, name):
     """Against the rows of the store, masked on their own."""
-    chosen = dataclasses.replace(config, format=name)
+    chosen = dataclasses.replace(config, **FORMATS[name])
     corpus = pipeline.prepare(chosen)
-    rows, tokenizer = corpus.train, corpus.tokenizer
-    example_B = np.array([3, -1, 0, 7])
-    batch = batching.make_batch(chosen, rows, tokenizer, example_B=example_B, epoch_B=np.array([0, 0, 2, 1]), seed=4)
-    empty = batching.empty_batch(chosen, 4)
+    rows, tokenizer, length = corpus.train, corpus.tokenizer, chosen.sequence_length
+    words = pipeline.Batches(rows, tokenizer, chosen, 4, seed=4).unigram
+    assert (words is not None) == (name == "unigram")
+    example_B, epoch_B = np.array([3, -1, 0, 7]), np.array([0, 0, 2, 1])
+    keys = {"example_B": example_B, "epoch_B": epoch_B, "seed": 4, "unigram": words}
+    batch, empty = batching.make_batch(chosen, rows, tokenizer, **keys), batching.empty_batch(chosen, 4)
     assert {field: (array.shape, array.dtype) for field, array in batch.items()} == {
         field: (array.shape, array.dtype) for field, array in empty.items()
     }
     assert ("next_labels" in batch) == rows.has_pairs == name.endswith("nsp")
-    for b, (example, epoch) in enumerate(zip(example_B, (0, 0, 2, 1), strict=True)):
+    begin, end, pad = (getattr(tokenizer.specials, role) for role in ("begin", "end", "pad"))
+    for b, (example, epoch) in enumerate(zip(example_B, epoch_B, strict=True)):
         row = rows.row(example) if example >= 0 else np.array([], int)
-        unused = [tokenizer.specials.pad] * (24 - len(row))
-        assert batch["original"][b].tolist() == [*row, *unused]
-        assert batch["segment_ids"][b].tolist() == [1] * len(row) + [0] * len(unused)
+        unused = [0] * (length - len(row))
+        assert batch["original"][b].tolist() == [*row, *[pad for _ in unused]]
+        is_first = row == begin if name == "packed" else np.arange(len(row)) == 0
+        assert batch["segment_ids"][b].tolist() == [*np.cumsum(is_first), *unused]
         key = (batch["original"][b : b + 1], np.array([len(row)]), np.array([max(example, 0)]), np.array([epoch]))
-        masked = corruption.mask(chosen.masking, *key, 4, tokenizer)
+        masked = corruption.mask(chosen.masking, *key, 4, tokenizer, words)
         fields = ("tokens", "masked_positions", "masked_labels", "masked_weights")
         for field, expected in zip(fields, masked, strict=True):
             np.testing.assert_array_equal(batch[field][b], expected[0])
-        types = [0] * 24
+        types = [0] * length
         if rows.has_pairs and len(row):
             second = int(rows.second_start[example])
-            assert row[second - 1] == tokenizer.specials.end != row[second]
+            assert row[second - 1] == end != row[second]
             types[second : len(row)] = [1] * (len(row) - second)
             assert batch["next_labels"][b] == rows.is_random_next[example]
         assert batch["token_type_ids"][b].tolist() == types
+    if name == "packed":  # the same texts as without
+        plain = pipeline.prepare(dataclasses.replace(chosen, pack=False)).train
+        assert rows.text_count == plain.text_count == len(plain) > len(rows) and rows.fill_rate(96) > plain.fill_rate(
+            96
+        )
+        found = np.split(rows.tokens, rows.text_starts[1:])
+        assert sorted(map(tuple, found)) == sorted(tuple(plain.row(number)) for number in range(len(plain)))
+    if name == "unigram":  # evaluations draw from the training text, too
+        validation = next(pipeline.validation_batches(corpus, chosen, 4))
+        keys = {"example_B": np.arange(4), "epoch_B": np.zeros(4, int), "seed": 0, "unigram": words}
+        assert_equal(validation, batching.make_batch(chosen, corpus.validation, tokenizer, **keys))
 
 
 def test_the_cache_follows_the_settings(config, corpus, monkeypatch, tmp_path):
@@ -225,8 +245,8 @@ def test_damage_in_the_cache_is_noticed(config, tmp_path, monkeypatch, capsys):
     for name, chosen, is_noticed in (
         ("rows-*/train/tokens.bin", ours, False),
         ("rows-*/train/tokens.bin", dataclasses.replace(ours, verify_cache=True), True),
-        ("rows-*/rows.json", ours, True),
-        ("text-*/store.json", ours, True),
+        ("rows-*/train/rows.json", ours, True),
+        ("text-*/train/store.json", ours, True),
         ("text-*/train/tokens.bin", longer, True),
         ("tokenizer-*/tokenizer.json", ours, True),
         ("files-*/files.json", ours, True),
