@@ -1,11 +1,9 @@
-"""The helpers for notebooks return the model's own outputs, and a clear error where a head is missing."""
+"""The helpers for notebooks return the model's own outputs, and name what they cannot use."""
 
 import dataclasses
 import functools
 import json
-import pydoc
 import random
-import re
 import shutil
 
 import jax
@@ -24,7 +22,6 @@ from ag_jax.pipelines import words
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import SentenceVectors
-from ag_jax.training.config import TrainingConfig
 from ag_jax.training.damage import CorruptCheckpointError
 from tests import tiny
 from tests.cases import some
@@ -32,53 +29,68 @@ from tests.finetuning import tasks
 from tests.test_inspection import save_translation
 
 TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
-
-
-def random_params(model, batch):
-    return tiny.params(model, batch)
-
-
-@functools.cache
-def opened_once(name, directory):
-    """Return a pipeline that several tests share."""
-    return getattr(pipelines, name)(directory)
+SPECIAL = TOKENIZER.specials
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Make a run, its Hugging Face export, and a fine-tuned model of each kind."""
+    """Make a run, its Hugging Face export, a fine-tuned model of each kind, the export of one, and a translation."""
     directory = tmp_path_factory.mktemp("models")
     TOKENIZER.save(directory / "tokenizer")
     config = ExperimentConfig(
-        data=DataConfig(sequence_length=24, tokenizer=TokenizerConfig(path=str(directory / "tokenizer"))),
-        model=CONFIG,
-        training=TrainingConfig(batch_size=8),
+        data=DataConfig(sequence_length=24, tokenizer=TokenizerConfig(path=str(directory / "tokenizer"))), model=CONFIG
     )
-    model = workloads.reference_model(config, TOKENIZER)
-    batch = {
-        name: np.ones((1, 6), np.int32)
-        for name in ("tokens", "original", "segment_ids", "token_type_ids", "masked_positions")
-    }
-    run.write(config, epath.Path(directory / "run"), TOKENIZER, random_params(model, batch))
+    params = tiny.params(workloads.reference_model(config, TOKENIZER), tiny.batch())
+    run.write(config, epath.Path(directory / "run"), TOKENIZER, params)
     for kind in tasks.KINDS:
         head = make_head(tasks.task(kind), "roberta", 24)
         params = tiny.params(head.model(CONFIG), tiny.task_batch(kind))
         finetuned.save(FineTuned(head, CONFIG, TOKENIZER, params), epath.Path(directory / kind / "weights"))
     exporting.convert(epath.Path(directory / "run"), None, str(directory / "hf"))
     exporting.convert(epath.Path(directory / "classification"), None, str(directory / "hf_classification"))
+    save_translation(directory / "translation")
     return directory
 
 
+@pytest.fixture(scope="module")
+def opened(places):
+    """A pipeline of one of these models, opened once."""
+    return functools.cache(lambda name, kind, **options: getattr(pipelines, name)(str(places / kind), **options))
+
+
+def encode(text):
+    return [SPECIAL.mask] if text == "<mask>" else TOKENIZER.encode(text)
+
+
 def row(*texts):
-    special = TOKENIZER.specials
-    ids = [special.begin]
-    for text in texts:
-        ids += [special.mask] if text == "<mask>" else TOKENIZER.encode(text)
-    return np.array([[*ids, special.end]], np.int32)
+    return np.array([[SPECIAL.begin, *(id for text in texts for id in encode(text)), SPECIAL.end]], np.int32)
+
+
+def pair_row(first, second):
+    between = [SPECIAL.end] * SPECIAL.pair_separators
+    return np.array([[SPECIAL.begin, *encode(first), *between, *encode(second), SPECIAL.end]], np.int32)
 
 
 def as_batch(tokens):
     return {"tokens": tokens, "segment_ids": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
+
+
+def logits_of(directory, tokens):
+    tuned = finetuned.load(directory)
+    weights = {"span_weights": np.ones(tokens.shape, np.float32)}
+    weights |= {"choice_weights": np.ones(tokens.shape[:2], np.float32)} if tokens.ndim == 3 else {}
+    return np.asarray(tiny.apply(tuned.model, tuned.params, as_batch(tokens) | weights))
+
+
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+
+def check_guesses(found, texts, logits, top_k=None):
+    """Check that guesses are the texts in the order of their logits, with their probabilities."""
+    order = np.argsort(-logits)[:top_k]
+    assert [guess.text for guess in found] == [texts[index] for index in order]
+    np.testing.assert_allclose([guess.score for guess in found], softmax(logits)[order], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "sentencepiece_unigram", "sentencepiece_bpe"])
@@ -94,111 +106,40 @@ def test_no_space_is_put_behind_a_mask(kind):
         assert tokenizer.decode([*before, *words._continuation(after, tokenizer)]) == tokenizer.decode(whole)
 
 
-@pytest.mark.parametrize("name", ["run", "hf"])
-def test_fill_mask(name, places):
-    fill = pipelines.fill_mask(places / name)
-    guesses = fill("we build <mask> good", top_k=4)
-    opened = run.open_run(places / "run")
-    tokens = row("we build", "<mask>", "good")
-    place = np.flatnonzero(tokens[0] == TOKENIZER.specials.mask)[None].astype(np.int32)
-    said = tiny.apply(opened.model, opened.params, as_batch(tokens) | {"masked_positions": place})
-    logits = np.array(said.words_BMV[0, 0])
-    words = np.delete(np.arange(len(logits)), TOKENIZER.special_ids)
-    best = words[np.argsort(-logits[words])][:4]
-    assert [guess.text for guess in guesses] == [TOKENIZER.decode([index]) for index in best]
-    chances = np.exp(logits[best]) / np.exp(logits[words]).sum()
-    np.testing.assert_allclose([guess.score for guess in guesses], chances, rtol=1e-4)
-    both = fill(["good <mask>", "we build <mask> good"], top_k=4)
-    assert [guess.text for guess in both[1]] == [guess.text for guess in guesses] and fill([]) == []
-    np.testing.assert_allclose([guess.score for guess in both[1]], chances, rtol=1e-4)
-    several = fill("we [MASK] the <mask>", top_k=2)
-    assert [len(one) for one in several] == [2, 2]
-    with pytest.raises(ValueError, match="no mask to fill in"):
-        fill("we build")
-    with pytest.raises(ValueError, match="room for 22"):
-        fill("roads " * 30 + "<mask>")
+def test_fill_mask(places, opened, tmp_path):
+    """Of a run, of its export, and of the best run of a comparison; special tokens are no words."""
+    fill, source, text = (
+        opened("fill_mask", "run"),
+        run.open_run(places / "run"),
+        "we <mask> the <mask> and good <mask>",
+    )
+    tokens = row("we", "<mask>", "the", "<mask>", "and good", "<mask>")
+    at_masks = np.flatnonzero(tokens[0] == SPECIAL.mask)[None].astype(np.int32)
+    expected = tiny.apply(source.model, source.params, as_batch(tokens) | {"masked_positions": at_masks}).words_BMV[0]
+    several = [text, "we build <mask>", "good [MASK]"]
+    logits = fill.logits(several)
+    assert [of_text.shape for of_text in logits] == [(n, TOKENIZER.vocabulary_size) for n in (3, 1, 1)]
+    np.testing.assert_allclose(logits[0], expected, atol=1e-5)
+    hf = opened("fill_mask", "hf")
+    np.testing.assert_allclose(hf.logits(text), expected, atol=1e-5)
+    ids = [index for index in range(TOKENIZER.vocabulary_size) if index not in TOKENIZER.special_ids]
+    shown = [TOKENIZER.decode([index]) for index in ids]
+    for guesses, logits_V in zip(fill(text, top_k=None), logits[0], strict=True):
+        check_guesses(guesses, shown, logits_V[ids])
+    check_guesses(fill(several, 2)[1], shown, logits[1][0, ids], 2)
+    assert len(fill("good <mask>")) == 5 and fill([]) == []
 
-
-def test_the_best_run_of_a_comparison_fills_masks(places, tmp_path):
     shutil.copytree(places / "run", tmp_path / "mlm-seed1")
     (tmp_path / "mlm-seed0").mkdir()  # the worse run, without a model
     for name, loss in (("mlm-seed0", 2.75), ("mlm-seed1", 2.5)):
         summary = {"steps": 9, "train_loss": 2.0, "validation_loss": loss, "average_train_loss": 2.0}
         (tmp_path / name / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "report.json").write_text('{"arms": {"mlm": {}}, "seeds": [0, 1]}')
-    text = "we build <mask> good"
-    assert pipelines.fill_mask(str(tmp_path))(text) == pipelines.fill_mask(str(places / "run"))(text)
+    assert isinstance(pipelines.fill_mask(str(tmp_path)), pipelines.FillMask)
 
 
-@pytest.mark.parametrize("name", ["classification", "hf_classification"])
-def test_classify(name, places):
-    classify = pipelines.classify(places / name)
-    assert repr(classify).startswith(f"<pipelines.classify('{places / name}'): ")
-    tuned = finetuned.load(places / "classification")
-    logits = np.asarray(
-        tuned.model.apply({"params": tuned.params}, as_batch(row("we build roads")), deterministic=True)
-    )[0]
-    guess = classify("we build roads")
-    assert guess.text == ("bad", "good")[int(logits.argmax())]
-    assert guess.score == pytest.approx(float(np.exp(logits.max()) / np.exp(logits).sum()), rel=1e-4)
-    texts = ["we build roads", "good", ("good", "bad union")]
-    assert classify(texts)[0].score == pytest.approx(guess.score, rel=1e-5)
-    assert len(classify(texts)) == 3
-    assert classify(texts)[2].score == pytest.approx(classify([("good", "bad union")])[0].score, rel=1e-5)
-    assert classify(("good", "bad union")).text in ("bad", "good")
-
-
-def test_numbers_tags_choices_and_answers(places):
-    number = pipelines.classify(str(places / "regression"))("good roads")
-    tuned = finetuned.load(places / "regression")
-    said = tuned.model.apply({"params": tuned.params}, as_batch(row("good roads")), deterministic=True)
-    assert number == pytest.approx(5 * float(said[0]), rel=1e-4)  # the scale of the task
-    tagged = pipelines.tag(str(places / "tagging"))("we build good roads")
-    assert [word for word, _ in tagged] == ["we", "build", "good", "roads"]
-    assert {tag for _, tag in tagged} <= {"O", "B-X", "I-X"}
-    assert len(pipelines.tag(str(places / "tagging"))("we " * 50)) == 50, "words that are cut have a tag, too"
-    guess = pipelines.choose(str(places / "choice"))("which", ["good union", "bad state", "strong roads"])
-    assert guess.text in ("good union", "bad state", "strong roads") and 1 / 3 < guess.score <= 1
-    context = "we build strong roads " * 9
-    found = pipelines.answer(str(places / "span"))("where", context)
-    assert found and found in context
-    assert pipelines.answer(str(places / "span"), refuses=True)("where", context) in ("", found)
-    classified = str(places / "span_or_none")
-    always = pipelines.answer(classified, refuses=False)("where", context)
-    assert always in context and always
-    assert pipelines.answer(classified, threshold=1e6)("where", context) == always
-    assert pipelines.answer(classified, threshold=-1e6)("where", context) == ""
-    with pytest.raises(ValueError, match="threshold=2 decides .* this model always gives one"):
-        pipelines.answer(str(places / "span"), threshold=2.0)
-
-
-def logits_of(directory, tokens):
-    tuned = finetuned.load(directory)
-    batch = as_batch(tokens) | {"span_weights": np.ones(tokens.shape, np.float32)}
-    return np.asarray(tiny.apply(tuned.model, tuned.params, batch))
-
-
-def pair_row(first, second):
-    special = TOKENIZER.specials
-    between = [special.end] * special.pair_separators
-    return np.array(
-        [[special.begin, *TOKENIZER.encode(first), *between, *TOKENIZER.encode(second), special.end]], np.int32
-    )
-
-
-def softmax(logits):
-    return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-
-
-def check_guesses(found, texts, logits, top_k=None):
-    """Check that guesses are the texts in the order of their logits, with their probabilities."""
-    order = np.argsort(-logits)[:top_k]
-    assert [guess.text for guess in found] == [texts[index] for index in order]
-    np.testing.assert_allclose([guess.score for guess in found], softmax(logits)[order], rtol=1e-4)
-
-
-def test_classify_a_pair_and_all_classes(places):
-    classify = pipelines.classify(str(places / "classification"), batch_size=2)
+def test_classify(places, opened):
+    classify = opened("classify", "classification", batch_size=2)
     first, second = "we build roads", "bad union"
     expected = logits_of(places / "classification", pair_row(first, second))[0]
     alone = logits_of(places / "classification", row(first))[0]
@@ -215,27 +156,26 @@ def test_classify_a_pair_and_all_classes(places):
     for guesses, logits in zip(classify(several, top_k=5), found, strict=True):
         check_guesses(guesses, classify.labels, logits)
     assert classify.logits([]).shape == (0, 2) and classify([], top_k=None) == []
-    hf = pipelines.classify(str(places / "hf_classification"))
+    hf = opened("classify", "hf_classification")
     np.testing.assert_allclose(hf.logits(first, second), expected, rtol=1e-4)
+
+    number = opened("classify", "regression")
+    expected = 5 * logits_of(places / "regression", row(first))[0]  # the scale of the task
+    assert number(first) == pytest.approx(expected, rel=1e-4) and number(["good", first])[1] == pytest.approx(
+        number(first)
+    )
 
 
 @pytest.mark.parametrize(
     ("texts", "good", "bad", "said"),
     [
-        (
-            1,
-            ("good",),
-            ("good", "bad"),
-            "in training was a single text, but item 1 of 1 is a pair of texts: give a sin",
-        ),
-        (2, ("good", "bad"), (["good", "bad"],), "was a pair of texts, but item 1 of 2 is a single text: give a pair"),
-        (2, ([("a", "b")],), ([("a", "b"), "a"],), "item 2 of 2 is a single text"),
+        (1, ("good",), ("good", "bad"), "a single text.* item 1 of 1 is a pair"),
+        (2, ([("a", "b")],), ([("a", "b"), "a"],), "a pair of texts.* item 2 of 2 is a single"),
     ],
 )
 def test_a_model_of_pairs_takes_pairs(texts, good, bad, said, places, tmp_path):
     tuned = finetuned.load(places / "classification")
-    head = dataclasses.replace(tuned.head, texts=texts)
-    finetuned.save(dataclasses.replace(tuned, head=head), epath.Path(tmp_path))
+    finetuned.save(dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, texts=texts)), epath.Path(tmp_path))
     classify = pipelines.classify(str(tmp_path))
     assert classify.logits(*good).shape[-1] == 2
     for call in (classify, classify.logits):
@@ -243,42 +183,46 @@ def test_a_model_of_pairs_takes_pairs(texts, good, bad, said, places, tmp_path):
             call(*bad)
 
 
-def test_guesses_of_tags_choices_and_masks(places):
-    tag = pipelines.tag(str(places / "tagging"))
-    logits = logits_of(places / "tagging", row("we build roads"))[0, 1:-1]  # each word is one token
-    np.testing.assert_allclose(tag.logits(["good", "we build roads"])[1], logits, rtol=1e-4)
-    for (word, guesses), expected, logits_C in zip(
-        tag("we build roads", top_k=2), ("we", "build", "roads"), logits, strict=True
-    ):
+def test_tag(places, opened):
+    tag, text = opened("tag", "tagging"), "we build roads"
+    logits = logits_of(places / "tagging", row(text))[0, 1:-1]  # each word is one token
+    np.testing.assert_allclose(tag.logits(["good", text])[1], logits, rtol=1e-4)
+    for (word, guesses), expected, logits_C in zip(tag(text, top_k=2), text.split(), logits, strict=True):
         assert word == expected
         check_guesses(guesses, ("O", "B-X", "I-X"), logits_C, 2)
+    best = [(word, guesses[0].text) for word, guesses in tag(text, top_k=None)]
+    assert tag(text) == best == tag([text.split()])[0] == tag(["good", text])[1]
+    assert [word for word, _ in tag([["we build", "roads"]])[0]] == ["we build", "roads"] and tag([]) == []
     cut = tag("we " * 50, top_k=None)
     assert [len(guesses) for _, guesses in cut] == [3] * 22 + [0] * 28  # 24 tokens, of which two are special
+    assert [tag for _, tag in tag("we " * 50)][22:] == ["O"] * 28
 
-    choose, candidates = pipelines.choose(str(places / "choice")), ["good union", "bad state", "strong roads"]
+
+def test_choose(places, opened, tmp_path):
+    """What is too long is cut as in training, for DREAM in the question alone."""
+    choose, candidates = opened("choose", "choice"), ["good union", "bad state", "strong roads"]
     rows = np.array([[pair_row("which", candidate)[0] for candidate in candidates]])
-    tuned = finetuned.load(places / "choice")
-    batch = as_batch(rows) | {"choice_weights": np.ones((1, 3), np.float32)}
-    logits = np.asarray(tiny.apply(tuned.model, tuned.params, batch))[0]
+    logits = logits_of(places / "choice", rows)[0]
     np.testing.assert_allclose(choose.logits("which", candidates), logits, rtol=1e-4)
     check_guesses(choose("which", candidates, top_k=None), candidates, logits)
     both = choose(["where", "which"], [candidates[:2], candidates], top_k=2)
     check_guesses(both[1], candidates, logits, 2)
     assert choose(["where"], [candidates[:2]])[0] == choose("where", candidates[:2]) and choose([], []) == []
 
-    fill = pipelines.fill_mask(str(places / "run"))
-    text = "we <mask> the <mask> and <mask>"
-    logits = fill.logits(["good <mask>", text])
-    assert [of_text.shape for of_text in logits] == [(1, TOKENIZER.vocabulary_size), (3, TOKENIZER.vocabulary_size)]
-    ids = [index for index in range(logits[1].shape[1]) if index not in TOKENIZER.special_ids]
-    words = [TOKENIZER.decode([index]) for index in ids]
-    for guesses, logits_V in zip(fill(text, top_k=None), logits[1], strict=True):
-        check_guesses(guesses, words, logits_V[ids])
-    assert fill("good <mask>", 2) == fill("good <mask>", top_k=2)
-    assert len(fill("good <mask>")) == 5 and len(fill("good <mask>", top_k=1)) == 1
+    tuned = finetuned.load(places / "choice")
+    dream = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, task="dream"))
+    finetuned.save(dream, epath.Path(tmp_path))
+    text, candidates = "we build strong roads " * 6, ["bad union " * 6 + end for end in ("state", "roads")]
+    first, *seconds = TOKENIZER.encode_batch([text, *candidates])
+    room, between = 24 - 2 - SPECIAL.pair_separators, [SPECIAL.end] * SPECIAL.pair_separators
+    assert room // 2 < len(seconds[0]) == len(seconds[1]) < room, "of two equal parts the question would lose some"
+    rows = [[SPECIAL.begin, *first[: room - len(second)], *between, *second, SPECIAL.end] for second in seconds]
+    logits = logits_of(tmp_path, np.array([rows], np.int32))[0]
+    np.testing.assert_allclose(pipelines.choose(str(tmp_path)).logits(text, candidates), logits, rtol=1e-4)
+    assert not np.allclose(choose.logits(text, candidates), logits, rtol=1e-4)
 
 
-def test_guesses_of_answers(places):
+def test_answer(places, opened):
     """The best answers to a question in a short context, from the logits of its only window."""
     question, words = "where", ("build", "good", "build")
     tokens = pair_row(question, " ".join(words))
@@ -291,184 +235,107 @@ def test_guesses_of_answers(places):
         best[text] = max(best.get(text, -np.inf), score)
     assert len(scores) == 6 and len(best) == 5
     order, context = sorted(best, key=lambda text: -best[text]), " ".join(words)
-    answer = pipelines.answer(str(places / "span"))
+    answer = opened("answer", "span")
     found = answer(question, context, top_k=None)
     assert [guess.text for guess in found] == order and found[0].text == answer(question, context)
     total = sum(np.exp(score) for score in scores.values())
     np.testing.assert_allclose([guess.score for guess in found], [np.exp(best[text]) / total for text in order], 1e-4)
-    for guesses in answer([question, question], context, top_k=2):  # the last digits depend on the batch
-        assert [guess.text for guess in guesses] == order[:2]
-        np.testing.assert_allclose([guess.score for guess in guesses], [guess.score for guess in found[:2]], 1e-5)
-    assert answer(question=question, context=context) == order[0]
+    long = "we build strong roads " * 9
+    questions, contexts = [question, "who"], [context, long]
+    for guesses, one in zip(answer(questions, contexts, top_k=2), contexts, strict=True):
+        assert guesses[0].text == answer(questions[contexts.index(one)], one) and guesses[0].text in one
+    assert answer(questions, long) == [answer(each, long) for each in questions] and answer([], []) == []
 
     none = start_L[0] + end_L[0]
-    may_refuse = pipelines.answer(str(places / "span"), refuses=True)(question, context, top_k=None)
-    np.testing.assert_allclose(
-        {guess.text: guess.score for guess in may_refuse}[""], np.exp(none) / (np.exp(none) + total), 1e-4
-    )
-    for threshold, first in ((1e3, order[0]), (-1e3, "")):
-        answer = pipelines.answer(str(places / "span"), refuses=True, threshold=threshold)
-        assert answer(question, context) == answer(question, context, top_k=3)[0].text == first
+    for threshold, first in ((0.0, None), (1e3, order[0]), (-1e3, "")):
+        may_refuse = opened("answer", "span", refuses=True, threshold=threshold)
+        guesses = may_refuse(question, context, top_k=None)
+        assert may_refuse(question, context) == guesses[0].text and first in (None, guesses[0].text)
+        if not threshold:
+            refused = {guess.text: guess.score for guess in guesses}[""]
+            np.testing.assert_allclose(refused, np.exp(none) / (np.exp(none) + total), 1e-4)
+    always = opened("answer", "span_or_none", refuses=False)(question, context)
+    for threshold, expected in ((1e6, always), (-1e6, "")):
+        assert opened("answer", "span_or_none", threshold=threshold)(question, context) == expected
 
 
-@pytest.mark.parametrize("name", some(["classify", "tag", "fill_mask", "embed", "answer", "choose"], "fill_mask"))
-def test_results_do_not_depend_on_the_batch_size(name, places):
-    kind = {"classify": "classification", "tag": "tagging", "answer": "span", "choose": "choice"}.get(name, "run")
+@pytest.mark.parametrize("name", ["fill_mask", "embed"])
+def test_results_do_not_depend_on_the_batch_size(name, opened):
     texts = ["good <mask>", "we build <mask> and strong roads", "<mask>", "bad <mask> <mask> <mask>", "union <mask>"]
-    more = {"answer": ("we build strong roads " * 9,), "choose": ([["good", "bad", "roads"]] * 5,)}.get(name, ())
-    pipeline = getattr(pipelines, name)(str(places / kind), batch_size=3)
-    numbers = pipeline.logits if hasattr(pipeline, "logits") else pipeline
-    options = {"top_k": None} if name == "answer" else {}
-
-    def values(found):
-        leaves = jax.tree.leaves(
-            found, is_leaf=lambda leaf: isinstance(leaf, pipelines.Guess)
-        )  # arrays, or guesses of answers
-        return [leaf.score if isinstance(leaf, pipelines.Guess) else leaf for leaf in leaves]
-
-    given = [[text, *(one[0] if isinstance(one, list) else one for one in more)] for text in texts]
-    wanted = values([numbers(*arguments, **options) for arguments in given])
-    for size in (None, 1, 2, 64):
-        found = values(list(numbers(texts, *more, batch_size=size, **options)))
-        for one, other in zip(found, wanted, strict=True):
+    pipeline = opened(name, "run")
+    numbers = pipeline.logits if name == "fill_mask" else pipeline
+    wanted = [numbers(text) for text in texts]
+    for size in (2, 64):
+        for one, other in zip(numbers(texts, batch_size=size), wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "said"),
-    [
-        ("classify", "classification", "classification, task classification; classes bad, good; 2 layers of width 16"),
-        ("classify", "hf_classification", "classification; classes bad, good;"),
-        ("classify", "regression", "regression, task regression; numbers from 0 to 5"),
-        ("choose", "choice", "multiple choice, task choice"),
-        ("tag", "tagging", "tags O, B-X, I-X; 2 layers of width 16; rows of 24 tokens"),
-        ("answer", "span", "question answering, task span; 2 layers of width 16; rows of 24 tokens; always answers"),
-        ("answer", "span_or_none", 'rows of 24 tokens; "" for no answer, threshold 0'),
-        ("fill_mask", "run", f"step 0 of the run; a vocabulary of {TOKENIZER.vocabulary_size}; 2 layers of width 16"),
-        ("fill_mask", "hf", "Hugging Face model; a vocabulary of"),
-        ("embed", "run", "mean over tokens; 2 layers of width 16"),
-    ],
-)
-def test_a_pipeline_says_what_it_is(name, kind, said, places):
-    pipeline = getattr(pipelines, name)(str(places / kind), batch_size=7)
-    assert repr(pipeline).startswith(f"<pipelines.{name}('{places / kind}'): ") and said in repr(pipeline)
-    assert repr(pipeline).endswith("; batch_size=7>")
-    text = pydoc.plain(pydoc.render_doc(pipeline))
-    assert f"{name}(" in text or "fill(" in text  # examples of calls
-    assert "batch_size: the most" in text and "Raises ValueError" in text
-
-
-def test_a_pipeline_that_translates_says_what_it_is(translation):
-    translate = pipelines.translate(str(translation))
-    assert repr(translate) == (
-        f"<pipelines.translate('{translation}'): 2 layers of width 16; texts of up to 23 tokens; 2 beams>"
-    )
-    assert "alternatives=3" in pydoc.render_doc(translate)
+GOOD = ("good",)
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "arguments", "options", "said"),
     [
-        ("classify", "classification", (3,), {}, "expected a text (str), a pair of texts .* got 3 (int)"),
-        ("classify", "classification", (None,), {}, "got None (NoneType)"),
-        (
-            "classify",
-            "classification",
-            ({"text": "a", "text_pair": "b"},),
-            {},
-            "got {'text': 'a', 'text_pair': 'b'} (dict)",
-        ),
-        ("classify", "classification", (b"good",), {}, "got b'good' (bytes)"),
-        ("classify", "classification", (["good", 3],), {}, "expected a text or a pair of texts as item 2 of 2, got 3"),
-        ("classify", "classification", ([("a", "b", "c")],), {}, "pair of texts as item 1 of 1, got ('a', 'b', 'c')"),
-        ("classify", "classification", ("good", ["bad"] * 2), {}, "zip() argument 2 is longer than argument 1"),
-        ("classify", "classification", (["good"] * 2, ["bad"] * 3), {}, "zip() argument 2 is longer than argument 1"),
-        ("classify", "classification", (("a", "b"), "c"), {}, "zip() argument 2 is shorter than argument 1"),
-        ("classify", "classification", ("good", 7), {}, "expected a second text (str), or a list of them, got 7 (int)"),
-        ("classify", "classification", ("good",), {"top_k": 0}, "top_k must be a whole number of at least 1, or None"),
-        ("classify", "classification", ("good",), {"top_k": True}, "or None for all, got True"),
-        ("classify", "classification", ("good",), {"top_k": 1.5}, "or None for all, got 1.5"),
-        ("classify", "classification", ("good",), {"top_k": "2"}, "or None for all, got '2'"),
-        ("classify", "classification", ("good",), {"batch_size": 0}, "batch_size must be .* at least 1, got 0"),
-        ("classify", "classification", ("good",), {"batch_size": 2.0}, "batch_size must be .* at least 1, got 2.0"),
-        ("classify", "regression", ("good",), {"top_k": None}, "predicts a number, so there are no classes for top_k"),
-        ("tag", "tagging", (["good", 3],), {}, "expected a word (str), or a list of them, got 3 (int)"),
-        ("tag", "tagging", ([["good", 3]],), {}, "expected a str for word 2 of 2, got 3 (int)"),
-        ("tag", "tagging", ("good",), {"top_k": -1}, "got -1"),
-        (
-            "choose",
-            "choice",
-            ("which", "good"),
-            {},
-            "expected a list of at least two candidates for each text, got 'good'",
-        ),
-        ("choose", "choice", (["which"], [["good", "bad"]] * 2), {}, "zip() argument 2 is longer than argument 1"),
-        ("choose", "choice", (["which"], ["good", "bad"]), {}, "for each text, got 'good'"),
-        ("choose", "choice", ("which", ["good", 1]), {}, "expected a str for candidate 2 of 2, got 1 (int)"),
-        ("answer", "span", ("where", 5), {}, "expected a context (str), or a list of them, got 5 (int)"),
-        ("answer", "span", ("where", "we build"), {"top_k": 0}, "got 0"),
-        ("fill_mask", "run", ("we <mask>",), {"top_k": 0}, "got 0"),
-        ("fill_mask", "run", (7,), {}, "expected a text (str), or a list of them, got 7 (int)"),
-        ("embed", "run", ([["we"]],), {}, "expected a str for text 1 of 1, got ['we'] (list)"),
+        ("classify", "classification", ({"text": "a", "text_pair": "b"},), {}, "dict"),
+        ("classify", "classification", (b"good",), {}, "bytes"),
+        ("classify", "classification", (["good", 3],), {}, "item 2 of 2.*3"),
+        ("classify", "classification", ([("a", "b", "c")],), {}, "item 1 of 1"),
+        ("classify", "classification", ("good", ["bad"] * 2), {}, "argument 2"),
+        ("classify", "classification", (["good"] * 2, ["bad"] * 3), {}, "argument 2"),
+        ("classify", "classification", (("a", "b"), "c"), {}, "argument 2"),
+        ("classify", "classification", ("good", 7), {}, "second text.*7"),
+        *(("classify", "classification", GOOD, {"top_k": wrong}, "top_k") for wrong in (0, True, 1.5)),
+        ("classify", "classification", GOOD, {"batch_size": 0}, "batch_size"),
+        ("classify", "regression", GOOD, {"top_k": None}, "top_k"),
+        ("tag", "tagging", ([["good", 3]],), {}, "word 2 of 2"),
+        ("tag", "tagging", (["we", " "],), {}, "text 2 of 2"),
+        ("tag", "tagging", GOOD, {"top_k": -1}, "top_k"),
+        ("choose", "choice", ("which", "good"), {}, "candidates"),
+        ("choose", "choice", ("which", ["one"]), {}, "candidates"),
+        ("choose", "choice", (["which"], [["good", "bad"]] * 2), {}, "argument 2"),
+        ("choose", "choice", ("which", ["good", 1]), {}, "candidate 2 of 2"),
+        ("answer", "span", ("where", 5), {}, "context"),
+        ("answer", "span", (["where", "who"], ["good", " "]), {}, "context 2 of 2"),
+        ("answer", "span", (["where", "who"], ["good"]), {}, "argument 2"),
+        ("answer", "span", ("where", "we build"), {"top_k": 0}, "top_k"),
+        ("fill_mask", "run", ("we <mask>",), {"top_k": 0}, "top_k"),
+        ("fill_mask", "run", (7,), {}, "7"),
+        ("fill_mask", "run", ("we build",), {}, "mask"),
+        ("fill_mask", "run", ("roads " * 30 + "<mask>",), {}, "room for 22"),
+        ("embed", "run", ([["we"]],), {}, "text 1 of 1"),
+        ("translate", "translation", GOOD, {"beams": 0}, "beam_size"),
+        ("translate", "translation", GOOD, {"beams": "4"}, "beam_size"),
+        ("translate", "translation", GOOD, {"alternatives": 3}, "alternatives.* 2, got 3"),
+        ("translate", "translation", GOOD, {"alternatives": 0}, "alternatives"),
+        ("translate", "translation", (["good", "we\nbuild"],), {}, "text 2 of 2"),
+        ("translate", "translation", (["good", "roads " * 24],), {}, "line 2 has 24 .* 23"),
     ],
 )
-def test_arguments_that_a_pipeline_rejects(name, kind, arguments, options, said, places):
-    pipeline = opened_once(name, str(places / kind))
-    with pytest.raises(ValueError, match=".*".join(map(re.escape, said.split(".*")))):
-        pipeline(*arguments, **options)
+def test_arguments_that_a_pipeline_rejects(name, kind, arguments, options, said, opened):
+    with pytest.raises(ValueError, match=said):
+        opened(name, kind)(*arguments, **options)
 
 
-@pytest.mark.parametrize("name", ["classify", "tag", "fill_mask", "embed", "answer", "choose"])
-def test_a_wrong_batch_size_is_rejected_before_a_model_is_opened(name):
-    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 'many'"):
-        getattr(pipelines, name)("nowhere", batch_size="many")
-
-
-def test_numbers_have_no_logits(places):
-    with pytest.raises(ValueError, match="predicts a number and has no classes: call it to get the number"):
-        pipelines.classify(str(places / "regression")).logits("good")
-
-
-def test_a_list_of_texts_is_a_list_of_texts(places):
-    tag = pipelines.tag(str(places / "tagging"))
-    texts = ["we build good roads", "strong union"]
-    assert tag(texts) == [tag(text) for text in texts] == tag([text.split() for text in texts])
-    assert [word for word, _ in tag([["we build", "roads"]])[0]] == ["we build", "roads"]
-    with pytest.raises(ValueError, match="no word to tag in text 2 of 2"):
-        tag(["we", " "])
-    answer = pipelines.answer(str(places / "span"))
-    questions, contexts = ["where", "who"], ["we build strong roads " * 9, "good union"]
-    assert answer(questions, contexts) == [answer(*pair) for pair in zip(questions, contexts, strict=True)]
-    assert answer(questions, contexts[0]) == [answer(question, contexts[0]) for question in questions]
-    for wrong in (("where", contexts), (questions, contexts[:1])):
-        with pytest.raises(ValueError, match=r"zip\(\) argument 2 is (longer|shorter) than argument 1"):
-            answer(*wrong)
-    with pytest.raises(ValueError, match="context 2 of 2 is empty: give a text"):
-        answer(questions, [contexts[0], " "])
-    classify = pipelines.classify(str(places / "classification"))
-    assert tag([]) == answer([], []) == classify([]) == []
-
-
-def test_what_is_too_long_is_cut_as_in_training(places, tmp_path):
-    tuned = finetuned.load(places / "choice")
-    dream = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, task="dream"))
-    finetuned.save(dream, epath.Path(tmp_path))
-    text, candidates = "we build strong roads " * 6, ["bad union " * 6 + end for end in ("state", "roads")]
-    special, (first, *seconds) = TOKENIZER.specials, TOKENIZER.encode_batch([text, *candidates])
-    room = 24 - 2 - special.pair_separators
-    assert room // 2 < len(seconds[0]) == len(seconds[1]) < room, "of two equal parts the question would lose some"
-    rows = [
-        [special.begin, *first[: room - len(second)], *[special.end] * special.pair_separators, *second, special.end]
-        for second in seconds
+def test_models_that_a_pipeline_cannot_use(places, opened, tmp_path):
+    cases = [
+        ("classify", "run", {}, FileNotFoundError, "ag-jax finetune"),
+        ("classify", "hf", {}, ValueError, "head of a task"),
+        ("tag", "classification", {}, ValueError, "classification"),
+        ("answer", "nowhere", {}, FileNotFoundError, "nowhere"),
+        ("answer", "span", {"threshold": 2.0}, ValueError, "threshold"),
+        ("fill_mask", "span", {}, ValueError, "masked words"),
+        ("fill_mask", "hf_classification", {}, ValueError, "masked words"),
+        ("fill_mask", "translation", {}, ValueError, "masked words"),
+        ("translate", "hf", {}, ValueError, "ag-jax import"),
+        ("embed", "run", {"pooling": "max"}, ValueError, "pooling"),
+        ("embed", "nowhere", {}, FileNotFoundError, "nowhere"),
+        *((name, "nowhere", {"batch_size": "many"}, ValueError, "batch_size") for name in ("tag", "answer", "embed")),
     ]
-    batch = as_batch(np.array([rows], np.int32)) | {"choice_weights": np.ones((1, 2), np.float32)}
-    logits = np.asarray(tiny.apply(tuned.model, tuned.params, batch))[0]
-    guess = pipelines.choose(str(tmp_path))(text, candidates)
-    chances = np.exp(logits) / np.exp(logits).sum()
-    assert guess.text == candidates[int(np.argmax(chances))] and guess.score == pytest.approx(
-        float(chances.max()), rel=1e-4
-    )
-    assert pipelines.choose(str(places / "choice"))(text, candidates).score != pytest.approx(guess.score, rel=1e-4)
+    for name, kind, options, error, said in cases:
+        with pytest.raises(error, match=said):
+            getattr(pipelines, name)(str(places / kind), **options)
+    with pytest.raises(ValueError, match="number"):
+        opened("classify", "regression").logits("good")
 
 
 def test_rows_of_an_imported_model_are_as_long_as_its_positions(tmp_path):
@@ -479,26 +346,38 @@ def test_rows_of_an_imported_model_are_as_long_as_its_positions(tmp_path):
     exporting.convert(epath.Path(tmp_path / "ours"), None, str(tmp_path / "hf"))
     text = "we build roads " * 55 + "good"
     assert 128 < len(TOKENIZER.encode(text)) < 198
-    said = [pipelines.classify(str(tmp_path / name))(text) for name in ("ours", "hf")]
-    assert said[0].text == said[1].text and said[0].score == pytest.approx(said[1].score, rel=1e-4)
+    said = [pipelines.classify(str(tmp_path / name)).logits(text) for name in ("ours", "hf")]
+    np.testing.assert_allclose(said[0], said[1], rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", some(["run", "hf", "classification"], "run", "classification"))
-def test_embed(name, places):
-    first, mean = (pipelines.embed(str(places / name), pooling) for pooling in ("first", "mean"))
+# Vectors of texts.
+
+
+@pytest.mark.parametrize("name", some(["run", "hf", "classification"], "classification"))
+def test_embed(name, places, opened):
+    first, mean = (opened("embed", name, pooling=pooling) for pooling in ("first", "mean"))
     source = finetuned.load(places / name) if name == "classification" else run.open_run(places / "run")
-    for text in ("we build roads", "good"):
-        said = tiny.apply(Encoder(CONFIG), source.params["encoder"], as_batch(row(text)))[0]
-        np.testing.assert_allclose(first(text), said[0], atol=2e-5)
-        np.testing.assert_allclose(mean(["strong strong union", text])[1], said.mean(0), atol=2e-5)
+    said = tiny.apply(Encoder(CONFIG), source.params["encoder"], as_batch(row("we build roads")))[0]
+    np.testing.assert_allclose(first("we build roads"), said[0], atol=2e-5)
+    np.testing.assert_allclose(mean(["strong strong union good", "we build roads"])[1], said.mean(0), atol=2e-5)
     assert mean([]).shape == (0, CONFIG.width)
+
+
+def test_embed_with_an_encoder_that_translates(places, opened):
+    """Its texts have no begin token, which it was not trained to read."""
+    first, mean = (opened("embed", "translation", pooling=pooling) for pooling in ("first", "mean"))
+    source = run.open_run(places / "translation")
+    for text, given in (("we build roads", " we build roads "), ("roads " * 23, "roads " * 40)):
+        tokens = np.array([[*TOKENIZER.encode(text), SPECIAL.end]], np.int32)
+        said = tiny.apply(Encoder(source.model.config), source.params["encoder"], as_batch(tokens))[0]
+        np.testing.assert_allclose(first(given), said[0], atol=2e-5)
+        np.testing.assert_allclose(mean([given, "good"])[0], said.mean(0), atol=2e-5)
 
 
 def write_sentence_transformers(directory, pooling, modules=("Transformer", "Pooling"), texts=None, prompts=None):
     """Write the files of sentence-transformers beside a model."""
-    types = [{"idx": 0, "type": f"sentence_transformers.models.{name}"} for name in modules]
     files = {
-        "modules.json": types,
+        "modules.json": [{"idx": 0, "type": f"sentence_transformers.models.{name}"} for name in modules],
         "1_Pooling/config.json": pooling,
         "sentence_bert_config.json": texts or {},
         "config_sentence_transformers.json": prompts or {},
@@ -509,80 +388,53 @@ def write_sentence_transformers(directory, pooling, modules=("Transformer", "Poo
 
 
 CLS = {"word_embedding_dimension": 6, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+BOTH = {"pooling_mode_mean_tokens": True, "pooling_mode_mean_sqrt_len_tokens": True}
+QUERY = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+NONE = {"prompts": {"query": "query: "}, "default_prompt_name": None}
+DENSE = "the module sentence_transformers.models.Dense"
 
 
 @pytest.mark.parametrize(
-    ("pooling", "modules", "expected"),
+    ("pooling", "more", "expected"),
     [
-        (CLS, ["Transformer", "Pooling", "Normalize"], {"pooling": "first", "normalize": True}),
-        ({"pooling_mode_mean_tokens": True}, ["Transformer", "Pooling", "Dropout"], {}),
-        ({}, ["Transformer", "Pooling"], {}),
-        ({"embedding_dimension": 6, "pooling_mode": "cls"}, [], {"pooling": "first"}),
-        ({"pooling_mode": ["mean"]}, [], {}),
-        ({"pooling_mode": "max"}, [], {"unsupported": ("the pooling max",)}),
-        ({"pooling_mode": ["cls", "mean"]}, [], {"pooling": "first", "unsupported": ("the pooling cls and mean",)}),
-        ({"pooling_mode_max_tokens": True}, [], {"unsupported": ("the pooling max",)}),
-        ({"pooling_mode_lasttoken": True}, [], {"unsupported": ("the pooling lasttoken",)}),
+        (CLS, {"modules": ["Transformer", "Pooling", "Normalize"]}, {"pooling": "first", "normalize": True}),
+        ({"pooling_mode_mean_tokens": True}, {"modules": ["Transformer", "Pooling", "Dropout"]}, {}),
+        ({}, {}, {}),
+        ({"embedding_dimension": 6, "pooling_mode": "cls"}, {"modules": []}, {"pooling": "first"}),
+        ({"pooling_mode": ["cls", "mean"]}, {}, {"pooling": "first", "unsupported": ("the pooling cls and mean",)}),
+        ({"pooling_mode_lasttoken": True}, {}, {"unsupported": ("the pooling lasttoken",)}),
+        (BOTH, {}, {"unsupported": ("the pooling mean and mean_sqrt_len",)}),
+        (CLS, {"modules": ["Transformer", "Pooling", "Dense"]}, {"pooling": "first", "unsupported": (DENSE,)}),
+        ({}, {"texts": {"max_seq_length": 9, "do_lower_case": True}}, {"max_length": 9, "lower_case": True}),
+        ({}, {"texts": {"max_seq_length": 9}, "prompts": NONE}, {"max_length": 9}),
+        ({}, {"prompts": QUERY}, {"prompt": "query: "}),
         (
-            {"pooling_mode_mean_tokens": True, "pooling_mode_mean_sqrt_len_tokens": True},
-            [],
-            {"unsupported": ("the pooling mean and mean_sqrt_len",)},
-        ),
-        (
-            CLS,
-            ["Transformer", "Pooling", "Dense"],
-            {"pooling": "first", "unsupported": ("the module sentence_transformers.models.Dense",)},
+            {"include_prompt": False},
+            {"prompts": QUERY},
+            {"prompt": "query: ", "unsupported": ("a pooling without the tokens of the prompt",)},
         ),
     ],
 )
-def test_poolings_and_modules_of_sentence_transformers(pooling, modules, expected, tmp_path):
-    write_sentence_transformers(tmp_path, pooling, modules)
-    assert sentence_vectors.read(tmp_path) == SentenceVectors(strip=True, **expected)
+def test_files_of_sentence_transformers(pooling, more, expected, tmp_path):
+    write_sentence_transformers(tmp_path, pooling, **more)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 77}))
+    assert sentence_vectors.read(tmp_path) == SentenceVectors(**{"strip": True, "max_length": 77} | expected)
 
 
-def test_folder_of_the_pooling_and_earlier_names(tmp_path):
+def test_damaged_files_of_sentence_transformers_and_earlier_names(tmp_path):
+    """Nothing but `embed` needs them."""
+    assert sentence_vectors.read(tmp_path) == SentenceVectors()
     write_sentence_transformers(tmp_path, CLS)
     modules = [{"type": "sentence_transformers.models.Pooling", "path": "2_Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    missing = ("the pooling in 2_Pooling/config.json, which is missing",)
-    assert sentence_vectors.read(tmp_path).unsupported == missing
+    assert "2_Pooling/config.json" in sentence_vectors.read(tmp_path).unsupported[0]
     (tmp_path / "1_Pooling").rename(tmp_path / "2_Pooling")
     (tmp_path / "sentence_bert_config.json").rename(tmp_path / "sentence_xlm-roberta_config.json")
     (tmp_path / "sentence_xlm-roberta_config.json").write_text(json.dumps({"max_seq_length": 75}))
     assert sentence_vectors.read(tmp_path) == SentenceVectors(pooling="first", max_length=75, strip=True)
-
-
-@pytest.mark.parametrize(
-    ("pooling", "texts", "prompts", "expected"),
-    [
-        ({}, {"max_seq_length": 9, "do_lower_case": True}, {}, {"max_length": 9, "lower_case": True}),
-        ({}, {"max_seq_length": None}, {}, {"max_length": 77}),
-        ({}, {}, {"prompts": {"query": "query: "}, "default_prompt_name": None}, {"max_length": 77}),
-        (
-            {"include_prompt": False},
-            {"max_seq_length": 9},
-            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
-            {
-                "max_length": 9,
-                "prompt": "query: ",
-                "unsupported": ("a pooling without the tokens of the prompt",),
-            },
-        ),
-    ],
-)
-def test_texts_and_prompts_of_sentence_transformers(pooling, texts, prompts, expected, tmp_path):
-    write_sentence_transformers(tmp_path, pooling, texts=texts, prompts=prompts)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 77}))
-    assert sentence_vectors.read(tmp_path) == SentenceVectors(strip=True, **expected)
-
-
-def test_damaged_files_of_sentence_transformers(tmp_path):
-    """Nothing but `embed` needs them."""
-    assert sentence_vectors.read(tmp_path) == SentenceVectors()
-    write_sentence_transformers(tmp_path, {})
     (tmp_path / "modules.json").write_text("{}")
     (reason,) = sentence_vectors.read(tmp_path).unsupported
-    assert "modules.json: " in reason and "JSON array" in reason
+    assert "modules.json: " in reason
 
 
 def test_embed_with_a_model_of_sentence_transformers(places, tmp_path):
@@ -593,99 +445,35 @@ def test_embed_with_a_model_of_sentence_transformers(places, tmp_path):
     write_sentence_transformers(tmp_path / "theirs", CLS, modules, texts, prompts)
     importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "imported"))
     exporting.convert(epath.Path(tmp_path / "imported"), None, str(tmp_path / "exported"))
+    vectors = [opening.open_encoder(str(tmp_path / name)).origin.vectors for name in ("theirs", "imported", "exported")]
+    assert vectors[0] == vectors[1] == vectors[2]
     text = "  We build ROADS. " + "We build ROADS. " * 4
     tokens = row(f"union {text.lower()}".strip())
     assert 12 < tokens.shape[1] <= 24  # so the text is cut, and would not be without the files
     tokens = np.concatenate([tokens[:, :11], tokens[:, -1:]], axis=1)
-    params = run.open_run(places / "run").params["encoder"]
-    said = np.asarray(tiny.apply(Encoder(CONFIG), params, as_batch(tokens)))[0]
-    for name in ("theirs", "imported", "exported"):
-        embed = pipelines.embed(str(tmp_path / name))
-        np.testing.assert_allclose(embed(text), said[0] / np.linalg.norm(said[0]), atol=2e-5)
-        embed = pipelines.embed(str(tmp_path / name), "mean", normalize=False)
-        np.testing.assert_allclose(embed(text), said.mean(0), atol=2e-5)
+    said = np.asarray(tiny.apply(Encoder(CONFIG), run.open_run(places / "run").params["encoder"], as_batch(tokens)))[0]
+    embed = pipelines.embed(str(tmp_path / "exported"))
+    np.testing.assert_allclose(embed(text), said[0] / np.linalg.norm(said[0]), atol=2e-5)
+    embed = pipelines.embed(str(tmp_path / "exported"), "mean", normalize=False)
+    np.testing.assert_allclose(embed(text), said.mean(0), atol=2e-5)
     (tmp_path / "theirs" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "max"}))
-    with pytest.raises(ValueError, match=r"cannot compute .* need the pooling max: .*pooling='first' or pooling="):
+    with pytest.raises(ValueError, match="the pooling max"):
         pipelines.embed(str(tmp_path / "theirs"))
-    assert pipelines.embed(str(tmp_path / "theirs"), "mean")("good").shape == (CONFIG.width,)
+    assert isinstance(pipelines.embed(str(tmp_path / "theirs"), "mean"), pipelines.Embed)
 
 
-@pytest.fixture(scope="module")
-def translation(tmp_path_factory):
-    """Make a run that translates."""
-    return save_translation(tmp_path_factory.mktemp("translation") / "run")
-
-
-def test_embed_with_an_encoder_that_translates(translation):
-    """Its texts have no begin token, which it was not trained to read."""
-    first, mean = (pipelines.embed(str(translation), pooling) for pooling in ("first", "mean"))
-    opened = run.open_run(translation)
-    for text, given in (("we build roads", " we build roads "), ("roads " * 23, "roads " * 40)):
-        tokens = np.array([[*TOKENIZER.encode(text), TOKENIZER.specials.end]], np.int32)
-        encoder = Encoder(opened.model.config)
-        said = encoder.apply({"params": opened.params["encoder"]}, as_batch(tokens), deterministic=True)[0]
-        np.testing.assert_allclose(first(given), said[0], atol=2e-5)
-        np.testing.assert_allclose(mean([given, "good"])[0], said.mean(0), atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "said"),
-    [
-        ("good", {"beams": 0}, "decoding.beam_size must be at least 1 and at most 1024, got 0"),
-        ("good", {"beams": 2000}, "decoding.beam_size must be at least 1 and at most 1024, got 2000"),
-        ("good", {"beams": "4"}, "decoding.beam_size must be"),
-        ("good", {"alternatives": 3}, "alternatives must be between 1 and the number of beams, 2, got 3"),
-        ("good", {"alternatives": 0}, "alternatives must be between 1 and the number of beams, 2, got 0"),
-        (["good", "we\nbuild"], {}, "text 2 of 2 has a line break"),
-        (["good", "roads " * 24], {}, "line 2 has 24 tokens, and the model has positions for 23"),
-    ],
-)
-def test_what_translate_rejects(text, options, said, translation):
-    with pytest.raises(ValueError, match=said):
-        pipelines.translate(str(translation))(text, **options)
-
-
-def test_clear_words_where_a_head_is_missing(places, translation, tmp_path):
-    cases = [
-        (
-            lambda: pipelines.classify(str(places / "run")),
-            FileNotFoundError,
-            "is no fine-tuned model: .*ag-jax finetune",
-        ),
-        (lambda: pipelines.classify(str(places / "hf")), ValueError, "has no head of a task"),
-        (
-            lambda: pipelines.tag(str(places / "classification")),
-            ValueError,
-            "has a head for classification, but tagging",
-        ),
-        (lambda: pipelines.answer(str(tmp_path)), FileNotFoundError, "is no fine-tuned model"),
-        (lambda: pipelines.fill_mask(str(places / "span")), ValueError, "no head for masked words"),
-        (lambda: pipelines.fill_mask(str(places / "hf_classification")), ValueError, "no head for masked words"),
-        (lambda: pipelines.fill_mask(str(translation)), ValueError, "has no head for masked words"),
-        (
-            lambda: pipelines.translate(str(places / "hf")),
-            ValueError,
-            "of a Hugging Face model, `ag-jax import` makes one",
-        ),
-        (lambda: pipelines.embed(str(places / "run"), "max"), ValueError, "pooling must be one of first, mean"),
-        (lambda: pipelines.embed(str(tmp_path)), FileNotFoundError, "is no model"),
-        (lambda: pipelines.choose(str(places / "choice"))("which", ["one"]), ValueError, "at least two candidates"),
-    ]
-    for call, kind, message in cases:
-        with pytest.raises(kind, match=message):
-            call()
+# Damaged models.
 
 
 @pytest.mark.parametrize(
     ("section", "changed", "said"),
     [
-        ("model", {"layers": 900}, "do not fit the model of task.json"),
-        ("model", {"max_length": 10**12}, "model.max_length must be at least 1 and at most"),
-        ("model", {"vocabulary_size": 0}, "model.vocabulary_size must be at least 1"),
-        ("model", {"dropout": 10**400}, "model.dropout must be a finite number"),
-        ("head", {"labels": "ab"}, "head.labels must be a list"),
-        ("head", {"kind": "classifying"}, "the kind of a task must be one of"),
-        ("origin", {"model_type": 5}, "origin.model_type must be a text, got 5"),
+        ("model", {"layers": 900}, "do not fit"),
+        ("model", {"max_length": 10**12}, r"model\.max_length"),
+        ("model", {"dropout": 10**400}, r"model\.dropout"),
+        ("head", {"labels": "ab"}, r"head\.labels"),
+        ("head", {"kind": "classifying"}, "kind"),
+        ("origin", {"model_type": 5}, r"origin\.model_type"),
     ],
 )
 def test_a_damaged_task_file_is_named(section, changed, said, places, tmp_path):
@@ -697,32 +485,16 @@ def test_a_damaged_task_file_is_named(section, changed, said, places, tmp_path):
     # With a fingerprint of the changed values, which otherwise would be noticed by it.
     weights = (tmp_path / "copy" / finetuned.WEIGHTS).read_bytes()
     file.write_text(json.dumps(values | {finetuned.FINGERPRINT: finetuned._fingerprint(values, weights)}))
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'copy'}.*{said}"):
         finetuned.load(tmp_path / "copy")
-    assert str(tmp_path / "copy") in str(caught.value)
-    for content in (
-        "[" * 3000,
-        "[]",
-        "{}",
-        json.dumps(values),
-        json.dumps(values | {finetuned.FINGERPRINT: fingerprint}),
-    ):
-        file.write_text(content)
+    for content in (values, values | {finetuned.FINGERPRINT: fingerprint}):
+        file.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=str(tmp_path / "copy")):
             finetuned.load(tmp_path / "copy")
 
 
-def test_weights_that_are_not_finite_are_named(places, tmp_path):
-    spoilt = finetuned.load(places / "classification")
-    spoilt.params["task_head"]["classifier"]["bias"][0] = np.nan
-    finetuned.save(spoilt, epath.Path(tmp_path / "copy"))
-    with pytest.raises(ValueError, match="task_head/classifier/bias in weights.safetensors holds values that are not"):
-        finetuned.load(tmp_path / "copy")
-
-
-def test_no_flipped_bit_of_a_fine_tuned_model_goes_unnoticed(places, tmp_path, capsys):
-    copied = epath.Path(tmp_path / "copy")
-    tuned = finetuned.load(places / "classification")
+def test_no_flipped_bit_of_a_fine_tuned_model_goes_unnoticed(places, tmp_path):
+    copied, tuned = epath.Path(tmp_path / "copy"), finetuned.load(places / "classification")
     finetuned.save(tuned, copied)
     chosen = random.Random(0)
     for name in (finetuned.WEIGHTS, finetuned.TASK) * 30:
@@ -738,23 +510,16 @@ def test_no_flipped_bit_of_a_fine_tuned_model_goes_unnoticed(places, tmp_path, c
             assert (found.head, found.config, found.origin) == (tuned.head, tuned.config, tuned.origin)
             jax.tree.map(np.testing.assert_array_equal, found.params, tuned.params)
         (copied / name).write_bytes(original)
-    (copied / finetuned.WEIGHTS).write_bytes(b"x" * 20)
-    with pytest.raises(ValueError, match="is damaged"):
-        finetuned.load(copied)
     (copied / finetuned.WEIGHTS).unlink()
     with pytest.raises(FileNotFoundError, match=finetuned.WEIGHTS):
         finetuned.load(copied)
+    tuned.params["task_head"]["classifier"]["bias"][0] = np.nan
+    finetuned.save(tuned, copied)
+    with pytest.raises(ValueError, match=f"task_head/classifier/bias in {finetuned.WEIGHTS}"):
+        finetuned.load(copied)
 
 
-def test_a_tokenizer_that_is_missing_is_named(places, tmp_path):
-    for name, at in (("run", "run"), ("span", "span/weights")):
-        shutil.copytree(places / name, tmp_path / name)
-        shutil.rmtree(tmp_path / at / "tokenizer")
-        with pytest.raises(FileNotFoundError, match=f"no tokenizer at .*{at}/tokenizer"):
-            opening.open_encoder(str(tmp_path / name))
-
-
-def test_every_way_to_open_damaged_weights_is_refused(places, tmp_path):
+def test_every_way_to_open_damaged_models_is_refused(places, tmp_path):
     """One changed weight of a run or of a fine-tuned model is rejected, although the file can be read."""
     shutil.copytree(places / "run", tmp_path / "run")
     shutil.copytree(places / "classification", tmp_path / "tuned")
@@ -766,25 +531,17 @@ def test_every_way_to_open_damaged_weights_is_refused(places, tmp_path):
     weights_file = tmp_path / "tuned" / "weights" / finetuned.WEIGHTS
     content = weights_file.read_bytes()
     weights_file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    run_reads = {
-        "open_run": run.open_run,
-        "fill_mask": pipelines.fill_mask,
-        "embed": pipelines.embed,
-        "fine-tuning": opening.open_encoder,
-        "export": lambda place: exporting.convert(place, None, str(tmp_path / "out")),
-    }
-    for read in run_reads.values():
-        with pytest.raises(
-            CorruptCheckpointError, match=f"1 of .* arrays differ from those that were saved, such as {name}"
-        ):
+    both = [pipelines.embed, opening.open_encoder, lambda place: exporting.convert(place, None, str(tmp_path / "out"))]
+    for read in (run.open_run, pipelines.fill_mask, *both):
+        with pytest.raises(CorruptCheckpointError, match=f"1 of .*{name}"):
             read(str(tmp_path / "run"))
-    tuned_reads = {
-        "classify": pipelines.classify,
-        "embed": pipelines.embed,
-        "fine-tuning": opening.open_encoder,
-        "export": lambda place: exporting.convert(place, None, str(tmp_path / "out")),
-    }
-    for read in tuned_reads.values():
-        with pytest.raises(ValueError, match="is damaged.*fingerprint differs"):
+    for read in (pipelines.classify, *both):
+        with pytest.raises(ValueError, match="fingerprint"):
             read(str(tmp_path / "tuned"))
     assert not (tmp_path / "out").exists()
+    for place in ("run", "tuned/weights"):
+        shutil.rmtree(tmp_path / place / "tokenizer")
+        shutil.copytree(places / place.replace("tuned", "classification"), tmp_path / place, dirs_exist_ok=True)
+        shutil.rmtree(tmp_path / place / "tokenizer")
+        with pytest.raises(FileNotFoundError, match=f"{place}/tokenizer"):
+            opening.open_encoder(str(tmp_path / place))

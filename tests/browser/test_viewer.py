@@ -81,7 +81,7 @@ def path(plain, other, tmp_path_factory):
 
 
 @pytest.mark.parametrize("detail", ["full", "picture"])
-@pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 2), (0, 1)])
+@pytest.mark.parametrize(("layer", "head"), [(1, 2), (0, 1)])
 def test_a_cell_has_the_colour_of_its_weight(browser, plain, cells, tmp_path, detail, layer, head):
     browser.open(save(tmp_path / "m.html", [plain], detail=detail), f"l={layer}&h={head}")
     weights = np.array([plain.weights_NHQK[layer, head, q, k] for q, k in cells])
@@ -91,16 +91,16 @@ def test_a_cell_has_the_colour_of_its_weight(browser, plain, cells, tmp_path, de
 
 
 def test_the_grid_has_all_heads_in_their_places(browser, plain, path):
+    """Each with its name, the mass towards its target and its picture; the letter says which pattern guides it."""
     browser.open(path)
-    labels = browser.run(
-        "return [...document.querySelectorAll('.head')].map((cell) => cell.getAttribute('aria-label'))"
-    )
+    cells = "[...document.querySelectorAll('.head')]"
+    labels = browser.run(f"return {cells}.map((cell) => cell.getAttribute('aria-label'))")
     mass = plain.targets["next"].mass_NH
-    assert labels == [
-        f"layer {n + 1}, head {h + 1}" + (f", guided towards [Next], mass {mass[n, 0]:.2f}" if h == 0 else "")
-        for n in range(2)
-        for h in range(3)
-    ]
+    for (n, h), label in zip(np.ndindex(2, 3), labels, strict=True):
+        guided = f", guided towards [Next], mass {mass[n, 0]:.2f}" if h == 0 else ""
+        assert label == f"layer {n + 1}, head {h + 1}{guided}"
+    letters = browser.run(f"return {cells}.map((one) => one.querySelector('.letter')?.textContent)")
+    assert letters == ["N", None, None] * 2
     found = browser.run(
         """return [...document.querySelectorAll(".head canvas")].map((canvas) =>
         Array.from(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data));"""
@@ -124,7 +124,7 @@ def test_the_other_scales(browser, plain, cells, path):
     assert "share of the map's largest weight" in browser.run("return document.querySelector('#bar canvas').ariaLabel")
 
 
-@pytest.mark.parametrize("keys", ["1", "2", "3", "d", "sc"])
+@pytest.mark.parametrize("keys", ["2", "d", "sc"])
 def test_words_have_the_colours_of_the_map(browser, path, keys):
     """Whatever the scale, not those of their share of the row; and a legend names the row and the scale."""
     browser.open(path, "l=1&h=1&r=3&c=4&p=cividis")
@@ -229,16 +229,6 @@ def test_two_views_side_by_side(browser, plain, other, cells, path):
         assert float(dict(said)[view.name]) == pytest.approx(view.weights_NHQK[1, 2, 2, 5], abs=0.004)
 
 
-def test_views_of_other_tokens_are_not_compared(browser, path):
-    browser.open(path, "l=0&h=0")
-    choose = "const box = document.getElementById('other'); box.value = '2'; box.dispatchEvent(new Event('change'));"
-    browser.act(lambda: browser.run(choose))
-    assert "cannot be compared, because the tokens of their columns differ: at position 1" in browser.text("note")
-    assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1 and "o" not in browser.state()
-    browser.open(path, "o=2")
-    assert "o" not in browser.state()
-
-
 def test_the_keys(browser, path):
     from selenium.webdriver.common.keys import Keys
 
@@ -260,20 +250,12 @@ def test_the_keys(browser, path):
         assert browser.state()["s"] == scale
     browser.act(lambda: browser.press("1"))
     assert "s" not in browser.state()
-    cell = "return Number(document.querySelector('#maps canvas').dataset.cell)"
-    size = browser.run(cell)
-    browser.press("+")
-    assert browser.run(cell) == pytest.approx(1.5 * size)
-    browser.press("-")
-    assert browser.run(cell) == pytest.approx(size)
     browser.press("c")
-    assert browser.state()["b"] == "1" and "Tokens that look at 2 “column1”" in browser.text("largest")
+    assert browser.state()["b"] == "1" and "2 “column1”" in browser.text("largest")
     browser.press("p")
     assert browser.run("return document.getElementById('pin').ariaPressed") == "true"
     browser.press("?")
     assert browser.run("return document.getElementById('help').open")
-    listed = browser.run("return [...document.querySelectorAll('dt')].map((dt) => dt.textContent)")
-    assert listed == ["arrows", "Enter", "Escape", "[", "]", *"tdsmcp123+-?"]
     browser.run("document.getElementById('help').close()")
     browser.act(lambda: browser.press(Keys.ESCAPE))
     assert "l" not in browser.state() and browser.run("return document.activeElement.className") == "head"
@@ -324,33 +306,31 @@ def test_the_address_opens_the_same_picture(browser, path):
     assert browser.state() == {}
 
 
-def test_layers_without_a_guided_head(browser, tmp_path):
-    """Their heads have no letter, and no line in the chart of the masses by step."""
-    guided = [(None, None, None), ("next", None, None)]
-    steps = [views.view(f"step {step}", step=step, guided=guided) for step in (10, 0)]
-    browser.open(save(tmp_path / "m.html", steps))
-    letters = browser.run(
-        "return [...document.querySelectorAll('.head')].map((one) => one.querySelector('.letter')?.textContent)"
-    )
-    assert letters == [None, None, None, "N", None, None]
-    lines = browser.run("return [...document.querySelectorAll('polyline')].map((one) => one.getAttribute('points'))")
-    assert [bool(points) for points in lines] == [False, True]
+def choose(browser, id, value):
+    """Choose an option of a list."""
+    script = "const box = document.getElementById(arguments[0]); box.value = arguments[1];"
+    browser.run(script + "box.dispatchEvent(new Event('change'));", id, value)
 
 
-def test_the_steps_of_a_run(browser, tmp_path):
+def test_steps_and_other_views(browser, plain, path, tmp_path):
+    """Keys change the step of a run; a view with fewer heads can be chosen; one of other tokens is not compared."""
     steps = [views.view(f"step {step}", step=step, weights_NHQK=views.attention(seed=step)) for step in (30, 0, 10)]
-    browser.open(save(tmp_path / "m.html", steps))
-    assert (
-        browser.text("step-name") == "30 of 30"
-        and browser.run("return document.querySelectorAll('polyline').length") == 2
-    )
-    browser.act(lambda: browser.press("["))
-    assert browser.state()["v"] == "2" and browser.text("step-name") == "10 of 30"
-    browser.act(lambda: browser.press("["))
-    browser.act(lambda: browser.press("["))
-    assert browser.state()["v"] == "1"
-    browser.act(lambda: browser.press("]"))
-    assert browser.state()["v"] == "2"
+    browser.open(save(tmp_path / "steps.html", steps))
+    assert browser.text("step-name") == "30 of 30"
+    assert browser.run("return document.querySelectorAll('polyline').length") == 2
+    for key, view, name in (("[", "2", "10 of 30"), ("[", "1", "0 of 30"), ("]", "2", "10 of 30")):
+        browser.act(lambda key=key: browser.press(key))
+        assert browser.state()["v"] == view and browser.text("step-name") == name
+    few = plain.weights_NHQK[:1, :2]
+    small = views.view("s", tokens=plain.columns, rows=plain.rows, weights_NHQK=few, targets={}, guided=())
+    browser.open(save(tmp_path / "m.html", [plain, small]))
+    browser.run("document.querySelectorAll('.head')[5].focus()")
+    browser.act(lambda: choose(browser, "view", "1"))
+    assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, 0]
+    browser.open(path, "l=0&h=0")
+    browser.act(lambda: choose(browser, "other", "2"))
+    assert "position 1" in browser.text("note") and "o" not in browser.state()
+    assert len(browser.driver.find_elements("css selector", "#maps canvas")) == 1
 
 
 def test_a_head_of_which_only_the_overview_is_stored(browser, tmp_path):
@@ -362,55 +342,6 @@ def test_a_head_of_which_only_the_overview_is_stored(browser, tmp_path):
     largest = np.array([long[0, 0, 3 * q : 3 * q + 3, 3 * k : 3 * k + 3].max() for q, k in blocks])
     assert np.abs(np.array(browser.colours(blocks)) - weight_colours(np.sqrt(largest))).max() <= 14
     assert "not in this page" in browser.text("largest")
-
-
-def test_a_short_text_of_which_only_the_overview_is_stored(browser, plain, tmp_path):
-    """Its cells are single tokens, but with few digits."""
-    few = views.view(tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK, targets={}, whole=())
-    browser.open(save(tmp_path / "m.html", [few]), "l=1&h=1&r=3&c=4")
-    assert "only a coarse overview of this head is in this page" in browser.text("maps")
-    assert re.search(r"→ 5 “column4” (about [.0-9]+|below .02) ", browser.text("line"))
-
-
-def test_moving_over_a_map_does_not_change_its_size(browser, tmp_path):
-    from selenium.webdriver.common.keys import Keys
-
-    weights = views.attention(1, 1, 31, 24)
-    view = views.view(
-        tokens=[f"t{at}" for at in range(24)], rows=[f"r{at}" for at in range(31)], weights_NHQK=weights, targets={}
-    )
-    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=0")
-    size = "const map = document.querySelector('#maps canvas'); return [map.width, map.height, map.dataset.cell]"
-    before = browser.run(size)
-    assert float(before[2]) % 1 > 0.01  # a cell is no whole number of pixels
-    browser.run("document.getElementById('maps').focus()")
-    browser.press(*[Keys.ARROW_DOWN] * 5)
-    assert browser.state()["r"] == "5" and browser.run(size) == before
-
-
-def test_columns_of_a_view_with_more_rows(browser, tmp_path):
-    view = views.view(
-        tokens=["a", "b"], rows=[f"r{at}" for at in range(7)], weights_NHQK=views.attention(1, 1, 7, 2), targets={}
-    )
-    browser.open(save(tmp_path / "m.html", [view]), "l=0&h=0&r=6")
-    browser.press("c")
-    assert "Tokens that look at 2 “b”" in browser.text("largest")
-
-
-def test_a_change_to_a_view_with_fewer_heads(browser, plain, tmp_path):
-    from selenium.webdriver.common.keys import Keys
-
-    small = views.view(
-        "small", tokens=plain.columns, rows=plain.rows, weights_NHQK=plain.weights_NHQK[:1, :2], targets={}, guided=()
-    )
-    browser.open(save(tmp_path / "m.html", [plain, small]))
-    browser.run("document.querySelectorAll('.head')[5].focus()")
-    choose = "const box = document.getElementById('view'); box.value = '1'; box.dispatchEvent(new Event('change'));"
-    browser.act(lambda: browser.run(choose))
-    assert browser.run("return [...document.querySelectorAll('.head')].map((cell) => cell.tabIndex)") == [-1, 0]
-    browser.run("document.querySelectorAll('.head')[1].focus()")
-    browser.act(lambda: browser.press(Keys.ENTER))
-    assert browser.text("one-title") == "Layer 1, head 2"
 
 
 def test_what_an_attack_masked(browser, tmp_path):
@@ -480,42 +411,6 @@ def test_a_grid_that_shrinks_keeps_thin_lines(browser, tmp_path):
             assert width <= on_page + 1
             assert np.argmin(green) == (2 * head + 1) * width // 64  # the darkest column
     assert found[1][0][0] < found[0][0][0]  # it did shrink
-
-
-def test_the_map_is_not_drawn_anew_while_the_pointer_moves(browser, path):
-    from selenium.webdriver.common.keys import Keys
-
-    browser.open(path, "l=1&h=1&r=1&c=1")
-    browser.run(
-        """window.drawn = 0;
-        const canvas = CanvasRenderingContext2D.prototype, put = canvas.putImageData;
-        canvas.putImageData = function (...given) { window.drawn++; put.apply(this, given); };
-        document.getElementById("maps").focus();"""
-    )
-    before = browser.colours([(4, 4)])
-    browser.press(*[Keys.ARROW_DOWN] * 3, *[Keys.ARROW_RIGHT] * 3)
-    assert browser.state()["r"] == "4" and browser.run("return window.drawn") == 0
-    assert browser.colours([(4, 4)]) == before  # inside the outlines of the chosen row and column
-    browser.press("+")
-    assert browser.run("return window.drawn") == 1
-
-
-def test_the_address_is_written_a_few_times_while_the_pointer_moves(browser, path):
-    from selenium.webdriver.common.keys import Keys
-
-    browser.open(path, "l=1&h=1&r=0&c=0")
-    browser.state()
-    browser.run(
-        """window.written = 0;
-        const replace = history.replaceState.bind(history);
-        history.replaceState = (...given) => { window.written++; replace(...given); };
-        const maps = document.getElementById("maps");
-        maps.focus();
-        for (let at = 0; at < 40; at++)
-          maps.dispatchEvent(new KeyboardEvent("keydown", { key: at % 2 ? "ArrowUp" : "ArrowDown", bubbles: true }));"""
-    )
-    browser.press(Keys.ARROW_DOWN)
-    assert browser.state()["r"] == "1" and browser.run("return window.written") <= 2
 
 
 def test_a_narrow_window_has_one_column(browser, path):

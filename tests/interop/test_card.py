@@ -2,25 +2,24 @@
 
 import dataclasses
 import json
-import re
+import pathlib
 import shutil
 
 import pytest
 import yaml
 from etils import epath
 
-from ag_jax import cli
-from ag_jax.data.config import DataConfig, MaskingConfig
+from ag_jax import cli, config_reader
 from ag_jax.finetuning.job import make_head
-from ag_jax.interop import card, exporting, finetuned, front_matter, importing
+from ag_jax.interop import card, exporting, finetuned, front_matter, names
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.front_matter import Statements
 from ag_jax.pretraining import run
+from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import Origin
 from tests import tiny
 from tests.finetuning import tasks
-from tests.interop.test_goldens import GOLDENS
-from tests.interop.test_verb import request
+from tests.interop.copies import GOLDENS, exported, request, with_tensors
 
 
 def parts(text):
@@ -29,70 +28,88 @@ def parts(text):
     return yaml.safe_load(front), rest
 
 
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    target = epath.Path(tmp_path_factory.mktemp("imported") / "run")
-    importing.convert(str(GOLDENS / "bert"), target)
-    return target
-
-
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory):
-    """Make a trial of SST-2 with its result."""
-    directory = tmp_path_factory.mktemp("trial")
-    head = dataclasses.replace(make_head(tasks.task("classification"), "roberta", 24), task="sst2")
-    config = tasks.pretrained().config
-    params = tiny.params(head.model(config), tiny.task_batch("classification"))
-    origin = Origin("roberta", "theirs", "someone/base", license="mit")
-    finetuned.save(FineTuned(head, config, tasks.TOKENIZER, params, origin), epath.Path(directory / "weights"))
-    result = {"task": "sst2", "seed": 5, "learning_rate": 2e-5, "batch_size": 8, "steps": 1200, "best_epoch": 2}
-    result |= {"epochs": [{}, {}, {}], "metrics": {"accuracy": 0.875}, "others": {"test": {"accuracy": 0.5}}}
-    result |= {"examples": {"train": 1234, "validation": 40, "test": 8}}
-    (directory / "result.json").write_text(json.dumps(result))
-    return epath.Path(directory)
-
-
-def test_a_card_of_a_run(workdir, tmp_path):
-    stated = Statements("cc-by-4.0", ("no", "en"), ("someone/texts",))
-    exporting.convert(workdir, None, str(tmp_path / "mine"), stated=stated)
-    front, rest = parts((tmp_path / "mine" / "README.md").read_text())
+def test_import_and_export_as_they_are_typed(tmp_path, capsys):
+    """The licence finds its way, and no directory of this machine does."""
+    directory = with_tensors("bert", tmp_path / "hf")
+    (directory / "README.md").write_text("---\ntags: [x]\nlicense: apache-2.0\n---\n# A model\nlicense: no\n")
+    workdir = str(tmp_path / "run")
+    assert cli.run_safely("import", request(source=str(directory), workdir=workdir)) == 0
+    assert cli.run_safely("export", request(target=str(tmp_path / "out"), workdir=workdir)) == 0
+    said, notes = capsys.readouterr()
+    assert not notes and "of bert" in said and "BertForMaskedLM" in said and "pooler" in said
+    front, rest = parts((tmp_path / "out" / "README.md").read_text())
     assert front == {
-        "language": ["no", "en"],  # not False, which YAML reads in an unquoted no
-        "license": "cc-by-4.0",
+        "license": "apache-2.0",
         "library_name": "transformers",
         "pipeline_tag": "fill-mask",
-        "datasets": ["someone/texts"],
         "tags": ["ag_jax"],
     }
-    assert '\nmodel = BertForMaskedLM.from_pretrained("./mine")\n' in rest and "PATH" not in rest
+    assert "`hf` (bert)" in rest and str(tmp_path) not in rest
+    flags = {"license": "cc-by-4.0", "language": ["no", "en"], "datasets": ["someone/texts"]}
+    assert cli.run_safely("export", request(target=str(tmp_path / "mine"), workdir=workdir, **flags)) == 0
+    stated, rest = parts((tmp_path / "mine" / "README.md").read_text())
+    # The code is not False, which YAML reads in an unquoted no.
+    assert stated == front | {"license": "cc-by-4.0", "language": ["no", "en"], "datasets": ["someone/texts"]}
+    assert '\nmodel = BertForMaskedLM.from_pretrained("./mine")\n' in rest
     settings = rest.split("```\n")[-2].splitlines()
     assert "model.layers=2" in settings and "model.width=6" in settings and len(settings) < 30
     assert all(line.startswith("model.") for line in settings), "nothing was trained here"
 
 
-def test_a_bias_that_training_still_added_is_said(workdir, tmp_path, monkeypatch):
-    """At its first step a schedule has not fallen yet. A guidance loss changes no scores."""
+@pytest.mark.parametrize(
+    ("verb", "flags", "named"),
+    [
+        ("import", {"workdir": "y"}, "--from"),
+        ("import", {"source": str(GOLDENS / "bert")}, "--workdir"),
+        ("export", {"workdir": "y"}, "--to"),
+        ("export", {"target": "out", "workdir": "nowhere"}, "nowhere/config.json"),
+        ("export", {"target": "out", "workdir": "y", "license": "my own"}, "--license"),
+        ("export", {"target": "out", "workdir": "y", "language": ["en", "german"]}, "--language"),
+        ("export", {"target": "out", "workdir": "y", "datasets": ["https://x/y"]}, "--datasets"),
+    ],
+)
+def test_flags_that_lack_or_are_wrong_are_named(verb, flags, named, capsys):
+    assert cli.run_safely(verb, request(**flags)) == 1
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mode", "schedule", "step", "adds"),
+    [
+        ("bias", "linear", 0, True),
+        ("bias", "constant", 5, True),
+        ("bias", "linear", 5, False),
+        ("loss", "linear", 0, False),
+    ],
+)
+def test_a_bias_that_training_still_added_is_said(mode, schedule, step, adds, run_of, tmp_path, caplog, monkeypatch):
+    """When the run is opened, and in the card; at its last step the schedule has fallen to 0."""
     monkeypatch.setattr(run, "check_settings", lambda *_: None)  # as if it had been trained with these
-    biased = epath.Path(shutil.copytree(workdir, tmp_path / "biased"))
+    biased = pathlib.Path(shutil.copytree(run_of("bert"), tmp_path / "biased"))
     settings = json.loads((biased / "config.json").read_text())
-    for mode in ("bias", "loss"):
-        settings["guidance"] |= {"mode": mode, "alpha": 3.0}
-        (biased / "config.json").write_text(json.dumps(settings))
-        found = exporting.convert(biased, None, str(tmp_path / mode))
-        said = [line for line in found.not_carried if "at step 0, training added 3 times the pattern" in line]
-        assert len(said) == (mode == "bias")
-        assert ("training added 3 times" in (tmp_path / mode / "README.md").read_text()) == (mode == "bias")
+    settings["training"]["steps"] = 5
+    settings["guidance"] |= {"mode": mode, "alpha": 3.0, "schedule": schedule}
+    (biased / "config.json").write_text(json.dumps(settings))
+    (biased / "checkpoints" / "0").rename(biased / "checkpoints" / str(step))
+    found, _, text, _ = exported(biased, tmp_path / "out")
+    assert [f"step {step}, training added 3 times" in line for line in found.not_carried].count(True) == adds
+    assert ("training added 3 times" in text) == adds
+    assert any(f"step {step} 3 times" in record.message for record in caplog.records) == adds
 
 
-def test_what_is_not_known_is_left_out(workdir, tmp_path):
-    exporting.convert(workdir, None, str(tmp_path / "mine"))
-    front, _ = parts((tmp_path / "mine" / "README.md").read_text())
-    assert set(front) == {"library_name", "pipeline_tag", "tags"}
+RESULT = {"task": "sst2", "seed": 5, "learning_rate": 2e-5, "batch_size": 8, "steps": 1200, "best_epoch": 2}
+RESULT |= {"epochs": [{}, {}, {}], "metrics": {"accuracy": 0.875}, "others": {"test": {"accuracy": 0.5}}}
+RESULT |= {"examples": {"train": 1234, "validation": 40, "test": 8}, "swept": {"head_dropout": 0.15}}
 
 
-def test_a_card_of_a_trial(trial, tmp_path):
-    exporting.convert(trial, None, str(tmp_path / "mine"), stated=Statements(repository="me/sst2"))
-    front, rest = parts((tmp_path / "mine" / "README.md").read_text())
+def test_a_card_of_a_trial(tmp_path):
+    head = dataclasses.replace(make_head(tasks.task("classification"), "roberta", 24), task="sst2")
+    config = tasks.pretrained().config
+    params = tiny.params(head.model(config), tiny.task_batch("classification"))
+    trial, origin = epath.Path(tmp_path / "trial"), Origin("roberta", "theirs", "someone/base", license="mit")
+    finetuned.save(FineTuned(head, config, tasks.TOKENIZER, params, origin), trial / "weights")
+    (trial / "result.json").write_text(json.dumps(RESULT))
+    front, rest = parts(exported(trial, tmp_path / "mine", stated=Statements(repository="me/sst2"))[2])
     assert front == {
         "license": "mit",
         "library_name": "transformers",
@@ -102,108 +119,60 @@ def test_a_card_of_a_trial(trial, tmp_path):
         "tags": ["ag_jax"],
     }
     assert 'ForSequenceClassification.from_pretrained("me/sst2")' in rest and str(tmp_path) not in rest
-    assert "1,200 steps of 8 of the 1,234 training examples" in rest and "after epoch 2 of 3" in rest
+    for number in ("1,200 steps of 8 of the 1,234", "rate of 2e-05, head dropout 0.15 and seed 5", "epoch 2 of 3"):
+        assert number in " ".join(rest.split())
     assert "| validation (40) | accuracy | 0.8750 |" in rest and "| test (8) | accuracy | 0.5000 |" in rest
+    wrong = {"metrics": {"accuracy": "high"}, "examples": {}, "swept": {"warmup_steps": "many"}}
+    for (key, value), named in zip(wrong.items(), ("accuracy", "train", "warmup_steps"), strict=True):
+        (trial / "result.json").write_text(json.dumps(RESULT | {key: value}))
+        with pytest.raises(ValueError, match=f"result.json.*'{named}'"):
+            exporting.convert(trial, None, str(tmp_path / "no"))
+    assert not (tmp_path / "no").exists()
 
 
-def test_a_card_has_the_settings_that_a_trial_swept(trial, tmp_path):
-    copied = epath.Path(shutil.copytree(trial, tmp_path / "trial"))
-    swept = {"swept": {"head_dropout": 0.15, "warmup_steps": 1000}}
-    (copied / "result.json").write_text(json.dumps(json.loads((copied / "result.json").read_text()) | swept))
-    exporting.convert(copied, None, str(tmp_path / "mine"))
-    said = "a peak learning rate of 2e-05, head dropout 0.15, warmup steps 1000 and seed 5; the weights"
-    assert said in " ".join((tmp_path / "mine" / "README.md").read_text().split())
+def test_a_card_of_a_trained_run(run_of, tmp_path):
+    """The metrics at its step, and what differs from the defaults, without places on this machine and without sections
+    that are not in effect.
+    """
+    opened = dataclasses.replace(run.open_run(run_of("bert")), workdir=epath.Path(tmp_path))
+    rows = [(40, "validation", 2.5), (50, "validation", 2.25), (50, "train", 1.0), (60, "validation", 2.0)]
+    rows = [json.dumps({"step": step, "split": split, "mlm_loss": loss}) for step, split, loss in rows]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
 
+    def of(**changed):
+        values = config_reader.flat(config_reader.to_dict(opened.config)) | changed
+        values = names.nested({key.replace(".", "/"): value for key, value in values.items()})
+        trained = dataclasses.replace(opened, config=config_reader.parse(ExperimentConfig, values), step=50)
+        text = card.text(trained, opened.model.config, "BertForMaskedLM", "float32", Statements(), "./mine", [])
+        front, rest = parts(text)
+        return front["tags"], rest, rest.split("```\n")[-2].splitlines()
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"metrics": {"accuracy": "high"}}, "'accuracy'"),
-        ({"examples": {}}, "'train'"),
-        ({"swept": {"warmup_steps": "many"}}, "'warmup_steps'"),
-        ({"swept": [50]}, "'swept'"),
-    ],
-)
-def test_a_damaged_result_is_named(changed, said, trial, tmp_path):
-    result = trial / "result.json"
-    content = result.read_text()
-    try:
-        result.write_text(json.dumps(json.loads(content) | changed))
-        with pytest.raises(ValueError, match=f"result.json: expected .* under the key {said}"):
-            exporting.convert(trial, None, str(tmp_path / "mine"))
-    finally:
-        result.write_text(content)
-    assert not (tmp_path / "mine").exists()
-
-
-def test_settings_of_a_trained_run(workdir):
-    """What differs from the defaults, without places on this machine and without sections that are not in effect."""
-    opened = run.open_run(workdir)
-    config = opened.config
-    data = dataclasses.replace(
-        config.data, source="/home/me/books/:3,tfds:wiki/en:1", cache_dir="/tmp/x", masking=MaskingConfig(rate=0.4)
-    )
-    config = dataclasses.replace(
-        config,
-        data=data,
-        seed=7,
-        title="Mine",
-        guidance=dataclasses.replace(config.guidance, alpha=3.0),
-        adversarial=dataclasses.replace(
-            config.adversarial, freelb=dataclasses.replace(config.adversarial.freelb, steps=9)
-        ),
-        training=dataclasses.replace(config.training, steps=50, log_every=3, batch_size=4),
-    )
-    lines = card._settings(dataclasses.replace(opened, config=config, step=50))
+    changed = {"data.source": "/home/me/books/:3,tfds:wiki/en:1", "data.cache_dir": "/tmp/x", "data.masking.rate": 0.4}
+    changed |= {"seed": 7, "title": "Mine", "guidance.alpha": 3.0, "adversarial.freelb.steps": 9}
+    changed |= {"training.steps": 50, "training.log_every": 3}
+    tags, rest, lines = of(**changed)
+    assert tags == ["ag_jax"] and "40%" in rest and "/home" not in rest
+    assert "step 50:" in rest and rest.count("| mlm_loss |") == 1 and "| mlm_loss | 2.2500 |" in rest
     assert {"seed=7", "data.source=books/:3,tfds:wiki/en:1", "data.masking.rate=0.4", "training.steps=50"} <= set(lines)
-    for absent in ("/home", "/tmp", "log_every", "guidance", "freelb", "Mine", "decoding"):
+    for absent in ("/tmp", "log_every", "guidance", "freelb", "Mine", "decoding"):
         assert absent not in "\n".join(lines), absent
-    guided = dataclasses.replace(config, guidance=dataclasses.replace(config.guidance, mode="loss"))
-    attacked = dataclasses.replace(guided, adversarial=dataclasses.replace(config.adversarial, method="freelb"))
-    opened = dataclasses.replace(opened, config=attacked, step=50)
-    assert {"guidance.alpha=3.0", "adversarial.freelb.steps=9"} <= set(card._settings(opened))
-    text = card.text(opened, opened.model.config, "BertForMaskedLM", "float32", Statements(), "./mine", [])
-    assert parts(text)[0]["tags"] == ["ag_jax", "attention-guidance", "adversarial-training", "freelb"]
-    assert "Of the tokens, 40% are masked." in text
-    assert "in layer" not in text
-    limited = dataclasses.replace(attacked, guidance=dataclasses.replace(attacked.guidance, layers="1"))
-    limited = dataclasses.replace(opened, config=limited)
-    text = card.text(limited, opened.model.config, "BertForMaskedLM", "float32", Statements(), "./mine", [])
-    assert re.search(r"Attention guidance: loss, heads of a layer: [a-z: 0-9,]+ in layer 2\.", text)
-    assert "`books/:3,tfds:wiki/en:1`, as rows" in text and "/home" not in text
+    in_effect = {"adversarial.method": "freelb", "guidance.mode": "loss", "guidance.layers": "1"}
+    tags, rest, lines = of(**changed | in_effect)
+    assert {"guidance.alpha=3.0", "adversarial.freelb.steps=9"} <= set(lines) and "in layer 2." in rest
+    assert tags == ["ag_jax", "attention-guidance", "adversarial-training", "freelb"]
 
 
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        ("sotu", "sotu"),
-        ("/a/b/", "b/"),
-        ("gs://bucket/text/wiki.txt", "wiki.txt"),
-        ("a/b/:3,/c/d.txt:1.5", "b/:3,d.txt:1.5"),
-        ("tfds:wikipedia/20230601.en", "tfds:wikipedia/20230601.en"),
-        ("hf:stanfordnlp/imdb::unsupervised", "hf:stanfordnlp/imdb::unsupervised"),
-        ("hf:/home/me/data:en", "data:en"),
-    ],
-)
-def test_sources_without_their_directories(given, shown):
-    assert card._source_names(given) == shown and DataConfig(source=given).source == given
-
-
-@pytest.mark.parametrize(
-    ("architecture", "tag"),
-    [
-        ("MarianMTModel", "translation"),
-        ("CamembertForMaskedLM", "fill-mask"),
-        ("BertForQuestionAnswering", "question-answering"),
-        ("BertForTokenClassification", "token-classification"),
-        ("BertForMultipleChoice", "multiple-choice"),
-        ("BertModel", "feature-extraction"),
-        ("ElectraForPreTraining", ""),
-        ("BertForNextSentencePrediction", ""),
-    ],
-)
-def test_pipeline_tags(architecture, tag):
-    assert front_matter.pipeline_tag(architecture) == tag
+def test_sources_without_their_directories():
+    shown = {
+        "sotu": "sotu",
+        "/a/b/": "b/",
+        "gs://bucket/text/wiki.txt": "wiki.txt",
+        "a/b/:3,/c/d.txt:1.5": "b/:3,d.txt:1.5",
+        "tfds:wikipedia/20230601.en": "tfds:wikipedia/20230601.en",
+        "hf:stanfordnlp/imdb::unsupervised": "hf:stanfordnlp/imdb::unsupervised",
+        "hf:/home/me/data:en": "data:en",
+    }
+    assert {given: card._source_names(given) for given in shown} == shown
 
 
 def test_front_matter_is_yaml_that_is_read_back():
@@ -214,18 +183,7 @@ def test_front_matter_is_yaml_that_is_read_back():
     found = front_matter.read("\n".join([*lines, "license: other"]))
     assert found["license"] == "cc-by-4.0" and found["language"] == "no"
     assert front_matter.known_languages(("eng", "deu", "eng", "German", None)) == ("eng", "deu")
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"license": "my own"}, "--license must be an identifier such as apache-2.0, mit or other, got 'my own'"),
-        ({"language": ["en", "german"]}, "--language must be codes of ISO 639 .* got 'german'"),
-        ({"datasets": ["https://x/y"]}, "--datasets must be names of data sets on the hub .* got 'https://x/y'"),
-    ],
-)
-def test_statements_that_are_rejected(flags, said, workdir, tmp_path, capsys):
-    assert cli.run_safely("export", request(workdir=str(workdir), target=str(tmp_path / "out"), **flags)) == 1
-    first, _, last = said.partition(".*")
-    message = capsys.readouterr().err
-    assert first in message and last in message and message.count("\n") == 1 and not list(tmp_path.iterdir())
+    tags = {"MarianMTModel": "translation", "CamembertForMaskedLM": "fill-mask", "BertModel": "feature-extraction"}
+    tags |= {"BertForQuestionAnswering": "question-answering", "BertForTokenClassification": "token-classification"}
+    tags |= {"BertForMultipleChoice": "multiple-choice", "ElectraForPreTraining": ""}
+    assert {architecture: front_matter.pipeline_tag(architecture) for architecture in tags} == tags

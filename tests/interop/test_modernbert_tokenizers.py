@@ -55,20 +55,14 @@ def test_ids_offsets_and_texts(name, made):
     assert {"Ö", "😀", "."} <= {text[start:end].strip() for start, end in places}
 
 
-def test_special_tokens(name, made):
+def test_special_and_readable_tokens(name, made):
     library, ours = made
     assert {role: library.id_to_token(getattr(ours.specials, role)) for role in NAMES[name]} == NAMES[name]
     assert ours.specials.pair_separators == 1 and not ours.lacks
     assert ours.vocabulary_size == library.get_vocab_size()
     assert library.token_to_id("<s>") is None or library.token_to_id("<s>") not in ours.special_ids
-
-
-def test_tokens_are_readable(name, made):
-    _, ours = made
-    shown = ours.tokens(ours.encode("We will  do\n"))
-    assert "".join(shown) == "We▁will▁▁do\\n" or name == "mmbert"
-    if name == "mmbert":
-        assert "".join(shown).startswith("We▁will▁▁do") and "\n" not in "".join(shown)
+    shown = "".join(ours.tokens(ours.encode("We will  do\n")))
+    assert shown.startswith("We▁will▁▁do") and "\n" not in shown
 
 
 def test_saved_and_exported_tokenizers_are_the_same(made, tmp_path):
@@ -106,19 +100,12 @@ def test_rows_of_a_padded_vocabulary_are_never_drawn(made):
     assert drawn == set(range(ours.vocabulary_size)) - set(ours.special_ids)
 
 
-@pytest.mark.parametrize(
-    ("lost", "message"),
-    [
-        ("<bos>", "has <eos> but not <bos>, which go together"),
-        ("<eos>", "has <bos> but not <eos>, which go together"),
-        ("<mask>", "lacks the mask token"),
-    ],
-)
-def test_a_missing_special_token_is_named(lost, message, tmp_path):
+@pytest.mark.parametrize(("lost", "named"), [("<bos>", "<bos>"), ("<eos>", "<eos>"), ("<mask>", "mask token")])
+def test_a_missing_special_token_is_named(lost, named, tmp_path):
     """HTML's <s> is not taken in the place of <bos>, by a tokenizer without a template that says what is."""
     library = modernbert_tokenizers.mmbert()
     library.post_processor = huggingface.processors.ByteLevel()
     text = library.to_str().replace(lost, "<other>")
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         tokenizer_files.read(tmp_path, MODERNBERT)
