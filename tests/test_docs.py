@@ -128,7 +128,12 @@ EXAMPLES = [
     for number, _ in enumerate(PYTHON.findall(page.read_text()))
     if page.name != "adversarial.md"  # above
 ]
-OF_PIPELINES = ("pipelines.md", "translation.md", "custom_tasks.md")  # compile most, and their parts have tests
+OF_PIPELINES = (
+    "pipelines.md",
+    "translation.md",
+    "custom_tasks.md",
+    "finetuning.md",
+)  # compile most, and their parts have tests
 
 
 @pytest.mark.parametrize(

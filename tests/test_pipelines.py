@@ -265,9 +265,8 @@ def test_results_do_not_depend_on_the_batch_size(name, opened):
     pipeline = opened(name, "run")
     numbers = pipeline.logits if name == "fill_mask" else pipeline
     wanted = [numbers(text) for text in texts]
-    for size in (2, 64):
-        for one, other in zip(numbers(texts, batch_size=size), wanted, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    for one, other in zip(numbers(texts, batch_size=2), wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 GOOD = ("good",)

@@ -45,7 +45,8 @@ def with_head(directory, kind="classification", spoil=lambda tensors: tensors, *
         return spoil(kept | {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
 
     labels = {"id2label": {str(index): f"label{index}" for index in range(outputs)}} if kind != "span" else {}
-    return with_tensors("modernbert", directory, add, architectures=[f"ModernBertFor{ending}"], **labels | changed)
+    settings = {"architectures": [f"ModernBertFor{ending}"]} | labels | changed
+    return with_tensors("modernbert", directory, add, **settings)
 
 
 def plain_logits(directory, tuned, batch, kind, pooling):
