@@ -56,10 +56,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_files_streams_and_python_get_the_same_translations(folder):
-    """As many lines come out as go in; settings of the search change them."""
-    ag_jax(folder, "translate", "--workdir=runs/mine", "--input=new.en", "--output=new.de")
-    translated = (folder / "new.de").read_text()
+def test_streams_and_python_get_the_same_translations_and_files_others_by_other_settings(folder):
+    """As many lines come out as go in."""
+    read = functools.partial(_read_from, str(folder / "new.en"))
+    translated = ag_jax(folder, "translate", "--workdir=runs/mine", "--input=-", "--output=-", before=read).stdout
     lines = translated.split("\n")
     assert len(lines) == 7 and lines.pop() == "", "six lines, each with its end"
     assert lines[1] == lines[3] == "" and all(lines[number] for number in (0, 2, 5))
@@ -69,10 +69,10 @@ def test_files_streams_and_python_get_the_same_translations(folder):
     best = translated_by(texts[0], alternatives=2)
     assert best[0] == lines[0] and len(best) == 2 and best[1] != best[0]
 
-    read = functools.partial(_read_from, str(folder / "new.en"))
-    flags = ("--input=-", "--output=-", "--decoding=max_length=2,beam_size=1")
-    done = ag_jax(folder, "translate", "--workdir=runs/mine", *flags, before=read)
-    assert done.stdout != translated and len(done.stdout.split("\n")) == 7
+    flags = ("--input=new.en", "--output=short.de", "--decoding=max_length=2,beam_size=1")
+    ag_jax(folder, "translate", "--workdir=runs/mine", *flags)
+    short = (folder / "short.de").read_text()
+    assert short != translated and len(short.split("\n")) == 7
 
 
 def test_evaluate_scores_the_test_set(folder):
@@ -84,6 +84,8 @@ def test_evaluate_scores_the_test_set(folder):
     assert len(lines) == len(references) == LINES
     for name, scorer in (("bleu", sacrebleu.corpus_bleu), ("chrf", sacrebleu.corpus_chrf)):
         assert found["translations"]["test"][name]["value"] == pytest.approx(scorer(lines, [references]).score)
+    sources = (folder / "test.source").read_text().split("\n")[:-1]
+    assert pipelines.translate(str(folder / "runs/mine"))(sources) == lines
 
 
 def test_no_line_break_stays_in_a_translation(folder, monkeypatch):
