@@ -105,21 +105,21 @@ BUGS = (
         "ag_jax/attention/visibility.py",
         "return Band(side, 0 if causal else side)",
         "return Band(side, 1 if causal else side)",
-        "tests/attention/test_two_sides.py",
+        "tests/attention/test_kernels.py",
     ),
     Bug(
         "TPU kernel: dK and dV skip the last block of queries that sees a window's keys",
         "ag_jax/attention/kernels/tpu/grid.py",
         "return self.config.band.reversed.most_blocks(self.keys.block, self.queries.block, self.queries.blocks)",
         "return self.config.band.reversed.most_blocks(self.keys.block, self.queries.block, self.queries.blocks) - 1",
-        "tests/attention/test_two_sides.py",
+        "tests/attention/test_kernels.py",
     ),
     Bug(
         "GPU kernel: dK and dV are computed with the segments of the two sides swapped",
         "ag_jax/attention/kernels/gpu/attention.py",
         "lengths[::-1], segments[::-1], band.reversed",
         "lengths[::-1], segments, band.reversed",
-        "tests/attention/test_two_sides.py",
+        "tests/attention/test_kernels.py",
     ),
     Bug(
         "the gradient of an adversary is not reversed",
@@ -329,7 +329,7 @@ BUGS = (
         "ag_jax/attention/guidance.py",
         "jnp.maximum(segments.sizes(segments_BQ), 1) * keys_BQ",
         "keys_BQ * keys_BQ",
-        "tests/attention/test_guided_decoders.py",
+        "tests/attention/test_guidance.py",
     ),
     Bug(
         "a decoder's guides are found in what it predicts, not in what it reads",

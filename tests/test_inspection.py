@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import json
-import pathlib
 import re
 import shutil
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import cli, config_reader, pipelines
+from ag_jax import cli, config_reader
 from ag_jax.analysis import maps, pairs
 from ag_jax.analysis.figures import plots
 from ag_jax.analysis.figures.curves import Plateau
@@ -25,9 +24,9 @@ from ag_jax.distributed import storage
 from ag_jax.finetuning import best
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.job import make_head
-from ag_jax.inspection import looking, pages
+from ag_jax.inspection import pages
 from ag_jax.inspection.heads import Chosen, restrict
-from ag_jax.interop import exporting, finetuned, importing, opening
+from ag_jax.interop import exporting, finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import DecoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
@@ -35,11 +34,9 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.pretraining import comparison, origin, run, workloads
 from ag_jax.pretraining.config import ExperimentConfig, InspectionConfig
 from ag_jax.pretraining.report import ArmResults
-from ag_jax.probing.ablation import heads
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
 from tests.finetuning import tasks
-from tests.viewer import views
 
 TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
 TEXT = "we build strong roads " * 5  # 20 tokens: of the models' 24 positions 22, of the run's 16 tokens 14 are free
@@ -94,10 +91,8 @@ def save_translation(directory):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Make models to inspect.
-
-    A guided run, its Hugging Face export, an imported run, a comparison of runs, a comparison of suites, a run that
-    translates, and its export.
+    """A guided run, its Hugging Face export, an imported run, comparisons of runs and of suites, a run that translates,
+    and its export.
     """
     directory = tmp_path_factory.mktemp("models")
     TOKENIZER.save(directory / "tokenizer")
@@ -108,11 +103,9 @@ def places(tmp_path_factory):
         training=TrainingConfig(batch_size=8),
     )
     model = workloads.reference_model(config, TOKENIZER)
-    batch = {
-        name: np.ones((1, 6), np.int32)
-        for name in ("tokens", "original", "segment_ids", "token_type_ids", "masked_positions")
-    }
-    run.write(config, epath.Path(directory / "run"), TOKENIZER, tiny.params(model, batch))
+    names = ("tokens", "original", "segment_ids", "token_type_ids", "masked_positions")
+    params = tiny.params(model, {name: np.ones((1, 6), np.int32) for name in names})
+    run.write(config, epath.Path(directory / "run"), TOKENIZER, params)
     save_translation(directory / "translation")
     exporting.convert(epath.Path(directory / "translation"), None, str(directory / "marian"))
     for name, loss in (("ag-seed0", 2.5), ("mlm-seed0", 2.75), ("mlm-seed1", None)):
@@ -132,172 +125,111 @@ def places(tmp_path_factory):
     return directory
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """A list to which `inspect` appends (maps, layers, heads) of the figures of each kind, which it does not draw."""
+    recorded = []
+
+    def save(maps, assignment, special, folder, step, layers=None, heads=()):
+        recorded.append((maps, layers, heads))
+        name = f"{maps.kind}{plots.file_suffix(step, maps.without)}.png"
+        (folder / name).write_bytes(b"\x89PNG")
+        return [folder / name]
+
+    monkeypatch.setattr(plots, "save_inspection", save)
+    monkeypatch.setattr(plots, "attack_figure", lambda *given: given[-1].write_bytes(b"\x89PNG") and given[-1])
+    return recorded
+
+
 def request(place, text=TEXT, target=None, without=(), **more):
     return cli.Request(None, {}, workdir=str(place), step=None, text=text, translation=target, without=without, **more)
 
 
-def inspect(place, capsys, target=None, count=3, without=()):
-    """Run `inspect`; return its output, its warnings and the paths of the figures, of which there must be `count`."""
-    status = cli.run_safely("inspect", request(place, target=target, without=without))
+def inspect(place, capsys, **given):
+    """Run `inspect`; return its output, its warnings and the paths of the figures."""
+    status = cli.run_safely("inspect", request(place, **given))
     said, warned = capsys.readouterr()
     assert status == 0, warned
-    drawn = [epath.Path(line.removeprefix("drawn: ")) for line in said.splitlines() if line.startswith("drawn: ")]
-    assert len(drawn) == count and all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    return said, warned, drawn
+    paths = [epath.Path(line.removeprefix("drawn: ")) for line in said.splitlines() if line.startswith("drawn: ")]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    return said, warned, paths
 
 
 @pytest.mark.parametrize(
-    ("place", "found", "said", "length"),
+    ("place", "found", "named", "length"),
     [
-        ("run", "run", "step 0 of {}", 16),
-        ("imported", "imported", "step 0 of {}", 24),
-        ("hf", "hf", "{}", 24),
-        ("compared", "compared/ag-seed0", "step 0 of {} (the lowest validation loss of 2 runs, 2.500)", 16),
-        ("arms/asa/sst2/lr1e-05-bs8-seed1", "arms/asa/sst2/lr1e-05-bs8-seed1", "{}", 24),
-        (
-            "arms/plain",
-            "arms/plain/sst2/lr1e-05-bs8-seed1",
-            "{} (the best accuracy of 2 trials of sst2 with weights, 0.7500; for stsb add the task to --workdir)",
-            24,
-        ),
-        (
-            "arms/plain/stsb",
-            "arms/plain/stsb/lr1e-05-bs8-seed5",
-            "{} (the best pearson of one trial of stsb with weights, 0.9000)",
-            24,
-        ),
-        (
-            "arms/asa",
-            "arms/asa/sst2/lr1e-05-bs8-seed0",
-            "{} (the best accuracy of 2 trials of sst2 with weights, 0.6250)",
-            24,
-        ),
-        (
-            "arms",
-            "arms/plain/sst2/lr1e-05-bs8-seed1",
-            "{} (the best accuracy of 4 trials of sst2 with weights, 0.7500)",
-            24,
-        ),
+        ("run", "run", ["step 0 of"], 16),
+        ("imported", "imported", ["step 0 of"], 24),
+        ("hf", "hf", [], 24),
+        ("compared", "compared/ag-seed0", ["step 0 of", "validation loss of 2 runs, 2.500"], 16),
+        ("arms/asa/sst2/lr1e-05-bs8-seed1", "arms/asa/sst2/lr1e-05-bs8-seed1", [], 24),
+        ("arms/plain", "arms/plain/sst2/lr1e-05-bs8-seed1", ["accuracy of 2 trials of sst2", "0.7500; for stsb"], 24),
+        ("arms/plain/stsb", "arms/plain/stsb/lr1e-05-bs8-seed5", ["pearson of one trial of stsb", "0.9000"], 24),
+        ("arms/asa", "arms/asa/sst2/lr1e-05-bs8-seed0", ["2 trials of sst2", "0.6250"], 24),
+        ("arms", "arms/plain/sst2/lr1e-05-bs8-seed1", ["4 trials of sst2", "0.7500)"], 24),
     ],
 )
-def test_every_directory_is_opened_at_its_own_length(places, place, found, said, length):
+def test_every_directory_is_opened_at_its_own_length(places, place, found, named, length):
     opened = best.open_for_inspection(str(places / place))
     assert (opened.directory, opened.length) == (places / found, length)
-    assert opened.description == said.format(places / found)
+    assert all(word in opened.description for word in (str(places / found), *named))
     is_run = place in ("run", "imported", "compared")
     assert (opened.step, opened.assignment) == ((0, Assignment((("next", 1),))) if is_run else (None, Assignment()))
-
-
-@pytest.mark.parametrize("kind", [str, pathlib.Path, epath.Path])
-def test_every_function_takes_a_path_as_text_too(kind, tmp_path):
-    """The error of a directory that is not there is about the directory, not about the type of its name."""
-    missing, other = kind(tmp_path / "absent"), kind(tmp_path / "other")
-    names = ("fill_mask", "embed", "classify", "choose", "tag", "answer", "translate")
-    functions = [getattr(pipelines, name) for name in names]
-    functions += [run.open_run, run.evaluate, run.best_step, best.open_for_inspection, opening.open_encoder]
-    functions += [heads.ablate, importing.open_model, importing.open_finetuned]
-    functions += [lambda path: importing.convert(path, other), lambda path: exporting.convert(path, None, other)]
-    for function in functions:
-        with pytest.raises((FileNotFoundError, ValueError), match=re.escape(str(missing))):
-            function(missing)
-    assert best.find(missing) is None and best.resolve(missing) == str(missing) and run.read_summary(missing) is None
-
-
-def test_what_is_opened_is_shown_in_a_line(places):
-    """A notebook shows it: where it is, its step and its size, without its arrays."""
-    opened, translation = best.open_for_inspection(places / "run"), best.open_for_inspection(places / "translation")
-    attention = looking.look(opened, TEXT).shown[0][0]
-    trial = finetuned.load(places / "arms/asa/sst2/lr1e-05-bs8-seed1")
-    of_run = run.open_run(places / "run")
-    for one in (opened, of_run, translation, translation.translator, attention, trial):
-        assert "\n" not in repr(one) and len(repr(one)) < 700
-    for one in (opened, of_run):
-        numbers = sum(leaf.size for leaf in jax.tree.leaves(of_run.params))
-        assert (
-            f"'{places / 'run'}'" in repr(one)
-            and "step=0" in repr(one)
-            and f"params=<{numbers:,} numbers>" in repr(one)
-        )
-        assert f"<{CONFIG.layers} layers of {CONFIG.heads} heads, width {CONFIG.width}>" in repr(one)
-    assert f"weights_NHQK=float32{list(attention.weights_NHQK.shape)}" in repr(attention)
-
-
-@pytest.mark.parametrize("place", ["run", "arms/asa/sst2/lr1e-05-bs8-seed1", "hf"])
-def test_the_parameters_are_those_of_the_encoder(places, place):
-    source = finetuned.load(places / place) if place.startswith("arms") else run.open_run(places / "run")
-    ours, theirs = (of.params["encoder"]["layers"] for of in (best.open_for_inspection(places / place), source))
+    if place.startswith("arms"):
+        source = finetuned.load(places / found)
+    else:  # an export has the parameters of the run
+        source = run.open_run(places / ("run" if place == "hf" else found))
+    ours, theirs = (of.params["encoder"]["layers"] for of in (opened, source))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def test_a_config_that_was_changed_after_the_training_is_refused(places, tmp_path):
-    changed = tmp_path / "run"
-    shutil.copytree(places / "run", changed)
-    settings = json.loads((changed / "config.json").read_text())
-    settings["model"]["layers"] += 1
-    (changed / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        ValueError,
-        match=r"run/config.json has other settings .*\n  model.layers: there 2, now 3",
-    ):
+    changed = shutil.copytree(places / "run", tmp_path / "run")
+    edit(changed / "config.json", lambda settings: settings["model"].update(layers=CONFIG.layers + 1))
+    with pytest.raises(ValueError, match=r"model.layers: there 2, now 3"):
         run.open_run(changed)
 
 
 def test_figures_of_a_hugging_face_model_are_beside_the_user(places, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     before = sorted(places.joinpath("hf").iterdir())
-    said, warned, drawn = inspect(places / "hf", capsys)
+    said, warned, paths = inspect(places / "hf", capsys)
     assert "for 22 tokens\n" in said and "cannot write" not in warned
     assert sorted(places.joinpath("hf").iterdir()) == before
-    assert {path.parent for path in drawn} == {epath.Path("ag-jax-output/hf/figures")}
+    assert paths == [epath.Path(f"ag-jax-output/hf/figures/attention_{of}.png") for of in ("overview", "heads", "mass")]
 
 
-def test_a_pair_has_tables_and_figures_of_three_kinds(places, capsys):
-    said, _, drawn = inspect(places / "translation", capsys, "we build the union", count=9)
-    assert said.startswith(
-        f"step 0 of {places / 'translation'}\ntext: {TEXT}\ntranslation, as given: we build the union\n"
-    )
+def test_a_pair_has_tables_figures_and_views_of_three_kinds(places, drawn, tmp_path, capsys):
+    said, *_ = inspect(places / "translation", capsys, target="we build the union")
+    assert "as given: we build the union\n" in said
     kinds = [line.partition(":")[0] for line in said.splitlines() if "attention mass on the patterns' targets" in line]
     assert kinds == ["Encoder", "Decoder", "Cross-attention"]
     words = len(TOKENIZER.encode("we build the union"))
     assert f"for {1 + words} tokens that the decoder reads and 16 of the source (5 more were cut off)\n" in said
     guided = [line.split().count("guided") for line in said.splitlines() if "guided" in line]
-    heads = [line.split()[1:3] for line in said.splitlines() if re.match(" *layer +heads? ", line)]
-    assert guided == [1, 1, 1] and heads == [["head", "1"], ["heads", "1-2"], ["head", "1"]]
-    names = [
-        f"attention_{kind}{name}_step0.png"
-        for kind in ("", "decoder_", "cross_")
-        for name in ("overview", "heads", "mass")
+    numbers = [line.split()[1:3] for line in said.splitlines() if re.match(" *layer +heads? ", line)]
+    assert guided == [1, 1, 1] and numbers == [["head", "1"], ["heads", "1-2"], ["head", "1"]]
+    assert [(one.kind, layers, chosen) for one, layers, chosen in drawn] == [
+        (kind, None, ()) for kind in ("encoder", "decoder", "cross")
     ]
-    assert [path.name for path in drawn] == names
+    parts = [f"(16 of 21 tokens) {TEXT}", "we build the union", f"({17 + words} of {22 + words} tokens) {TEXT} → "]
+    assert all(one.caption[1].startswith(part) for (one, *_), part in zip(drawn, parts, strict=True))
+    found = page(places / "translation", tmp_path / "maps.html", capsys, target="we build the union")
+    assert [(view["kind"], view["causal"]) for view in found] == list(zip(kinds, (False, True, False), strict=True))
+    assert found[1]["columns"] == found[2]["rows"] and found[2]["columns"] == found[0]["columns"]
 
 
-def test_the_translation_is_by_default_the_models_own(places, monkeypatch, capsys):
+def test_the_translation_is_by_default_the_models_own(places, drawn, capsys):
     """As the run decodes, of as much of the text as is shown."""
-    shown, opened = [], best.open_for_inspection(places / "translation")
-    honest = pairs.pair_maps
-    monkeypatch.setattr(
-        pairs, "pair_maps", lambda *given, **more: shown.append((given, honest(*given, **more))) or shown[-1][1]
-    )
-    monkeypatch.setattr(plots, "save_inspection", lambda *given: [])
-    assert cli.run_safely("inspect", request(places / "translation", text=None)) == 0
-    ((given, found),) = shown
+    opened = best.open_for_inspection(places / "translation")
+    said, *_ = inspect(places / "translation", capsys, text=None)
+    (encoder, decoder, _) = (maps for maps, *_ in drawn)
     beginning = " ".join(TEXT.split()[:15])
-    assert found.encoder.ids_L.tolist() == [*TOKENIZER.encode(beginning), TOKENIZER.specials.end]
-    ((own, *_),) = opened.translator([beginning])
-    assert own.text and given[4] == own.text != opened.translator([TEXT])[0][0].text
-    assert f"translation, by this model: {own.text}\n" in capsys.readouterr().out
-    assert opened.translator.config.beam_size == 2
-    assert opened.translator.beginning(TEXT, 1000).text == opened.translator([TEXT])[0][0].text
-    assert opened.translator.beginning(" ", 5).text == ""
-
-
-def test_spaces_around_a_text_are_not_translated(places, monkeypatch):
-    """As by `Translator`, to whose tokenizer they may be tokens."""
-    translator = best.open_for_inspection(places / "translation").translator
-    encoded = []
-    monkeypatch.setattr(translator.tokenizer, "encode", lambda text: encoded.append(text) or [])
-    translator.beginning(" good \n", 9)
-    assert encoded == ["good"]
+    assert encoder.ids_L.tolist() == [*TOKENIZER.encode(beginning), TOKENIZER.specials.end]
+    own = opened.translator([beginning])[0][0].text
+    assert own and decoder.ids_L[1:].tolist() == TOKENIZER.encode(own)[:15]
+    assert f"by this model: {own}\n" in said and opened.translator.config.beam_size == 2
+    assert opened.translator.beginning(f" {TEXT}\n", 15).text == own and not opened.translator.beginning(" ", 5).text
 
 
 def test_a_translation_model_in_the_files_of_transformers(places):
@@ -313,44 +245,22 @@ def test_a_translation_model_in_the_files_of_transformers(places):
         np.testing.assert_allclose(ours.weights_NHQK, theirs.weights_NHQK, atol=1e-6)
 
 
-def numbers(said):
-    """The rows of a table of attention mass, by layer."""
-    rows = [line.split() for line in said.splitlines()]
-    return {row[0]: row[1:] for row in rows if row and row[0].isdigit()}
-
-
-def test_heads_whose_outputs_are_zeroed(places, tmp_path, capsys):
-    place = shutil.copytree(places / "run", tmp_path / "run")
-    whole, _, ordinary = inspect(place, capsys)
-    before = {path: path.read_bytes() for path in ordinary}
-    said, _, drawn = inspect(place, capsys, without=["1.2", " 1.1", "1.2"])
-    title = "Encoder, output of heads 1.1, 1.2 of the encoder zeroed: attention mass on the patterns' targets, for 16 "
-    assert title in said and "zeroed" not in whole
-    assert numbers(said)["1"] == numbers(whole)["1"] and numbers(said)["2"] != numbers(whole)["2"]
-    assert [path.name for path in drawn] == [
-        f"attention_{name}_step0_without1.1+1.2.png" for name in ("overview", "heads", "mass")
-    ]
-    assert {path: path.read_bytes() for path in ordinary} == before
-
-
-def test_a_zeroed_head_equals_an_output_kernel_of_zeros(places, monkeypatch, capsys):
+def test_a_zeroed_head_equals_an_output_kernel_of_zeros(places, drawn, capsys):
     """For a text and its translation, whose three kinds of attention all depend on the encoder."""
-    shown, opened = [], best.open_for_inspection(places / "translation")
-    monkeypatch.setattr(plots, "save_inspection", lambda maps, *given: shown.append(maps) or [])
-    given = request(places / "translation", target="we build the union", without=["2.1"])
-    assert cli.run_safely("inspect", given) == 0
-    said = capsys.readouterr().out
-    assert [line.split(":")[0] for line in said.splitlines() if "zeroed" in line] == [
-        f"{kind}, output of head 2.1 of the encoder zeroed" for kind in ("Encoder", "Decoder", "Cross-attention")
-    ]
+    opened = best.open_for_inspection(places / "translation")
+    given = {"target": "we build the union", "without": ["2.1", " 2.1"]}
+    said, _, paths = inspect(places / "translation", capsys, **given)
+    assert said.count("output of head 2.1 of the encoder zeroed") == 3
+    assert paths[0].name == "encoder_step0_without2.1.png"
     params = jax.tree.map(np.array, opened.translator.params)
     settings = (opened.tokenizer, TEXT, "we build the union", opened.length)
     whole = pairs.pair_maps(opened.translator.model, params, *settings)
     params["encoder"]["layers"]["attention"]["output"]["kernel"][1, 0] = 0.0
+    shown = [maps.weights_NHQK for maps, *_ in drawn]
     for found, edited in zip(shown, pairs.pair_maps(opened.translator.model, params, *settings), strict=True):
-        np.testing.assert_allclose(found.weights_NHQK, edited.weights_NHQK, atol=1e-6)
-    np.testing.assert_allclose(shown[0].weights_NHQK, whole.encoder.weights_NHQK, atol=1e-6)
-    assert np.abs(shown[2].weights_NHQK - whole.cross.weights_NHQK).max() > 1e-3
+        np.testing.assert_allclose(found, edited.weights_NHQK, atol=1e-6)
+    np.testing.assert_allclose(shown[0], whole.encoder.weights_NHQK, atol=1e-6)
+    assert np.abs(shown[2] - whole.cross.weights_NHQK).max() > 1e-3
 
 
 @pytest.mark.parametrize("place", ["run", "translation"])
@@ -364,79 +274,57 @@ def test_attention_that_is_not_finite_is_refused(places, monkeypatch, capsys, pl
     monkeypatch.setattr(best, "open_for_inspection", lambda *_, **__: dataclasses.replace(opened, **changes))
     target = None if place == "run" else "we build the union"
     assert cli.run_safely("inspect", request(places / place, target=target)) == 1
-    message = f"Encoder of {opened.name}: the attention is not finite in layer 2"
-    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert f"{opened.name}: the attention is not finite in layer 2" in capsys.readouterr().err.replace("\n", " ")
+
+
+PAGE = {"html": "new.html"}
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("place", "given", "named"),
     [
-        (["1.3"], "--without=1.3: expected heads LAYER.HEAD from 1.1 to 2.2, got '1.3'"),
-        (["1.1", "0.1"], "--without=1.1,0.1: expected heads LAYER.HEAD from 1.1 to 2.2, got '0.1'"),
-        (["3.1"], "got '3.1'"),
-        (["1"], "got '1'"),
-        (["1.1.1"], "got '1.1.1'"),
-        (["1.-1"], "got '1.-1'"),
-        ([""], "got ''"),
+        ("run", {"without": ["1.1", "1.3"]}, "--without=1.1,1.3: .* 1.1 to 2.2, got '1.3'"),
+        ("run", {"without": ["0.1"]}, "'0.1'"),
+        ("run", {"without": ["3.1"]}, "'3.1'"),
+        ("run", {"without": ["1.1.1"]}, "'1.1.1'"),
+        ("run", {"layers": ["3"]}, "--layers=3: .* 1 to 2.*'3'"),
+        ("run", {"layers": ["0"]}, "'0'"),
+        ("run", {"layers": ["1", "all"]}, "'all'"),
+        ("run", {"heads": ["3.1"]}, "--heads=3.1: .*'3.1'"),
+        ("run", {"layers": ["1"], "heads": ["1.1"]}, "--layers or --heads"),
+        ("run", {"layers": ["1"], "html": "a.html"}, "--layers or --html"),
+        ("run", {"target": "we build"}, "--target .*run"),
+        ("hf", {"target": "we build"}, "--target .*hf"),
+        ("run", PAGE | {"steps": ["7"]}, "step 7; the run has 0"),
+        ("run", PAGE | {"heads": ["9.1"]}, "--heads=9.1"),
+        ("run", PAGE | {"against": ["absent"]}, "absent"),
+        ("hf", PAGE | {"steps": ["all"]}, "--steps=all"),
+        ("run", {"steps": ["all"]}, "--html"),
+        ("run", {"html": "mine.html"}, "mine.html exists"),
+        ("run", {"html": "."}, "directory"),
     ],
 )
-def test_heads_that_cannot_be_zeroed(places, names, message, capsys):
-    assert cli.run_safely("inspect", request(places / "run", without=names)) == 1
-    said, warned = capsys.readouterr()
-    assert message in warned and not said
-
-
-def draw(place, monkeypatch, capsys, **chosen):
-    """Run `inspect` without drawing; return (kind, step, layers, heads, caption) of the figures of each kind."""
-    drawn = []
-    monkeypatch.setattr(
-        plots,
-        "save_inspection",
-        lambda maps, _, __, ___, step, layers, heads: (
-            drawn.append((maps.kind, step, layers, heads, maps.caption)) or []
-        ),
-    )
-    status = cli.run_safely("inspect", request(place, **chosen))
-    return drawn, status, capsys.readouterr()
-
-
-def test_layers_and_heads_of_the_figures(places, monkeypatch, capsys):
-    ((_, _, layers, heads, caption),), status, _ = draw(places / "run", monkeypatch, capsys, layers=["2", "1", "2"])
-    assert (status, layers, heads) == (0, (0, 1), ())
-    assert caption[0] == f"Encoder: {places.name}/run, step 0" and caption[1] == f"(16 of 22 tokens) {TEXT}"
-    ((_, _, layers, heads, _),), _, _ = draw(places / "run", monkeypatch, capsys, layers=["all"])
-    assert (layers, heads) == ((0, 1), ())
-    ((_, _, layers, heads, _),), _, _ = draw(places / "run", monkeypatch, capsys, heads=["2.1"])
-    assert (layers, heads) == (None, ((1, 0),))
-    found, _, _ = draw(places / "translation", monkeypatch, capsys, target="we build")
-    assert [(kind, layers, heads) for kind, _, layers, heads, _ in found] == [
-        (kind, None, ()) for kind in ("encoder", "decoder", "cross")
-    ]
-    assert [caption[1] for *_, caption in found] == [
-        f"(16 of 21 tokens) {TEXT}",
-        "we build",
-        f"(19 of 24 tokens) {TEXT} → we build",
-    ]
+def test_what_cannot_be_shown(places, place, given, named, drawn, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.html").write_text("<p>mine</p>")
+    assert cli.run_safely("inspect", request(places / place, **given)) == 1
+    assert re.search(named, capsys.readouterr().err.replace("\n", " ")) and not drawn
+    assert (tmp_path / "mine.html").read_text() == "<p>mine</p>" and not (tmp_path / "new.html").exists()
 
 
 @pytest.mark.parametrize(
-    ("chosen", "message"),
+    ("chosen", "layers", "of_heads"),
     [
-        ({"layers": ["3"]}, "--layers=3: expected layers from 1 to 2, or all, got '3'"),
-        ({"layers": ["0"]}, "got '0'"),
-        ({"layers": ["1", "all"]}, "got 'all'"),
-        ({"heads": ["3.1"]}, "--heads=3.1: expected heads LAYER.HEAD from 1.1 to 2.2, got '3.1'"),
-        ({"heads": ["2"]}, "--heads=2: expected heads LAYER.HEAD from 1.1 to 2.2, got '2'"),
-        (
-            {"layers": ["1"], "heads": ["1.1"]},
-            "leave out --layers or --heads, because --heads=LAYER.HEAD has the layers",
-        ),
-        ({"layers": ["1"], "html": "a.html"}, "leave out --layers or --html, because a page shows all layers"),
+        ({"layers": ["2", "1", "2"]}, (0, 1), ()),
+        ({"layers": ["all"]}, (0, 1), ()),
+        ({"heads": ["2.1"]}, None, ((1, 0),)),
     ],
 )
-def test_layers_and_heads_that_do_not_exist(places, monkeypatch, capsys, chosen, message):
-    drawn, status, (said, warned) = draw(places / "run", monkeypatch, capsys, **chosen)
-    assert status == 1 and message in warned and not said and not drawn
+def test_layers_and_heads_of_the_figures(places, drawn, capsys, chosen, layers, of_heads):
+    inspect(places / "run", capsys, **chosen)
+    ((maps, *found),) = drawn
+    assert found == [layers, of_heads]
+    assert maps.caption[:2] == (f"Encoder: {places.name}/run, step 0", f"(16 of 22 tokens) {TEXT}")
 
 
 def test_of_every_kind_the_chosen_heads_that_it_has():
@@ -451,44 +339,27 @@ def test_of_every_kind_the_chosen_heads_that_it_has():
 def test_names_of_figures_are_short_and_distinct():
     many = [tuple((layer, head) for layer in range(12) for head in range(start, 12)) for start in (0, 1)]
     names = [plots.file_suffix(100, heads) for heads in ((), ((2, 1),), *many)]
-    assert names[:2] == ["_step100", "_step100_without3.2"] and names[2].startswith("_step100_without_144_heads_")
+    assert names[:2] == ["_step100", "_step100_without3.2"] and plots.file_suffix(None, ()) == ""
     assert len(set(names)) == 4 and max(map(len, names)) < 60
-    assert plots.file_suffix(None, ()) == ""
-
-
-@pytest.mark.parametrize(
-    ("place", "target", "message"),
-    [
-        ("run", "we build", "--target is for models that translate, and .*run does not: leave --target out"),
-        ("hf", "we build", "--target is for models that translate, and .*hf does not"),
-    ],
-)
-def test_targets_that_cannot_be_shown(places, place, target, message, capsys):
-    assert cli.run_safely("inspect", request(places / place, target=target)) == 1
-    said, warned = capsys.readouterr()
-    assert re.search(message, warned) and not said
 
 
 def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monkeypatch):
     runs = {"base": epath.Path(places / "translation"), "ag": epath.Path(save_translation(tmp_path / "another"))}
-    shown, honest = [], plots.mean_figure
-    monkeypatch.setattr(plots, "mean_figure", lambda maps, *given: shown.append(maps) or honest(maps, *given))
+    shown, patterns = [], []
+    monkeypatch.setattr(plots, "mean_figure", lambda maps, path, *given: shown.append(maps) or path)
+    monkeypatch.setattr(
+        plots, "pattern_figure", lambda tokens, targets, path, text: patterns.append([*targets]) or path
+    )
     for name in ("loss_curves", "mass_curves", "map_figure"):
         monkeypatch.setattr(plots, name, lambda *given, **settings: epath.Path("another.png"))
-    patterns = []
-    monkeypatch.setattr(plots, "pattern_figure", lambda tokens, targets, path, text: patterns.append(targets) or path)
     with_configs = {arm: (place, run.read_config(place)) for arm, place in runs.items()}
     results = [ArmResults(arm, [], [[]], {}) for arm in runs]
-    report = comparison._figures(
+    *_, drawn, page = comparison._figures(
         tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER), Plateau(5.0, {})
     )
-    *_, drawn, page = report
-    assert [list(of_figure) for of_figure in patterns] == [["next"]]  # that guides heads of the encoder
-    assert drawn == ("Cross-attention to the sentence, translated by base", "figures/cross_attention.png")
-    assert (tmp_path / drawn[1]).read_bytes().startswith(b"\x89PNG")
-    assert page == ("All heads, as a page to open in a browser", "figures/maps.html")
+    assert patterns == [["next"]]  # that guides heads of the encoder
+    assert drawn[1] == "figures/cross_attention.png" and page[1] == "figures/maps.html"
     assert [view["name"] for view in views_of(tmp_path / page[1])] == ["base, step 0", "ag, step 0"]
-
     (maps,) = shown
     own = best.open_for_inspection(runs["base"]).translator.beginning(TEXT, 15).text
     tokens = TOKENIZER.tokens(TOKENIZER.encode(own)[:15])
@@ -504,62 +375,62 @@ def edit(path, change):
     path.write_text(json.dumps(values))
 
 
-def attack_run(directory, method):
-    opened = run.open_run(directory)
-    shutil.rmtree(directory)
+def attack_run(places, directory, method):
+    """Write the run of `places` as one that was trained against an attack; return its directory."""
+    opened = run.open_run(places / "run")
     config = dataclasses.replace(opened.config, adversarial=AdversarialConfig(method))
     run.write(config, epath.Path(directory), TOKENIZER, opened.params)
     return directory
 
 
-def attack_suite(directory, method):
+def attack_suite(places, directory, method):
+    directory = shutil.copytree(places / "arms" / "asa", directory)
     edit(directory / "config.json", lambda values: values["tasks"]["sst2"]["adversarial"].update(method=method))
     return directory / "sst2" / "lr1e-05-bs8-seed1"
 
 
-def test_attention_under_an_attack_on_embeddings(places, tmp_path, monkeypatch, capsys):
-    """Of a run, whose loss needs masked tokens, and of a trial, whose loss needs a label."""
-    monkeypatch.setattr(plots, "save_inspection", lambda *given: [])
-    place = attack_run(shutil.copytree(places / "run", tmp_path / "run"), "freelb")
-    said, _, (drawn,) = inspect(place, capsys, count=1)
-    assert drawn.name == "attention_attacked_step0.png"
-    _, table = said.split("Attack freelb: Jensen-Shannon divergence (base 2")
+def test_attention_under_an_attack_on_embeddings(places, drawn, tmp_path, capsys):
+    """Of a run, whose loss needs masked tokens: in the figures and on a page."""
+    place = attack_run(places, tmp_path / "run", "freelb")
+    said, _, paths = inspect(place, capsys)
+    assert paths[-1].name == "attention_attacked_step0.png"
+    _, table = said.split("Attack freelb: ")
     found = {line.split()[0]: float(line.split()[1]) for line in table.splitlines() if re.match(r" *(1|2|mean) ", line)}
     assert found.keys() == {"1", "2", "mean"} and 0 < found["mean"] < 1
-    (read,) = re.findall(r"a copy of the text with masked tokens, as in training.\n(.*)", table)
+    (read,) = re.findall(r"masked tokens, as in training.\n(.*)", table)
     assert TOKENIZER.tokens([TOKENIZER.specials.mask])[0] in read.split()
 
-    place = attack_suite(shutil.copytree(places / "arms" / "asa", tmp_path / "suite"), "smart")
-    said, _, (drawn,) = inspect(place, capsys, count=1)
-    assert drawn.name == "attention_attacked.png" and "Attack smart: Jensen-Shannon" in said
+    plain, without, attacked = page(place, tmp_path / "maps.html", capsys)
+    assert (without["name"], attacked["name"]) == ("run, step 0, without the attack", "run, step 0, with the attack")
+    assert without["columns"] == attacked["columns"] != plain["columns"] and "masked tokens" in attacked["note"]
+    assert "hiddenHeads" not in attacked  # it perturbs embeddings
+    parts = {re.search(r"\b16 of [0-9]+ tokens", view["note"])[0] for view in (plain, without, attacked)}
+    assert len(parts) == 1  # the text was cut in all of them
 
 
 @pytest.mark.parametrize(
-    ("method", "reason"), [("bernoulli", "drawn by a rule"), ("asa", "the adversary was not saved with the model")]
+    ("make", "method", "reason"),
+    [
+        (attack_suite, "bernoulli", "drawn by a rule"),
+        (attack_suite, "asa", "was not saved"),
+        (attack_run, "bernoulli", "drawn by a rule"),
+    ],
 )
-def test_attacks_that_cannot_be_shown(places, tmp_path, method, reason):
-    place = attack_suite(shutil.copytree(places / "arms" / "asa", tmp_path / "suite"), method)
-    opened = best.open_for_inspection(epath.Path(place))
+def test_attacks_that_cannot_be_shown(places, tmp_path, make, method, reason):
+    opened = best.open_for_inspection(make(places, tmp_path / "attacked", method))
     assert opened.attack is None and reason in opened.no_attack
-    if method == "bernoulli":
-        opened = best.open_for_inspection(
-            epath.Path(attack_run(shutil.copytree(places / "run", tmp_path / "run"), method))
-        )
-        assert opened.attack is None and reason in opened.no_attack
 
 
 def test_a_model_without_steps_and_directories_without_a_model(places, tmp_path):
-    with pytest.raises(ValueError, match="step=3 selects a checkpoint of a run"):
+    with pytest.raises(ValueError, match="step=3 "):
         best.open_for_inspection(places / "hf", 3)
     for directory in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FileNotFoundError, match=f"{directory} is no model: expected the directory of a run"):
+        with pytest.raises(FileNotFoundError, match=f"{directory} is no model"):
             best.open_for_inspection(directory)
-    with pytest.raises(
-        FileNotFoundError, match="no finished trial of .*suite has saved its weights.*--config.keep=best"
-    ):
+    with pytest.raises(FileNotFoundError, match="keep=best"):
         best.open_for_inspection(save_suite(tmp_path / "suite", "sst2"))
     (tmp_path / "report.json").write_text("[]")
-    with pytest.raises(ValueError, match="report.json: expected a JSON object"):
+    with pytest.raises(ValueError, match="report.json"):
         best.open_for_inspection(tmp_path)
 
 
@@ -582,46 +453,35 @@ def read_only(monkeypatch):
     return closed
 
 
-def evaluate(place, monkeypatch, capsys):
-    """Run `evaluate` with invented numbers; return its status, output and warnings."""
+def test_a_read_only_run_is_inspected_and_evaluated(places, drawn, tmp_path, monkeypatch, capsys, read_only):
+    """Results are printed and written to another directory, to a temporary one, or to none."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "evaluate", lambda workdir, step: {"step": 0, "mlm_loss": 2.5})
-    return cli.run_safely("evaluate", cli.Request(None, {}, str(place), None, None)), *capsys.readouterr()
-
-
-def test_a_read_only_run_is_inspected_and_evaluated(places, tmp_path, monkeypatch, capsys, read_only):
-    """Results of a read-only run are printed, and files are written to another directory."""
-    monkeypatch.chdir(tmp_path)
-    read_only.append(places / "run")
-    said, warned, drawn = inspect(places / "run", capsys)
-    assert (
-        said.startswith(f"step 0 of {places / 'run'}\n")
-        and "for 16 tokens (6 more were cut off)" in said
-        and "guided" in said
-    )
-    assert {path.parent for path in drawn} == {epath.Path("ag-jax-output/run/figures")}
-    assert f"cannot write to {places / 'run'}" in warned and "the files are in ag-jax-output/run" in warned
-
-    status, said, warned = evaluate(places / "run", monkeypatch, capsys)
-    assert status == 0 and json.loads(said) == {"step": 0, "mlm_loss": 2.5}
-    assert (tmp_path / "ag-jax-output" / "run" / "evaluation.json").read_text() == said
-    assert "the files are in ag-jax-output/run" in warned
-
-
-def test_a_current_directory_that_is_read_only_too(places, tmp_path, monkeypatch, capsys, read_only):
-    monkeypatch.chdir(tmp_path)
-    read_only += [places / "run", epath.Path("ag-jax-output")]
-    status, said, warned = evaluate(places / "run", monkeypatch, capsys)
-    place = epath.Path(warned.strip().rpartition(" ")[2])
-    assert status == 0 and (place / "evaluation.json").read_text() == said
-    shutil.rmtree(place)
-
-
-def test_results_are_printed_even_if_nothing_can_be_written(places, tmp_path, monkeypatch, capsys, read_only):
-    monkeypatch.chdir(tmp_path)
-    read_only += [places, epath.Path("ag-jax-output"), tmp_path]
     monkeypatch.setattr(storage.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
-    status, said, warned = evaluate(places / "run", monkeypatch, capsys)
-    assert status == 1 and json.loads(said)["mlm_loss"] == 2.5 and "Read-only file system" in warned
+
+    def evaluate():
+        status = cli.run_safely("evaluate", cli.Request(None, {}, str(places / "run"), None, None))
+        said, warned = capsys.readouterr()
+        assert json.loads(said) == {"step": 0, "mlm_loss": 2.5}
+        return status, said, warned
+
+    read_only.append(places / "run")
+    said, warned, (path,) = inspect(places / "run", capsys)
+    assert "for 16 tokens (6 more were cut off)" in said
+    assert path.parent == epath.Path("ag-jax-output/run/figures")
+    assert str(places / "run") in warned and "ag-jax-output/run" in warned
+    status, said, warned = evaluate()
+    assert status == 0 and "ag-jax-output/run" in warned
+    assert (tmp_path / "ag-jax-output" / "run" / "evaluation.json").read_text() == said
+
+    read_only.append(epath.Path("ag-jax-output"))
+    status, said, warned = evaluate()
+    place = epath.Path(warned.strip().rpartition(" ")[2])
+    assert status == 0 and place.is_relative_to(tmp_path) and (place / "evaluation.json").read_text() == said
+
+    read_only.append(tmp_path)
+    status, _, warned = evaluate()
+    assert status == 1 and "Read-only file system" in warned
 
 
 def views_of(path):
@@ -632,16 +492,19 @@ def views_of(path):
 
 def page(place, path, capsys, **more):
     """Write a page of `inspect`; return its views."""
-    status = cli.run_safely("inspect", request(place, html=str(path), **more))
-    said, warned = capsys.readouterr()
-    assert status == 0, warned
-    assert said.endswith(f"written, to open in a browser: {path}\n") and "attention mass on the patterns" in said
+    said, *_ = inspect(place, capsys, html=str(path), **more)
+    assert said.endswith(f": {path}\n") and "attention mass on the patterns" in said
     return views_of(path)
 
 
-def test_a_page_in_place_of_figures(places, tmp_path, capsys):
+def test_a_page_in_place_of_figures_and_one_of_several_models_and_steps(places, tmp_path, capsys):
     place = shutil.copytree(places / "run", tmp_path / "run", ignore=shutil.ignore_patterns("figures"))
-    (view,) = page(place, tmp_path / "new" / "maps.html", capsys)
+    more = {"against": [str(places / "run"), str(places / "hf")], "steps": ["all"], "heads": ["2.1"]}
+    found = page(place, tmp_path / "new" / "maps.html", capsys, **more)
+    models = [f"{tmp_path.name}/run", f"{places.name}/run", f"{places.name}/hf"]
+    assert [view["model"] for view in found] == models
+    assert [view["name"] for view in found] == [f"{models[0]}, step 0", f"{models[1]}, step 0", models[2]]
+    (view,) = page(place, tmp_path / "new" / "maps.html", capsys)  # written over the first page
     assert not (place / "figures").exists()
     assert (view["name"], view["step"], view["kind"], len(view["columns"])) == ("run, step 0", 0, "Encoder", 16)
     assert view["guided"] == [["next", *[None] * (view["heads"] - 1)]] * view["layers"] and view["special"] == [0, 15]
@@ -650,78 +513,18 @@ def test_a_page_in_place_of_figures(places, tmp_path, capsys):
     masses = maps.attention_mass(attention, opened.special, opened.assignment)
     assert view["targets"].keys() == masses.keys()
     for name, mass_NH in masses.items():
-        found = np.array(view["targets"][name]["mass"], float)
-        np.testing.assert_allclose(found, mass_NH, rtol=1e-3)
-    # Written again over an earlier page, but over nothing else.
-    page(place, tmp_path / "new" / "maps.html", capsys)
-    (tmp_path / "mine.html").write_text("<p>mine</p>")
-    assert cli.run_safely("inspect", request(place, html=str(tmp_path / "mine.html"))) == 1
-    assert "exists and was not written by `ag-jax inspect`" in capsys.readouterr().err
-    assert cli.run_safely("inspect", request(place, html=str(tmp_path))) == 1
-    assert f"Is a directory: '{tmp_path}'" in capsys.readouterr().err
-    assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
-
-
-def test_a_page_of_several_models_and_steps(places, tmp_path, capsys):
-    other = shutil.copytree(places / "run", tmp_path / "run")
-    more = {"against": [str(other), str(places / "hf")], "steps": ["all"], "heads": ["2.1"]}
-    found = page(places / "run", tmp_path / "maps.html", capsys, **more)
-    assert [view["name"] for view in found] == [
-        f"{places.name}/run, step 0",
-        f"{tmp_path.name}/run, step 0",
-        f"{places.name}/hf",
-    ]
-    assert [view["model"] for view in found] == [f"{places.name}/run", f"{tmp_path.name}/run", f"{places.name}/hf"]
-    for wrong, message in (
-        ({"steps": ["7"]}, "there is no checkpoint of step 7; the run has 0"),
-        ({"heads": ["9.1"]}, "--heads=9.1: expected heads LAYER.HEAD from 1.1 to 2.2, got '9.1'"),
-        ({"against": [str(tmp_path / "absent")]}, "absent is no model"),
-    ):
-        assert cli.run_safely("inspect", request(places / "run", html=str(tmp_path / "b.html"), **wrong)) == 1
-        assert message in capsys.readouterr().err and not (tmp_path / "b.html").exists()
-    assert cli.run_safely("inspect", request(places / "hf", html=str(tmp_path / "b.html"), steps=["all"])) == 1
-    assert "selects checkpoints of a run, but" in capsys.readouterr().err
-    assert cli.run_safely("inspect", request(places / "run", steps=["all"])) == 1
-    assert "give --html=FILE, too" in capsys.readouterr().err
+        np.testing.assert_allclose(np.array(view["targets"][name]["mass"], float), mass_NH, rtol=1e-3)
 
 
 def test_heads_of_a_page_that_another_model_lacks():
-    """They are known before anything is drawn; a decoder with fewer layers stores those that it has."""
     shallow = dataclasses.replace(CONFIG, layers=1)
     other = SimpleNamespace(model=SimpleNamespace(config=shallow), directory="shallow")
     seen = SimpleNamespace(opened=SimpleNamespace(model=SimpleNamespace(config=CONFIG), directory="deep"))
     page = pages.Page("m.html", lambda directory, step: other, against=["shallow"])
-    with pytest.raises(ValueError, match=r"--without=2.1: expected heads .* --against=shallow has only 1 layers of"):
+    with pytest.raises(ValueError, match=r"--without=2.1: .* --against=shallow has only 1 layers of"):
         pages.make_views(page, seen, TEXT, ((0, 1), (1, 0)))
-    view = views.view()  # 2 layers of 3 heads
-    assert pages._heads_of(view, ((0, 0), (1, 3), (1, 2), (4, 1))) == ((0, 0), (1, 2))
-    assert pages._heads_of(view, None) is None
 
 
-def test_a_page_of_a_translation(places, tmp_path, capsys):
-    found = page(places / "translation", tmp_path / "maps.html", capsys, target="we build the union")
-    assert [view["kind"] for view in found] == ["Encoder", "Decoder", "Cross-attention"]
-    assert [view["causal"] for view in found] == [False, True, False]
-    assert found[1]["columns"] == found[2]["rows"] and found[2]["columns"] == found[0]["columns"]
-
-
-def test_a_page_of_an_attacked_model(places, tmp_path, capsys):
-    """Whose attack reads a copy of the text with masked tokens."""
-    place = attack_run(shutil.copytree(places / "run", tmp_path / "run"), "freelb")
-    plain, without, attacked = page(place, tmp_path / "maps.html", capsys)
-    assert (without["name"], attacked["name"]) == (
-        "run, step 0, without the attack",
-        "run, step 0, with the attack",
-    )
-    assert without["columns"] == attacked["columns"] != plain["columns"] and "masked tokens" in attacked["note"]
-    assert "hiddenHeads" not in attacked  # it perturbs embeddings
-    parts = {re.search(r"\b16 of [0-9]+ tokens", view["note"])[0] for view in (plain, without, attacked)}
-    assert len(parts) == 1  # the text was cut in all of them
-
-
-@pytest.mark.parametrize(("given", "page"), [(["--html"], "maps.html"), (["--html=a.html"], "a.html")])
-def test_the_flag_of_a_page_needs_no_value(given, page):
-    for rest in ([], ["--workdir=x"]):
-        _, fields = verbs.parse(["inspect", *given, *rest])
-        assert fields["html"] == page
-    assert verbs.parse(["inspect", "--html", "b.html"])[1]["html"] == "b.html"
+def test_the_flag_of_a_page_needs_no_value():
+    for given, name in ((["--html"], "maps.html"), (["--html=a.html"], "a.html"), (["--html", "b.html"], "b.html")):
+        assert verbs.parse(["inspect", *given, "--workdir=x"])[1]["html"] == name

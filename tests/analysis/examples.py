@@ -1,7 +1,9 @@
 """Sentences with made-up attention, and a tokenizer of words, for the tests of maps and pictures."""
 
+import functools
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 
 from ag_jax.analysis.maps import AttentionMaps
@@ -36,6 +38,18 @@ def second(tokens_BL, segments_BL, special):
 
 
 SECOND = f"{__name__}.second"
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def all_sown(model, params, batch):
+    """The attention weights that a model sows, by part and by name of the attention."""
+    _, sown = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    return sown["intermediates"]
+
+
+def sown(model, params, batch):
+    """The encoder's attention weights `NBHQK` that a model sows."""
+    return np.asarray(all_sown(model, params, batch)["encoder"]["layers"]["attention"]["attention_weights"][0])
 
 
 def made_up(ids, layers=2, heads=3, seed=0) -> AttentionMaps:

@@ -25,15 +25,19 @@ ONE = [
 OTHER = [row(10, (0.7, 0.1)), row(20, (0.2, 0.2)), PLAIN | {"step": 90}, row(100, (0.3, 0.2)), row(110, (0.9, 0.9))]
 
 
-def test_one_run():
+def test_seeds_are_averaged_where_all_of_them_are():
     share = attacks.masked_share([ONE])
     assert share.steps_S.tolist() == [10, 20, 90, 100]
     np.testing.assert_allclose(share.share_S, [0.4, 0.3, 0.15, 0.05])
     np.testing.assert_allclose(share.share_SN, [[0.5, 0.3], [0.4, 0.2], [0.2, 0.1], [0.1, 0.0]])
-    overall, share_N = share.at_end  # the row at 90 began at 20, before the last fifth
-    assert overall == pytest.approx(0.05)
-    np.testing.assert_allclose(share_N, [0.1, 0.0])
     assert share.numbers() == {"all": pytest.approx(0.05), "layers": pytest.approx([0.1, 0.0]), "steps": [91, 100]}
+    share = attacks.masked_share([ONE, OTHER])
+    assert share.steps_S.tolist() == [10, 20, 100]
+    np.testing.assert_allclose(share.share_SN, [[0.6, 0.2], [0.3, 0.2], [0.2, 0.1]])
+    np.testing.assert_allclose(share.share_S, [0.4, 0.25, 0.15])
+    assert share.numbers()["steps"] == [91, 100], "the second has a row at 90, although nothing was masked"
+    for seeds in ([], [[PLAIN]], [[PLAIN | {"masked": None, "masked/layers": [None]}]], [ONE, [PLAIN]]):
+        assert attacks.masked_share(seeds) is None
 
 
 @pytest.mark.parametrize(
@@ -51,27 +55,18 @@ def test_the_end_of_training_is_of_the_steps_that_it_names(rows, overall, steps)
     assert found == {"all": pytest.approx(overall), "layers": pytest.approx([overall] * 2), "steps": steps}
 
 
-def test_seeds_are_averaged_where_all_of_them_are():
-    share = attacks.masked_share([ONE, OTHER])
-    assert share.steps_S.tolist() == [10, 20, 100]
-    np.testing.assert_allclose(share.share_SN, [[0.6, 0.2], [0.3, 0.2], [0.2, 0.1]])
-    np.testing.assert_allclose(share.share_S, [0.4, 0.25, 0.15])
-    assert share.numbers()["steps"] == [91, 100], "the second has a row at 90, although nothing was masked"
+DREAM = Temperatures("accuracy", (0.3, 0.6, 1.0), (0.6, 0.62, 0.64), (0.01, 0.02, 0.03), plain=0.61)
+HELLASWAG = Temperatures("accuracy", (0.3, 2.0), (0.41, 0.39), (None, None))
 
 
-@pytest.mark.parametrize(
-    "seeds", [[], [[PLAIN]], [[PLAIN | {"masked": None, "masked/layers": [None]}]], [ONE, [PLAIN]]]
-)
-def test_without_an_attack_there_is_no_share(seeds):
-    assert attacks.masked_share(seeds) is None
-
-
-def test_the_table_has_every_layer_of_every_row():
+def test_tables():
     deep = MaskedShare(np.array([0]), np.array([5]), np.array([0.123]), np.array([[0.1, 0.2, 0.069]]))
     lines = attacks.masked_table(["Task", "Arm"], {("sst2", "asa"): attacks.masked_share([ONE]), ("rte", "asa"): deep})
-    assert "| Task | Arm | Steps | All layers | Layer 1 | Layer 2 | Layer 3 |" in lines
     assert "| sst2 | asa | 91 to 100 | 5.0 | 10.0 | 0.0 | – |" in lines
     assert "| rte | asa | 1 to 5 | 12.3 | 10.0 | 20.0 | 6.9 |" in lines
+    lines = attacks.temperature_table({"dream": DREAM, "hellaswag": HELLASWAG})
+    assert "| dream | accuracy | 60.0 ± 1.0 | 62.0 ± 2.0 | 64.0 ± 3.0 | – | 61.0 |" in lines
+    assert "| hellaswag | accuracy | 41.0 | – | – | 39.0 | – |" in lines
 
 
 def of(axes):
@@ -81,7 +76,7 @@ def of(axes):
     ]
 
 
-def test_the_picture_of_masks(tmp_path):
+def test_the_picture_of_masks():
     short = MaskedShare(np.array([0, 5]), np.array([5, 10]), np.array([0.5, 0.25]), np.array([[0.5], [0.25]]))
     one = attacks.masked_share([ONE])
     figure = attack_figures.draw_masked({"asa": {"sst2": one, "rte": short}, "magnitude": {"rte": short}})
@@ -92,24 +87,10 @@ def test_the_picture_of_masks(tmp_path):
     assert alone[:3] == ("rte", [5, 10], [0.5, 0.25]) and second.get_xlabel() == "step"
     assert rte[3] == alone[3] != sst2[3]
     assert of(layers)[0][1] == [1, 2] and of(layers)[0][2] == pytest.approx([0.1, 0.0])
-    assert layers.get_xlabel() == "layer (last 50% of training)", "of rte, whose last row is half of it"
-    assert [panel.get_title(loc="left") for panel in (first, second)] == ["asa", "magnitude"]
-    path = attack_figures.masked_figure({"": {"a $5_$ arm": one}}, tmp_path / "figures" / "masked.png")
-    picture(path)
+    assert "last 50%" in layers.get_xlabel(), "of rte, whose last row is half of it"
 
 
-DREAM = Temperatures("accuracy", (0.3, 0.6, 1.0), (0.6, 0.62, 0.64), (0.01, 0.02, 0.03), plain=0.61)
-HELLASWAG = Temperatures("accuracy", (0.3, 2.0), (0.41, 0.39), (None, None))
-
-
-def test_the_table_of_temperatures():
-    lines = attacks.temperature_table({"dream": DREAM, "hellaswag": HELLASWAG})
-    assert "| Task | Metric | tau = 0.3 | tau = 0.6 | tau = 1 | tau = 2 | Without an attack |" in lines
-    assert "| dream | accuracy | 60.0 ± 1.0 | 62.0 ± 2.0 | 64.0 ± 3.0 | – | 61.0 |" in lines
-    assert "| hellaswag | accuracy | 41.0 | – | – | 39.0 | – |" in lines
-
-
-def test_the_picture_of_temperatures(tmp_path):
+def test_the_pictures_of_temperatures_and_of_step_times(tmp_path):
     left, right = attack_figures.draw_temperatures({"dream": DREAM, "hellaswag": HELLASWAG}).axes
     assert left.containers[0].lines[0].get_xydata().tolist() == [[0.3, 60.0], [0.6, 62.0], [1.0, 64.0]]
     bars = left.containers[0].lines[2][0].get_segments()
@@ -117,15 +98,12 @@ def test_the_picture_of_temperatures(tmp_path):
     assert [line.get_ydata() for line in left.lines if line.get_linestyle() == "--"] == [[61.0, 61.0]]
     assert not right.containers[0].lines[2], "one seed has no deviation"
     assert not [line for line in right.lines if line.get_linestyle() == "--"]
-    picture(attack_figures.temperature_figure({"dream": DREAM}, tmp_path / "t.png"))
-
-
-def test_the_picture_of_step_times(tmp_path):
-    figure = attack_figures.draw_step_times({"plain": {512: 1.0, 128: 1.0}, "asa": {128: 2.1, 512: 2.0, 256: 2.05}})
-    (panel,) = figure.axes
-    assert [(line[0], line[1], line[2]) for line in of(panel)] == [
+    times = {"plain": {512: 1.0, 128: 1.0}, "asa": {128: 2.1, 512: 2.0, 256: 2.05}}
+    (panel,) = attack_figures.draw_step_times(times).axes
+    assert [line[:3] for line in of(panel)] == [
         ("plain", [128, 512], [1.0, 1.0]),
         ("asa", [128, 256, 512], [2.1, 2.05, 2.0]),
     ]
-    assert [text.get_text() for text in panel.get_xticklabels()] == ["128", "256", "512"]
-    picture(attack_figures.step_time_figure({"asa": {128: 2.1}}, tmp_path / "speed.png"))
+    picture(attack_figures.masked_figure({"": {"a $5_$ arm": attacks.masked_share([ONE])}}, tmp_path / "new" / "m.png"))
+    picture(attack_figures.temperature_figure({"dream": DREAM}, tmp_path / "t.png"))
+    picture(attack_figures.step_time_figure(times, tmp_path / "speed.png"))

@@ -68,42 +68,33 @@ def execute(name, directory, **settings):
     return printed, len(pages), sum("image/png" in data for data in shown) - len(pages)
 
 
-def test_there_are_two():
+def test_they_are_committed_without_outputs():
+    """And import only what the installation has, from modules that have it."""
     assert list(NOTEBOOKS) == [MAPS, FINETUNING]
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_it_is_committed_without_outputs(name):
-    """And imports only what the installation has, from modules that have it."""
-    notebook = nbformat.read(NOTEBOOKS[name], 4)
-    nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code and not any(cell.outputs or cell.execution_count for cell in code)
-    imports = re.findall(r"^(?:from|import) .*$", "\n".join(cell.source for cell in code), re.MULTILINE)
-    assert {line.split()[1].partition(".")[0] for line in imports} <= ALLOWED
-    exec("\n".join(imports), {})
+    for path in NOTEBOOKS.values():
+        notebook = nbformat.read(path, 4)
+        nbformat.validate(notebook)
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert code and not any(cell.outputs or cell.execution_count for cell in code)
+        imports = re.findall(r"^(?:from|import) .*$", "\n".join(cell.source for cell in code), re.MULTILINE)
+        assert {line.split()[1].partition(".")[0] for line in imports} <= ALLOWED
+        exec("\n".join(imports), {})
 
 
 @pytest.mark.exhaustive
-def test_it_shows_a_run(trained, alone):
-    """Without a named run, the notebook shows the quickstart's, at a path relative to the notebook's folder."""
-    (alone / "runs").symlink_to(trained / "runs")
-    printed, pages, pictures = execute(MAPS, alone / "notebooks")
-    assert "quickstart/ag-seed0, step 3\n3 layers of 5 heads\n" in printed
-    assert "guided in every layer: 1 [Next], 2 [Period]\n" in printed
-    assert "by chance" in printed and "Attack asa" in printed and re.search(r"\(3, 5, (\d+), \1\)", printed)
-    assert "PUBLISHED is empty" in printed
-    assert (pages, pictures) == (2, 3)
-
-
-@pytest.mark.exhaustive
-def test_it_shows_a_named_run_and_a_published_model(trained, alone, monkeypatch):
-    """From the repository's root."""
+@pytest.mark.parametrize("is_named", [False, True])
+def test_it_shows_a_run(trained, alone, monkeypatch, is_named):
+    """The quickstart's, at a path relative to the notebook's folder; or one that is named, and a published model."""
     path = trained / "runs" / "quickstart" / "ag-seed0"
-    monkeypatch.setenv("AG_JAX_RUN", str(path))
-    printed, pages, pictures = execute(MAPS, alone, PUBLISHED=str(path), SENTENCE="We will build roads.")
-    assert printed.count("quickstart/ag-seed0, step 3\n") == 2 and printed.count("Encoder: attention mass") == 2
-    assert (pages, pictures) == (3, 3)
+    if is_named:
+        monkeypatch.setenv("AG_JAX_RUN", str(path))
+        found = execute(MAPS, alone, PUBLISHED=str(path), SENTENCE="We will build roads.")
+        assert found[0].count("quickstart/ag-seed0, step 3\n") == 2 and found[1:] == (3, 3)
+        return
+    (alone / "runs").symlink_to(trained / "runs")
+    printed, *shown = execute(MAPS, alone / "notebooks")
+    assert "quickstart/ag-seed0, step 3\n3 layers of 5 heads\n" in printed and "1 [Next], 2 [Period]\n" in printed
+    assert "Attack asa" in printed and re.search(r"\(3, 5, (\d+), \1\)", printed) and shown == [2, 3]
 
 
 @pytest.mark.exhaustive
@@ -119,17 +110,14 @@ def test_it_finetunes_and_attacks(trained, alone, place):
     """With the run that it finds from its own folder and without one from the repository's root; on a table that it
     makes and on the reader's.
     """
-    settings = {}
+    settings, of_run, classes = {}, "runs/small_encoder\n", ("roads", "health", "taxes")
     if place == "notebooks":
         (alone / "runs").symlink_to(trained / "runs")
         texts = (("we build roads", "good"), ("we will not", "bad"))
         rows = [f"{text} {number},{label}" for number in range(30) for text, label in texts]
         (alone / "mine.csv").write_text("\n".join(["text,label", *rows]))
-        settings = {"TABLE": "../mine.csv"}
+        settings, of_run, classes = {"TABLE": "../mine.csv"}, "/quickstart/ag-seed0\n", ("good", "bad")
     printed, pages, pictures = execute(FINETUNING, alone / place, **settings)
-    assert ("/quickstart/ag-seed0\n" if place == "notebooks" else "runs/small_encoder\n") in printed
-    assert "plain: accuracy " in printed and "asa: accuracy " in printed
-    classes = ("good", "bad") if settings else ("roads", "health", "taxes")
+    assert of_run in printed and "plain: accuracy " in printed and "asa: accuracy " in printed
     assert re.search(rf"asa +({'|'.join(classes)}) +[0-9]+%  We will build a bridge", printed)
-    assert "Attack asa" in printed and "of the cells are masked" in printed
-    assert (pages, pictures) == (1, 0)
+    assert "Attack asa" in printed and (pages, pictures) == (1, 0)

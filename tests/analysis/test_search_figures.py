@@ -18,13 +18,13 @@ def test_each_cell_has_its_loss_and_unknown_ones_are_empty():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("b.steps", "a.rate")
     colours = axes.images[0].to_rgba(axes.images[0].get_array()[:, 0]).sum(-1)
     assert colours[0] < colours[1], "a low loss is dark"
-    assert axes.get_title("left") == "ag: lowest validation_loss"
+    assert "lowest validation_loss" in axes.get_title("left")
 
 
 def test_high_numbers_are_dark_if_they_are_the_best():
     (axes,) = draw_heat_map(dataclasses.replace(MAP, metric="mlm_accuracy", is_lower_better=False)).axes
     colours = axes.images[0].to_rgba(axes.images[0].get_array()[:, 0]).sum(-1)
-    assert colours[0] > colours[1] and axes.get_title("left") == "ag: highest mlm_accuracy"
+    assert colours[0] > colours[1] and "highest mlm_accuracy" in axes.get_title("left")
     of_texts = {text.get_text(): text.get_color() for text in axes.texts}
     assert (of_texts["3.250"], of_texts["1.500"]) == ("w", "k"), "white on dark"
 

@@ -1,15 +1,15 @@
 """The reversal of gradients, the threshold, and one layer's attack against numpy; what masked and kept units learn."""
 
-import dataclasses
-
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special as functions
 
-from ag_jax.attention.adversary import Adversary, reverse_gradient, straight_through
+from ag_jax.attention.adversary import Adversary, initial_offset, reverse_gradient, straight_through
 from ag_jax.attention.attack import MaskPolicy
+from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.attention.multihead import MultiHeadAttention
 from tests import reference
 
@@ -18,43 +18,32 @@ LENGTHS = [[7], [3, 4], [2], []]
 LENGTH, HEADS, WIDTH = 9, 3, 12
 
 
-def through(function):
-    """Gradient of a sum of squares behind the reversal: 2 x times -scale."""
-    return jax.grad(lambda x: jnp.square(function(x)).sum())(X)
-
-
 def scanned(x, scale):
     return jax.lax.scan(lambda carry, row: (carry, reverse_gradient(row, scale)), 0, x)[1]
 
 
 WAYS = {
     "plain": reverse_gradient,
-    "jit": jax.jit(reverse_gradient),
-    "vmap": jax.vmap(reverse_gradient, in_axes=(0, None)),
     "vmap over scales": lambda x, scale: jax.vmap(reverse_gradient)(x, jnp.full(len(x), scale)),
-    "scan": scanned,
-    "remat": jax.checkpoint(reverse_gradient),
     "remat in scan in jit": jax.jit(jax.checkpoint(scanned)),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scale", [1.0, 0.0, 2.5])
-def test_reversal(way, scale):
-    np.testing.assert_array_equal(WAYS[way](X, scale), X)
-    np.testing.assert_allclose(through(lambda x: WAYS[way](x, scale)), -scale * 2 * X, rtol=1e-6)
+def test_reversal(way):
+    """The gradient is 2 x times -scale; a traced scale gets none, types stay, and two reversals are none."""
 
-
-def test_a_traced_scale_gets_no_gradient_and_types_stay():
     def loss(x, scale):
-        return (reverse_gradient(x, scale) * X).sum()
+        return jnp.square(WAYS[way](x, scale)).sum()
 
-    of_x, of_scale = jax.jit(jax.grad(loss, argnums=(0, 1)))(X, jnp.float32(3.0))
-    np.testing.assert_array_equal(of_x, -3 * X)
-    assert of_scale == 0
-    narrow = jax.grad(lambda x: reverse_gradient(x, jnp.float32(2)).sum().astype(jnp.float32))(X.astype(jnp.bfloat16))
+    for scale in (0.0, 2.5):
+        np.testing.assert_array_equal(WAYS[way](X, scale), X)
+        of_x, of_scale = jax.jit(jax.grad(loss, argnums=(0, 1)))(X, jnp.float32(scale))
+        np.testing.assert_allclose(of_x, -scale * 2 * X, rtol=1e-6)
+        assert of_scale == 0
+    narrow = jax.grad(lambda x: WAYS[way](x, jnp.float32(2)).sum().astype(jnp.float32))(X.astype(jnp.bfloat16))
     assert narrow.dtype == jnp.bfloat16
-    twice = jax.grad(lambda x: reverse_gradient(reverse_gradient(x, 2.0), 3.0).sum())(X)
+    twice = jax.grad(lambda x: WAYS[way](WAYS[way](x, 2.0), 3.0).sum())(X)
     np.testing.assert_array_equal(twice, jnp.full_like(X, 6.0))
 
 
@@ -101,12 +90,12 @@ def inside(segment_ids):
     return visible(segment_ids)[:, None]
 
 
-@pytest.mark.parametrize(("heads", "offset"), [(1, 0.0), (HEADS, 0.0), (1, 0.7)])
-def test_one_layer_equals_numpy(layer, heads, offset):
-    found, m = attack(layer, heads=heads, offset=offset), masks(layer, heads, offset)
+@pytest.mark.parametrize(("heads", "offset", "strength"), [(HEADS, 0.0, 1e4), (1, 0.7, 5.0)])
+def test_one_layer_equals_numpy(layer, heads, offset, strength):
+    found, m = attack(layer, MaskPolicy(strength), heads=heads, offset=offset), masks(layer, heads, offset)
     real = np.broadcast_to(inside(layer[1]), m.shape)
     assert found.bias_BHQK.shape == m.shape and found.bias_BHQK.dtype == jnp.float32
-    np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-1e4 * (1 - m))[real])
+    np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-strength * (1 - m))[real])
     assert 0.2 < m[real].mean() < 0.8
     np.testing.assert_allclose(found.counts.kept_B, (m * real).sum((1, 2, 3)) / heads, rtol=1e-6)
     np.testing.assert_array_equal(found.counts.all_B, [49, 9 + 16, 4, 0])
@@ -123,27 +112,24 @@ def test_one_row_and_many_score_alike(layer):
         s = Adversary(*params, MaskPolicy()).scores(hidden[rows])
         return (s * slopes[rows]).sum(), s
 
-    (_, together), gradient = jax.value_and_grad(scored, has_aux=True)(tuple(learnt), slice(0, 4))
-    alone = [jax.value_and_grad(scored, has_aux=True)(tuple(learnt), slice(row, row + 1)) for row in range(4)]
+    @jax.jit
+    def all_rows(learnt):
+        rows = (slice(0, 4), *(slice(row, row + 1) for row in range(4)))
+        return [jax.value_and_grad(scored, has_aux=True)(learnt, one) for one in rows]
+
+    ((_, together), gradient), *alone = all_rows(tuple(learnt))
     np.testing.assert_allclose(together, np.concatenate([s for (_, s), _ in alone]), rtol=1e-4, atol=1e-4)
     for one, *others in zip(*map(jax.tree.leaves, (gradient, *(of_row for _, of_row in alone))), strict=True):
         np.testing.assert_allclose(one, sum(others), rtol=1e-4, atol=1e-4)
 
 
-def test_strength(layer):
-    weak, strong = (attack(layer, MaskPolicy(strength=strength)).bias_BHQK for strength in (5.0, 1e4))
-    np.testing.assert_allclose(weak * 2000, strong)
-
-
 def attention(relative=False):
-    from ag_jax.attention.disentangled import DisentangledConfig
-
     config = DisentangledConfig(terms="c2p,p2c", span=4) if relative else DisentangledConfig()
     init = jax.nn.initializers.normal(0.5)
     return MultiHeadAttention(HEADS, WIDTH, 0.0, jnp.float32, init, relative=config)
 
 
-@dataclasses.dataclass
+@flax.struct.dataclass
 class Fixed:
     """An attack that has its mask already, and its slope at hand."""
 
@@ -160,8 +146,9 @@ def attended(request, layer):
     rows = jnp.asarray(np.random.default_rng(5).standard_normal((8, WIDTH)), jnp.float32)
     table = {"relative_RD": rows} if request.param else {}
     sides = (hidden, hidden, layer[1], layer[1])
-    params = module.init(jax.random.key(0), *sides, **table, deterministic=True)["params"]
+    params = jax.jit(lambda: module.init(jax.random.key(0), *sides, **table, deterministic=True)["params"])()
 
+    @jax.jit
     def run(attack, bias=None, hidden=hidden):
         settings = {"attack": attack, "bias": bias, "deterministic": True, "mutable": ["intermediates", "attack"]}
         sides = (hidden, hidden, layer[1], layer[1])
@@ -185,7 +172,7 @@ def test_masked_units_get_nothing_and_empty_rows_spread_over_their_text(layer, a
                 np.testing.assert_allclose(weights[row, :, 1, : texts[0]], 1 / texts[0], rtol=1e-6)
                 np.testing.assert_array_equal(weights[row, :, 1, texts[0] :], 0)
         assert (np.asarray(weights)[0, :, 0, 2] == 0).all()
-        np.testing.assert_array_equal(weights[0, :, 3:6], plain[0, :, 3:6])
+        np.testing.assert_allclose(weights[0, :, 3:6], plain[0, :, 3:6], rtol=2e-6)
         np.testing.assert_allclose(np.asarray(weights[:3]).sum(-1), 1, rtol=1e-5)
         assert not np.asarray(weights)[:3][~real[:3] & (np.asarray(layer[1]) > 0)[:3, None, :, None]].any()
         assert nothing is None and sown["counts"][0].kept_B[0] == 49 - 7 - 1
@@ -199,7 +186,7 @@ def slope(layer, attended, keep):
     def loss(keep):
         return (attended(Fixed(keep))[0] * direction).sum()
 
-    return np.asarray(jax.grad(loss)(jnp.asarray(keep, jnp.float32)))
+    return np.asarray(jax.jit(jax.grad(loss))(jnp.asarray(keep, jnp.float32)))
 
 
 def test_masked_units_learn_nothing_and_kept_ones_c_times_as_much(layer, attended):
@@ -232,46 +219,34 @@ def test_empty_rows_do_not_move_the_encoder(attended, layer):
         _, weights, _ = attended(Fixed(keep), hidden=hidden)
         return (weights[0] * jnp.arange(LENGTH)[None, None, :])[:, :7].sum()  # the rows of its text
 
-    nothing = jnp.zeros((4, 1, LENGTH, LENGTH))
-    assert not np.asarray(jax.grad(loss)(layer[0], nothing)).any()
-    assert np.asarray(jax.grad(loss)(layer[0], nothing + 1)).any()
-
-
-def adversary_loss(layer, learnt, sign, **settings):
-    hidden, segment_ids, *_ = layer
-    rng = np.random.default_rng(4)
-    slopes = jnp.asarray(rng.standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
-
-    def loss(params, hidden):
-        found = Adversary(params[0], params[1], **{"policy": MaskPolicy(), **settings})(
-            hidden, visible(segment_ids), None, None
-        )
-        return sign * (found.bias_BHQK * slopes).sum() / 1e4 + found.counts.kept_B.sum()
-
-    return jax.grad(loss, argnums=(0, 1))(learnt, hidden)
+    gradient, nothing = jax.jit(jax.grad(loss)), jnp.zeros((4, 1, LENGTH, LENGTH))
+    assert not np.asarray(gradient(layer[0], nothing)).any()
+    assert np.asarray(gradient(layer[0], nothing + 1)).any()
 
 
 def test_the_adversary_ascends_and_its_input_learns_nothing(layer):
     """The gradient is that of the sigmoid in the place of the threshold, reversed."""
     hidden, segment_ids, *learnt = layer
-    found, of_hidden = adversary_loss(layer, tuple(learnt), 1.0)
-    assert not np.asarray(of_hidden).any()
     slopes = jnp.asarray(np.random.default_rng(4).standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
+
+    def loss(params, hidden):
+        found = Adversary(*params, MaskPolicy())(hidden, visible(segment_ids), None, None)
+        return (found.bias_BHQK * slopes).sum() / 1e4 + found.counts.kept_B.sum()
 
     def soft(params):
         q, k = (hidden @ of["kernel"] + of["bias"][None, None, :] for of in params)
         m = jax.nn.sigmoid(q @ k.swapaxes(-1, -2) / np.sqrt(WIDTH))[:, None]
         return ((m - 1) * slopes).sum() + jnp.where(inside(segment_ids), m, 0).sum()
 
-    expected = jax.grad(soft)(tuple(learnt))
+    gradients = jax.jit(lambda learnt: (jax.grad(loss, argnums=(0, 1))(learnt, hidden), jax.grad(soft)(learnt)))
+    (found, of_hidden), expected = gradients(tuple(learnt))
+    assert not np.asarray(of_hidden).any()
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, -other, rtol=1e-3, atol=1e-5 * float(jnp.abs(other).max()))
 
 
 def test_about_half_is_kept_at_first():
     """Wide layers, as they are born: scores are normal with a deviation of 0.02^2 times the width."""
-    from ag_jax.attention.adversary import initial_offset
-
     width, length = 768, 64
     keys = jax.random.split(jax.random.key(0), 3)
     hidden = jax.random.normal(keys[0], (2, length, width))

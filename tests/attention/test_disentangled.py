@@ -10,6 +10,7 @@ from ag_jax.attention.disentangled import DisentangledConfig
 from ag_jax.training import sharding
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from tests import reference, tiny
+from tests.cases import pairwise
 
 
 def test_buckets_of_the_released_models():
@@ -42,20 +43,12 @@ def test_clipped_rows_are_the_paper_s_three_cases():
     np.testing.assert_array_equal(found, [0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5])
 
 
-@pytest.mark.parametrize("length", [1, 2, 7])
-def test_skew(length):
-    products = np.random.default_rng(0).standard_normal((2, 3, length, 2 * length)).astype(np.float32)
-    found = np.asarray(disentangled.skew(jnp.asarray(products)))
-    assert found.shape == (2, 3, length, length)
-    for i in range(length):
-        for j in range(length):
-            np.testing.assert_array_equal(found[:, :, i, j], products[:, :, i, j - i + length - 1])
-
-
-@pytest.mark.parametrize("index", ["code", "paper"])
-@pytest.mark.parametrize("settings", [{"span": 3}, {"span": 50}, {"span": 7, "buckets": 4}])
-@pytest.mark.parametrize("terms", ["c2p", "p2c", "c2p,p2c"])
+@pytest.mark.parametrize(
+    ("terms", "settings", "index"),
+    pairwise(["c2p", "p2c", "c2p,p2c"], [{"span": 3}, {"span": 50}, {"span": 7, "buckets": 4}], ["code", "paper"]),
+)
 def test_scores_equal_pair_by_pair(terms, settings, index):
+    """Of all queries, and of some in another order; p2c reads the row of i - j, as the released code, or of j - i."""
     config = DisentangledConfig(terms=terms, index=index, **settings)
     rng = np.random.default_rng(1)
     B, L, H, W = 2, 11, 3, 5
@@ -65,8 +58,17 @@ def test_scores_equal_pair_by_pair(terms, settings, index):
     for term in config.names:
         needed, places_S = disentangled.layout(config, term, L)
         projected[term] = jnp.asarray(tables[term][needed], jnp.float32), places_S
-    to_device = (jnp.asarray(array, jnp.float32) for array in (query, key))
-    found = disentangled.relative_scores(config, *to_device, projected)
+    positions_BQ = np.array([[7, 0, 10, 3], [1, 1, 9, 8]])
+
+    @jax.jit
+    def both(query, key):
+        some = jnp.take_along_axis(query, positions_BQ[..., None, None], axis=1)
+        return (
+            disentangled.relative_scores(config, query, key, projected),
+            disentangled.relative_scores(config, some, key, projected, jnp.asarray(positions_BQ)),
+        )
+
+    found, of_some = both(*(jnp.asarray(array, jnp.float32) for array in (query, key)))
     expected = np.zeros((B, H, L, L))
     for i in range(L):
         for j in range(L):
@@ -78,6 +80,8 @@ def test_scores_equal_pair_by_pair(terms, settings, index):
                 expected[:, :, i, j] += np.einsum("bhw,hw->bh", key[:, j], tables["p2c"][other])
     expected /= np.sqrt(W * (1 + len(config.names)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    expected = np.take_along_axis(expected, positions_BQ[:, None, :, None], axis=2)
+    np.testing.assert_allclose(of_some, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_only_rows_that_are_met_are_projected():
@@ -85,27 +89,15 @@ def test_only_rows_that_are_met_are_projected():
     assert (needed.start, needed.stop) == (512 - 63, 512 + 64) and places_S.min() == 0 and places_S.max() == 126
 
 
-def test_the_two_indices_differ():
-    """In p2c alone; the released code reads the row of i - j in both terms."""
-    code, paper = (DisentangledConfig(terms="c2p,p2c", span=4, index=index) for index in ("code", "paper"))
-    for term, same in (("c2p", True), ("p2c", False)):
-        assert np.array_equal(disentangled.layout(code, term, 3)[1], disentangled.layout(paper, term, 3)[1]) == same
-
-
 def test_a_sharded_deberta_is_the_same(eight_devices):
     """Heads, features and width split over devices: tables of distances, convolution and mask decoder too."""
     settings = tiny.ENCODERS["deberta_v2"] | {"heads": 4, "width": 16}
-    model, batch = tiny.model(**settings), {**tiny.batch((11, 7, 3, 5, 11, 2, 9, 4))}
+    model, batch = tiny.model(**settings), tiny.batch((11, 7, 3, 5, 11, 2, 9, 4))
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices)
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))["params"]
     shardings, params = sharding.parameter_shardings(boxed, mesh), tiny.params(model, batch)
     encoder = shardings["encoder"]
     assert encoder["relative"]["embedding"].spec == jax.sharding.PartitionSpec(None, "fsdp")
     assert encoder["convolution"]["kernel"].spec == jax.sharding.PartitionSpec(None, "fsdp", None)
-
-    @jax.jit
-    def words(params, batch):
-        return model.apply({"params": params}, batch, deterministic=True).words_BMV
-
-    split = words(jax.device_put(params, shardings), sharding.place_batch(batch, mesh))
-    np.testing.assert_allclose(split, words(params, batch), rtol=1e-5, atol=1e-5)
+    split = tiny.apply(model, jax.device_put(params, shardings), sharding.place_batch(batch, mesh)).words_BMV
+    np.testing.assert_allclose(split, tiny.apply(model, params, batch).words_BMV, rtol=1e-5, atol=1e-5)

@@ -21,6 +21,7 @@ from ag_jax.attention.kernels.gpu import grid
 from ag_jax.attention.kernels.interface import KernelConfig, KernelInputs
 from ag_jax.attention.visibility import EVERYTHING, Band
 from tests.attention.test_kernels import SMALL_BLOCKS
+from tests.cases import some
 
 # Said by JAX 0.12, in which Triton works and Mosaic is to follow it.
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
@@ -97,7 +98,10 @@ CASES = [(size, "guided") for size in SIZES]
 CASES += [("roberta12", variant) for variant in ("plain", "bias", "learnt_bias", *SIDES)]
 
 
-@pytest.mark.parametrize(("size", "variant"), CASES)
+@pytest.mark.parametrize(
+    ("size", "variant"),
+    some(CASES, ("odd", "guided"), *(("roberta12", variant) for variant in ("learnt_bias", "window", "cross_causal"))),
+)
 def test_lowers(size, variant):
     names = set(re.findall(r'name = "(attention\w*)"', lower(*SIZES[size], **VARIANTS[variant]).as_text()))
     assert names >= KERNELS and names <= KERNELS | {"attention_bias_gradient"}

@@ -56,12 +56,6 @@ def test_counts_are_whole_numbers_and_totals_keep_their_type():
     np.testing.assert_array_equal(segments.totals(jnp.array([[3, 4, 5, 6]]), segments_BL), [[7, 7, 5, 0]])
 
 
-@pytest.mark.parametrize("name", ["sizes", "order", "is_first"])
-def test_what_layers_use_makes_no_array_of_pairs(name):
-    text = str(jax.make_jaxpr(getattr(segments, name))(jnp.zeros((3, 101), jnp.int32)))
-    assert "3,101]" in text and "101,101" not in text
-
-
 def test_a_small_text_beside_a_large_one_keeps_its_digits():
     values_BL = jnp.array([[1e7, 1e7, 0.1, 0.2]], jnp.float32)
     np.testing.assert_allclose(segments.totals(values_BL, jnp.array([[1, 1, 2, 2]])), [[2e7, 2e7, 0.3, 0.3]], rtol=1e-6)

@@ -3,21 +3,18 @@
 import dataclasses
 import importlib.util
 import json
-import re
-import time
 
 import jax
-import numpy as np
 import pytest
 
 from ag_jax import cli
-from ag_jax.data.text import batching
 from ag_jax.planning import plan, search, text, topology
-from ag_jax.planning.compilation import Compiled, KernelCycles, Memory, TooLarge, too_large, vocabulary
+from ag_jax.planning.compilation import Compiled, KernelCycles, Memory, TooLarge, too_large
 from ag_jax.planning.costs import Collective, Costs
 from ag_jax.planning.roofline import roofline
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import chips
+from tests.cases import pairwise
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
@@ -55,18 +52,16 @@ def compiled(gibibytes: float, kernels=None, **costs) -> Compiled:
 )
 def test_what_a_compiler_without_memory_says(message, needed, available):
     assert too_large(message) == TooLarge(needed * GIB, available * GIB)
-
-
-def test_other_errors_are_not_taken_for_it():
     assert too_large("INVALID_ARGUMENT: something else (12G)") is None
 
 
-@pytest.mark.parametrize("bend", [0.0, 0.01, -0.01])
-@pytest.mark.parametrize("first", [1, 5, 32, 400])
-@pytest.mark.parametrize(("fixed", "a_row"), [(1.4, 0.65), (0.1, 0.031), (12.0, 0.5)])
-def test_the_search_finds_the_largest(first, fixed, a_row, bend):
+@pytest.mark.parametrize(
+    ("bend", "first", "sizes"),
+    pairwise([0.0, 0.01, -0.01], [1, 5, 32, 400], [(1.4, 0.65), (0.1, 0.031), (12.0, 0.5)]),
+)
+def test_the_search_finds_the_largest(bend, first, sizes):
     """Memory as a line, a little bent; from a start that fits and from one that does not."""
-    tried = []
+    tried, (fixed, a_row) = [], sizes
 
     def outcome(rows):
         size = fixed + a_row * rows ** (1 + bend)
@@ -81,22 +76,15 @@ def test_the_search_finds_the_largest(first, fixed, a_row, bend):
     assert len(tried) <= search.MOST_PROBES and first not in tried
     assert sum(isinstance(outcome(rows), Compiled) for rows in tried) <= search.MOST_FITTING
     assert isinstance(found, Compiled) and best <= truth and best >= (1 - search.NEAR) * truth - 1
-
-
-def test_the_search_gives_up_where_nothing_fits():
     refused = TooLarge(40 * GIB, 15.75 * GIB)
     assert search.largest(lambda rows: refused, {4: refused}, 20 * GIB, 15.75 * GIB) == (0, None)
 
 
 def test_roofline_by_hand():
-    """A core of v3: 61.5 TFLOP/s, 450 GB/s of HBM, 164 GB/s of links."""
+    """A core of v3: 61.5 TFLOP/s, 450 GB/s of HBM, 164 GB/s of links; one of TPU7x: half of its chip's 100 Gbit/s."""
     limits = roofline(chips.tpu("v3").per_device(), flops=6.15e12, hbm_bytes=90e9, sent_bytes=16.4e9)
     assert (limits.products, limits.memory, limits.messages) == (0.1, 0.2, 0.1)
     assert limits.seconds == 0.2 and limits.binds == "memory"
-
-
-def test_roofline_of_slices_by_hand():
-    """A core of TPU7x: half of a chip's 100 Gbit/s between slices."""
     device = chips.tpu("tpu7x").per_device()
     limits = roofline(device, flops=1153.5e12, hbm_bytes=0.0, sent_bytes=0.0, network_bytes=12.5e9)
     assert (limits.products, limits.network, limits.seconds) == (1.0, 2.0, 2.0) and limits.binds == "network"
@@ -140,43 +128,15 @@ def test_a_forecast_by_hand():
 @pytest.mark.parametrize(
     ("costs", "kernels", "reason"),
     [
-        ({}, KernelCycles({}), "writes no estimated cycles"),
-        ({"estimated_cycles": 1.0}, KernelCycles({}, ("attention.1",)), "no schedule of the kernels attention.1"),
-        ({"estimated_cycles": 1.0}, KernelCycles({}, (), ("attention.1",)), "unknown: in the kernel attention.1"),
-        ({"estimated_cycles": 1.0, "unknown_loops": ("while.3",)}, KernelCycles({}), "unknown: while.3"),
+        ({}, KernelCycles({}), "cycles"),
+        ({"estimated_cycles": 1.0}, KernelCycles({}, ("attention.1",)), "attention.1"),
+        ({"estimated_cycles": 1.0}, KernelCycles({}, (), ("attention.1",)), "attention.1"),
+        ({"estimated_cycles": 1.0, "unknown_loops": ("while.3",)}, KernelCycles({}), "while.3"),
     ],
 )
 def test_why_there_is_no_forecast(costs, kernels, reason):
     found = plan.estimates(config(), topology.parse("v5e-8"), compiled(1.0, kernels, **costs))
     assert found.forecast is None and reason in found.parts
-
-
-def test_an_empty_batch_is_like_a_real_one(tmp_path):
-    from ag_jax.data.text import pipeline
-
-    (tmp_path / "text.txt").write_text("The house is strong. We will build roads, and they said no. " * 200)
-    for settings in ({"format": "fixed_blocks"}, {"format": "sentence_pair_nsp"}):
-        data = dataclasses.replace(
-            config().data, source=str(tmp_path / "text.txt"), cache_dir=str(tmp_path), sequence_length=16, **settings
-        )
-        corpus = pipeline.prepare(data)
-        real, empty = pipeline.Batches(corpus.train, corpus.tokenizer, data, 3, 0).at(0), batching.empty_batch(data, 3)
-        assert {name: (field.shape, field.dtype) for name, field in real.items()} == {
-            name: (field.shape, field.dtype) for name, field in empty.items()
-        }
-        assert not any(np.any(field) for field in empty.values())
-
-
-def test_vocabulary_without_text():
-    found = vocabulary(config())
-    assert found.vocabulary_size == 512 and max(*found.delimiter_ids, *found.period_ids) < 261
-
-
-def test_settings_are_checked_again():
-    changed = plan.with_settings(config(), {"training.batch_size": 32, "model.remat": "dots"})
-    assert (changed.training.batch_size, changed.model.remat, changed.model.width) == (32, "dots", 128)
-    with pytest.raises(ValueError, match="must divide training.batch_size=16"):
-        plan.with_settings(config(), {"training.microbatches": 3})
 
 
 def request(**flags) -> cli.Request:
@@ -188,33 +148,19 @@ def request(**flags) -> cli.Request:
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "named"),
     [
-        ({}, "this verb needs --topology=SLICE"),
-        ({"topology": "v5e:5x5"}, "there is no v5e slice '5x5': choose one of"),
-        ({"topology": "v5e:2x2", "slices": 0}, "--slices must be at least 1, got 0"),
-        ({"topology": "v5e:2x2", "config": None}, "this verb needs --config=CONFIG"),
-        (
-            {"topology": "v5e:2x2", "price": -1.2},
-            "--price must be dollars per chip-hour, such as --price=1.20; got -1.2",
-        ),
-        ({"topology": "v5e:2x2", "price": float("nan")}, "--price must be dollars per chip-hour"),
-        ({"topology": "v5e:2x2", "overrides": {"mesh.fsdp": 8}}, "needs 8 devices, but there are 4"),
-        ({"topology": "v5e:16x16"}, "must be a multiple of mesh.data * mesh.fsdp = 256"),
+        ({}, "--topology"),
+        ({"topology": "v5e:5x5"}, "'5x5'"),
+        ({"topology": "v5e:2x2", "slices": 0}, "--slices"),
+        ({"topology": "v5e:2x2", "config": None}, "--config"),
+        ({"topology": "v5e:2x2", "price": -1.2}, "--price"),
+        ({"topology": "v5e:2x2", "price": float("nan")}, "--price"),
     ],
 )
-def test_refusals(flags, message, capsys, request_libtpu):
+def test_refusals(flags, named, capsys):
     assert cli.run_safely("plan", request(**flags)) == 1
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
-
-
-@pytest.fixture
-def request_libtpu(request):
-    """Two refusals come after the devices are made."""
-    flags = request.node.callspec.params["flags"]
-    if ("overrides" in flags or flags.get("topology") == "v5e:16x16") and not importlib.util.find_spec("libtpu"):
-        pytest.skip("needs libtpu: pip install 'ag_jax[tpu]'")
+    assert named in capsys.readouterr().err
 
 
 @needs_libtpu
@@ -233,11 +179,9 @@ def test_a_tiny_run_fits(name, fsdp):
     limits = plan.estimates(found.own.config, found.topology, step)
     assert step.costs.flops * 4 == pytest.approx(limits.computed.total, rel=0.02)
     assert limits.forecast.seconds >= limits.bound.seconds and limits.parts.operations > 0
-    said = text.report(found)
-    assert "It fits." in said and "MFU" in said and "chip-hours" in said
-    kept = json.loads(json.dumps(text.as_json(found)))
+    said, kept = text.report(found), json.loads(json.dumps(text.as_json(found)))
     assert kept["fits"] and kept["own"]["costs"]["flops"] == step.costs.flops and kept["bounds"]["binds"] in said
-    assert kept["forecast"]["seconds"] == limits.forecast.seconds and "Forecast of time" in said
+    assert kept["forecast"]["seconds"] == limits.forecast.seconds
 
 
 def pretend(monkeypatch, gibibytes_of):
@@ -267,21 +211,8 @@ def test_a_batch_that_is_too_large_gets_microbatches(monkeypatch):
     assert sorted(config.training.microbatches for config in tried if config.training.batch_size == 480) == [1, 3]
     assert found.largest.config.training.batch_size == 25 * 8 and found.largest.outcome.memory.total == 15.2 * GIB
     said = text.report(found)
-    assert "IT DOES NOT FIT: a device needs 36.20 GiB and has 15.75 GiB." in said
-    assert "--config.training.microbatches=3 it does" in said
-    assert "Largest batch that was found to fit, all else as it is: 200 rows, 25 rows on a device" in said
-
-
-def test_smaller_batches_of_earlier_steps_do_not_stop_the_search(monkeypatch):
-    tried = pretend(monkeypatch, lambda config: 0.2 + 0.6 * rows_of(config))
-    earlier = {"training.earlier_batch_sizes": (240,), "training.earlier_batch_sizes_until": (5,)}
-    found = plan.make_plan(config(**{"training.batch_size": 60 * 8}, **earlier), topology.parse("v5e-8"))
-    # Three microbatches of 160 rows would fit, but 240 rows are no whole number of them.
-    assert found.suggestion.settings == {"training.microbatches": 4}
-    assert found.suggestion.config.training.earlier_batch_sizes == (240,)
-    assert found.largest.config.training.batch_size == 25 * 8
-    assert {len(config.training.earlier_batch_sizes) for config in tried if rows_of(config) not in (60, 15)} == {0}
-    assert "Largest batch that was found to fit in all steps, all else as it is: 200 rows" in text.report(found)
+    numbers = ("needs 36.20 GiB", "has 15.75 GiB", "--config.training.microbatches=3", "200 rows, 25 rows on a device")
+    assert all(number in said for number in numbers)
 
 
 def test_one_row_that_is_too_large_gets_rematerialisation(monkeypatch):
@@ -290,7 +221,9 @@ def test_one_row_that_is_too_large_gets_rematerialisation(monkeypatch):
     found = plan.make_plan(config(**{"training.batch_size": 8, "model.remat": "none"}), topology.parse("v5e-8"))
     assert found.suggestion.settings == {"model.remat": "layer"} and found.largest is None
     assert [config.model.remat for config in tried if config.training.batch_size == 8][1:] == ["dots", "layer"]
-    assert "not even one row" in text.report(found)
+    pretend(monkeypatch, lambda config: 99)
+    found = plan.make_plan(config(), topology.parse("v5e-8"))
+    assert found.chosen is None and text.report(found) and text.as_json(found)["bounds"] is None
 
 
 def test_parameters_that_are_too_large_are_split(monkeypatch):
@@ -299,37 +232,19 @@ def test_parameters_that_are_too_large_are_split(monkeypatch):
     assert found.suggestion.settings["mesh.fsdp"] == 8 and found.largest is None
 
 
-def test_nothing_helps(monkeypatch):
-    pretend(monkeypatch, lambda config: 99)
-    found = plan.make_plan(config(), topology.parse("v5e-8"))
-    assert found.chosen is None and "take more or larger chips" in text.report(found)
-    assert text.as_json(found)["bounds"] is None
-
-
 def test_versions_and_cost_are_printed_and_kept(monkeypatch):
     """Another jax or libtpu compiles another program, so numbers without versions cannot be compared."""
     pretend(monkeypatch, lambda config: 5)
     found = plan.make_plan(config(), topology.parse("v5e-8"), search_batch=False)
     hours = plan.estimates(found.own.config, found.topology, found.own.outcome).bound.chip_hours
-    found_reason = "this version of libtpu writes no estimated cycles into the compiled program"
     kept, said = text.as_json(found, price=1000.0), text.report(found, price=1000.0)
     assert kept["versions"]["jax"] == jax.__version__ and set(kept["versions"]) == {"jax", "jaxlib", "libtpu"}
     assert (
         kept["price_per_chip_hour"] == 1000.0 and kept["cost"] == {"bound": pytest.approx(1000 * hours)} and hours > 0
     )
-    assert kept["forecast"] == {"none_because": found_reason} and f"none, because {found_reason}" in said
-    assert f"compiled with jax {jax.__version__}, jaxlib " in said and "libtpu " in said
-    assert f"cost                  ${1000 * hours:,.2f} or more, at $1,000.00 a chip-hour" in said
+    assert kept["forecast"].keys() == {"none_because"} and kept["forecast"]["none_because"] in said
+    assert f"jax {jax.__version__}, jaxlib " in said and f"${1000 * hours:,.2f}" in said
     assert text.as_json(found)["cost"] is None and "$" not in text.report(found)
-
-
-def test_the_length_of_a_run_in_words_is_unknown(monkeypatch):
-    """`training.steps` is then only the default; the speed is known."""
-    pretend(monkeypatch, lambda config: 5)
-    found = plan.make_plan(config(**{"training.words": 30_000}), topology.parse("v5e-8"), search_batch=False)
-    said, kept = text.report(found, price=1000.0), text.as_json(found, price=1000.0)
-    assert "30,000 words          unknown time" in said and "1,000 steps" not in said and "chip-hours" not in said
-    assert "tokens/s" in said and kept["bounds"]["run_seconds"] is None and kept["cost"] == {}
 
 
 def test_steps_before_a_branch_take_no_time(monkeypatch):
@@ -339,7 +254,6 @@ def test_steps_before_a_branch_take_no_time(monkeypatch):
     plans = [plan.make_plan(one, topology.parse("v5e-8"), search_batch=False) for one in (config(), of_branch)]
     whole, branch = (plan.estimates(one.own.config, one.topology, one.own.outcome).bound for one in plans)
     assert branch.run_seconds == pytest.approx(whole.run_seconds / 10)
-    assert "chip-hours, from runs/stable:900 on" in text.report(plans[1]) and "stable" not in text.report(plans[0])
 
 
 def test_flags_for_a_smaller_batch_name_all_that_was_changed(monkeypatch):
@@ -347,21 +261,19 @@ def test_flags_for_a_smaller_batch_name_all_that_was_changed(monkeypatch):
 
     67 rows on a device are a prime number, and more than the most microbatches that are tried.
     """
-    pretend(monkeypatch, lambda config: 0.2 + 0.6 * rows_of(config))
+    tried = pretend(monkeypatch, lambda config: 0.2 + 0.6 * rows_of(config))
     earlier = {"training.earlier_batch_sizes": (8 * 29,), "training.earlier_batch_sizes_until": (5,)}
     fixed = {"training.batch_size": 8 * 67, "model.remat": "layer", "mesh.data": 1, "mesh.fsdp": 8}
     found = plan.make_plan(config(**fixed, **earlier), topology.parse("v5e-8"))
     assert found.suggestion is None and found.chosen is found.largest
     flags = "--config.training.batch_size=200 --config.training.earlier_batch_sizes="
-    assert f"With {flags} --config.training.earlier_batch_sizes_until= it does" in text.report(found)
-
-
-def test_a_long_compilation_shows_that_it_is_alive(monkeypatch, capsys):
-    pretend(monkeypatch, lambda config: time.sleep(0.3) or 5)
-    monkeypatch.setattr(plan, "REMIND_EVERY", 0.05)
-    plan.make_plan(config(), topology.parse("v5e-8"), search_batch=False)
-    lines = capsys.readouterr().err.splitlines()
-    what = "compiling for v5e:2x4: the config as it is"
-    assert (
-        lines[0] == f"{what} ..." and f"{what} ... 0 s" in lines[1:-1] and re.fullmatch(f"{what} took \\d s", lines[-1])
+    assert f"{flags} --config.training.earlier_batch_sizes_until= " in text.report(found)
+    found = plan.make_plan(
+        config(**{"training.batch_size": 60 * 8}, **earlier | {"training.earlier_batch_sizes": (240,)}), found.topology
     )
+    # Three microbatches of 160 rows would fit, but 240 rows are no whole number of them.
+    assert found.suggestion.settings == {"training.microbatches": 4}
+    assert found.suggestion.config.training.earlier_batch_sizes == (240,)
+    assert found.largest.config.training.batch_size == 25 * 8
+    tried = [config for config in tried if config.training.batch_size // 60 != 8]
+    assert {len(config.training.earlier_batch_sizes) for config in tried if config.mesh.fsdp == 1} == {0}
