@@ -253,8 +253,8 @@ def test_every_picture_is_written_and_names_its_model_its_sentence_and_its_axes(
         assert told["text"] in said and (figure is figures[-1] or told["model"] in said)
         assert said.index("row: ") < said.index("column: ")
     written = plots.save_inspection(
-        examples.sentence(layers=16, heads=16),
-        Assignment(((SECOND, 6),)),
+        examples.sentence(layers=1, heads=1),
+        Assignment(((SECOND, 1),)),
         tiny.SPECIAL,
         tmp_path / "new" / "figures",
         120,

@@ -69,16 +69,11 @@ def layer():
     return hidden_BLD, jnp.asarray(segments_BL), linear(), linear()
 
 
-def masks(layer, heads=1, offset=0.0):
-    """m of the layer in numpy, `BHQK`."""
+def scores(layer, heads=1, offset=0.0):
+    """s of the layer in numpy, `BHQK`; it is kept where it is above 0."""
     hidden, _, query, key = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), of) for of in layer)
     q, k = (reference.linear(hidden, of).reshape(4, LENGTH, heads, -1).swapaxes(1, 2) for of in (query, key))
-    return (q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + offset > 0).astype(float)
-
-
-def attack(layer, policy=MaskPolicy(), **settings):
-    hidden, segment_ids, query, keys = layer
-    return Adversary(query, keys, policy, **settings)(hidden, visible(segment_ids), None, None)
+    return q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + offset
 
 
 def visible(segment_ids):
@@ -92,7 +87,11 @@ def inside(segment_ids):
 
 @pytest.mark.parametrize(("heads", "offset", "strength"), [(HEADS, 0.0, 1e4), (1, 0.7, 5.0)])
 def test_one_layer_equals_numpy(layer, heads, offset, strength):
-    found, m = attack(layer, MaskPolicy(strength), heads=heads, offset=offset), masks(layer, heads, offset)
+    """Several masks come from two projections, one mask of many tokens from the product of both kernels."""
+    hidden, segment_ids, query, keys = layer
+    adversary, s = Adversary(query, keys, MaskPolicy(strength), heads, offset), scores(layer, heads, offset)
+    found, m = adversary(hidden, visible(segment_ids), None, None), (s > 0).astype(float)
+    np.testing.assert_allclose(adversary.scores(hidden), s, rtol=1e-4, atol=1e-5)
     real = np.broadcast_to(inside(layer[1]), m.shape)
     assert found.bias_BHQK.shape == m.shape and found.bias_BHQK.dtype == jnp.float32
     np.testing.assert_array_equal(np.asarray(found.bias_BHQK)[real], (-strength * (1 - m))[real])
@@ -101,26 +100,6 @@ def test_one_layer_equals_numpy(layer, heads, offset, strength):
     np.testing.assert_array_equal(found.counts.all_B, [49, 9 + 16, 4, 0])
     empty = ((m * real).sum(-1) == 0) & (np.asarray(layer[1]) > 0)[:, None]
     np.testing.assert_array_equal(found.zeroed_BHQ, empty)
-
-
-def test_one_row_and_many_score_alike(layer):
-    """A few tokens go through two projections, many through the product of both kernels."""
-    hidden, _, *learnt = layer
-    slopes = jnp.asarray(np.random.default_rng(3).standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
-
-    def scored(params, rows):
-        s = Adversary(*params, MaskPolicy()).scores(hidden[rows])
-        return (s * slopes[rows]).sum(), s
-
-    @jax.jit
-    def all_rows(learnt):
-        rows = (slice(0, 4), *(slice(row, row + 1) for row in range(4)))
-        return [jax.value_and_grad(scored, has_aux=True)(learnt, one) for one in rows]
-
-    ((_, together), gradient), *alone = all_rows(tuple(learnt))
-    np.testing.assert_allclose(together, np.concatenate([s for (_, s), _ in alone]), rtol=1e-4, atol=1e-4)
-    for one, *others in zip(*map(jax.tree.leaves, (gradient, *(of_row for _, of_row in alone))), strict=True):
-        np.testing.assert_allclose(one, sum(others), rtol=1e-4, atol=1e-4)
 
 
 def attention(relative=False):
@@ -191,7 +170,7 @@ def slope(layer, attended, keep):
 
 def test_masked_units_learn_nothing_and_kept_ones_c_times_as_much(layer, attended):
     """Oracle: zero for what is masked, C p (dP - sum p dP) for what is kept, by finite differences of a small C."""
-    keep = masks(layer).astype(np.float32)
+    keep = (scores(layer) > 0).astype(np.float32)
     keep[:, 0, np.arange(LENGTH), np.arange(LENGTH)] = 1  # no row is empty
     gradient = slope(layer, attended, keep)
     assert (gradient[keep == 0] == 0).all()
@@ -224,19 +203,21 @@ def test_empty_rows_do_not_move_the_encoder(attended, layer):
     assert np.asarray(gradient(layer[0], nothing + 1)).any()
 
 
-def test_the_adversary_ascends_and_its_input_learns_nothing(layer):
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_the_adversary_ascends_and_its_input_learns_nothing(layer, heads):
     """The gradient is that of the sigmoid in the place of the threshold, reversed."""
     hidden, segment_ids, *learnt = layer
-    slopes = jnp.asarray(np.random.default_rng(4).standard_normal((4, 1, LENGTH, LENGTH)), jnp.float32)
+    slopes = jnp.asarray(np.random.default_rng(4).standard_normal((4, heads, LENGTH, LENGTH)), jnp.float32)
 
     def loss(params, hidden):
-        found = Adversary(*params, MaskPolicy())(hidden, visible(segment_ids), None, None)
+        found = Adversary(*params, MaskPolicy(), heads)(hidden, visible(segment_ids), None, None)
         return (found.bias_BHQK * slopes).sum() / 1e4 + found.counts.kept_B.sum()
 
     def soft(params):
         q, k = (hidden @ of["kernel"] + of["bias"][None, None, :] for of in params)
-        m = jax.nn.sigmoid(q @ k.swapaxes(-1, -2) / np.sqrt(WIDTH))[:, None]
-        return ((m - 1) * slopes).sum() + jnp.where(inside(segment_ids), m, 0).sum()
+        q, k = (of.reshape(4, LENGTH, heads, -1).swapaxes(1, 2) for of in (q, k))
+        m = jax.nn.sigmoid(q @ k.swapaxes(-1, -2) / np.sqrt(WIDTH / heads))
+        return ((m - 1) * slopes).sum() + jnp.where(inside(segment_ids), m, 0).sum() / heads
 
     gradients = jax.jit(lambda learnt: (jax.grad(loss, argnums=(0, 1))(learnt, hidden), jax.grad(soft)(learnt)))
     (found, of_hidden), expected = gradients(tuple(learnt))

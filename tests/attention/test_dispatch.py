@@ -40,7 +40,6 @@ V4 = {"platform": "tpu", "kind": "TPU v4"}
     [
         ({}, "gpu", "NVIDIA H100"),
         ({"head_width": 256, "capability": "8.0"}, "gpu", ""),
-        ({"platform": "tpu", "kind": "TPU v5 lite"}, "tpu", "TPU v5 lite"),
         ({"platform": "cpu", "kind": "cpu"}, "reference", "cpu"),
         ({"capability": "7.5"}, "reference", "7.5"),
         ({"capability": "gfx90a"}, "reference", "gfx90a"),
@@ -55,7 +54,6 @@ V4 = {"platform": "tpu", "kind": "TPU v4"}
         (V4 | {"length": 5462, "dtype": "float32"}, "reference", "than the 5461"),
         (V4 | {"tensor": 8}, "reference", "12 heads"),
         ({"after_dropout": True}, "reference", "after_dropout"),
-        ({"wanted": "reference"}, "reference", "model.attention=reference"),
     ],
 )
 def test_auto_takes_the_kernel_of_the_devices_or_says_why_not(found, name, named):
@@ -222,8 +220,9 @@ def test_calls_that_cudnn_does_not_compute_are_those_of_the_reference(setting):
     assert programs[0] == programs[1]
 
 
-@pytest.mark.parametrize("error", [ImportError("no triton"), AttributeError("no CompilerParams")])
-def test_a_kernel_that_cannot_be_imported(error, monkeypatch, capsys):
+def test_a_kernel_that_cannot_be_imported(monkeypatch, capsys):
+    error = AttributeError("no CompilerParams")
+
     def raises(device, sizes):
         raise error
 

