@@ -63,7 +63,7 @@ BUGS = (
         "ag_jax/attention/patterns.py",
         "return Shift(-1)",
         "return Shift(-2)",
-        "tests/attention/test_patterns.py",
+        "tests/attention/test_guidance.py",
     ),
     Bug(
         "scores are divided by the root of the length",

@@ -36,20 +36,26 @@ OPTIONS = {"encoder": {}, "decoder": {"band": band_of(causal=True, window=None)}
 LAYERS, HEADS = 3, 9  # of which 8, 6 and 5 are guided
 RULES = tuple(map(get_args, (guidance.Reduction, guidance.Boundary, guidance.Absent)))
 # Texts and their sources, row by row: several in a row, texts of one token, and an empty row.
-TARGET_TOKENS, TARGET_IDS = reference.packed([[8], [4, 3], [1, 3, 2], [0], [2, 5]], 8, seed=1)
-SOURCE_TOKENS, SOURCE_IDS = reference.packed([[5], [2, 6], [3, 1, 4], [0], [9, 1]], 10, seed=2)
+TARGET_TOKENS, TARGET_IDS = reference.packed([[8], [0], [4, 3], [1, 3, 2], [2, 5]], 8, seed=1)
+SOURCE_TOKENS, SOURCE_IDS = reference.packed([[5], [0], [2, 6], [3, 1, 4], [9, 1]], 10, seed=2)
 
 
-def with_periods(tokens_BL, places):
-    """Tokens with full stops at these places only, so that some texts have none and some rows do not see theirs."""
+def with_periods(tokens_BL, ids_BL, places):
+    """Tokens with full stops at these places only, so that some texts have none and some rows do not see theirs; and in
+    the padding, which does not count. The padding of the last but one row is on the left.
+    """
     tokens_BL = np.where(np.isin(tokens_BL, reference.PERIODS), 7, tokens_BL)
     for place in places:
         tokens_BL[place] = reference.PERIODS[1]
+    tokens_BL[ids_BL == 0] = reference.PERIODS[0]
+    padding = (ids_BL[-2] == 0).sum()
+    for field in (tokens_BL, ids_BL):
+        field[-2] = np.roll(field[-2], padding)
     return tokens_BL
 
 
-TARGET_TOKENS = with_periods(TARGET_TOKENS, [(0, 3), (0, 5), (1, 5), (4, 3)])
-SOURCE_TOKENS = with_periods(SOURCE_TOKENS, [(0, 1), (0, 2), (1, 1), (4, 7)])
+TARGET_TOKENS = with_periods(TARGET_TOKENS, TARGET_IDS, [(0, 3), (0, 5), (2, 5), (4, 3)])
+SOURCE_TOKENS = with_periods(SOURCE_TOKENS, SOURCE_IDS, [(0, 1), (0, 2), (2, 1), (4, 7)])
 
 
 def find_guides(kind, tokens, ids, sources=None, after_dropout=False, assignment=None):

@@ -1,4 +1,4 @@
-"""The targets that patterns make of a batch."""
+"""Single patterns, and those of a user; `test_guidance.py` compares the targets of all patterns with loops."""
 
 import inspect
 import pathlib
@@ -11,50 +11,10 @@ import numpy as np
 import pytest
 
 from ag_jax.attention import patterns, segments
-from ag_jax.attention.patterns import PATTERNS, Columns, PatternTokens, Shift, columns
+from ag_jax.attention.patterns import PATTERNS, PatternTokens, Shift, columns
 from tests import reference
 
 SPECIAL = PatternTokens(reference.DELIMITERS, reference.PERIODS)
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_dense_equals_the_appendix_cell_by_cell(side):
-    """Of single texts, of several in a row and of none; with the padding, which looks like full stops, on either side.
-
-    `has_target` says which rows have a column, and `present_BK` which texts have the token.
-    """
-    tokens_BL, segments_BL = reference.packed([[13], [5], [2], [1], [0], [5, 1, 4], [2, 11], [3, 3, 2, 3]], 13, seed=1)
-    tokens_BL = np.where(segments_BL > 0, tokens_BL, reference.PERIODS[0])
-    if side == "left":
-        tokens_BL, segments_BL = (
-            np.stack([np.roll(row, -n) for row, n in zip(field, (segments_BL > 0).sum(-1), strict=True)])
-            for field in (tokens_BL, segments_BL)
-        )
-
-    @jax.jit
-    def everything(tokens_BL, segments_BL):
-        found = {name: patterns.find_target(name, tokens_BL, segments_BL, SPECIAL) for name in PATTERNS}
-        return {
-            name: (
-                [patterns.dense(target, segments_BL, boundary=boundary) for boundary in ("uniform", "zero")],
-                patterns.has_target(target, segments_BL),
-                target.present_BK if isinstance(target, Columns) else None,
-            )
-            for name, target in found.items()
-        }
-
-    for name, (dense, has_target, present_BK) in everything(tokens_BL, segments_BL).items():
-        texts = list(zip(tokens_BL, segments_BL, strict=True))
-        for found, boundary in zip(dense, ("uniform", "zero"), strict=True):
-            expected = [reference.dense_pattern(name, *row, boundary) for row in texts]
-            np.testing.assert_allclose(found, expected, atol=1e-7, err_msg=name)
-        named = [
-            [number > 0 and reference.names_a_column(name, *row, place) for place, number in enumerate(row[1])]
-            for row in texts
-        ]
-        np.testing.assert_array_equal(has_target, named, err_msg=name)
-        if present_BK is not None:
-            np.testing.assert_array_equal(present_BK, named, err_msg=name)
 
 
 def test_a_tokenizer_without_full_stops():
