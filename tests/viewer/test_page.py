@@ -132,6 +132,12 @@ def test_a_page_loads_nothing_and_keeps_text_as_text():
     assert "default-src 'none'" in text
 
 
+def test_long_texts_are_stored_as_pictures():
+    assert pages.chosen_detail([views.view()]) == "full"
+    long = views.view(length=512, weights_NHQK=np.broadcast_to(np.float32(1 / 512), (12, 12, 512, 512)), targets={})
+    assert pages.chosen_detail([long]) == "picture"
+
+
 def test_bad_views_are_refused():
     with pytest.raises(ValueError, match="4 x 4"):
         views.view(tokens=list("abcd"), weights_NHQK=views.attention(), targets={})
