@@ -204,18 +204,6 @@ def test_maps_of_arms_during_training():
         plots.draw_maps(columns, 7, 0)
 
 
-def test_a_long_sentence_thins_its_labels():
-    rng = np.random.default_rng(0)
-    attention = examples.made_up([0, *rng.integers(4, 10, 509), 2], layers=2, heads=3)
-    first = panels(plots.draw_heads(attention, ASSIGNMENT, tiny.SPECIAL))[0]
-    names = labels(first.get_yticklabels())
-    assert 5 < len(names) < 40 and names[0] == "<s>  1"
-    assert all(int(name.split()[-1]) == 1 + at for name, at in zip(names, first.get_yticks(), strict=True))
-    image = first.images[0]
-    assert image.get_array().shape[0] < 300 and image.get_extent()[1] >= 510.5
-    assert first.get_xlim() == (-0.5, 510.5) and first.get_ylim() == (510.5, -0.5)
-
-
 def test_labels_that_are_hard_to_draw(tmp_path):
     odd = ("<s>", "$a_1$", "$", "_x_", "▁état", "中文", "🥁", "a\nb\t", "\x00", "", " ", "\\frac{", "x" * 60, "</s>")
     target = maps.targets(examples.made_up(range(len(odd))), tiny.SPECIAL, ["next"])
