@@ -6,7 +6,7 @@ It keeps objects in memory, and fails by plan. `STORAGE_EMULATOR_HOST` points Py
     python -m tests.bucket BUCKET...
 
 Reference: https://cloud.google.com/storage/docs/json_api/v1. What a client sees was compared with
-googleapis/storage-testbench (`tests/test_bucket.py`).
+googleapis/storage-testbench (`tests/buckets/test_runs.py`).
 """
 
 import base64

@@ -146,7 +146,7 @@ def bucket(bucket_server, monkeypatch):
 LONG = (
     "tests/multihost/test_many_hosts.py",
     "tests/test_command.py",
-    "tests/test_bucket.py",
+    "tests/buckets/test_runs.py",
     "tests/multihost/test_finetuning_hosts.py",
     "tests/finetuning/test_suite.py",
     "tests/test_configs.py",

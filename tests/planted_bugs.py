@@ -671,14 +671,14 @@ BUGS = (
         "ag_jax/finetuning/suite.py",
         "return (directory / trial.RESULT).exists()",
         'return __import__("os").path.exists(str(directory / trial.RESULT))',
-        "tests/test_bucket_verbs.py",
+        "tests/buckets/test_verbs.py",
     ),
     Bug(
         "machines with a cache in a bucket do not see what others are making",
         "ag_jax/data/entries.py",
         "root = self.local if self.remote is None or self._is_in_store(name) else self.remote",
         "root = self.local",
-        "tests/test_bucket_verbs.py",
+        "tests/buckets/test_verbs.py",
     ),
     Bug(
         "text in a bucket: a time comes before the store's checksum",

@@ -14,20 +14,15 @@ from ag_jax.training.stopping import Interrupted
 from tests import commands, endless
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
-STOPPED = "ag-jax: stopped by {}. To go on, run the same command again"
-AT_ONCE = "ag-jax: stopped at once by a second SIGINT. To go on, run the same command again"
 TRAINING, TOKENISING, ROWS = "training a byte_bpe tokenizer", "tokenising", "documents, "
 
 # The patch that makes the command endless, the text it prints there, the signals, the exit status, the files left in
 # the cache.
 CASES = {
-    "training a tokenizer": (endless.text, TRAINING, [INT], 130, []),
-    "training a tokenizer, SIGTERM": (endless.text, TRAINING, [TERM], 143, []),
+    "training a tokenizer": (endless.text, TRAINING, [TERM], 143, []),
     "a long call": (endless.call, TRAINING, [INT], 130, []),
     "tokenising": (endless.text, TOKENISING, [INT], 130, []),
-    "tokenising, SIGTERM": (endless.text, TOKENISING, [TERM], 143, []),
-    "rows": (endless.rows, ROWS, [INT], 130, ["text", "tokenizer"]),
-    "rows, SIGTERM": (endless.rows, ROWS, [TERM], 143, ["text", "tokenizer"]),
+    "rows": (endless.rows, ROWS, [TERM], 143, ["text", "tokenizer"]),
     # The unfinished part of the text and its lock, which the next process takes over.
     "Ctrl-C twice in a long call": (endless.document, TOKENISING, [INT, INT], 130, ["part", "part"]),
 }
@@ -50,11 +45,13 @@ def test_a_signal_ends_the_command_in_one_line(tmp_path, case):
         running.send_signal(number)
     done = running.wait(60)
     assert done.returncode == status, done.stderr
-    expected = AT_ONCE if signals == [INT, INT] else STOPPED.format("SIGTERM" if TERM in signals else "SIGINT")
-    assert [line for line in done.stderr.splitlines() if not line.startswith("data: ")] == [expected]
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("data: ")]
+    assert signals[0].name in line and "run the same command again" in line
+    at_once = len(signals) > 1
+    assert ("at once" in line) == at_once
     left = [path.name for path in (tmp_path / "cache").glob("*")]
     assert sorted(name.split("-")[0] for name in left) == kept
-    assert any("partial" in name for name in left) == (expected == AT_ONCE), "only then is nothing cleaned up"
+    assert any("partial" in name for name in left) == at_once, "only then is nothing cleaned up"
 
 
 def fails_beside_a_thread() -> None:
@@ -101,10 +98,20 @@ def test_a_script_can_tell_a_command_that_was_stopped_from_one_that_is_done(monk
     assert (tmp_path / "stopped").read_text() == "SIGTERM: stopped at step 3\n"
 
 
-def test_waiting_for_a_library_hands_on_its_result_and_its_errors():
+def test_work_that_is_waited_for_or_withdrawn():
     assert interruption.wait_for(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         interruption.wait_for(lambda: 1 // 0)
+    items = []
+    with (
+        interruption.only_while(lambda: True),
+        pytest.raises(interruption.Withdrawn),
+        interruption.only_while(lambda: len(items) < 3),
+    ):
+        for item in interruption.checked(range(5)):
+            items.append(item)
+    assert items == [0, 1, 2]
+    interruption.check()
 
 
 def test_a_signal_on_one_of_several_hosts_ends_all(monkeypatch, capsys):

@@ -17,13 +17,11 @@ def test_directories(bucket, monkeypatch, tmp_path):
     assert str(storage.directory("gs://bucket/runs/a")) == "gs://bucket/runs/a"
     assert storage.is_remote(storage.directory("gs://bucket/runs/a")) and not storage.is_remote(tmp_path)
 
-
-def test_a_missing_package_is_named(monkeypatch):
     def missing(path):
-        raise ImportError("Please install gcsfs to access Google Storage")
+        raise ImportError("install gcsfs")
 
     monkeypatch.setattr(storage, "_files", missing)
-    with pytest.raises(ValueError, match=r"gs://bucket/run needs a package.*gcsfs.*pip install 'ag_jax\[gcs\]'"):
+    with pytest.raises(ValueError, match=r"gs://bucket/run .*gcsfs.*ag_jax\[gcs\]"):
         storage.directory("gs://bucket/run")
 
 
@@ -32,12 +30,13 @@ def test_whole_files(bucket, tmp_path, place):
     path = epath.Path(tmp_path if place == "disk" else "gs://bucket/run") / "summary.json"
     for text in ("first", "second, longer"):
         storage.write_whole(path, text)
-        assert path.read_text() == text
-    assert [file.name for file in path.parent.iterdir()] == ["summary.json"]
+        assert path.read_text() == storage.read_whole(path) == text
+    assert not storage.create(path, "third") and path.read_text() == text
+    assert storage.create(path.with_name("new"), "fourth") and path.with_name("new").read_text() == "fourth"
+    assert sorted(file.name for file in path.parent.iterdir()) == ["new", "summary.json"]
 
 
 def test_two_writers_of_a_whole_file(tmp_path):
-    """Neither takes away the partial file of the other."""
     path, texts = epath.Path(tmp_path / "beats.json"), ("a" * 9000, "b" * 5)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda text: [storage.write_whole(path, text) for _ in range(200)], texts))
@@ -51,6 +50,24 @@ def test_a_whole_file_that_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="taken"):
         storage.write_whole(epath.Path(tmp_path / "taken"), "text")
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+
+
+def test_results_are_written_elsewhere_if_a_directory_cannot_be_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+
+    def write(place):
+        (place / "result").write_text("text")
+        return place
+
+    assert storage.write_where_possible(write, epath.Path(tmp_path / "there")) == epath.Path(tmp_path / "there")
+    assert not capsys.readouterr().err
+    for may_write in (True, False):
+        place = storage.write_where_possible(write, epath.Path(tmp_path / "file"), may_write=may_write)
+        assert (tmp_path / place / "result").read_text() == "text" and place.parts[0] == "ag-jax-output"
+        assert (str(place) in capsys.readouterr().err) == may_write
+    with pytest.raises(ZeroDivisionError):
+        storage.write_where_possible(lambda place: 1 // 0, epath.Path(tmp_path / "there"))
 
 
 def test_a_file_that_grows_in_a_store_is_written_now_and_then(bucket, monkeypatch):

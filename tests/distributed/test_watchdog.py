@@ -1,4 +1,4 @@
-"""The watchdog barks when nothing moves, and only then."""
+"""The watchdog ends a run in which nothing moves, and only then."""
 
 import time
 
@@ -9,7 +9,7 @@ from ag_jax.distributed.watchdog import Watchdog
 
 
 class Result:
-    """A result on a device that is there from some time on."""
+    """A result on a device that is ready from some time on."""
 
     def __init__(self, after: float):
         self._at = time.monotonic() + after
@@ -30,31 +30,30 @@ def wait_for(ended, seconds=10.0):
     return ended
 
 
-def test_a_step_that_never_ends(ended, capfd):
+def test_a_step_that_never_ends_is_named(ended, capfd):
     with Watchdog(0.3, ended.append) as dog:
         dog.follow(7, Result(0.0))
         dog.follow(8, Result(1e9))
         assert wait_for(ended) == [hosts.AGAIN]
     said = capfd.readouterr().err
-    assert "made no progress for" in said and "the last step that was done is 7" in said
-    assert "it waits for: step 8 on the devices" in said and "test_watchdog.py" in said
+    assert all(part in said for part in ("step that was done is 7", "waits for: step 8", "test_watchdog.py"))
 
 
-def test_whatever_else_hangs_is_named(ended, capfd):
+def test_other_work_that_hangs_is_named(ended, capfd):
     with Watchdog(0.2, ended.append) as dog:
         dog.beat("a disk")
-        wait_for(ended)
-    assert "it waits for: a disk" in capfd.readouterr().err
+        assert wait_for(ended)
+    assert "waits for: a disk" in capfd.readouterr().err
 
 
 def test_progress_keeps_it_quiet(ended):
     with Watchdog(0.5, ended.append) as dog:
-        for step in range(10):
+        for step in range(6):
             dog.follow(step, Result(0.05))
-            time.sleep(0.1)
-        for _ in range(10):
+            time.sleep(0.12)
+        for _ in range(6):
             dog.beat()
-            time.sleep(0.1)
+            time.sleep(0.12)
     assert not ended
 
 
@@ -67,7 +66,7 @@ def test_steps_that_are_only_sent_are_no_progress(ended):
     assert ended
 
 
-def test_compiling_may_take_longer_but_only_the_first_time(ended):
+def test_compilation_may_take_longer_but_only_the_first_time(ended):
     with Watchdog(0.2, ended.append) as dog:
         with dog.compiling("the step"):
             time.sleep(0.6)
@@ -79,8 +78,8 @@ def test_compiling_may_take_longer_but_only_the_first_time(ended):
 
 def test_the_first_step_may_wait_for_other_hosts_that_compile_it(ended):
     with Watchdog(0.2, ended.append) as dog:
-        dog.follow(1, Result(0.7))
-        time.sleep(0.8)
+        dog.follow(1, Result(0.6))
+        time.sleep(0.7)
         assert not ended
         dog.follow(2, Result(1e9))
         assert wait_for(ended)

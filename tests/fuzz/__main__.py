@@ -33,10 +33,7 @@ def main() -> int:
         here, kept = pathlib.Path(folder).resolve() / "here", pathlib.Path(folder).resolve() / "kept"
         here.mkdir()
         os.chdir(here)
-        os.environ |= {
-            "AG_JAX_CACHE": str(here / "cache"),
-            "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(folder) / "compiled"),
-        }
+        os.environ |= {"AG_JAX_CACHE": f"{here}/cache", "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled"}
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         _build(here)
         shutil.copytree(here, kept)
@@ -48,15 +45,9 @@ def main() -> int:
                 tried += 1
                 if found:
                     findings.append(found)
-                    print(
-                        f"{found.case} | {found.subject} | {found.change} | {found.happened}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    _tell(f"{found.case} | {found.subject} | {found.change} | {found.happened}")
                 if done % 500 == 0 or (kind == "C" and done % 20 == 0):
-                    print(
-                        f"{kind}: {done} of {len(numbers[kind])}, {len(findings)} findings", file=sys.stderr, flush=True
-                    )
+                    _tell(f"{kind}: {done} of {len(numbers[kind])}, {len(findings)} findings")
         os.chdir("/")
     kinds: dict[tuple[str, str], list[cases.Finding]] = collections.defaultdict(list)
     for found in findings:
@@ -69,6 +60,10 @@ def main() -> int:
     seconds = time.time() - began
     print(f"{len(findings)} findings of {len(kinds)} kinds in {tried} cases, {seconds:.0f} s")
     return int(bool(findings))
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _build(here: pathlib.Path) -> None:

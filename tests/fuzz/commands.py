@@ -24,106 +24,44 @@ ADDRESSES = 8 * 2**30  # bytes of addresses that a command may reserve
 STATUSES = (0, 1, 2, hosts.AGAIN)
 RUNS = ("finished", "interrupted", "adversarial", "imported", "comparison/ag-seed3")
 BYTES = os.fsdecode(b"\xff\xfe\xe9")  # as the system hands over an argument that is not UTF-8
-NONSENSE = (
-    "",
-    "none",
-    "-1",
-    "0",
-    "0.5",
-    "nan",
-    "inf",
-    "9" * 20,
-    "1000000000",
-    "1073741824",
-    "1e9",
-    "1e400",
-    "(1,",
-    "()",
-    "(1, 2)",
-    "abc",
-    "x" * 400,
-    "{}",
-    "é",
-    BYTES,
-    "\n",
-)
+NONSENSE = ("", *"none -1 0 0.5 nan inf".split(), "9" * 20, *"1000000000 1073741824 1e9 1e400 (1, ()".split(), "(1, 2)")
+NONSENSE += ("abc", "x" * 400, "{}", "é", BYTES, "\n")
 SENTENCE = "--text=The union is strong."
 
+PRETRAINING, TUNING = "--config=configs/pretraining.py", "--config=configs/finetuning.py"
 # Each verb with command lines that are right.
 RIGHT: dict[str, tuple[tuple[str, ...], ...]] = {
     "train": (
-        ("--config=configs/pretraining.py:arm=ag", "--workdir=finished"),
-        ("--config=configs/pretraining.py", "--workdir=interrupted"),
-        ("--config=configs/pretraining.py:arm=mlm", "--workdir=new", "--config.training.steps=3"),
-        ("--config=configs/pretraining.py:arm=asa", "--workdir=adversarial"),
+        (f"{PRETRAINING}:arm=ag", "--workdir=finished"),
+        (PRETRAINING, "--workdir=interrupted"),
+        (f"{PRETRAINING}:arm=mlm", "--workdir=new", "--config.training.steps=3"),
+        (f"{PRETRAINING}:arm=asa", "--workdir=adversarial"),
     ),
     "compare": (
-        (
-            "--config=configs/pretraining.py",
-            "--workdir=comparison",
-            *(f"--config.{key}={value}" for key, value in reading.COMPARED.items()),
-        ),
+        (PRETRAINING, "--workdir=comparison", *(f"--config.{key}={of}" for key, of in reading.COMPARED.items())),
     ),
     "evaluate": tuple((f"--workdir={name}",) for name in RUNS[:3]),
     "finetune": (
-        ("--config=configs/finetuning.py:points=2", "--workdir=suite"),
-        ("--config=configs/finetuning.py:points=2", "--workdir=suite", "--part=2/2"),
-        ("--config=configs/finetuning.py:keep=best", "--workdir=trial_kept"),
+        (f"{TUNING}:points=2", "--workdir=suite"),
+        (f"{TUNING}:points=2", "--workdir=suite", "--part=2/2"),
+        (f"{TUNING}:keep=best", "--workdir=trial_kept"),
     ),
     "inspect": tuple((f"--workdir={name}", SENTENCE) for name in RUNS),
-    "prepare": (("--config=configs/pretraining.py",), ("--config=configs/pretraining.py", "--part=1/1")),
-    "tokenizer": (("--config=configs/pretraining.py", "--workdir=new", SENTENCE),),
-    "plan": (
-        ("--config=configs/pretraining.py", "--topology=v5e:2x2"),
-        ("--config=configs/pretraining.py", "--topology=v4-8"),
-    ),
-    "import": (
-        ("--from=exported", "--workdir=new"),
-        ("--from=huggingface/classifier", "--workdir=new"),
-    ),
+    "prepare": ((PRETRAINING,), (PRETRAINING, "--part=1/1")),
+    "tokenizer": ((PRETRAINING, "--workdir=new", SENTENCE),),
+    "plan": ((PRETRAINING, "--topology=v5e:2x2"), (PRETRAINING, "--topology=v4-8")),
+    "import": (("--from=exported", "--workdir=new"), ("--from=huggingface/classifier", "--workdir=new")),
     "export": (
         ("--to=new", "--workdir=finished"),
         ("--to=new", f"--workdir=trial_kept/{reading.TRIAL}", "--dtype=bfloat16"),
     ),
     "help": (("train",), ("configs/pretraining.py",), ("training.steps",)),
 }
-FLAGS = (
-    "workdir",
-    "step",
-    "text",
-    "topology",
-    "from",
-    "to",
-    "expect",
-    "dtype",
-    "license",
-    "part",
-    "config",
-    "search_batch",
-)
-PATHS = (
-    "/nowhere/at/all",
-    "finished/config.json",
-    "text",
-    "exported",
-    ".",
-    "",
-    "special/loop",
-    "special/dangling",
-    "finished/checkpoints",
-    BYTES,
-)
-SOURCES = (
-    "special/fifo",
-    "special/loop",
-    "special/dangling",
-    "special/empty.txt",
-    "special/folder",
-    "/dev/stdin",
-    "/dev/null",
-    "tfds:x",
-    *PATHS,
-)
+FLAGS = tuple("workdir step text topology from to expect dtype license part config search_batch".split())
+PATHS = ("/nowhere/at/all", "finished/config.json", "text", "exported", ".", "")
+PATHS += ("special/loop", "special/dangling", "finished/checkpoints", BYTES)
+SOURCES = tuple(f"special/{name}" for name in ("fifo", "loop", "dangling", "empty.txt", "folder"))
+SOURCES += ("/dev/stdin", "/dev/null", "tfds:x", *PATHS)
 LONG = ("training.steps", "training.wandb")  # settings of which many values are right, and take hours or a network
 
 
@@ -189,9 +127,8 @@ class Commands:
         if not happened:
             return None
         shown = " ".join(arguments).encode(errors="backslashreplace").decode()
-        return Finding(
-            f"C{number}", "command", shown.replace(10 * "x", "")[:300], happened, f"{ended.stdout}\n{ended.stderr}"
-        )
+        change = shown.replace(10 * "x", "")[:300]
+        return Finding(f"C{number}", "command", change, happened, f"{ended.stdout}\n{ended.stderr}")
 
     def _renew(self) -> None:
         os.chdir("/")
@@ -225,10 +162,8 @@ class Commands:
                 reasons[flags[-1]] = reason
         wrong = next((reason for flag, reason in reasons.items() if flag in flags), "")
         if rng.random() < 0.04:
-            verb, wrong = (
-                rng.choice(("trian", "", BYTES, "train compare", "--", "--wrokdir=x", "é")),
-                "there is no such verb",
-            )
+            verb = rng.choice(("trian", "", BYTES, "train compare", "--", "--wrokdir=x", "é"))
+            wrong = "there is no such verb"
         arguments = [verb, *flags]
         if rng.random() < 0.2:
             rng.shuffle(arguments)
@@ -253,18 +188,8 @@ def _nonsense(rng: random.Random, flags: list[str]) -> str:
 
 
 def _no_setting(rng: random.Random, flags: list[str]) -> str:
-    flags.append(
-        rng.choice(
-            (
-                "--config.model.lyaers=2",
-                "--config.x=1",
-                "--config.model=3",
-                "--config.=1",
-                "--config..a=2",
-                f"--config.{BYTES}=1",
-            )
-        )
-    )
+    named = ("model.lyaers=2", "x=1", "model=3", "=1", ".a=2", f"{BYTES}=1")
+    flags.append(f"--config.{rng.choice(named)}")
     return "there is no such setting"
 
 
@@ -308,15 +233,8 @@ def _source(rng: random.Random, flags: list[str]) -> str:
 
 def _hosts(rng: random.Random, flags: list[str]) -> str:
     flags.append("--join_timeout=2")
-    flags += rng.choice(
-        (
-            ["--hosts=2"],
-            ["--hosts=x"],
-            ["--hosts=2", "--host=0", "--coordinator=localhost:1"],
-            ["--host=-1"],
-            ["--hosts=auto"],
-        )
-    )
+    many = ["--hosts=2", "--host=0", "--coordinator=localhost:1"]
+    flags += rng.choice((["--hosts=2"], ["--hosts=x"], many, ["--host=-1"], ["--hosts=auto"]))
     return ""
 
 
@@ -330,18 +248,5 @@ def _printed(rng: random.Random, flags: list[str]) -> str:
     return ""
 
 
-EDITS = (
-    _nonsense,
-    _nonsense,
-    _nonsense,
-    _no_setting,
-    _no_flag,
-    _value,
-    _other_value,
-    _left_out,
-    _argument,
-    _source,
-    _hosts,
-    _workdir,
-    _printed,
-)
+EDITS = (_nonsense, _nonsense, _nonsense, _no_setting, _no_flag, _value, _other_value)
+EDITS += (_left_out, _argument, _source, _hosts, _workdir, _printed)

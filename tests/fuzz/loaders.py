@@ -90,12 +90,8 @@ def _check_shapes(model: Any, params: Any, file: str) -> None:
 def _open_run(name: str) -> Result:
     opened = run.open_run(epath.Path(os.path.abspath(name)))
     _check_shapes(opened.model, opened.params, "config.json")
-    return {
-        "config": config_reader.to_dict(opened.config),
-        "tokenizer": opened.tokenizer.fingerprint(),
-        "params": _finite(opened.params | opened.adversary_params),
-        "step": opened.step,
-    }
+    found = {"config": config_reader.to_dict(opened.config), "tokenizer": opened.tokenizer.fingerprint()}
+    return found | {"params": _finite(opened.params | opened.adversary_params), "step": opened.step}
 
 
 class _Begun(Exception):
@@ -145,11 +141,8 @@ def _resume() -> Result:
     if found is None:
         raise Accepted("no checkpoint at all: training would begin anew")
     state = jax.device_get(found.state)
-    return {
-        "progress": found.progress,
-        "params": _finite(state.params),
-        "state": [leaf.tobytes() for leaf in jax.tree.leaves(state)],
-    }
+    leaves = [leaf.tobytes() for leaf in jax.tree.leaves(state)]
+    return {"progress": found.progress, "params": _finite(state.params), "state": leaves}
 
 
 def _metrics() -> Result:
@@ -175,16 +168,16 @@ def _whole_lines(path: pathlib.Path) -> int:
     return count
 
 
+def _tuned(tuned: finetuned.FineTuned) -> Result:
+    found = {"head": dataclasses.asdict(tuned.head), "tokenizer": tuned.tokenizer.fingerprint()}
+    return found | {"params": _finite(tuned.params)}
+
+
 def _trial() -> Result:
     tuned = finetuned.load(epath.Path(os.path.abspath("trial_kept")) / TRIAL)
     opening.open_encoder(os.path.abspath(f"trial_kept/{TRIAL}"))
     _check_shapes(tuned.model, tuned.params, "task.json")
-    return {
-        "head": dataclasses.asdict(tuned.head),
-        "model": dataclasses.asdict(tuned.config),
-        "tokenizer": tuned.tokenizer.fingerprint(),
-        "params": _finite(tuned.params),
-    }
+    return _tuned(tuned) | {"model": dataclasses.asdict(tuned.config)}
 
 
 def _suite() -> Result:
@@ -248,11 +241,7 @@ def _huggingface(name: str) -> Result:
 
 def _classifier() -> Result:
     tuned, _ = importing.open_finetuned("huggingface/classifier")
-    return {
-        "head": dataclasses.asdict(tuned.head),
-        "tokenizer": tuned.tokenizer.fingerprint(),
-        "params": _finite(tuned.params),
-    }
+    return _tuned(tuned)
 
 
 def _sentencepiece(kind: str, family: str) -> Result:
@@ -278,62 +267,25 @@ def _config_file(path: str) -> Result:
     return {"config": ended.stdout}
 
 
-CHECKPOINT = ("checkpoint of step", "checkpoints/")
-
-
 def targets() -> Sequence[Target]:
     """All of them."""
     trial = f"trial_kept/{TRIAL}/weights"
+    checkpoint = {"files": ("checkpoints/**/*",), "exact": True, "named": ("checkpoint of step", "checkpoints/")}
+    compared = ("*/config.json", "*/summary.json", "*/metrics.jsonl")
+    tuned = ("config.json", f"{TRIAL}/*", "sst2/lr0.005*/*")
+    open_finished, tokenizer = functools.partial(_open_run, "finished"), ("tokenizer",)
     found = [
-        Target("run: settings", "finished", ("config.json",), lambda: _open_run("finished")),
-        Target(
-            "run: tokenizer",
-            "finished",
-            ("tokenizer/*",),
-            lambda: _open_run("finished"),
-            exact=True,
-            named=("tokenizer",),
-        ),
-        Target(
-            "run: checkpoint",
-            "finished",
-            ("checkpoints/**/*",),
-            lambda: _open_run("finished"),
-            True,
-            named=CHECKPOINT,
-            share=2,
-        ),
-        Target(
-            "adversary: checkpoint",
-            "adversarial",
-            ("checkpoints/**/*",),
-            lambda: _open_run("adversarial"),
-            True,
-            named=CHECKPOINT,
-        ),
+        Target("run: settings", "finished", ("config.json",), open_finished),
+        Target("run: tokenizer", "finished", ("tokenizer/*",), open_finished, exact=True, named=tokenizer),
+        Target("run: checkpoint", "finished", load=open_finished, share=2, **checkpoint),
+        Target("adversary: checkpoint", "adversarial", load=lambda: _open_run("adversarial"), **checkpoint),
         Target("run: summary, settings", "finished", ("config.json", "summary.json"), _train_finished, writes=True),
-        Target(
-            "resumed: checkpoint",
-            "interrupted",
-            ("checkpoints/**/*",),
-            _resume,
-            True,
-            named=CHECKPOINT,
-            writes=True,
-            share=2,
-        ),
+        Target("resumed: checkpoint", "interrupted", load=_resume, writes=True, share=2, **checkpoint),
         Target("resumed: metrics", "interrupted", ("metrics.jsonl",), _metrics, writes=True),
         Target("trial: settings", trial, ("task.json",), _trial, named=(trial,)),
         Target("trial: weights", trial, ("weights.safetensors", "tokenizer/*"), _trial, True, named=(trial,), share=2),
-        Target("suite", "suite", ("config.json", f"{TRIAL}/*", "sst2/lr0.005*/*"), _suite, writes=True, share=2),
-        Target(
-            "comparison",
-            "comparison",
-            ("*/config.json", "*/summary.json", "*/metrics.jsonl"),
-            _comparison,
-            writes=True,
-            share=2,
-        ),
+        Target("suite", "suite", tuned, _suite, writes=True, share=2),
+        Target("comparison", "comparison", compared, _comparison, writes=True, share=2),
         Target("cache", "cache", ("**/*",), _caches, True, named=("cache/",), writes=True, share=3),
     ]
     for name in ("pretraining", "finetuning"):
@@ -345,15 +297,8 @@ def targets() -> Sequence[Target]:
             load = functools.partial(_source, f"sources/{name}")
             found.append(Target(f"source {name}", "sources", (name,), load, bool(packed), swaps=True, share=0.2))
     found.append(Target("source x.JSONL", "sources", ("x.JSONL",), lambda: _source("sources/x.JSONL"), share=0.2))
-    folders = {
-        "sst2": "SST-2",
-        "rte": "RTE",
-        "stsb": "STS-B",
-        "anli_r1": "anli_v1.0",
-        "race": "RACE",
-        "squad1": "squad",
-        "squad2": "squad",
-    }
+    folders = {"sst2": "SST-2", "rte": "RTE", "stsb": "STS-B", "anli_r1": "anli_v1.0", "race": "RACE"}
+    folders |= {"squad1": "squad", "squad2": "squad"}
     for name in material.TASKS:
         pattern = {"squad1": "*1.1*", "squad2": "*2.0*"}.get(name, "**/*")
         folder = f"all_tasks/{folders.get(name, name)}"
@@ -362,33 +307,17 @@ def targets() -> Sequence[Target]:
         for packed in ("", ".gz"):
             load = functools.partial(_custom_task, name + packed)
             found.append(Target(f"custom task {name}{packed}", "custom", (name + packed,), load, share=0.4))
-    for name in (
-        "bert",
-        "bert_pairs",
-        "camembert",
-        "deberta",
-        "deberta_v2",
-        "deberta_v3",
-        "electra",
-        "roberta",
-        "older_roberta",
-    ):
-        found.append(
-            Target(
-                f"Hugging Face {name}", f"huggingface/{name}", ("*",), functools.partial(_huggingface, name), share=0.6
-            )
-        )
+    for name in "bert bert_pairs camembert deberta deberta_v2 deberta_v3 electra roberta older_roberta".split():
+        load = functools.partial(_huggingface, name)
+        found.append(Target(f"Hugging Face {name}", f"huggingface/{name}", ("*",), load, share=0.6))
     found.append(Target("Hugging Face classifier", "huggingface/classifier", ("*",), _classifier))
     for kind, family in (("bpe", "deberta-v2"), ("bpe", ""), ("unigram", "deberta-v2"), ("unigram", "")):
-        load = functools.partial(_sentencepiece, kind, family)
-        found.append(
-            Target(f"sentencepiece {kind} {family or 'own'}", f"sentencepiece/{kind}", ("*",), load, share=0.4)
-        )
+        load, name = functools.partial(_sentencepiece, kind, family), f"sentencepiece {kind} {family or 'own'}"
+        found.append(Target(name, f"sentencepiece/{kind}", ("*",), load, share=0.4))
     return found
 
 
 def signature(result: Result) -> dict[str, str]:
     """A digest of each part of a result."""
-    return {
-        part: hashlib.sha256(repr(value).encode(errors="surrogatepass")).hexdigest() for part, value in result.items()
-    }
+    contents = {part: repr(value).encode(errors="surrogatepass") for part, value in result.items()}
+    return {part: hashlib.sha256(content).hexdigest() for part, content in contents.items()}

@@ -26,20 +26,7 @@ SENTENCES = [
 ]
 ACCENTS = "Việt Nam, một con mèo; 한글; ガギ; naïve café"
 # Tasks of `tiny_tasks`, one for each layout of files.
-TASKS = (
-    "sst2",
-    "rte",
-    "stsb",
-    "oromo_ner",
-    "anli_r1",
-    "wnut17",
-    "filipino_hatespeech",
-    "oromo_news",
-    "dream",
-    "race",
-    "squad1",
-    "squad2",
-)
+TASKS = tuple("sst2 rte stsb oromo_ner anli_r1 wnut17 filipino_hatespeech oromo_news dream race squad1 squad2".split())
 
 
 def build(here: pathlib.Path) -> None:
@@ -67,9 +54,8 @@ def _older_tokenizers(here: pathlib.Path) -> None:
     library.model.save(str(older))
     added = {token.content: id for id, token in library.get_added_tokens_decoder().items()}
     (older / "added_tokens.json").write_text(json.dumps(added))
-    (older / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "RobertaTokenizer", "model_max_length": 16})
-    )
+    settings = {"tokenizer_class": "RobertaTokenizer", "model_max_length": 16}
+    (older / "tokenizer_config.json").write_text(json.dumps(settings))
     (older / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "mask_token": "<mask>"}))
     bert = here / "huggingface" / "bert"
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "tokenize_chinese_chars": True}
@@ -112,14 +98,8 @@ def _sources(folder: pathlib.Path) -> None:
             member = tarfile.TarInfo(f"{number}.txt")
             member.size = len(sentence)
             opened.addfile(member, io.BytesIO(sentence.encode()))
-    plain = {
-        "txt": text,
-        "jsonl": lines,
-        "json": array,
-        "csv": table[","],
-        "tsv": table["\t"],
-        "tar": archive.getvalue(),
-    }
+    plain = {"txt": text, "jsonl": lines, "json": array, "csv": table[","], "tsv": table["\t"]}
+    plain["tar"] = archive.getvalue()
     packers = {"": bytes, ".gz": lambda data: gzip.compress(data, mtime=0), ".xz": lzma.compress, ".bz2": bz2.compress}
     for ending, data in plain.items():
         for packed, pack in packers.items():

@@ -55,11 +55,8 @@ def _cut_out(rng: random.Random, data: bytes) -> bytes:
 
 def _inserted(rng: random.Random, data: bytes) -> bytes:
     at = rng.randint(0, len(data))
-    return (
-        data[:at]
-        + rng.choice((b"\0", b"\r\n", b"\n\n", b"\xff\xfe", b"\xe2\x80\xa8", b"\t", b"{", b'"', rng.randbytes(9)))
-        + data[at:]
-    )
+    more = (b"\0", b"\r\n", b"\n\n", b"\xff\xfe", b"\xe2\x80\xa8", b"\t", b"{", b'"', rng.randbytes(9))
+    return data[:at] + rng.choice(more) + data[at:]
 
 
 BYTES: dict[str, Callable[[random.Random, bytes], Content]] = {
@@ -81,32 +78,17 @@ BYTES: dict[str, Callable[[random.Random, bytes], Content]] = {
 
 def _recoded(rng: random.Random, data: bytes) -> bytes:
     text = data.decode(errors="replace")
-    return rng.choice(
-        (
-            text.encode("utf-16"),
-            b"\xef\xbb\xbf" + data,
-            (text + "é").encode("latin-1", errors="replace"),
-            data.replace(b"\n", b"\r"),
-        )
-    )
+    latin = (text + "é").encode("latin-1", errors="replace")
+    return rng.choice((text.encode("utf-16"), b"\xef\xbb\xbf" + data, latin, data.replace(b"\n", b"\r")))
 
 
 def _lines(rng: random.Random, data: bytes) -> bytes:
     lines = data.split(b"\n")
     number = rng.randrange(len(lines))
-    changed = rng.choice(
-        (
-            [],
-            [lines[number]] * 2,
-            [b""],
-            [lines[number][: len(lines[number]) // 2]],
-            [lines[number].replace(b"\t", b" ", 1)],
-            [lines[number] + b"\tmore"],
-            [lines[number].replace(b'"', b"", 1)],
-            [rng.choice(lines), lines[number]],
-            [b"x" * 10**6],
-        )
-    )
+    one = lines[number]
+    options = [[], [one] * 2, [b""], [one[: len(one) // 2]], [one.replace(b"\t", b" ", 1)], [one + b"\tmore"]]
+    options += [[one.replace(b'"', b"", 1)], [rng.choice(lines), one], [b"x" * 10**6]]
+    changed = rng.choice(options)
     return b"\n".join([*lines[:number], *changed, *lines[number + 1 :]])
 
 
@@ -152,9 +134,8 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     found, waiting = [], [value]
     while waiting:
         node = waiting.pop()
-        items = (
-            list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else []
-        )
+        is_list = isinstance(node, list)
+        items = list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if is_list else []
         for key, item in items:
             found.append((node, key))
             waiting.append(item)
@@ -215,15 +196,13 @@ def _json_twice(rng: random.Random, data: bytes) -> bytes:
     if not isinstance(value, dict) or not value:
         return data + data
     key = rng.choice(list(value))
-    return data.rstrip()[:-1] + f", {json.dumps(key)}: {json.dumps(_value(rng, value[key]))}}}".encode(
-        errors="surrogatepass"
-    )
+    again = f", {json.dumps(key)}: {json.dumps(_value(rng, value[key]))}}}"
+    return data.rstrip()[:-1] + again.encode(errors="surrogatepass")
 
 
 def _json_whole(rng: random.Random, data: bytes) -> bytes:
-    return rng.choice(
-        (b"[]", b"{}", b"null", b"3", b'"x"', b"NaN", b"[" + data + b"]", _nested(rng).encode(), b"1" * 5000)
-    )
+    simple = (b"[]", b"{}", b"null", b"3", b'"x"', b"NaN")
+    return rng.choice((*simple, b"[" + data + b"]", _nested(rng).encode(), b"1" * 5000))
 
 
 JSON = TEXT | {
@@ -290,34 +269,18 @@ STATEMENTS = (
     "raise NotImplementedError",
     "import sys; sys.exit(0)",
     "import sys; sys.exit('stop')",
-    "raise SystemExit",
-    "import not_there",
-    "from ag_jax import not_there",
-    "1 / 0",
-    "assert False",
-    "undefined",
-    "[][1]",
-    "def",
-    "open('/nowhere')",
-    "(lambda f: f(f))(lambda f: f(f))",
 )
-FUNCTIONS = (
-    "def get_config(argument=''): return None",
-    "def get_config(argument=''): return 3",
-    "def get_config(argument=''): return {'model': 1}",
-    "def get_config(): return 1",
-    "def get_config(a, b): return 1",
-    "get_config = 3",
-    "del get_config",
-)
+STATEMENTS += ("raise SystemExit", "import not_there", "from ag_jax import not_there", "1 / 0", "assert False")
+STATEMENTS += ("undefined", "[][1]", "def", "open('/nowhere')", "(lambda f: f(f))(lambda f: f(f))")
+FUNCTIONS = tuple(f"def get_config(argument=''): return {what}" for what in ("None", "3", "{'model': 1}"))
+FUNCTIONS += ("def get_config(): return 1", "def get_config(a, b): return 1", "get_config = 3", "del get_config")
 
 
 def _statement(rng: random.Random, data: bytes) -> bytes:
     """Python with a statement that fails, in the module or in a function."""
     lines = data.decode().split("\n")
-    number = rng.choice(
-        [number for number, line in enumerate(lines) if number and lines[number - 1][-1:] not in ("(", ",")]
-    )
+    places = [place for place in range(1, len(lines)) if lines[place - 1][-1:] not in ("(", ",")]
+    number = rng.choice(places)
     indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
     lines.insert(number, indent + rng.choice(STATEMENTS))
     return "\n".join(lines).encode()

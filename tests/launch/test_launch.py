@@ -115,200 +115,111 @@ def machine(tmp_path):
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
 
 
-def installed_jax(machine: Machine, **environment: str) -> tuple[str, str]:
-    """The jax build asked of pip ("cpu" where none is named), and the line that says so."""
-    result = machine.run("local.sh", "train", **environment)
+def test_the_first_run_installs_the_lock_and_the_second_nothing(machine):
+    result = machine.run("local.sh", "train", "--config=a b", "--help")
     assert result.returncode == 0, result.stderr
-    install = next(line for line in machine.done() if "-r requirements.txt" in line)
-    build = install.partition("jax[")[2].partition("]")[0] or "cpu"
-    return build, result.stderr.splitlines()[-1]
-
-
-def test_first_run_installs_the_lock_and_runs_the_verb_in_the_repository(machine):
-    result = machine.run("local.sh", "train", "--config=a b")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["ag-jax train --config=a b", f"in {machine.repository}"]
+    assert result.stdout.splitlines() == ["ag-jax train --config=a b --help", f"in {machine.repository}"]
     making, first, second = machine.done()
     assert making == f"venv {machine.repository}/.venv"
-    assert first.endswith("--no-compile -r requirements.txt")
-    assert second.endswith("--no-deps -e .")
+    assert first.endswith("--no-compile -r requirements.txt") and second.endswith("--no-deps -e .")
     assert "Python 3.11.9, jax for cpu (no NVIDIA GPU and no TPU found); .venv is ready" in result.stderr
-
-
-def test_without_arguments_the_quickstart_runs(machine):
     result = machine.run("local.sh")
     assert result.stdout.startswith("ag-jax compare --config=configs/quickstart.py --workdir=runs/quickstart\n")
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_sets_nothing_up(machine, flag):
-    result = machine.run("local.sh", flag)
-    assert result.returncode == 0 and result.stdout.startswith("Usage: bash launch/local.sh")
-    assert machine.done() == []
-
-
-def test_a_dry_run_prints_what_it_would_do_and_does_nothing(machine):
-    dry = machine.run("local.sh", "--dry_run", "train", "--workdir=a b")
-    assert dry.returncode == 0 and machine.done() == [] and not (machine.repository / ".venv").exists()
-    commands = [shlex.split(line) for line in dry.stdout.splitlines()]
-    clone, python = str(machine.repository), f"{machine.repository}/.venv/bin/python"
-    assert commands == [
-        ["cd", clone],
-        ["python3", "-m", "venv", f"{clone}/.venv"],
-        [python, "-m", "pip", "install", "-r", "requirements.txt"],
-        [python, "-m", "pip", "install", "--no-deps", "-e", "."],
-        [f"{clone}/.venv/bin/ag-jax", "train", "--workdir=a b"],
-    ]
-    assert dry.stderr.splitlines()[-1].endswith("is not ready yet; this was a dry run")
-    machine.run("local.sh", "train")
-    machine.done()
-    again = machine.run("local.sh", "--dry_run")
-    assert machine.done() == [] and len(again.stdout.splitlines()) == 2 and "is up to date" in again.stderr
-    assert shlex.split(again.stdout.splitlines()[1])[1:] == [
-        "compare",
-        "--config=configs/quickstart.py",
-        "--workdir=runs/quickstart",
-    ]
-    other = machine.run("local.sh", "--dry_run", "train", AG_JAX_ACCELERATOR="cuda13")  # another jax: everything anew
-    assert "rm -rf" in other.stdout and "jax" in other.stdout and "cuda13" in other.stdout and machine.done() == []
-    assert (machine.repository / ".venv/bin/ag-jax").exists()
-
-
-def test_flags_of_a_verb_pass_through(machine):
-    assert machine.run("local.sh", "train", "--help").stdout.startswith("ag-jax train --help\n")
-
-
-@pytest.mark.parametrize("script", ["local.sh", "test.sh", "docs.sh"])
-def test_second_run_installs_nothing(machine, script):
-    assert machine.run(script, "x").returncode == 0
-    assert machine.done()
-    again = machine.run(script, "x")
-    assert again.returncode == 0 and "is up to date" in again.stderr
-    assert machine.done() == []
-
-
-def test_tests_add_their_packages_once_and_serve_local_runs_too(machine):
-    machine.run("local.sh", "train")
-    machine.done()
-    result = machine.run("test.sh", "tests/launch", "-x")
-    assert result.stdout.splitlines() == ["pytest tests/launch -x", "platforms cpu"]
-    assert [line.split(" --no-compile ")[1] for line in machine.done()] == [
-        "-r requirements-test.txt",
-        "--no-deps -e .",
-    ]
-    machine.run("local.sh", "train")
-    machine.run("test.sh", "tests")
-    assert machine.done() == []
-
-
-def test_the_site_adds_its_packages_and_is_built_without_warnings(machine):
-    result = machine.run("docs.sh", "-q")
-    assert result.stdout.splitlines() == [
-        "sphinx -n -W --keep-going -b html -d build/doctrees -q docs build/site",
-        "platforms cpu",
-    ]
-    assert machine.done()[1].endswith("--no-compile -r requirements-docs.txt")
-    assert "open build/site/index.html" in result.stderr
-    failed = machine.run("docs.sh", FAKE_SPHINX_FAILS="yes")
-    assert failed.returncode == 1 and "-D nb_execution_timeout=SECONDS" in failed.stderr
-    machine.run("local.sh", "train")
-    assert machine.done() == []
-    machine.run("test.sh", "tests")
-    assert machine.done()[0].endswith("-r requirements-test.txt")
-
-
-def test_tests_run_on_the_platform_that_was_asked_for(machine):
-    assert "platforms cuda" in machine.run("test.sh", "tests", JAX_PLATFORMS="cuda").stdout
-
-
-def test_changed_requirements_are_installed_into_the_same_environment(machine):
-    machine.run("local.sh", "train")
-    machine.done()
+    assert machine.done() == [] and "is up to date" in result.stderr
     with open(machine.repository / "requirements.txt", "a") as file:
         file.write("extra==1.0\n")
     machine.run("local.sh", "train")
     assert len(machine.done()) == 2  # two pip commands, no new environment
 
 
+def test_help_and_a_dry_run_do_nothing(machine):
+    result = machine.run("local.sh", "--help")
+    assert result.returncode == 0 and result.stdout.startswith("Usage: bash launch/local.sh")
+    dry = machine.run("local.sh", "--dry_run", "train", "--workdir=a b")
+    assert dry.returncode == 0 and machine.done() == [] and not (machine.repository / ".venv").exists()
+    clone, python = str(machine.repository), f"{machine.repository}/.venv/bin/python"
+    assert [shlex.split(line) for line in dry.stdout.splitlines()] == [
+        ["cd", clone],
+        ["python3", "-m", "venv", f"{clone}/.venv"],
+        [python, "-m", "pip", "install", "-r", "requirements.txt"],
+        [python, "-m", "pip", "install", "--no-deps", "-e", "."],
+        [f"{clone}/.venv/bin/ag-jax", "train", "--workdir=a b"],
+    ]
+    machine.run("local.sh", "train")
+    machine.done()
+    assert len(machine.run("local.sh", "--dry_run").stdout.splitlines()) == 2
+    other = machine.run("local.sh", "--dry_run", "train", AG_JAX_ACCELERATOR="cuda13")  # another jax: everything anew
+    assert "rm -rf" in other.stdout and "cuda13" in other.stdout and machine.done() == []
+    assert (machine.repository / ".venv/bin/ag-jax").exists()
+
+
+def test_tests_and_the_site_add_their_packages_once_and_serve_local_runs_too(machine):
+    machine.run("local.sh", "train")
+    machine.done()
+    result = machine.run("test.sh", "tests/launch", "-x")
+    assert result.stdout.splitlines() == ["pytest tests/launch -x", "platforms cpu"]
+    installed = [line.split(" --no-compile ")[1] for line in machine.done()]
+    assert installed == ["-r requirements-test.txt", "--no-deps -e ."]
+    assert "platforms cuda" in machine.run("test.sh", "tests", JAX_PLATFORMS="cuda").stdout
+    result = machine.run("docs.sh", "-q")
+    build = "sphinx -n -W --keep-going -b html -d build/doctrees -q docs build/site"
+    assert result.stdout.splitlines() == [build, "platforms cpu"] and "build/site/index.html" in result.stderr
+    assert machine.done()[0].endswith("--no-compile -r requirements-docs.txt")
+    assert machine.run("docs.sh", FAKE_SPHINX_FAILS="yes").returncode == 1
+    machine.run("local.sh", "train")
+    machine.run("test.sh", "tests")
+    assert machine.done() == []
+
+
 # --- which jax ---
 
-
-@pytest.mark.parametrize(
-    ("cuda", "capability", "build", "reason"),
-    [
-        ("13.0", "9.0", "cuda13", "driver for CUDA 13"),
-        ("13.0", "9.0\n12.0", "cuda13", "driver for CUDA 13"),
-        ("12.4", "9.0", "cuda12", "driver for CUDA 12"),
-        ("13.0", "7.0", "cuda12", "older than CUDA 13 supports"),
-        ("13.0", "9.0\n7.0", "cuda12", "older than CUDA 13 supports"),
-        ("13.0", "Field is not a valid field", "cuda13", "driver for CUDA 13"),
-        ("11.8", "8.0", "cpu", "update it"),
-        ("N/A", "8.0", "cpu", "names no CUDA version"),
-    ],
-)
-def test_nvidia_gpu(machine, cuda, capability, build, reason):
-    machine.command("nvidia-smi", NVIDIA_SMI)
-    chosen, line = installed_jax(machine, FAKE_CUDA=cuda, FAKE_CAPABILITY=capability)
-    assert chosen == build and reason in line
-
-
-@pytest.mark.parametrize("device", ["dev/accel0", "dev/vfio/0"])
-def test_tpu_vm(machine, device):
-    machine.file(device)
-    result = machine.run("local.sh", "train", TPU_WORKER_ID="0")
-    assert result.returncode == 0 and "this is a TPU VM" in result.stderr
-    assert machine.done()[1].endswith("-r requirements.txt jax[tpu] gcsfs")
+GOOGLE = {"sys/bus/pci/devices/5/vendor": "0x1ae0\n", "sys/bus/pci/devices/5/class": "0x120000\n"}
+# The network card of a cloud VM, and another maker's accelerator.
+OTHERS = {"sys/bus/pci/devices/4/vendor": "0x1ae0\n", "sys/bus/pci/devices/4/class": "0x020000\n"}
+OTHERS |= {"sys/bus/pci/devices/6/vendor": "0x8086\n", "sys/bus/pci/devices/6/class": "0x120000\n"}
+# Files of the machine, environment variables, and the build with a word of the reason.
+MACHINES = {
+    "CUDA 13": ({}, {"FAKE_CUDA": "13.0", "FAKE_CAPABILITY": "9.0\n12.0"}, "cuda13", "CUDA 13"),
+    "old smi": ({}, {"FAKE_CUDA": "13.0", "FAKE_CAPABILITY": "no valid field"}, "cuda13", "CUDA 13"),
+    "CUDA 12": ({}, {"FAKE_CUDA": "12.4"}, "cuda12", "CUDA 12"),
+    "an old GPU": ({}, {"FAKE_CUDA": "13.0", "FAKE_CAPABILITY": "9.0\n7.0"}, "cuda12", "older"),
+    "an old driver": ({}, {"FAKE_CUDA": "11.8"}, "cpu", "update"),
+    "no version": ({}, {"FAKE_CUDA": "N/A"}, "cpu", "no CUDA version"),
+    "macOS": ({}, {"FAKE_CUDA": "13.0", "FAKE_SYSTEM": "Darwin"}, "cpu", ""),
+    "TPU": ({"dev/accel0": ""}, {"TPU_WORKER_ID": "0"}, "tpu", "TPU VM"),
+    "TPU by its device": ({"dev/vfio/0": ""} | GOOGLE, {}, "tpu", "TPU VM"),
+    "other hardware": ({"dev/vfio/0": ""} | OTHERS, {}, "cpu", ""),
+    "another machine's TPU": ({}, {"TPU_NAME": "a remote one"}, "cpu", ""),
+    "chosen": ({}, {"FAKE_CUDA": "13.0", "AG_JAX_ACCELERATOR": "cuda12"}, "cuda12", "AG_JAX_ACCELERATOR"),
+    "none chosen": ({}, {"FAKE_CUDA": "13.0", "AG_JAX_ACCELERATOR": "cpu"}, "cpu", "AG_JAX_ACCELERATOR"),
+}
 
 
-def test_tpu_vm_known_by_its_pci_device(machine):
-    machine.file("dev/vfio/0")
-    machine.file("sys/bus/pci/devices/0000:00:05.0/vendor", "0x1ae0\n")
-    machine.file("sys/bus/pci/devices/0000:00:05.0/class", "0x120000\n")
-    assert installed_jax(machine)[0] == "tpu"
-
-
-def test_device_files_of_other_hardware_are_no_tpu(machine):
-    machine.file("dev/vfio/0")
-    machine.file("sys/bus/pci/devices/0000:00:04.0/vendor", "0x1ae0\n")  # the network card of a cloud VM
-    machine.file("sys/bus/pci/devices/0000:00:04.0/class", "0x020000\n")
-    machine.file("sys/bus/pci/devices/0000:00:06.0/vendor", "0x8086\n")
-    machine.file("sys/bus/pci/devices/0000:00:06.0/class", "0x120000\n")
-    assert installed_jax(machine)[0] == "cpu"
-    shutil.rmtree(machine.repository / ".venv")
-    shutil.rmtree(machine.root / "dev")
-    assert installed_jax(machine, TPU_NAME="a remote one")[0] == "cpu"
-
-
-def test_macos_gets_the_cpu_build(machine):
-    machine.command("nvidia-smi", NVIDIA_SMI)
-    machine.command("uname", "#!/bin/bash\necho Darwin\n")
-    assert installed_jax(machine, FAKE_CUDA="13.0")[0] == "cpu"
-
-
-@pytest.mark.parametrize("build", ["cpu", "cuda12", "cuda13", "tpu"])
-def test_the_choice_can_be_overruled(machine, build):
-    machine.command("nvidia-smi", NVIDIA_SMI)
-    assert installed_jax(machine, FAKE_CUDA="13.0", AG_JAX_ACCELERATOR=build)[0] == build
-
-
-def test_unknown_accelerator_is_refused(machine):
-    result = machine.run("local.sh", AG_JAX_ACCELERATOR="gpu")
-    assert result.returncode == 1 and "expected cpu, cuda12, cuda13 or tpu" in result.stderr
-    assert machine.done() == []
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_build_of_jax_fits_the_machine(machine, name):
+    files, environment, build, reason = MACHINES[name]
+    for path, text in files.items():
+        machine.file(path, text)
+    machine.command("uname", '#!/bin/bash\necho "${FAKE_SYSTEM:-Linux}"\n')
+    if "FAKE_CUDA" in environment:
+        machine.command("nvidia-smi", NVIDIA_SMI)
+    result = machine.run("local.sh", "train", **environment)
+    assert result.returncode == 0 and reason in result.stderr.splitlines()[-1], result.stderr
+    packages = {"cpu": "", "tpu": " jax[tpu] gcsfs"}.get(build, f" jax[{build}]")
+    assert machine.done()[1].endswith(f"-r requirements.txt{packages}")
 
 
 def test_another_accelerator_makes_the_environment_anew(machine):
     machine.run("local.sh", AG_JAX_ACCELERATOR="cuda12")
     machine.done()
     result = machine.run("local.sh", AG_JAX_ACCELERATOR="cpu")
-    assert "jax for cuda12" in result.stderr and "anew" in result.stderr
-    assert machine.done()[0].startswith("venv ")
+    assert "jax for cuda12" in result.stderr and machine.done()[0].startswith("venv ")
 
 
 # --- which Python ---
@@ -321,61 +232,56 @@ def test_a_python_that_does_not_run_is_passed_over(machine):
     assert result.returncode == 0 and "Python 3.12.4" in result.stderr
 
 
-@pytest.mark.parametrize("version", ["3.10.14", "3.14.0", "3.1.0"])
-def test_an_unsupported_python_is_refused(machine, version):
-    result = machine.run("local.sh", FAKE_VERSION=version)
-    assert result.returncode == 1
-    assert f"needs Python 3.11, 3.12 or 3.13, and found none: python3 is {version};" in result.stderr
-    assert machine.done() == [] and not (machine.repository / ".venv").exists()
+REFUSED = {
+    "too old": ({"FAKE_VERSION": "3.10.14"}, "python3 is 3.10.14;"),
+    "too new": ({"FAKE_VERSION": "3.14.0"}, "python3 is 3.14.0;"),
+    "old": ({"FAKE_VERSION": "3.1.0"}, "python3 is 3.1.0;"),
+    "without venv": ({"FAKE_VERSION": "3.12.3", "FAKE_VENV": "no"}, "python3.12-venv"),
+    "broken": ({"PYTHON": "python3.12"}, "PYTHON=python3.12"),
+    "accelerator": ({"AG_JAX_ACCELERATOR": "gpu"}, "AG_JAX_ACCELERATOR=gpu"),
+    "no environment": ({"AG_JAX_VENV": "launch"}, "launch is not a virtual environment"),
+}
 
 
-def test_no_python_at_all(machine):
-    machine.command("python3", BROKEN)
-    result = machine.run("local.sh")
-    assert result.returncode == 1 and "no Python runs here" in result.stderr and "python.org" in result.stderr
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_used_is_refused(machine, case):
+    environment, named = REFUSED[case]
+    result = machine.run("local.sh", "x", **environment)
+    assert result.returncode == 1 and named in result.stderr and machine.done() == []
+    assert (machine.repository / "launch/local.sh").exists() and not (machine.repository / ".venv").exists()
 
 
-def test_a_broken_python_that_was_asked_for_is_refused(machine):
-    path = machine.command("mine", BROKEN)
-    result = machine.run("local.sh", PYTHON=str(path))
-    assert result.returncode == 1 and f"PYTHON={path} cannot be used: it does not run" in result.stderr
-    assert machine.done() == []
-
-
-def test_missing_venv_module(machine):
-    result = machine.run("local.sh", FAKE_VERSION="3.12.3", FAKE_VENV="no")
-    assert result.returncode == 1
-    assert "apt install python3-venv (or python3.12-venv)" in result.stderr
-
-
-def test_environment_keeps_its_python_until_another_is_asked_for(machine):
+def test_the_environment_keeps_its_python_until_another_is_asked_for_or_it_is_gone(machine):
     machine.run("local.sh", "x", FAKE_VERSION="3.13.1")
     machine.done()
     newer = machine.command("newer", PYTHON.replace("${FAKE_VERSION:-3.11.9}", "3.12.4"))
-    environment = machine.repository / ".venv" / "bin" / "python"
-    environment.write_text(PYTHON.replace("${FAKE_VERSION:-3.11.9}", "3.13.1"))
-    assert "Python 3.13.1" in machine.run("local.sh", "x").stderr
-    assert machine.done() == []
-    result = machine.run("local.sh", "x", PYTHON=str(newer))
-    assert "anew" in result.stderr and "Python 3.12.4" in result.stderr
+    python = machine.repository / ".venv" / "bin" / "python"
+    python.write_text(PYTHON.replace("${FAKE_VERSION:-3.11.9}", "3.13.1"))
+    assert "Python 3.13.1" in machine.run("local.sh", "x").stderr and machine.done() == []
+    assert "Python 3.12.4" in machine.run("local.sh", "x", PYTHON=str(newer)).stderr
     assert machine.done()[0].startswith("venv ")
+    python.unlink()
+    assert machine.run("local.sh", "x").returncode == 0 and machine.done()[0].startswith("venv ")
+    machine.repository = machine.repository.rename(machine.repository.with_name("moved"))
+    assert machine.run("local.sh", "x").stdout.splitlines()[1] == f"in {machine.repository}"
+    assert machine.done()[0] == f"venv {machine.repository}/.venv"
+    assert machine.run("local.sh", "x", AG_JAX_VENV=str(machine.root / "mine")).stdout.startswith("ag-jax x\n")
+    assert machine.done()[0] == f"venv {machine.root}/mine"
 
 
-def test_environment_whose_python_has_gone_is_made_anew(machine):
-    machine.run("local.sh", "x")
-    machine.done()
-    (machine.repository / ".venv" / "bin" / "python").unlink()
-    assert machine.run("local.sh", "x").returncode == 0
-    assert machine.done()[0].startswith("venv ")
+# --- interrupted, failing ---
 
 
-# --- interrupted, failing, elsewhere ---
-
-
-def test_killed_set_up_is_begun_again(machine):
+def unpacking(machine):
+    """Start a set-up that hangs while it unpacks packages."""
     process = machine.start("local.sh", "x", FAKE_PIP_HANGS="yes")
     marker = machine.repository / ".venv" / ".ag_jax-installing"
     wait_until(lambda: marker.exists() and "unpacking" in marker.read_text())
+    return process
+
+
+def test_a_killed_set_up_is_begun_again(machine):
+    process = unpacking(machine)
     os.killpg(process.pid, signal.SIGKILL)
     machine.done()
     result = machine.run("local.sh", "x")
@@ -385,9 +291,7 @@ def test_killed_set_up_is_begun_again(machine):
 
 
 def test_a_set_up_that_is_at_work_is_waited_for(machine):
-    first = machine.start("local.sh", "x", FAKE_PIP_HANGS="yes")
-    marker = machine.repository / ".venv" / ".ag_jax-installing"
-    wait_until(lambda: marker.exists() and "unpacking" in marker.read_text())
+    first = unpacking(machine)
     second = machine.start("local.sh", "x")
     assert f"process {first.pid} is setting up" in second.stderr.readline()
     assert second.poll() is None
@@ -396,35 +300,12 @@ def test_a_set_up_that_is_at_work_is_waited_for(machine):
     assert second.communicate(timeout=30)[0].startswith("ag-jax x\n")
 
 
-def test_failed_download_shows_pips_error_and_keeps_the_environment(machine):
+def test_a_failed_download_shows_pips_error_and_keeps_the_environment(machine):
     result = machine.run("local.sh", "x", FAKE_PIP_FAILS_AT_DOWNLOAD="yes")
-    assert result.returncode == 1 and result.stdout == ""
-    assert "ERROR: no network" in result.stderr and "run the same command again" in result.stderr
+    assert result.returncode == 1 and result.stdout == "" and "ERROR: no network" in result.stderr
     assert [line.split()[0] for line in machine.done()] == ["venv", "pip"]
     assert machine.run("local.sh", "x").returncode == 0
     assert [line.split()[0] for line in machine.done()] == ["pip", "pip"]
-
-
-def test_a_folder_that_is_no_environment_is_left_alone(machine):
-    folder = machine.root / "thesis"
-    machine.file("thesis/chapter1.tex", "text")
-    result = machine.run("local.sh", "x", AG_JAX_VENV=str(folder))
-    assert result.returncode == 1 and "is not a virtual environment" in result.stderr
-    assert (folder / "chapter1.tex").read_text() == "text" and machine.done() == []
-
-
-def test_environment_elsewhere(machine, tmp_path):
-    result = machine.run("local.sh", "x", AG_JAX_VENV=str(tmp_path / "elsewhere"))
-    assert result.stdout.startswith("ag-jax x\n")
-    assert not (machine.repository / ".venv").exists()
-
-
-def test_moved_repository_gets_a_new_environment(machine):
-    machine.run("local.sh", "x")
-    machine.done()
-    machine.repository = machine.repository.rename(machine.repository.with_name("moved"))
-    assert machine.run("local.sh", "x").stdout.splitlines()[1] == f"in {machine.repository}"
-    assert machine.done()[0] == f"venv {machine.repository}/.venv"
 
 
 # --- the files themselves ---
@@ -437,25 +318,5 @@ def test_scripts_pass_shellcheck():
     scripts = [*sorted(REPOSITORY.glob("launch/*.sh")), REPOSITORY / ".ci" / "run"]
     scripts += [path for path in sorted((REPOSITORY / "tests/launch/stand_ins").iterdir()) if path.name != "gcloud"]
     assert {"tpu.sh", "tpu_run.sh", "tpu_worker.sh"} <= {path.name for path in scripts}
-    result = subprocess.run(
-        [shellcheck, "-x", "-P", str(REPOSITORY), *map(str, scripts)], check=False, capture_output=True, text=True
-    )
+    result = subprocess.run([shellcheck, "-x", "-P", str(REPOSITORY), *scripts], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
-
-
-def test_locks_agree_and_name_no_place():
-    def pins(name):
-        return [line for line in (REPOSITORY / name).read_text().splitlines() if line and not line.startswith("#")]
-
-    def versions(name):
-        return {line.partition(";")[0].strip() for line in pins(name)}
-
-    assert set(pins("requirements.txt")) <= set(pins("requirements-test.txt"))
-    assert versions("requirements-test.txt") <= versions("requirements-browser.txt")
-    assert versions("requirements.txt") <= versions("requirements-docs.txt")
-    shared = {pin.partition("==")[0] for pin in versions("requirements-docs.txt") & versions("requirements-test.txt")}
-    assert {"ipykernel", "jax", "numpy"} <= shared
-    locks = ("requirements.txt", "requirements-test.txt", "requirements-browser.txt", "requirements-docs.txt")
-    for name in locks:
-        assert "://" not in (REPOSITORY / name).read_text() and "/" not in "".join(pins(name))
-        assert all("==" in line for line in pins(name))

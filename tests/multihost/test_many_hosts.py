@@ -17,13 +17,11 @@ from ag_jax.distributed.hosts import AGAIN
 from ag_jax.pretraining import build
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
-from tests.multihost.launch import STEPS, Host, command, finish, start
+from tests.multihost.launch import STEPS, Host, command, finish, start, unexpected_lines
 
 WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
-CLOSE = {
-    "rtol": 3e-5,
-    "atol": 3e-5,
-}  # float32 sums in another order; Adam makes steps of 2e-3, also of a gradient that is noise
+# float32 sums in another order; Adam makes steps of 2e-3, also of a gradient that is noise
+CLOSE = {"rtol": 3e-5, "atol": 3e-5}
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +77,14 @@ def resumed_at(output):
     return int(output.split("resumed from the checkpoint of step ")[1].split()[0])
 
 
-def test_two_hosts_train_as_one(alone, pair):
-    workdir, outputs = pair
+def test_two_hosts_train_and_evaluate_as_one(alone, pair, started):
+    workdir, (first, second) = pair
     assert_close(workdir, alone)
-    assert "2 of 2 hosts joined" in outputs[0] and f"step {STEPS}/{STEPS}" in outputs[0]
+    assert "2 of 2 hosts joined" in first and f"step {STEPS}/{STEPS}" in first and not unexpected_lines(second)
     assert (workdir / "summary.json").exists() and len(list((workdir / "tensorboard").iterdir())) == 1
-
-
-def test_the_second_host_is_quiet(pair):
-    gloo = ("[Gloo]", "peer ranks")  # start and end of its lines, which it may print in two pieces
-    said = [line for line in pair[1][1].splitlines() if line and not any(piece in line for piece in gloo)]
-    assert not said
+    started += start(2, ["evaluate", f"--workdir={workdir}"], 2)
+    first, second = finish(started)
+    assert f'"mlm_loss": {read_metrics(alone)[-1]["mlm_loss"]:.4f}'[:-1] in first and "mlm_loss" not in second
 
 
 def test_sigterm_on_one_host_stops_both_at_one_step_and_the_run_ends_as_if_never_stopped(text, pair, tmp_path, started):
@@ -100,14 +95,11 @@ def test_sigterm_on_one_host_stops_both_at_one_step_and_the_run_ends_as_if_never
     started[1].send_signal(signal.SIGTERM)
     outputs = finish(started)
     if not (workdir / "summary.json").exists():  # it may have been faster than the signal
-        assert (
-            "SIGTERM on host 1: stopped at step" in outputs[0] and "To go on, run the same command again" in outputs[0]
-        )
+        assert "SIGTERM on host 1: stopped at step" in outputs[0]
         stopped = int(outputs[0].split("stopped at step ")[1].split()[0])
         assert (workdir / "checkpoints" / str(stopped)).is_dir()
-        again = start(2, arguments, 2)
-        started += again
-        assert f"resumed from the checkpoint of step {stopped}" in finish(again)[0]
+        started += (again := start(2, arguments, 2))
+        assert resumed_at(finish(again)[0]) == stopped
     (rows, params), (other_rows, other_params) = content(workdir), content(pair[0])
     assert rows == other_rows
     jax.tree.map(np.testing.assert_array_equal, params, other_params)
@@ -118,11 +110,9 @@ def test_a_killed_host_ends_the_other_and_four_hosts_with_another_mesh_go_on(tex
     started += start(2, command(text, workdir), 2)
     started[0].wait_for("step 15/")
     started[1].kill()
-    assert started[0].wait(30).returncode == AGAIN, started[
-        0
-    ].output  # JAX alone would take a minute, and end with a stack trace
+    # JAX alone would take a minute, and end with a stack trace.
+    assert started[0].wait(30).returncode == AGAIN, started[0].output
     assert "host 1 is gone" in started[0].output or "the hosts lost each other" in started[0].output
-    assert "again, it goes on from the last checkpoint" in started[0].output
     four = start(4, command(text, workdir, "--config.mesh.fsdp=2", "--config.mesh.tensor=2"), 1)
     started += four
     assert resumed_at(finish(four)[0]) >= 7
@@ -130,31 +120,20 @@ def test_a_killed_host_ends_the_other_and_four_hosts_with_another_mesh_go_on(tex
 
 
 @pytest.mark.exhaustive
-def test_hosts_that_share_a_bucket(bucket, text, alone, pair, tmp_path, started):
-    """Trained on a bucket, and there with one host killed and both started again, as on a disk."""
-    started += start(2, command(text, "gs://bucket/run"), 2)
-    finish(started)
-    assert_close("gs://bucket/run", alone)
-    arguments = command(text, "gs://bucket/killed")
-    hosts = start(2, arguments, 2)
-    started += hosts
-    hosts[0].wait_for("step 15/")
-    hosts[1].kill()
-    assert hosts[0].wait(90).returncode == AGAIN, hosts[0].output
-    again = start(2, arguments, 2)
-    started += again
+def test_hosts_that_share_a_bucket(bucket, text, pair, started):
+    """One is killed, and both are started again."""
+    arguments = command(text, "gs://bucket/run")
+    started += start(2, arguments, 2)
+    started[0].wait_for("step 15/")
+    started[1].kill()
+    assert started[0].wait(90).returncode == AGAIN, started[0].output
+    started += (again := start(2, arguments, 2))
     assert resumed_at(finish(again)[0]) >= 7
-    expected_rows, expected_params = content(pair[0])
-    for name in ("run", "killed"):
-        rows, params = content(f"gs://bucket/{name}")
-        assert rows == expected_rows
-        jax.tree.map(np.testing.assert_array_equal, params, expected_params)
-        left = {
-            path.removeprefix(f"{name}/").partition("/")[0]
-            for path in bucket.buckets["bucket"]
-            if path.startswith(f"{name}/")
-        }
-        assert left == {path.name for path in pair[0].iterdir()}
+    (rows, params), (expected_rows, expected_params) = content("gs://bucket/run"), content(pair[0])
+    assert rows == expected_rows
+    jax.tree.map(np.testing.assert_array_equal, params, expected_params)
+    left = {path.split("/")[1] for path in bucket.buckets["bucket"]}
+    assert left == {path.name for path in pair[0].iterdir()}
 
 
 @pytest.mark.exhaustive
@@ -164,27 +143,13 @@ def test_a_hung_host_wakes_the_watchdog_and_one_host_goes_on(text, alone, tmp_pa
     started[0].wait_for("step 15/")  # the checkpoint of step 7 is whole when that of step 14 is begun
     started[1].send_signal(signal.SIGSTOP)
     assert started[0].wait(60).returncode == AGAIN, started[0].output
-    assert "watchdog: host 0 made no progress for" in started[0].output
-    assert "step_timeout=10" in started[0].output and "most recent call first" in started[0].output
+    assert "watchdog: host 0" in started[0].output and "step_timeout=10" in started[0].output
     started[1].kill()
     host = Host(command(text, workdir), 4)
     started.append(host)
     assert host.wait().returncode == 0, host.output
     assert resumed_at(host.output) >= 7
     assert_close(workdir, alone)
-
-
-def test_hosts_with_different_settings_are_refused(text, tmp_path, started):
-    first = start(2, command(text, tmp_path / "run"), 1, but=(1,))
-    started += first
-    coordinator = next(flag for flag in first[0].arguments if flag.startswith("--coordinator"))
-    other = [*command(text, tmp_path / "run", "--config.model.layers=2"), coordinator, "--hosts=2", "--host=1"]
-    started.append(Host(other, 1))
-    for output in finish(started, 1):
-        assert "the hosts differ in their settings" in output
-        assert "host 1" in output and "model.layers is 2, on host 0 1" in output
-        assert "Traceback" not in output
-    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def choose_another_attention():
@@ -199,21 +164,4 @@ def test_hosts_whose_kernels_fail_alone_are_refused(text, tmp_path, started):
     other = [*command(text, tmp_path / "run"), coordinator, "--hosts=2", "--host=1"]
     started.append(Host(other, 1, choose_another_attention))
     for output in finish(started, 1):
-        assert "the hosts differ in their implementation of attention (reference runs everywhere)" in output
         assert "model.attention is 'cudnn', on host 0 'reference'" in output and "Traceback" not in output
-
-
-def test_a_host_that_never_comes(text, tmp_path, started):
-    started += start(2, command(text, tmp_path / "run"), 1, but=(1,), timeout=1)
-    (output,) = finish(started, 1)
-    assert "1 of 2 hosts joined; waiting at localhost" in output
-    assert "missing: host 1" in output and "Did you start the command on every host" in output
-    assert "Traceback" not in output
-
-
-def test_evaluate_on_two_hosts(text, alone, pair, started):
-    started += start(2, ["evaluate", f"--workdir={pair[0]}"], 2)
-    outputs = finish(started)
-    expected = read_metrics(alone)[-1]["mlm_loss"]
-    assert f'"mlm_loss": {expected:.4f}'[:-1] in outputs[0]
-    assert "mlm_loss" not in outputs[1]

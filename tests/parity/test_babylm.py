@@ -25,6 +25,7 @@ from ag_jax.pretraining import build, run, words
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import babylm
 from ag_jax.training import sharding
+from tests.cases import some
 from tests.interop.test_milestones import train
 from tests.test_configs import CONFIGS, TEXT, TINY
 
@@ -112,7 +113,8 @@ def test_the_milestones_of_a_run(tmp_path):
     assert scores[0] != scores[1] != scores[2]
 
 
-@pytest.mark.parametrize("arm", [arm for arm in babylm.ARMS if arm != "guided"])  # the model of `mlm`
+# The model of `guided` is that of `mlm`, which the test above has, and `test_parity.py` has all their parts.
+@pytest.mark.parametrize("arm", some(babylm.ARMS, "electra", "deberta"))
 def test_every_arm_is_taken(arm, tmp_path, one_device):
     """With random parameters: of `electra`, whose model has no word head, the generator."""
     tokenizer = tokenizers.train(TokenizerConfig(vocabulary_size=300), [TEXT] * 3)

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra: pip 
 
 from ag_jax.models import beam_search
 from ag_jax.models.decoding_config import DecodingConfig
+from tests.cases import some
 
 VOCABULARY, END, PAD, SHORTEST, STEPS = 23, 3, 22, 3, 9
 LENGTHS = [3, 7, 5, 9, 1, 4] * 4
@@ -118,7 +119,9 @@ def search(model, sources, config):
     return jax.tree.map(np.asarray, found)
 
 
-@pytest.mark.parametrize(("beams", "length_penalty"), [(1, 1.0), (4, 0.6), (4, 1.0), (3, 0.0)])
+@pytest.mark.parametrize(
+    ("beams", "length_penalty"), some([(1, 1.0), (4, 0.6), (4, 1.0), (3, 0.0)], (1, 1.0), (4, 0.6), (3, 0.0))
+)
 def test_generate(theirs, sources, beams, length_penalty):
     """With one beam, transformers searches greedily, and stops at the first end token."""
     config = DecodingConfig(

@@ -25,6 +25,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.optimizer import OptimizerConfig
 from tests import marian_files, tiny
+from tests.cases import some
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
@@ -126,7 +127,7 @@ class Case:
         return model(**inputs, decoder_input_ids=batch["target_tokens"], labels=labels, **options)
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=some(VARIANTS, "swish", "relu", "opus", "three_tables"))
 def case(request, tmp_path_factory):
     return Case(*VARIANTS[request.param], len(request.param), tmp_path_factory.mktemp("marian"))
 
@@ -224,7 +225,15 @@ SEARCHES = {
 }
 
 
-@pytest.mark.parametrize("kind", SEARCHES)
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    some(
+        [(variant, kind) for kind in SEARCHES for variant in VARIANTS],
+        *[("swish", kind) for kind in SEARCHES],
+        *[("opus", "beam"), ("relu", "first_ended"), ("three_tables", "beam")],
+    ),
+    indirect=["case"],
+)
 def test_tokens_of_searches(case, kind):
     """32 random sources of unequal lengths, of which some translations end and some reach the maximum length."""
     ours, theirs = SEARCHES[kind]
@@ -286,6 +295,7 @@ PROBES = [
 ]
 
 
+@pytest.mark.parametrize("case", ["swish"], indirect=True)
 @pytest.mark.parametrize("folder", ["theirs", "ours", "run/tokenizer"])
 def test_tokenizers_of_two_models(case, folder):
     """Their tokenizer on their files, on ours, and on those of the run, which all give our ids on both sides."""
@@ -339,7 +349,10 @@ def toy_config(folder, kind: str, size: int) -> ExperimentConfig:
     )
 
 
-@pytest.fixture(scope="module", params=[("sentencepiece_unigram", 78), ("byte_bpe", 400)], ids=lambda kind: kind[0])
+UNIGRAM = (("sentencepiece_unigram", 78),)
+
+
+@pytest.fixture(scope="module", params=some([UNIGRAM, (("byte_bpe", 400),)], UNIGRAM), ids=lambda kind: kind[0])
 def trained(request, tmp_path_factory):
     """A trained run, its export, and 50 sentences that it has not seen."""
     folder = tmp_path_factory.mktemp("toy")

@@ -1,6 +1,6 @@
 """Verbs whose directory is in a bucket: what the same commands give on a disk, also if they are stopped and resumed.
 
-The other verbs, and buckets that fail, are in `tests/test_bucket.py`.
+The other verbs, and buckets that fail, are in `tests/buckets/test_runs.py`.
 """
 
 import json
@@ -14,20 +14,18 @@ import numpy as np
 import pytest
 
 from ag_jax import cli, config_reader
-from ag_jax.data.parallel import toys
 from ag_jax.data.pipeline import prepare_tokenizer
 from ag_jax.data.probes.queries import Probe, Query, Window
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import run, translate
+from ag_jax.pretraining import run
 from ag_jax.training.metrics import CLOCK_FIELDS
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import test_preparing
+from tests.buckets.test_runs import request
 from tests.commands import REPOSITORY
 from tests.finetuning import tasks, tiny_tasks
 from tests.pretraining.search import studies
 from tests.probing import trained_models
-from tests.test_bucket import request
-from tests.test_translating import SMALL
 
 # Of these only the names are compared: captions and archives name the directory or the time.
 ONLY_NAMES = (".png", ".html")
@@ -38,14 +36,13 @@ from ag_jax import config_reader
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
 def get_config(argument=""):
-    chosen = config_reader.arguments(argument, model=str, data=str, tasks=str)
+    chosen = config_reader.arguments(argument, model=str, data=str)
     config = config_reader.default(FinetuningConfig)
-    config.checkpoint, config.data = chosen.model, chosen.data
-    for task in config_reader.listed(chosen.tasks):
+    config.checkpoint, config.data, config.seeds, config.keep = chosen.model, chosen.data, (0,), "best"
+    for task in ("sst2", "rte"):
         config.tasks[task] = config_reader.default(Recipe)
         config.tasks[task].update(max_length=16, epochs=2, batch_sizes=(8,), learning_rates=(3e-3,))
-    if "rte" in config.tasks:
-        config.tasks.rte.initial_task = "sst2"
+    config.tasks.rte.initial_task = "sst2"
     return config
 """
 
@@ -136,18 +133,16 @@ def stopped(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("chosen", ["sst2", pytest.param("sst2,rte", marks=pytest.mark.exhaustive)])
-def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_device, stopped, chosen, capsys):
-    """The checkpoint is in the bucket, too. The second trial has another seed, or the weights of the first one."""
+def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_device, stopped, capsys):
+    """The checkpoint is in the bucket, too. The second trial starts from the weights of the first one."""
     (tmp_path / "suite.py").write_text(SUITE)
     data, model = tiny_tasks.write(tmp_path / "data"), tiny_tasks.checkpoint(tmp_path)
     places = (tmp_path / "runs" / "suite", model), ("gs://bucket/runs/suite", upload(model, bucket, "model"))
-    seeds = (0,) if "rte" in chosen else (0, 1)
 
     def finetune(number):
         workdir, start = places[number]
-        source = f"{tmp_path / 'suite.py'}:model={start},data={data},tasks={chosen}"
-        cli.run_verb("finetune", request(str(workdir), source, {"seeds": seeds, "keep": "best"}))
+        source = f"{tmp_path / 'suite.py'}:model={start},data={data}"
+        cli.run_verb("finetune", request(str(workdir), source))
 
     def after_the_first():
         kept = files(places[1][0], bucket)
@@ -161,8 +156,7 @@ def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_devic
     assert not [name for name in of_first if not name.endswith("lock.json")], "a trial that is done is left alone"
     assert "sst2 lr0.003-bs8-seed0: " not in capsys.readouterr().err
     on_disk, in_bucket = (results(workdir, bucket, start) for workdir, start in places)
-    last = "rte/lr0.003-bs8-seed0" if "rte" in chosen else "sst2/lr0.003-bs8-seed1"
-    assert in_bucket.keys() == on_disk.keys() >= {"report.json", f"{last}/predictions_test.jsonl"}
+    assert in_bucket.keys() == on_disk.keys() >= {"report.json", "rte/lr0.003-bs8-seed0/predictions_test.jsonl"}
     assert in_bucket == on_disk
 
 
@@ -187,32 +181,6 @@ def test_a_search_that_is_stopped_in_its_second_run(bucket, tmp_path, one_device
     assert in_bucket == on_disk
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("is_more", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_translation(bucket, tmp_path, one_device, monkeypatch, is_more):
-    """Train, evaluate on a test set with the averaged checkpoints, and perhaps translate a file."""
-    toys.write(tmp_path, "dictionary", {"train": 60, "test": 5})
-    monkeypatch.chdir(tmp_path)
-    places, translated = (tmp_path / "runs" / "mine", "gs://bucket/runs/mine"), []
-    named = "source=train.source,target=train.target,test_source=test.source,test_target=test.target"
-    for place in places:
-        settings = SMALL | {"training.evaluate_every": None, "training.milestones": (), "training.checkpoint_every": 1}
-        settings |= {"decoding.max_length": "4", "decoding.beam_size": 2, "translation.average": 2}
-        cli.run_verb("train", request(str(place), f"translate:{named},steps=2", settings))
-        cli.run_verb("evaluate", request(str(place)))
-        if is_more:
-            output = f"new{len(translated)}.de"
-            cli.run_verb("translate", request(str(place), input="test.source", output=output))
-            translated.append((tmp_path / output).read_bytes())
-        further = config_reader.load(f"continue_translation:run={place},source=train.source,target=train.target")
-        assert further.training.initial_weights == str(place) and further.model.width == 16
-    on_disk, in_bucket = (results(place, bucket) for place in places)
-    assert in_bucket.keys() == on_disk.keys() >= {"evaluation.json", "translations/test.txt", "summary.json"}
-    assert in_bucket == on_disk
-    # The verb translates as the evaluation does, which its file in the bucket shows.
-    assert translated == [files(places[1], bucket)["translations/test.txt"]] * 2 * is_more
-
-
 def test_a_run_in_a_bucket_can_be_continued(bucket):
     """The config file reads its settings, its tokenizer and its weights."""
     place = upload(REPOSITORY / "tests" / "goldens" / "stored" / "finished", bucket, "runs/first")
@@ -220,16 +188,6 @@ def test_a_run_in_a_bucket_can_be_continued(bucket):
     run.check_initial_weights(config)
     opened = run.open_run(config.training.initial_weights)
     assert opened.tokenizer.fingerprint() == prepare_tokenizer(config.data).fingerprint() and opened.step > 0
-
-
-def test_files_of_translate_are_on_a_disk(tmp_path):
-    (tmp_path / "new.en").write_text("a\n")
-    for names, flag in (
-        (("gs://bucket/new.en", "-"), "input"),
-        ((str(tmp_path / "new.en"), "gs://b/new.de"), "output"),
-    ):
-        with pytest.raises(ValueError, match=f"^--{flag}=gs://.* must be a local file"):
-            translate.translate(lambda: pytest.fail("the model was opened"), *names)
 
 
 def made_up(data):
@@ -304,11 +262,7 @@ def test_two_machines_share_the_preparation_of_a_corpus(bucket, tmp_path, capsys
     stored = files("gs://bucket/cache", bucket)
     assert {name.split("-")[0] for name in stored} == {"files", "rows", "source", "text", "tokenizer"}
     rows = [
-        {
-            name.partition("/")[2]: content
-            for name, content in found.items()
-            if name.endswith(".bin") and "rows-" in name
-        }
+        {name.partition("/")[2]: of for name, of in found.items() if name.endswith(".bin") and "rows-" in name}
         for found in (stored, files(tmp_path / "cache", bucket))
     ]
     assert rows[0] == rows[1] and len(rows[0]) > 2

@@ -1,4 +1,4 @@
-"""Run directories in a bucket of Google Cloud Storage: all verbs, kills, and a bucket that fails.
+"""Run directories in a bucket of Google Cloud Storage: files, runs, kills, and a bucket that fails.
 
 The server of `tests/bucket.py` answered the requests of a small client as googleapis/storage-testbench did: simple,
 multipart and resumable uploads, ranges, conditions, listings and their pages, copies, deletions. The answers differed
@@ -9,14 +9,11 @@ rejects, and in the words of errors.
 
 import dataclasses
 import json
-import pathlib
 import random
-import statistics
 import tempfile
 import threading
 import time
 import types
-from collections import Counter
 
 import fsspec
 import jax
@@ -32,19 +29,17 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.distributed import storage
 from ag_jax.distributed.bucket import Bucket
-from ag_jax.inspection import pages
 from ag_jax.pretraining import run
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.metrics import CLOCK_FIELDS, MetricWriter, read_metrics
+from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from ag_jax.training.state import create_state
-from ag_jax.training.stopping import Interrupted, StopSignal
-from ag_jax.viewer import page as viewer
 from tests import commands, marian_files
 from tests.bucket import CUT, FROZEN, LOST
+from tests.commands import REPOSITORY
 from tests.training.jobs import tiny_job
 
-CONFIG = str(pathlib.Path(__file__).parent.parent / "configs" / "quickstart.py")
+CONFIG = str(REPOSITORY / "configs" / "quickstart.py")
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
 
 
@@ -76,7 +71,7 @@ def request(workdir, config=None, overrides=None, **more):
 
 def test_compare_evaluate_inspect_export_and_import(bucket, overrides, capsys, tmp_path, one_device):
     cli.run_verb("compare", request("gs://bucket/runs", CONFIG, overrides))
-    assert capsys.readouterr().out == "the report is gs://bucket/runs/report.md\n"
+    assert "gs://bucket/runs/report.md" in capsys.readouterr().out
     report = epath.Path("gs://bucket/runs/report.md")
     assert "| Validation |" in report.read_text() and json.loads((report.parent / "report.json").read_text())
     figures = list((report.parent / "figures").iterdir())
@@ -88,67 +83,55 @@ def test_compare_evaluate_inspect_export_and_import(bucket, overrides, capsys, t
     assert list((workdir / "tensorboard").iterdir())
 
     cli.run_verb("evaluate", request(str(workdir)))
-    found = json.loads((workdir / "evaluation.json").read_text())
-    assert found["mlm_loss"] == pytest.approx(
-        json.loads((workdir / "summary.json").read_text())["validation_loss"], rel=1e-6
-    )
+    found, summary = (json.loads((workdir / f"{name}.json").read_text()) for name in ("evaluation", "summary"))
+    assert found["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
     cli.run_verb("inspect", request(str(workdir)))
-    assert "drawn: gs://bucket/runs/ag-seed0/figures/attention_overview_step4.png" in capsys.readouterr().out
+    assert f"{workdir}/figures/attention_overview_step4.png" in capsys.readouterr().out
     with pytest.raises(ValueError, match="model.layers: there 1, now 2"):
         cli.run_verb("train", request(str(workdir), CONFIG, overrides | {"model.layers": 2}))
 
     model = tmp_path / "model"
-    with pytest.raises(ValueError, match="gs://bucket/model is in an object store, but an export needs"):
+    with pytest.raises(ValueError, match="gs://bucket/model"):
         cli.run_verb("export", request(str(workdir), target="gs://bucket/model"))
     cli.run_verb("export", request(str(workdir), target=str(model)))
     cli.run_verb("import", request("gs://bucket/imported", source=str(model)))
     imported, trained = (run.open_run(epath.Path(path)).params for path in ("gs://bucket/imported", workdir))
     for one, other in zip(jax.tree.leaves(imported["encoder"]), jax.tree.leaves(trained["encoder"]), strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(ValueError, match="gs://bucket/imported exists already"):
+    with pytest.raises(ValueError, match="gs://bucket/imported exists"):
         cli.run_verb("import", request("gs://bucket/imported", source=str(model)))
     bucket.plan = lambda asked: 403 if asked.is_write and "checkpoints" in asked.name else None
     with pytest.raises(storage.StoreError, match="Forbidden"):
         cli.run_verb("import", request("gs://bucket/again", source=str(model)))
 
 
-@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "sentencepiece_bpe"])
-def test_tokenizers_come_back(bucket, kind):
-    trained = tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=270 if kind == "byte_bpe" else 60), [TEXT])
-    trained.save("gs://bucket/tokenizer")
-    loaded = tokenizers.load("gs://bucket/tokenizer")
-    assert loaded.fingerprint() == trained.fingerprint() and loaded.encode(TEXT) == trained.encode(TEXT)
-    with pytest.raises(FileNotFoundError, match="no tokenizer at gs://bucket/other"):
-        tokenizers.load("gs://bucket/other")
-
-
-def test_tokenizers_of_several_files_come_back(bucket, tmp_path):
+def test_tokenizers_come_back(bucket, tmp_path):
     marian_files.write_tokenizer(tmp_path)
-    trained = tokenizers.load(tmp_path)
-    trained.save("gs://bucket/pair")
-    loaded = tokenizers.load("gs://bucket/pair")
-    assert loaded.fingerprint() == trained.fingerprint() and loaded.encode_targets([TEXT]) == trained.encode_targets(
-        [TEXT]
-    )
-
-
-def test_a_tokenizer_of_another_class_is_rejected_as_on_a_disk(bucket):
-    """Only config.json, which belongs to the model, names the class."""
-    folder = epath.Path("gs://bucket/tokenizer")
+    trained = [tokenizers.load(tmp_path)]
+    for kind, size in (("byte_bpe", 270), ("wordpiece", 60), ("sentencepiece_bpe", 60)):
+        trained.append(tokenizers.train(TokenizerConfig(kind=kind, vocabulary_size=size), [TEXT]))
+    for number, tokenizer in enumerate(trained):
+        tokenizer.save(f"gs://bucket/{number}")
+        loaded = tokenizers.load(f"gs://bucket/{number}")
+        assert loaded.fingerprint() == tokenizer.fingerprint()
+        assert loaded.encode_targets([TEXT]) == tokenizer.encode_targets([TEXT])
+        assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
+    with pytest.raises(FileNotFoundError, match="gs://bucket/other"):
+        tokenizers.load("gs://bucket/other")
+    folder = epath.Path("gs://bucket/layout")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
     tokenizers.load(folder)
-    (folder / "config.json").write_text('{"tokenizer_class": "LayoutLMTokenizer"}')
-    with pytest.raises(ValueError, match="tokenizer_class=LayoutLMTokenizer is not one of BertTokenizer"):
+    (folder / "config.json").write_text('{"tokenizer_class": "LayoutLMTokenizer"}')  # another way to split words
+    with pytest.raises(ValueError, match="tokenizer_class"):
         tokenizers.load(folder)
 
 
 def test_files_of_any_size_come_back_whole_and_in_parts(bucket):
     store, path = fsspec.filesystem("gs"), epath.Path("gs://bucket/a folder/größe.bin")
     content = random.Random(0).randbytes(7 * 2**20 + 3)  # more than a resumable upload sends in one part
-    for data in (content, b"", b"\r\n--==0==\r"):
+    for data in (b"", b"\r\n--==0==\r", content):
         path.write_bytes(data)
         assert path.read_bytes() == data and store.size(str(path)) == len(data)
-    path.write_bytes(content)
     assert store.cat_file(str(path), 5, 2**20) == content[5 : 2**20]
     with path.open("rb") as file:
         file.seek(-9, 2)
@@ -167,12 +150,12 @@ def test_listings(bucket):
     assert epath.Path("gs://bucket/a").is_dir() and not epath.Path("gs://bucket/a/1").is_dir()
     bucket.write("bucket", "a/5", b"x", {}, {})  # by another process, so the first listing must not be remembered
     assert {path.name for path in epath.Path("gs://bucket/a").iterdir()} == {"1", "2", "5"}
-    pages, token = [], ""
+    found, token = [], ""
     while token is not None:
         page = bucket.listing("bucket", {"prefix": "a", "delimiter": "/", "maxResults": "1", "pageToken": token})
-        pages.append([item["name"] for item in page.get("items", [])] + page.get("prefixes", []))
+        found.append([item["name"] for item in page.get("items", [])] + page.get("prefixes", []))
         token = page.get("nextPageToken")
-    assert pages == [["a/"], ["a0"]]
+    assert found == [["a/"], ["a0"]]
     within = {"startOffset": "a/2/4", "endOffset": "b"}
     assert [item["name"] for item in bucket.listing("bucket", within)["items"]] == ["a/2/4", "a/5", "a0"]
 
@@ -197,21 +180,12 @@ def test_failures_that_pass_are_not_noticed(bucket, monkeypatch, fault):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        (
-            403,
-            "^Forbidden: gs://bucket/run/file cannot be {} with these credentials: give them the role Storage Object",
-        ),
-        (401, "^gs://bucket/run/file cannot be {} without credentials .*: gcloud auth application-default login$"),
-        (503, "^gs://bucket/run/file cannot be {}: the store failed for 1 seconds .*--store_timeout=SECONDS"),
-        (CUT, "^gs://bucket/run/file cannot be {}: the store failed for 1 seconds .*--store_timeout=SECONDS"),
-        (FROZEN, "^gs://bucket/run/file cannot be {}: the store failed for 1 seconds .*--store_timeout=SECONDS"),
-        (400, "^gs://bucket/run/file cannot be {}: planned failure"),
-    ],
-)
-def test_failures_that_last_are_one_line(bucket, monkeypatch, fault, expected):
+FAULTS = {403: "^Forbidden: .*{}.*Storage Object Admin", 401: "{} without credentials", 400: "{}: planned failure"}
+FAULTS |= dict.fromkeys((503, FROZEN), "{}: .*--store_timeout")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failures_that_last_are_one_line(bucket, monkeypatch, fault):
     path = epath.Path("gs://bucket/run/file")
     path.write_text("content")
     monkeypatch.setattr(storage, "_patience", 1.0)
@@ -222,9 +196,10 @@ def test_failures_that_last_are_one_line(bucket, monkeypatch, fault, expected):
         "deleted": (lambda: fsspec.filesystem("gs").rm_file(str(path)),),
     }
     for done, attempts in asked.items():
+        expected = FAULTS[fault].format(f"gs://bucket/run/file cannot be {done}")
         for attempt in attempts:
             monkeypatch.setattr(Bucket, "_gave_up", False)
-            with pytest.raises(storage.StoreError, match=expected.format(done)) as raised:
+            with pytest.raises(storage.StoreError, match=expected) as raised:
                 attempt()
             assert "\n" not in str(raised.value)
     bucket.plan = lambda asked: None
@@ -235,14 +210,16 @@ def test_a_store_that_was_given_up_is_not_waited_for_again(bucket, monkeypatch):
     monkeypatch.setattr(storage, "_patience", 4.0)
     monkeypatch.setattr("ag_jax.distributed.bucket.PATIENCE_AFTER_FAILURE", 0.1)
     bucket.plan = lambda asked: CUT
-    path, seconds = epath.Path("gs://bucket/file"), []
+    path, tries = epath.Path("gs://bucket/file"), []
     for _ in range(2):
-        began = time.monotonic()
+        before = len(bucket.asked)
         with pytest.raises(storage.StoreError):
             path.exists()
-        seconds.append(time.monotonic() - began)
-    assert seconds[0] > 1.5 and seconds[1] < 1.0
-    bucket.plan = lambda asked: CUT if asked.number < len(bucket.asked) - 3 else None
+        tries.append(len(bucket.asked) - before)
+    assert tries[0] > 2 and tries[1] == 1
+    monkeypatch.setattr("ag_jax.distributed.bucket.PATIENCE_AFTER_FAILURE", 4.0)
+    before = len(bucket.asked)
+    bucket.plan = lambda asked: CUT if asked.number == before else None
     assert not path.exists() and not Bucket._gave_up
 
 
@@ -250,42 +227,18 @@ def test_directories_that_cannot_be_used(bucket, capsys):
     bucket.write("bucket", "file", b"x", {}, {})
     bucket.write("bucket", "filed/other", b"x", {}, {})
     assert storage.directory("gs://bucket/filed") and storage.directory("gs://bucket/fil")
-    wrong = {
-        "gs://none/run": "gs://none/run: there is no bucket none; check the name, or create it",
-        "gs://bucket/file": "gs://bucket/file is an object, where a directory is expected",
-    }
-    for verb in ("train", "evaluate", "inspect", "export"):
-        for workdir, expected in wrong.items():
+    for workdir, named in {"gs://none/run": "no bucket none", "gs://bucket/file": "gs://bucket/file is"}.items():
+        for verb in ("train", "evaluate", "inspect", "export"):
             config = CONFIG if verb == "train" else None
             assert cli.run_safely(verb, request(workdir, config, {}, target="model")) == 1
             printed = capsys.readouterr().err
-            assert expected in printed and printed.count("\n") == 1, printed
+            assert named in printed and printed.count("\n") == 1, printed
+    assert cli.run_safely("train", request("runs/a", CONFIG, store_timeout=0)) == 1
+    assert "--store_timeout" in capsys.readouterr().err
     bucket.plan = lambda asked: 403 if asked.is_write else None  # credentials that may only read
     assert cli.run_safely("train", request("gs://bucket/run", CONFIG)) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("ag-jax train: Forbidden: gs://bucket/run/lock.json cannot be written")
-    assert printed.count("\n") == 1
-
-
-def test_a_page_may_be_written_again(bucket, monkeypatch):
-    monkeypatch.setattr(viewer, "page", lambda title, views: f"{viewer.GENERATOR}: {title}")
-    page = pages.Page("gs://bucket/pages/maps.html", open_model=None)
-    for title in ("first", "second"):
-        pages.check_place(page.path)
-        pages.write(page, title, [])
-        assert title in epath.Path(page.path).read_text()
-    bucket.write("bucket", "other.html", b"<html>", {}, {})
-    with pytest.raises(
-        ValueError, match="--html=gs://bucket/other.html exists and was not written by `ag-jax inspect`"
-    ):
-        pages.check_place("gs://bucket/other.html")
-    with pytest.raises(ValueError, match="--html=gs://bucket/pages exists"):
-        pages.check_place("gs://bucket/pages")
-
-
-def test_seconds_to_try_must_be_some(capsys):
-    assert cli.run_safely("train", request("runs/a", CONFIG, store_timeout=0)) == 1
-    assert "--store_timeout must be at least 1 second, got 0" in capsys.readouterr().err
+    assert "Forbidden: gs://bucket/run/lock.json" in printed and printed.count("\n") == 1
 
 
 def small_state(step=0):
@@ -296,12 +249,11 @@ def small_state(step=0):
 # TensorStore reads once how long an array may stay unanswered: a test of commands has that case.
 PARTS = ("state", "progress", "_CHECKPOINT_METADATA", "commit_success.txt")
 FAILURES = [(part, fault) for part in PARTS for fault in (403, CUT, FROZEN) if (part, fault) != ("state", FROZEN)]
-SHORT = [("state", 403), ("state", CUT), ("progress", 403), ("commit_success.txt", CUT)]
+SHORT = [("state", CUT), ("progress", 403), ("commit_success.txt", CUT)]
 
 
 @pytest.mark.parametrize(
-    ("part", "fault"),
-    [pytest.param(*case, marks=() if case in SHORT else pytest.mark.exhaustive) for case in FAILURES],
+    ("part", "fault"), [pytest.param(*case, marks=() if case in SHORT else pytest.mark.exhaustive) for case in FAILURES]
 )
 def test_a_checkpoint_that_cannot_be_saved(bucket, monkeypatch, part, fault):
     """Whichever of its files fails: Orbax writes some with gcsfs, and the arrays with TensorStore."""
@@ -309,15 +261,11 @@ def test_a_checkpoint_that_cannot_be_saved(bucket, monkeypatch, part, fault):
     directory = epath.Path("gs://bucket/run/checkpoints")
     bucket.plan = lambda asked: fault if asked.is_write and part in asked.name else None
     checkpoints = Checkpoints(directory)
-    began = time.monotonic()
-    with pytest.raises(
-        storage.StoreError, match="^cannot write a checkpoint to gs://bucket/run/checkpoints: "
-    ) as error:
+    with pytest.raises(storage.StoreError, match=f"^cannot write a checkpoint to {directory}: ") as error:
         checkpoints.save(small_state(), {"n": 1})
         checkpoints.wait()
-    assert "\n" not in str(error.value) and time.monotonic() - began < 15
     helps = "role Storage Object Admin" if fault == 403 else "--store_timeout"
-    assert helps in str(error.value) and "run the same command again" in str(error.value)
+    assert helps in str(error.value) and "\n" not in str(error.value)
     bucket.plan = lambda asked: None
     again = Checkpoints(directory)
     assert again.steps() == []
@@ -334,23 +282,7 @@ def test_checkpoints_need_no_permission_to_describe_the_bucket(bucket):
     for step in range(3):
         checkpoints.save(small_state(step), {})
     checkpoints.close()
-    assert len({name.split("/")[1] for name in bucket.buckets["bucket"]}) == 1, "older ones are deleted"
-
-
-def train(overrides, workdir, server, *more, **options):
-    """Start `ag-jax train` with a bucket."""
-    settings = [f"--config.{key}={shown(value)}" for key, value in overrides.items()]
-    environment = {"JAX_NUM_CPU_DEVICES": "1"} | server.environment
-    arguments = ["train", f"--config={CONFIG}", *settings, "--config.training.tensorboard=False", *more]
-    return commands.Running([*arguments, f"--workdir={workdir}"], environment=environment, **options)
-
-
-def content(workdir, step):
-    """Rows of metrics without their clock, and the parameters of a checkpoint."""
-    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", read_only=True)
-    params = checkpoints.restore_params(step)
-    checkpoints.close()
-    return [{key: row[key] for key in row.keys() - CLOCK_FIELDS} for row in read_metrics(workdir)], params
+    assert {name.split("/")[1] for name in bucket.buckets["bucket"]} == {"2"}, "older ones are deleted"
 
 
 def test_metrics_that_cannot_be_uploaded_cost_no_checkpoint(bucket, tmp_path, monkeypatch):
@@ -367,54 +299,26 @@ def test_metrics_that_cannot_be_uploaded_cost_no_checkpoint(bucket, tmp_path, mo
         return 403 if is_begun and asked.is_write and asked.name == "run/metrics.jsonl" else None
 
     bucket.plan = plan
-    with pytest.raises(storage.StoreError, match="^cannot write metrics: Forbidden: gs://bucket/run/metrics.jsonl"):
+    with pytest.raises(storage.StoreError, match="metrics: Forbidden: gs://bucket/run/metrics.jsonl"):
         loop.Loop(job).run()
     assert "run/checkpoints/4/commit_success.txt" in bucket.written
     assert ended == [True] and not list(tmp_path.glob("ag_jax-*"))
 
 
-def test_requests_of_a_run_are_few(bucket, overrides, one_device, monkeypatch):
-    """The guide names these numbers; each request that training waits for takes tens of milliseconds."""
-    counted, save, flush, steps = {}, Checkpoints.save, MetricWriter.flush, []
+def train(overrides, workdir, server, *more):
+    """Start `ag-jax train` with a bucket."""
+    settings = [f"--config.{key}={shown(value)}" for key, value in overrides.items()]
+    arguments = ["train", f"--config={CONFIG}", *settings, "--config.training.tensorboard=False", *more]
+    environment = {"JAX_NUM_CPU_DEVICES": "1"} | server.environment
+    return commands.Running([*arguments, f"--workdir={workdir}"], environment=environment)
 
-    def count(name, before):
-        kinds = Counter(asked.kind for asked in bucket.asked[before:])
-        counted.setdefault(name, []).append(kinds.total())
-        print(f"{name}: {kinds.total()} requests, {dict(kinds)}")
 
-    def saved(checkpoints, *arguments):
-        """Save while nothing else is under way."""
-        checkpoints.wait()
-        before = len(bucket.asked)
-        waited = save(checkpoints, *arguments)
-        count("begin of a save", before)
-        checkpoints.wait()
-        count("save", before)
-        return waited
-
-    def flushed(writer):
-        before = len(bucket.asked)
-        flush(writer)
-        count("upload", before)
-
-    def reached(_):
-        if not steps or len(steps) == 5:  # the first step of the run, and of the resumed run
-            count("start", 0)
-        steps.append(1)
-        return "SIGTERM" if len(steps) == 5 else None
-
-    monkeypatch.setattr(Checkpoints, "save", saved)
-    monkeypatch.setattr(MetricWriter, "flush", flushed)
-    monkeypatch.setattr(StopSignal, "reached", reached)
-    overrides |= {"training.steps": 8, "training.checkpoint_every": 2}
-    with pytest.raises(Interrupted):
-        cli.run_verb("train", request("gs://bucket/run", CONFIG, overrides))
-    bucket.asked.clear()
-    cli.run_verb("train", request("gs://bucket/run", CONFIG, overrides))
-    assert set(counted["upload"]) <= {0, 2, 4} and 4 in counted["upload"], "two for each of the two files"
-    # The rest of a save is under way while it begins, and is counted in part.
-    assert 50 < max(counted["save"]) <= 220 and statistics.median(counted["begin of a save"]) <= 30
-    assert 50 < counted["start"][1] <= 400  # about 285, and more where saves still poll while it starts
+def content(workdir, step):
+    """Rows of metrics without their clock, and the parameters of a checkpoint."""
+    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", read_only=True)
+    params = checkpoints.restore_params(step)
+    checkpoints.close()
+    return [{key: row[key] for key in row.keys() - CLOCK_FIELDS} for row in read_metrics(workdir)], params
 
 
 @pytest.mark.parametrize(
@@ -445,12 +349,7 @@ def test_a_run_that_is_killed_ends_with_the_same_numbers(bucket, overrides, tmp_
 
 @pytest.mark.parametrize(
     ("fault", "where"),
-    [
-        (403, "checkpoints/6"),
-        pytest.param(CUT, "checkpoints/6", marks=pytest.mark.exhaustive),
-        pytest.param(FROZEN, "checkpoints/6", marks=pytest.mark.exhaustive),
-        pytest.param(FROZEN, "checkpoints/6/state", marks=pytest.mark.exhaustive),
-    ],
+    [(403, "checkpoints/6"), pytest.param(FROZEN, "checkpoints/6/state", marks=pytest.mark.exhaustive)],
 )
 def test_a_store_that_fails_in_the_middle_of_a_run(bucket, overrides, fault, where):
     """The command ends with one line, and resumes afterwards."""
@@ -466,19 +365,9 @@ def test_a_store_that_fails_in_the_middle_of_a_run(bucket, overrides, fault, whe
     found = train(overrides, "gs://bucket/run", bucket, "--store_timeout=3").wait(120)
     problems = found.stderr[found.stderr.index("ag-jax train:") :]
     assert found.returncode == 1 and "Traceback" not in found.stderr and problems.count("\n") == 1, found.stderr
-    assert "gs://bucket/run/" in problems and "Complete checkpoints are not affected" in problems
     assert ("role Storage Object Admin" if fault == 403 else "--store_timeout=SECONDS") in problems
-    assert "disk" not in problems
     bucket.plan = lambda asked: None
     again = train(overrides, "gs://bucket/run", bucket).wait()
     assert again.returncode == 0 and "resumed from the checkpoint of step 3" in again.stderr, again.stderr
     rows = read_metrics(epath.Path("gs://bucket/run"))
     assert [row["step"] for row in rows if row["split"] == "train"] == [*range(1, 13)]
-
-
-@pytest.mark.exhaustive
-def test_saves_that_do_not_fit_between_checkpoints_are_told(bucket, overrides):
-    bucket.plan = lambda asked: 1.5 if asked.is_write and "commit_success" in asked.name else None
-    told = "until that of step 0 was saved; raise training.checkpoint_every"
-    overrides |= {"training.checkpoint_every": 1}
-    assert told in train(overrides, "gs://bucket/slow", bucket).wait().stderr
