@@ -24,7 +24,6 @@ from tests import test_preparing
 from tests.buckets.test_runs import request
 from tests.commands import REPOSITORY
 from tests.finetuning import tasks, tiny_tasks
-from tests.pretraining.search import studies
 from tests.probing import trained_models
 
 # Of these only the names are compared: captions and archives name the directory or the time.
@@ -160,27 +159,6 @@ def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_devic
     assert in_bucket == on_disk
 
 
-def test_a_search_that_is_stopped_in_its_second_run(bucket, tmp_path, one_device, stopped):
-    source = studies.config_file(
-        tmp_path / "two.py",
-        {"mlm": studies.rates(1e-3, 5e-2)},
-        **{"data.source": studies.text_files(tmp_path / "text"), "model.layers": 1},
-    )
-    places = tmp_path / "runs" / "search", "gs://bucket/runs/search"
-
-    def between():
-        assert [name for name in files(places[1], bucket) if "summary.json" in name] == [
-            "mlm/lr0.001-seed0/summary.json"
-        ]
-        bucket.written.clear()
-
-    stopped(lambda number: cli.run_verb("search", request(str(places[number]), source, {})), studies.STEPS + 3, between)
-    assert not [name for name in bucket.written if "lr0.001-seed0" in name], "a run that is done is left alone"
-    on_disk, in_bucket = (results(place, bucket) for place in places)
-    assert in_bucket.keys() == on_disk.keys() >= {"best.json", "search.json", "mlm/lr0.05-seed0/metrics.jsonl"}
-    assert in_bucket == on_disk
-
-
 def test_a_run_in_a_bucket_can_be_continued(bucket):
     """The config file reads its settings, its tokenizer and its weights."""
     place = upload(REPOSITORY / "tests" / "goldens" / "stored" / "finished", bucket, "runs/first")
@@ -199,28 +177,22 @@ def made_up(data):
     return Probe("made_up", windows, queries, development=np.arange(14) < 7, baselines={}, dropped={})
 
 
-@pytest.mark.parametrize("is_more", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_probes(bucket, tmp_path, one_device, monkeypatch, is_more):
-    """Attention heads, or these, head ablation and minimal pairs; what is in the bucket is not measured again."""
+def test_probes(bucket, tmp_path, one_device, monkeypatch):
+    """Attention heads; what is in the bucket is not measured again."""
     module = types.ModuleType("my_probes")
     module.made_up = made_up
     monkeypatch.setitem(sys.modules, "my_probes", module)
     trained_models.write(tmp_path / "models")
-    pairs = [{"sentence_good": f"good {word}", "sentence_bad": f"bad {word}", "UID": "words"} for word in tasks.WORDS]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     run = tmp_path / "models" / "run"
     places = (tmp_path / "runs" / "probed", run), ("gs://bucket/runs/probed", upload(run, bucket, "run"))
 
     def measure(workdir, model):
         source = f"{REPOSITORY / 'configs' / 'probe.py'}:checkpoint={model},reflexives=none,custom=my_probes.made_up"
-        source += f",ablation=held_out,minimal_pairs={tmp_path / 'pairs.jsonl'}" if is_more else ""
         cli.run_verb("evaluate", request(str(workdir), source, {"resamples": 100}))
         return results(workdir, bucket, model)
 
     on_disk, in_bucket = (measure(*place) for place in places)
-    assert in_bucket.keys() == on_disk.keys() >= {"report.json", "scores.csv"} and is_more == (
-        "ablation.csv" in on_disk
-    )
+    assert in_bucket.keys() == on_disk.keys() >= {"report.json", "scores.csv"}
     assert in_bucket == on_disk
     bucket.written.clear()
     monkeypatch.setattr("ag_jax.probing.measuring.measure", None)

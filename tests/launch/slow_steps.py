@@ -1,7 +1,4 @@
-"""`ag-jax` with steps that take at least $SECONDS_A_STEP seconds, so that tests can interrupt tiny runs.
-
-With $SHOWN, names of environment variables, it prints these in place of running the command.
-"""
+"""`ag-jax` with steps that take at least $SECONDS_A_STEP seconds, so that tests can interrupt tiny runs."""
 
 import os
 import time
@@ -9,8 +6,7 @@ import time
 from ag_jax import main
 from ag_jax.training.stopping import StopSignal
 
-
-def slow_down() -> None:
+if __name__ == "__main__":
     reached = StopSignal.reached
 
     def slowly(self):
@@ -18,11 +14,4 @@ def slow_down() -> None:
         return reached(self)
 
     StopSignal.reached = slowly
-
-
-if __name__ == "__main__":
-    if shown := os.environ.get("SHOWN"):
-        print(" ".join(f"{name}={os.environ.get(name)}" for name in shown.split(",")), flush=True)
-    else:
-        slow_down()
-        main.console()
+    main.console()

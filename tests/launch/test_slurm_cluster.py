@@ -75,19 +75,16 @@ class Site:
             f"--workdir={self.folder / workdir}",
         ]
 
-    def submit(
-        self, *options: str, command: list[str], seconds_a_step: float = 0.0, patience: int = 90, shown: str = ""
-    ) -> "Job":
+    def submit(self, *options: str, command: list[str], seconds_a_step: float = 0.0, patience: int = 90) -> "Job":
         """Submit a command by launch/slurm.sh.
 
         seconds_a_step: how long each step takes at least.
         patience: seconds in which a file must show on every node.
-        shown: names of environment variables that the command prints, in place of what it does.
         """
         script = self.repository / "launch" / "slurm.sh"
         text = (REPOSITORY / "launch" / "slurm.sh").read_text()
         script.write_text(text.replace("patience=90", f"patience={patience}"))
-        environment = self.environment | {"SECONDS_A_STEP": str(seconds_a_step), "SHOWN": shown}
+        environment = self.environment | {"SECONDS_A_STEP": str(seconds_a_step)}
         words = ["bash", str(script), *options, "--", *command]
         done = subprocess.run(words, env=environment, cwd=self.folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -175,29 +172,6 @@ def test_two_nodes_train_one_model(site, expected):
     output = job.ends()
     assert "2 of 2 hosts joined" in output and "on n[1-2], start 1" in output and "done" in output.splitlines()[-1]
     assert_same_end(site.folder / "two", expected, relative=1e-5)
-
-
-def test_each_gpu_has_a_process_that_sees_all_of_its_node(site):
-    names = "SLURMD_NODENAME,SLURM_LOCALID,SLURM_NTASKS,CUDA_VISIBLE_DEVICES,JAX_PLATFORMS"
-    command = site.command("train", "gpus")
-    for nodes, tasks in ((1, 1), (2, 4)):
-        output = site.submit(f"--nodes={nodes}", "--gpus=2", command=command, shown=names).ends()
-        found = sorted(line for line in output.splitlines() if line.startswith("SLURMD_NODENAME"))
-        assert found == [
-            f"SLURMD_NODENAME={node} SLURM_LOCALID={number} SLURM_NTASKS={tasks} CUDA_VISIBLE_DEVICES=0,1 "
-            "JAX_PLATFORMS=cuda,cpu"
-            for node in NODES[:nodes]
-            for number in range(tasks // nodes)
-        ]
-
-
-def test_a_requeued_job_resumes(site, expected):
-    job = site.submit("--time=10", command=site.command("train", "requeued"), seconds_a_step=0.5)
-    job.wait_for("step 20/")
-    site.cluster.run("scontrol", "requeue", job.number)
-    output = job.ends()
-    assert "start 1," in output and "start 2," in output and "start 3," not in output
-    assert_same_end(site.folder / "requeued", expected)
 
 
 def test_a_job_saves_before_its_time_limit_and_is_requeued(site, expected):

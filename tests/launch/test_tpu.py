@@ -116,10 +116,6 @@ class Cloud:
         path = self.folder / f"ag-jax-{worker}"
         return path.read_text().splitlines() if path.exists() else []
 
-    def tpu(self, **changes):
-        path = self.folder / "tpu.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
     def end(self):
         if (self.folder / "tpu.json").exists():
             self.run("tpu_delete.sh", "one", "--yes", "--zone=us-west4-a", "--project=mine")
@@ -172,28 +168,20 @@ def test_the_image_goes_with_the_accelerator(cloud):
 # The arguments after the script's name, and what the message names.
 REFUSED = {
     "tpu_create.sh one --zone=z": "accelerator",
-    "tpu_create.sh --accelerator=v4-8 --zone=z": "which TPU",
     "tpu_create.sh one --accelerator=v4-8 --zone=z --project=p two": "one and two",
-    "tpu_create.sh One --accelerator=v4-8": "small letters",
     "tpu_create.sh one --accelerator=v9-8 --zone=z": "v9-8",
     "tpu_create.sh one --accelerator=v5e-8 --zone=z": "v5litepod-8",
-    "tpu_create.sh one --accelerator=v4 --zone=z": "v4",
     "tpu_create.sh one --accelerator=v4-8": "--zone=ZONE",
     "tpu_create.sh one --accelerator=v4-8 --zone=z": "--project=PROJECT",
     "tpu_create.sh one --accelerator=v4-8 --zone z": "--zone=VALUE",
     "tpu_create.sh one --accelerator=v4-8 --slices=0": "--slices",
-    "tpu_create.sh one --accelerator=v4-8 --slices=two": "--slices",
     "tpu_create.sh one --accelerator=v4-8 --sopt": "--sopt",
-    "tpu_create.sh one --accelerator=v4-8 --colour=red": "--colour=red",
     "tpu_run.sh one": "what shall run",
-    "tpu_run.sh one -- --config=x": "--config=x",
     "tpu_run.sh one --retries=many -- train": "--retries",
-    "tpu_run.sh one train": "one and train",
     "tpu_run.sh two --zone=z --project=p -- train --workdir=gs://b/x": "no TPU two",
     "tpu_run.sh one --zone=z --project=p -- train --workdir=gs://b": "gs://b",
     "tpu_run.sh one --zone=z --project=p -- train": "--workdir",
     "tpu_run.sh one --zone=z --project=p -- train --workdir=outputs/x": "outputs/x",
-    "tpu_logs.sh one --zone=z --project=p --lines=x": "--lines",
 }
 
 
@@ -373,28 +361,6 @@ def test_how_a_command_ends(cloud, case):
     assert len(cloud.ran()) == starts and cloud.verbs().count("queued-resources create") == creations
 
 
-@pytest.mark.exhaustive
-def test_a_creation_that_fails_once_after_a_preemption_is_tried_again(cloud):
-    cloud.fates("preempted", "done")
-    cloud.create("--spot")
-    cloud.plan(refuses=[["queued-resources create", "ERROR: internal"]])
-    result = cloud.train()
-    assert result.returncode == 0 and "2 preemption(s)" in result.stderr
-
-
-@pytest.mark.exhaustive
-def test_a_slice_that_is_lost_has_all_made_again(cloud):
-    cloud.plan(queue=[["ACTIVE"], ["WAITING_FOR_RESOURCES", "ACTIVE"]])
-    assert cloud.run("tpu_create.sh", *SLICES, "--spot").returncode == 0
-    cloud.calls()
-    cloud.tpu(lost=["one-1"])
-    result = cloud.train()
-    assert result.returncode == 0, result.stderr
-    created = [words[2:5] for words in cloud.calls() if words[1] == "create"]
-    assert created == [["one", "--node-count=2", "--node-prefix=one"]]
-    assert cloud.ran(1) == ["train --hosts=auto " + " ".join(TRAIN[1:])]
-
-
 @pytest.mark.parametrize("by_script", [True, False])
 def test_a_tpu_that_somebody_deletes_is_not_made_again(cloud, by_script):
     cloud.fates("waits")
@@ -410,20 +376,6 @@ def test_a_tpu_that_somebody_deletes_is_not_made_again(cloud, by_script):
     assert "queued-resources create" not in cloud.verbs()
     if not by_script:
         (cloud.folder / "deleted.json").rename(cloud.folder / "tpu.json")  # for the clearing up
-
-
-@pytest.mark.exhaustive
-def test_a_tpu_that_somebody_deletes_while_it_is_waited_for_is_not_made_again(cloud):
-    """After a preemption, when there is no capacity."""
-    cloud.plan(queue=[["ACTIVE"], ["WAITING_FOR_RESOURCES"] * 1000])
-    cloud.fates("preempted")
-    cloud.create("--spot")
-    watcher = cloud.start("tpu_run.sh", "one", "--", *TRAIN)
-    wait_until(lambda: "queued-resources create" in cloud.verbs())
-    assert cloud.run("tpu_delete.sh", "one", "--yes").returncode == 0
-    err = watcher.communicate(timeout=30)[1]
-    assert watcher.returncode == 1 and "one was deleted" in err
-    assert "queued-resources create" not in cloud.verbs()
 
 
 @pytest.mark.parametrize(
@@ -502,19 +454,6 @@ def test_a_wrong_command_is_found_before_anything_is_asked_for(cloud, case):
     for verb in (name for name in verbs.RUNNING if "print_config" not in verbs.VERBS[name].flags):
         result = cloud.run("tpu_run.sh", "one", "--dry_run", "--zone=a", "--", verb, "--workdir=gs://bucket/run")
         assert result.returncode == 0 and f"ag-jax {verb}" in result.stderr, result.stderr
-
-
-@pytest.mark.exhaustive
-def test_a_tpu_that_was_made_elsewhere(cloud):
-    cloud.create()
-    cloud.tpu(only_node=True, spot=True)
-    shutil.rmtree(cloud.repository / "runs")
-    place = ("--zone=us-west4-a", "--project=mine")
-    assert "is a spot TPU" in cloud.run("tpu_run.sh", "one", *place, "--", "train", "--workdir=x").stderr
-    assert cloud.train(*place).returncode == 0
-    cloud.fates("preempted")
-    result = cloud.train(*place)
-    assert result.returncode == 1 and "cannot be recreated from here" in result.stderr
 
 
 @pytest.mark.exhaustive

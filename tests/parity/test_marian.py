@@ -173,7 +173,7 @@ def test_logits_attention_and_loss(case):
 
 
 def searched(case, config, sources):
-    """The tokens of the best translations that our search finds, up to the end token."""
+    """The tokens of the best translations that our search finds, up to the end token, their scores, and the batch."""
     model, variables = case.opened.model, {"params": case.opened.params}
     longest = max(map(len, sources)) + 1
     specials = case.opened.tokenizer.specials
@@ -205,11 +205,8 @@ def searched(case, config, sources):
         )
 
     found = search(tokens, segments)
-    return (
-        [found.tokens_BKT[row, 0, : found.lengths_BK[row, 0]].tolist() for row in range(len(sources))],
-        tokens,
-        segments,
-    )
+    best = [found.tokens_BKT[row, 0, : found.lengths_BK[row, 0]].tolist() for row in range(len(sources))]
+    return best, found.scores_BK[:, 0], tokens, segments
 
 
 SEARCHES = {
@@ -239,7 +236,7 @@ def test_tokens_of_searches(case, kind):
     ours, theirs = SEARCHES[kind]
     rng = np.random.default_rng(3)
     sources = [rng.integers(2, case.vocabulary - 1, rng.integers(1, 12)).tolist() for _ in range(32)]
-    found, tokens, segments = searched(case, DecodingConfig(**ours), sources)
+    found, scores, tokens, segments = searched(case, DecodingConfig(**ours), sources)
     end = case.opened.tokenizer.specials.end
     with torch.no_grad():
         generated = case.theirs.generate(
@@ -247,13 +244,17 @@ def test_tokens_of_searches(case, kind):
             attention_mask=torch.tensor(segments, dtype=torch.long),
             max_length=None,
             max_new_tokens=NEW_TOKENS,
+            return_dict_in_generate=True,
+            output_scores=True,
             **theirs,
         )
     expected = []
-    for row in generated[:, 1:].tolist():
+    for row in generated.sequences[:, 1:].tolist():
         expected.append(list(itertools.takewhile(lambda token: token not in (end, case.pad), row)))
         expected[-1] += [end] * (len(expected[-1]) < NEW_TOKENS)
     assert found == expected
+    if kind == "beam" and case.has_padding:
+        np.testing.assert_allclose(scores, generated.sequences_scores.numpy(), rtol=1e-4)
     ended = sum(row[-1] == end for row in found)
     few = f"{ended} of 32 translations ended, which tells little"
     assert ended > 3 and (ended < 32 or kind == "first_ended"), few
