@@ -43,7 +43,7 @@ class Typed:
     width: Annotated[int, ">= 1"] | None = None
     kind: Literal["float32", "bfloat16"] | None = None
     place: str | None = None
-    clip: Annotated[float, "> 0"] | None = 1.0
+    clip: Annotated[float, "> 0", "< 9"] | None = 1.0
     steps: tuple[Annotated[int, ">= 0"], ...] = (0,)
     inner: Part = Part()
 
@@ -115,6 +115,7 @@ def test_what_is_wrong_is_named(values, named):
         ({"width": True}, "^one.width"),
         ({"kind": "float16"}, "^one.kind .*float32, bfloat16, or none"),
         ({"clip": 0}, "^one.clip"),
+        ({"clip": 9}, "^one.clip must be above 0 and below 9, or none, got 9"),
         ({"steps": (1, -1)}, "^one.steps"),
     ],
 )
@@ -130,8 +131,8 @@ def test_annotations_say_what_is_allowed(settings, named):
 def test_values_are_converted():
     values = {"one": {"width": "none", "kind": "none", "place": "none", "clip": None, "mode": "none"}}
     assert parse(Typeds, values).one == Typed(clip=None)
-    assert parse(Typeds, {"one": {"width": 3.0, "share": 1, "steps": [0, 2]}}).one == Typed(
-        width=3, share=1.0, steps=(0, 2)
+    assert parse(Typeds, {"one": {"width": 1.0, "share": 1, "steps": [0, 2]}}).one == Typed(
+        width=1, share=1.0, steps=(0, 2)
     )
     assert parse(Part, {"count": 2**31 - 1}) == Part(count=2**31 - 1)
     for too_large in (2**31, 10**20):

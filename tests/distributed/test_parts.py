@@ -11,6 +11,7 @@ def test_every_piece_is_in_one_share(count, shares):
     assert sorted(number for share in found for number in share) == list(range(count))
     assert found[-1] == {number for number in range(count) if number % shares == shares - 1}
     assert all(found) and numbers_of(ALL, count, "runs") == set(range(count))
+    assert numbers_of(ALL, 0, "runs") == set()
 
 
 def test_more_shares_than_pieces():

@@ -35,8 +35,6 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=2,sched_min_interval=100000,bf_interval=5
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -51,7 +49,6 @@ MessageTimeout=5
 ReturnToService=2
 NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 RealMemory=1000 Gres=gpu:2
 PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 OverSubscribe=NO GraceTime=30
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 OverSubscribe=NO
 """
 
 
@@ -149,11 +146,6 @@ class Cluster:
         """Return the state of each node, such as `idle` or `down`, without the marks for those that do not answer."""
         lines = self.run("sinfo", "--noheader", "--Node", "--format=%N %t", "--partition=test", check=False)
         return dict(line.split() for line in lines.splitlines())
-
-    def job(self, number: str) -> dict[str, str]:
-        """Return what `scontrol show job` says about a job, or about each task of an array together, the first."""
-        shown = self.run("scontrol", "--oneliner", "show", "job", number, check=False)
-        return dict(re.findall(r"(\S+?)=(\S*)", shown.splitlines()[0])) if shown.strip() else {}
 
     def jobs(self, number: str) -> list[dict[str, str]]:
         """Return what `scontrol show job` says about each task of an array."""

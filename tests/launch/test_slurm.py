@@ -220,7 +220,7 @@ ERRORS = {
     "--node=2": "--node=2",
     "--sbatch=partition=gpu": "--sbatch=--partition=gpu",
     "--name=a/b": "--name=a/b",
-    "--": "verb",
+    "--": "what shall run",
     "train --workdir=x": "--",
     "-- trian --workdir=x": "trian",
     "-- train --config=x": "--workdir=DIR",

@@ -189,15 +189,6 @@ def test_a_job_saves_before_its_time_limit_and_is_requeued(site, expected):
     assert_same_end(site.folder / "limited", expected)
 
 
-def test_a_cancelled_job_stays_cancelled(site):
-    job = site.submit("--time=10", command=site.command("train", "cancelled"), seconds_a_step=1.0)
-    job.wait_for("step 5/")
-    site.cluster.run("scancel", job.number)
-    job.ends("CANCELLED")
-    wait_for(lambda: not site.cluster.run("squeue", "--noheader"), 60, "the end of the job")
-    assert any((site.folder / "cancelled" / "checkpoints").iterdir()) and "start 2," not in job.output
-
-
 def test_an_array_of_four_shares_a_comparison(site):
     settings = {"comparison.seeds": "0,1", "training.milestones": "1.0", "training.steps": 10}
     alone = commands.run(
@@ -262,16 +253,3 @@ def test_nodes_without_a_shared_disk(site):
         site.cluster.kill_node("n2")
         site.cluster.start_node("n2")
         wait_for(lambda: set(site.cluster.states().values()) == {"idle"}, 60, "the node to return")
-
-
-def test_a_preempted_job_resumes(site, expected):
-    job = site.submit("--time=10", "--nodes=2", command=site.command("train", "preempted"), seconds_a_step=1.0)
-    job.wait_for("step 10/")
-    urgent = site.cluster.run(
-        "sbatch", "--parsable", "--partition=urgent", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5"
-    ).strip()
-    output = job.ends(seconds=400)
-    assert site.cluster.jobs(urgent)[0]["JobState"] == "COMPLETED"
-    assert "a signal stopped the command: requeueing the job" in output
-    assert "preempted: resumed from the checkpoint of step" in output
-    assert_same_end(site.folder / "preempted", expected, relative=1e-5)

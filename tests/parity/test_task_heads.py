@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'ag_jax[parity]'")
@@ -17,7 +16,6 @@ from ag_jax.finetuning.kinds import KINDS
 from ag_jax.interop import exporting, finetuned, importing, names, opening, task_heads
 from ag_jax.interop.modernbert import MODERNBERT
 from ag_jax.objectives.supervised import Supervised
-from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from tests import tiny
 from tests.cases import some
 from tests.parity import examples
@@ -209,99 +207,6 @@ def test_losses_and_gradients_of_modernbert(kind, tmp_path):
         # Of candidates and of places, a bias that is the same for all is no part of the choice.
         assert scale > 1e-6 or (kind in ("choice", "span") and name == "classifier.bias"), f"{name} has no gradient"
         np.testing.assert_allclose(value, grad, atol=1e-4 * max(scale, 1e-3), err_msg=name)
-
-
-def test_modernbert_fine_tunes_to_the_same_weights_and_scores(tmp_path):
-    """The same masked LM, fine-tuned here and there by AdamW on the same batches: from the same first weights, to the
-    same weights, losses and predictions.
-    """
-    tokenizer = tokenizers.train(TokenizerConfig(kind="byte_bpe", vocabulary_size=300), TEXTS)
-    base = examples.FAMILIES["modernbert"]
-    settings = {"classifier_pooling": "mean", "num_hidden_layers": 3, "global_attn_every_n_layers": 2}
-    settings |= {"hidden_size": 24, "num_attention_heads": 3}
-    base.make(tokenizer.vocabulary_size, tokenizer.specials.pad, 0, **settings).save_pretrained(tmp_path / "theirs")
-    tokenizer.save(tmp_path / "theirs")
-    importing.convert(str(tmp_path / "theirs"), epath.Path(tmp_path / "run"))
-    loaded = T.ModernBertForSequenceClassification.from_pretrained
-    theirs = loaded(tmp_path / "theirs", num_labels=2, attn_implementation="eager").eval()  # without dropout
-    classifier = {
-        "kernel": theirs.classifier.weight.detach().numpy().T,
-        "bias": theirs.classifier.bias.detach().numpy(),
-    }
-    starts = [opening.open_encoder(str(tmp_path / place)) for place in ("theirs", "run")]
-    words = starts[0].params["task_head"]["words"]
-    first = {"encoder": starts[0].params["encoder"], "dense": words["dense"], "norm": words["norm"]}
-    for opened in starts:  # from the file and from the run alike
-        given = opened.params["task_head"]
-        found = {"encoder": opened.params["encoder"], "dense": given["dense"], "norm": given["norm"]}
-        jax.tree.map(np.testing.assert_array_equal, found, first)
-        assert (opened.style, opened.origin.pooling, opened.origin.head_dropout) == ("modernbert", "mean", 0.0)
-    params = {
-        "encoder": opened.params["encoder"],
-        "task_head": {"dense": given["dense"], "norm": given["norm"], "classifier": classifier},
-    }
-    params = jax.tree.map(jnp.asarray, params)
-    head = finetuned.Head("", "classification", ("no", "yes"), opened.style, pooling=opened.origin.pooling)
-    model = head.model(opened.config)
-
-    rng, steps, rate, decay = np.random.default_rng(4), 30, 3e-3, 0.1
-    special = 9
-
-    def draw(rows):
-        """Texts of 4 to 11 tokens; the class is whether one of two words is in them."""
-        tokens, lengths = rng.integers(10, tokenizer.vocabulary_size, (rows, 12)), rng.integers(4, 12, rows)
-        segment_ids = (np.arange(12) < lengths[:, None]).astype(np.int32)
-        classes = rng.integers(0, 2, rows)
-        tokens[np.arange(rows), rng.integers(0, lengths)] = np.where(classes, special, special - 1)
-        tokens = np.where(segment_ids > 0, tokens, tokenizer.specials.pad).astype(np.int32)
-        fields = {"tokens": tokens, "segment_ids": segment_ids, "token_type_ids": np.zeros_like(tokens)}
-        return fields | {"labels": classes.astype(np.int32), "weights": np.ones(rows, np.float32)}
-
-    matrices = [value for value in theirs.parameters() if value.ndim > 1]
-    others = [value for value in theirs.parameters() if value.ndim == 1]
-    torch_adamw = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}], lr=rate, eps=1e-3
-    )
-    optimizer = make_optimizer(
-        OptimizerConfig(learning_rate=rate, decay="constant", epsilon=1e-3, weight_decay=decay, clip_norm=None), steps
-    )
-    state = optimizer.init(params)
-
-    @jax.jit
-    def step(params, state, batch):
-        loss, gradient = jax.value_and_grad(lambda params: our_loss(model, params, batch))(params)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, loss
-
-    losses = []
-    for number in range(steps):
-        batch = draw(16)
-        params, state, loss = step(params, state, batch)
-        torch_adamw.zero_grad()
-        of_theirs = their_loss(theirs, batch, {"labels": batch["labels"]})
-        of_theirs.backward()
-        torch_adamw.step()
-        losses.append((float(loss), of_theirs.item()))
-        if number == 0:
-            check_weights(params, theirs, tokenizer.specials.pad, 1e-5)
-    losses = np.array(losses)
-    assert losses[-5:].mean() < 0.6 * losses[:5].mean(), "nothing was learnt"
-    np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=1e-3, atol=1e-3)
-    check_weights(params, theirs, tokenizer.specials.pad, 1e-2)
-    held_out = draw(64)
-    said = np.asarray(model.apply({"params": params}, held_out, deterministic=True))
-    wanted = ask(theirs, held_out)
-    np.testing.assert_allclose(said, wanted, atol=1e-2)
-    accuracies = [(logits.argmax(-1) == held_out["labels"]).mean() for logits in (said, wanted)]
-    assert accuracies[0] == accuracies[1] > 0.8, accuracies
-
-
-def check_weights(params, theirs, pad, tolerance):
-    for name, value in as_theirs(params, "classification").items():
-        wanted = theirs.state_dict()[name].numpy().copy()
-        if name == "model.embeddings.tok_embeddings.weight":
-            value[pad] = wanted[pad] = 0
-        np.testing.assert_allclose(value, wanted, atol=tolerance, err_msg=name)
 
 
 def test_fine_tuning_starts_from_the_encoder_alone(tmp_path):
