@@ -130,17 +130,3 @@ def test_shares_of_an_array_of_jobs_of_which_one_is_stopped(folder, whole, tmp_p
     assert json.loads(done.stdout) == whole[1] and contents(tmp_path) == contents(whole[0])
     done = start(folder, tmp_path, "--part=4/3").wait()
     assert done.returncode == 1 and "--part" in done.stderr
-
-
-def test_an_array_that_is_larger_than_the_text(folder, tmp_path):
-    done = start(folder, tmp_path, "--part=2/99").wait()
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "--part=2/99" in done.stderr
-    assert not [path for path in (tmp_path / "cache").glob("*") if path.name != "lock.json"], "no tokenizer is trained"
-
-
-def test_every_source_of_a_mixture_is_tokenised_before_one_is_put_together(folder, tmp_path):
-    (tmp_path / "other.txt").write_text(text(5000, 5100))
-    done = start(f"{folder}:1,{tmp_path}/other.txt:3", tmp_path).wait()
-    first, second = json.loads(done.stdout)["sources"]
-    assert (first["source"], second["share of the rows of training"]) == (str(folder), 0.75)
-    assert done.stderr.count("tokenising ") == 1 and "other.txt: 75.00%" in done.stderr
