@@ -262,3 +262,9 @@ def evaluate(objective, params, batch, rngs, step, ports=Ports()) -> Evaluated:
     """Run a forward pass; return its outputs with the loss terms and metrics."""
     outputs = objective.forward(params, batch, rngs, step, ports)
     return Evaluated(*objective.terms(outputs, batch), outputs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def evaluated(objective, params, batch, rngs, step, ports=Ports()) -> Evaluated:
+    """Return what `evaluate` returns, compiled once for all calls with batches of one shape."""
+    return evaluate(objective, params, batch, rngs, step, ports)

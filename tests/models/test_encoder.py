@@ -1,4 +1,4 @@
-"""Ports, dropout, memory and birth of an encoder; what must hold of every encoder is in `test_encoders.py`."""
+"""Ports, dropout, memory, birth and GELU of an encoder; what must hold of every encoder is in `test_encoders.py`."""
 
 import re
 
@@ -7,16 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
+from ag_jax.attention.attack import AttentionMask
+from ag_jax.attention.disentangled import rows_at
+from ag_jax.attention.kernels import reference as kernel
 from ag_jax.attention.multihead import MultiHeadAttention
+from ag_jax.models import layers
 from ag_jax.models.encoder import Encoder, Ports
+from ag_jax.models.layers import gelu
 from ag_jax.models.masked_lm import PretrainingModel
 from tests import reference, tiny
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny.model()
 
 
 @pytest.fixture(scope="module")
@@ -25,66 +26,69 @@ def batch():
 
 
 @pytest.fixture(scope="module")
-def params(model, batch):
-    return tiny.params(model, batch)
+def params(batch):
+    return tiny.params(tiny.model(), batch)
 
 
-@pytest.fixture(scope="module")
-def apply(model):
-    """The model with everything that it can sow."""
-
-    @jax.jit
-    def run(params, batch, ports=Ports()):
-        wanted = ["intermediates", "statistics"]
-        predictions, sown = model.apply({"params": params}, batch, ports=ports, deterministic=True, mutable=wanted)
-        return predictions, sown
-
-    return run
+@jax.jit
+def run(params, batch, ports):
+    """What the model predicts and sows."""
+    wanted = ["intermediates", "statistics"]
+    return tiny.model().apply({"params": params}, batch, ports=ports, deterministic=True, mutable=wanted)
 
 
 def weights_of(sown):
-    return sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0]
+    return np.asarray(sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0])
 
 
 def statistics_of(sown):
     return sown["statistics"]["encoder"]["layers"]["attention"]["guided_heads"][0]
 
 
-def test_rows_sum_to_one_and_padding_is_seen_by_padding_alone(apply, params, batch):
-    weights_NBHQK = np.asarray(weights_of(apply(params, batch)[1]))
-    segments_BL = batch["segment_ids"]
-    np.testing.assert_allclose(weights_NBHQK.sum(-1), 1, rtol=1e-6)
-    together_BQK = segments_BL[:, :, None] == segments_BL[:, None, :]
-    np.testing.assert_array_equal(weights_NBHQK > 0, np.broadcast_to(together_BQK[:, None], weights_NBHQK.shape))
+@pytest.mark.parametrize("shape", [(4, 3, 11, 11), (1, 3, 1, 11)])
+def test_ports_add_to_word_vectors_and_to_the_scores_of_every_layer(params, batch, shape):
+    rng = np.random.default_rng(0)
+    bias, delta = (of.astype(np.float32) for of in (2 * rng.standard_normal(shape), rng.standard_normal((4, 11, 12))))
+    predictions, sown = run(params, batch, Ports(embedding_delta=delta, attention_bias=bias))
+    words, _, weights = reference.predict(tiny.float64(params), batch, tiny.CONFIG, bias_BHQK=bias, delta=delta)
+    # The empty row is left out: what its keys get there is nobody's business.
+    np.testing.assert_allclose(weights_of(sown)[:, :3], weights[:, :3], atol=2e-6)
+    np.testing.assert_allclose(predictions.words_BMV[:3], words[:3], rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("after_dropout", [False, True])
 def test_statistics_under_dropout(params, batch, after_dropout):
-    """Of the softmax itself, or of what dropout leaves of it: then rows no longer sum to 1."""
+    """Of the softmax itself, or of what dropout leaves of it: then rows no longer sum to 1.
+
+    A call draws what it drew before with the key, and layers draw apart.
+    """
     model = tiny.model(attention_dropout=0.4)
     ports = tiny.ports(batch, assignment=(("first", 3),), after_dropout=after_dropout)
+    params = jax.tree.map(lambda leaf: leaf, params)
+    params["encoder"]["layers"] = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 2), params["encoder"]["layers"])
 
     @jax.jit
-    def run(key):
-        wanted = ["intermediates", "statistics"]
-        return model.apply(
-            {"params": params}, batch, ports=ports, deterministic=False, rngs={"dropout": key}, mutable=wanted
-        )
+    def sown(key):
+        wanted = {"rngs": {"dropout": key}, "mutable": ["intermediates", "statistics"]}
+        return model.apply({"params": params}, batch, ports=ports, deterministic=False, **wanted)[1]
 
-    _, sown = run(jax.random.key(0))
-    weights_NBHQK, found = np.asarray(weights_of(sown)), statistics_of(sown)
+    found = sown(jax.random.key(0))
+    weights_NBHQK, statistics = weights_of(found), statistics_of(found)
     np.testing.assert_allclose(weights_NBHQK.sum(-1), 1, rtol=1e-6)
     present_B = batch["segment_ids"].any(-1)
     plain = np.square(weights_NBHQK).sum(-1)[:, present_B]
-    squares = np.asarray(found.sum_of_squares_BHQ)[:, present_B]
-    first, on_first = np.asarray(found.overlap_BHQ)[:, :3], weights_NBHQK[:, :3, :, :, 0]
-    if after_dropout:
-        assert np.abs(squares - plain).max() > 0.1
-        scaled = np.isclose(first, on_first / 0.6, rtol=1e-5)
-        assert (scaled | (first == 0)).all() and 0.4 < scaled.mean() < 0.8
-    else:
+    squares = np.asarray(statistics.sum_of_squares_BHQ)[:, present_B]
+    first, on_first = np.asarray(statistics.overlap_BHQ)[:, :3], weights_NBHQK[:, :3, :, :, 0]
+    if not after_dropout:
         np.testing.assert_allclose(squares, plain, rtol=1e-6)
         np.testing.assert_allclose(first, on_first, rtol=1e-6)
+        return
+    assert np.abs(squares - plain).max() > 0.1
+    scaled = np.isclose(first, on_first / 0.6, rtol=1e-5)
+    assert (scaled | (first == 0)).all() and 0.4 < scaled.mean() < 0.8
+    again, other = (statistics_of(sown(jax.random.key(seed))).overlap_BHQ[:, :3] for seed in (0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert ((first == 0) != (other == 0)).any() and ((first[0] == 0) != (first[1] == 0)).any()
 
 
 def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
@@ -92,137 +96,54 @@ def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
     one = jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"]["attention"])
     one["value"] = {"kernel": jnp.zeros((12, 3, 4)), "bias": jnp.ones((3, 4))}
     # Column h of the output adds up head h.
-    one["output"] = {
-        "kernel": jnp.stack([jnp.eye(3, 12, k=0)[h] for h in range(3)])[:, None, :] * jnp.ones((1, 4, 1)) / 4,
-        "bias": jnp.zeros(12),
-    }
+    one["output"] = {"kernel": jnp.eye(3, 12)[:, None] * jnp.ones((1, 4, 1)) / 4, "bias": jnp.zeros(12)}
     module = MultiHeadAttention(3, 12, 0.4, jnp.dtype("float32"), jax.nn.initializers.zeros)
     hidden = jnp.asarray(np.random.default_rng(0).standard_normal((4, 11, 12)), jnp.float32)
     guides = tiny.guides(batch, (("next", 3),), after_dropout=True)
     segments_BL = jnp.asarray(batch["segment_ids"])
 
     @jax.jit
-    def run(key):
+    def mixed(key):
         settings = {"guides": guides, "deterministic": False, "rngs": {"dropout": key}, "mutable": ["statistics"]}
         return module.apply({"params": one}, hidden, hidden, segments_BL, segments_BL, **settings)
 
-    output, sown = run(jax.random.key(1))
+    output, sown = mixed(jax.random.key(1))
     found = sown["statistics"]["guided_heads"][0]
     # The last row of Next overlaps with 1/n everywhere: sum(H)/n, and the sum of H is the output.
     for row, n in enumerate(tiny.LENGTHS[:3]):
         np.testing.assert_allclose(found.overlap_BHQ[row, :, n - 1] * n, output[row, n - 1, :3], rtol=1e-5)
 
 
-def test_nothing_is_sown_that_nobody_asked_for(model, params, batch):
-    def run(mutable, ports=Ports()):
-        shapes = jax.eval_shape(
-            lambda: model.apply({"params": params}, batch, ports=ports, deterministic=True, mutable=mutable)
-        )
-        return set(shapes[1])
-
-    ports = tiny.ports(batch)
-    assert run([]) == run([], ports) == set()
-    assert run(["statistics"]) == set()
-    assert run(["statistics"], ports) == {"statistics"}
-    assert run(["intermediates"], ports) == {"intermediates"}
-    assert run(["intermediates", "statistics"], ports) == {"intermediates", "statistics"}
-
-
-def test_embedding_delta_is_added_to_the_word_vectors(apply, params, batch):
-    delta = np.random.default_rng(0).standard_normal((4, 11, 12)).astype(np.float32)
-    predictions, _ = apply(params, batch, Ports(embedding_delta=jnp.asarray(delta)))
-    words, *_ = reference.predict(tiny.float64(params), batch, tiny.CONFIG, delta=delta)
-    np.testing.assert_allclose(predictions.words_BMV, words, rtol=1e-5, atol=1e-5)
-
-
 def test_a_float32_delta_leaves_the_layers_in_the_type_of_the_model(batch):
     """Without LayerNorm behind the embeddings, too, where it would widen the sum of residuals."""
     model = tiny.model(embedding_norm=False, dtype="bfloat16")
-    params = tiny.params(model, batch)
+    params = jax.eval_shape(lambda: tiny.params(model, batch))
     delta = Ports(embedding_delta=jnp.zeros((4, 11, 12), jnp.float32))
-    traced = [
-        jax.eval_shape(lambda ports: model.apply({"params": params}, batch, ports=ports, deterministic=True), ports)
-        for ports in (Ports(), delta)
-    ]
-    assert jax.tree.map(lambda leaf: leaf.dtype, traced[0]) == jax.tree.map(lambda leaf: leaf.dtype, traced[1])
-
-
-@pytest.mark.parametrize("shape", [(4, 3, 11, 11), (4, 1, 11, 11), (1, 3, 1, 11)])
-def test_attention_bias_is_added_to_the_scores_of_every_layer(apply, params, batch, shape):
-    bias = 2 * np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    predictions, sown = apply(params, batch, Ports(attention_bias=jnp.asarray(bias)))
-    words, _, weights = reference.predict(tiny.float64(params), batch, tiny.CONFIG, bias_BHQK=bias)
-    # The empty row is left out: what its keys get there is nobody's business.
-    np.testing.assert_allclose(weights_of(sown)[:, :3], weights[:, :3], atol=2e-6)
-    np.testing.assert_allclose(predictions.words_BMV[:3], words[:3], rtol=1e-5, atol=2e-5)
-
-
-def test_ports_can_be_differentiated(model, params, batch):
-    def loss(ports):
-        return model.apply({"params": params}, batch, ports=ports, deterministic=True).words_BMV[0, 0].sum()
-
-    ports = Ports(embedding_delta=jnp.zeros((4, 11, 12)), attention_bias=jnp.zeros((4, 1, 11, 11)))
-    gradient = jax.jit(jax.grad(loss))(ports)
-    for leaf in (gradient.embedding_delta, gradient.attention_bias):
-        assert np.abs(leaf[0]).max() > 1e-6, "the perturbed example answers"
-        assert not np.asarray(leaf[1:]).any(), "the other examples do not"
-
-
-def test_two_calls_draw_the_same_dropout_and_two_layers_do_not(params, batch):
-    model = tiny.model(attention_dropout=0.5, dropout=0.0)
-    same_layer = jax.tree.map(lambda leaf: leaf, params)
-    same_layer["encoder"]["layers"] = jax.tree.map(
-        lambda leaf: jnp.stack([leaf[0], leaf[0]]), params["encoder"]["layers"]
-    )
-
-    @jax.jit
-    def overlaps(key):
-        guides = tiny.guides(batch, (("first", 3),), after_dropout=True)
-        _, sown = model.apply(
-            {"params": same_layer},
-            batch,
-            ports=Ports(guides=guides),
-            deterministic=False,
-            rngs={"dropout": key},
-            mutable=["statistics"],
-        )
-        return statistics_of(sown).overlap_BHQ
-
-    one = np.asarray(overlaps(jax.random.key(0)))
-    np.testing.assert_array_equal(one, overlaps(jax.random.key(0)))
-    assert ((one == 0) != (overlaps(jax.random.key(1)) == 0)).any()
-    assert ((one[0] == 0) != (one[1] == 0)).any()
-
-
-def array_sizes(text):
-    """Numbers of elements of the arrays that a compiled program mentions."""
-    return {
-        int(np.prod([int(size) for size in shape.split(",")])) for shape in re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", text)
-    }
+    run = lambda params, ports: model.apply({"params": params}, batch, ports=ports, deterministic=True)  # noqa: E731
+    types = [jax.tree.map(lambda of: of.dtype, jax.eval_shape(run, params, ports)) for ports in (Ports(), delta)]
+    assert types[0] == types[1]
 
 
 def test_no_array_of_batch_times_length_times_vocabulary():
     B, L, M, V = 3, 31, 4, 1009
-    model = tiny.model(vocabulary_size=V, max_length=L)
-    batch = tiny.batch((31, 20, 9), L, M, V)
+    model, batch = tiny.model(vocabulary_size=V, max_length=L), tiny.batch((31, 20, 9), L, M, V)
     params = jax.eval_shape(lambda: tiny.params(model, batch))
     objective = tiny.guided(model)
 
     def loss(params, batch):
-        return sum(
-            tiny.evaluate(objective, params, batch, {"dropout": jax.random.key(0)}, jnp.int32(0)).totals.values()
-        )
+        return sum(tiny.evaluate(objective, params, batch, None, jnp.int32(0)).totals.values())
 
-    sizes = array_sizes(jax.jit(jax.grad(loss)).lower(params, batch).compile().as_text())
+    text = jax.jit(jax.grad(loss)).lower(params, batch).compile().as_text()
+    shapes = set(re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", text))
+    sizes = {int(np.prod([int(size) for size in shape.split(",")])) for shape in shapes}
     assert B * M * V in sizes, "the logits at the masked positions are not where this test looks for them"
     assert max(sizes) < B * L * V
 
 
-def test_layers_differ_at_birth(model, batch):
-    params = nn.unbox(jax.jit(lambda: model.init(jax.random.key(0), batch, deterministic=True))())["params"]
+def test_layers_differ_at_birth(batch):
+    params = nn.unbox(jax.jit(lambda: tiny.model().init(jax.random.key(0), batch, deterministic=True))())["params"]
     kernel = np.asarray(params["encoder"]["layers"]["attention"]["query"]["kernel"])
-    assert kernel.shape == (2, 12, 3, 4)
-    assert not np.isclose(kernel[0], kernel[1]).any()
+    assert kernel.shape == (2, 12, 3, 4) and not np.isclose(kernel[0], kernel[1]).any()
     table = np.asarray(params["encoder"]["embeddings"]["word"]["embedding"])
     for values in (kernel, table):
         assert abs(values.std() / 0.02 - 1) < 4 / np.sqrt(2 * values.size)
@@ -231,10 +152,63 @@ def test_layers_differ_at_birth(model, batch):
 
 
 def test_encoder_alone_and_model_without_next_sentence(params, batch):
-    encode = jax.jit(lambda params: Encoder(tiny.CONFIG).apply({"params": params}, batch, deterministic=True))
-    hidden = encode(params["encoder"])
-    expected, _ = reference.encode(tiny.float64(params["encoder"]), batch, tiny.CONFIG)
-    np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-5)
+    """Of a mask decoder, the encoder's hidden states are those of the ordinary last layer."""
+    config = tiny.config(**tiny.ENCODERS["deberta_v2"])
+    of_encoder = tiny.params(PretrainingModel(config), batch)["encoder"]
+    hidden = tiny.apply(Encoder(config), of_encoder, batch)
+    expected, decoded, _ = reference.encode_and_decode(tiny.float64(of_encoder), batch, config)
+    present = batch["segment_ids"] > 0
+    np.testing.assert_allclose(hidden[present], expected[present], rtol=1e-5, atol=2e-5)
+    assert np.abs(decoded - expected)[present].max() > 0.1
     without = {"params": {name: params[name] for name in ("encoder", "word_head")}}
     shapes = jax.eval_shape(lambda: PretrainingModel(tiny.CONFIG).apply(without, batch, deterministic=True))
     assert shapes.next_B2 is None and shapes.hidden_BMD.shape == (4, 5, 12) and shapes.embedding_VD.shape == (37, 12)
+
+
+X = np.linspace(-12, 12, 4001)
+
+
+def test_gelu_and_its_derivatives_of_both_modes_and_of_second_order():
+    x = jnp.asarray(X, jnp.float32)
+    np.testing.assert_allclose(gelu(x), X * stats.norm.cdf(X), rtol=2e-6, atol=1e-6)
+    first, second = stats.norm.cdf(X) + X * stats.norm.pdf(X), (2 - X**2) * stats.norm.pdf(X)
+    np.testing.assert_allclose(jax.vmap(jax.grad(gelu))(x), first, atol=1e-6)
+    np.testing.assert_allclose(jax.jvp(gelu, (x,), (jnp.full_like(x, 3.0),))[1], 3 * first, atol=3e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(jax.grad(gelu)))(x), second, atol=2e-6)
+
+
+def test_gelu_in_bfloat16_is_rounded_but_does_not_cancel():
+    x = jnp.asarray(X, jnp.bfloat16)
+    exact = np.asarray(x, np.float64) * stats.norm.cdf(np.asarray(x, np.float64))
+    assert gelu(x).dtype == jax.vmap(jax.grad(gelu))(x).dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(gelu(x), np.float64), exact, rtol=2**-7, atol=2e-6)
+
+
+def test_an_attack_on_some_queries_reads_the_weights_of_all_positions_with_their_bias():
+    """As the mask decoder asks with `mode=bias`: the queries are two of the source's five positions."""
+    rng = np.random.default_rng(0)
+    source_BKD = jnp.asarray(rng.standard_normal((1, 5, tiny.CONFIG.width)), jnp.float32)
+    bias_BHLL = jnp.asarray(3 * rng.standard_normal((1, tiny.CONFIG.heads, 5, 5)), jnp.float32)
+    segments_BK, positions_BQ, read = jnp.ones((1, 5), jnp.int32), jnp.array([[1, 3]]), []
+    module = layers.attention(tiny.CONFIG, kernel.attend)
+    init = jax.jit(lambda: module.init(jax.random.key(0), *[source_BKD] * 2, *[segments_BK] * 2, deterministic=True))
+    params = init()
+
+    def attack(hidden_BLD, visible_BQK, probabilities, key):
+        read.append(probabilities())
+        return AttentionMask(jnp.zeros((1, 1, 5, 5)), counts=jnp.zeros(2))
+
+    def call(query_BQD, segments_BQ, bias, **more):
+        settings = {"bias": bias, "attack": attack, "deterministic": True}
+        return module.apply(params, query_BQD, source_BKD, segments_BQ, segments_BK, **settings, **more)
+
+    @jax.jit
+    def both():
+        whole = call(source_BKD, segments_BK, bias_BHLL)
+        some = {"source_bias": bias_BHLL, "positions_BQ": positions_BQ}
+        part = call(source_BKD[:, [1, 3]], segments_BK[:, :2], rows_at(bias_BHLL, positions_BQ), **some)
+        return whole, part, read
+
+    whole, part, of_both = both()
+    np.testing.assert_allclose(*of_both, rtol=1e-6)
+    np.testing.assert_allclose(part, whole[:, [1, 3]], rtol=1e-5, atol=1e-6)

@@ -30,7 +30,7 @@ def params_of(objective, batch, seed=0):
     """Random ones of the model, and of the adversary, if it has one, with which about half of the units are kept."""
     model = model_of(objective)
     params, rng, shape = tiny.params(model, batch, seed), np.random.default_rng(seed + 1), model.config
-    if objective.penalty is None:
+    if getattr(objective, "penalty", None) is None:
         return params
 
     def linear():
@@ -40,16 +40,19 @@ def params_of(objective, batch, seed=0):
     return params | {"adversary": {"query": linear(), "key": linear()}}
 
 
+def same_text(segments_BL):
+    """Whether query and key are in one text, `B1QK`."""
+    segments_BL = np.asarray(segments_BL)
+    same = segments_BL[:, :, None] == segments_BL[:, None, :]
+    return (same & (segments_BL > 0)[:, :, None])[:, None]
+
+
 class Keeper:
     """The masks of the adversary's parameters, layer by layer, as `reference.encode` asks for them; remembers them."""
 
     def __init__(self, adversary, segments_BL, heads=1):
-        self.adversary, self.segment_ids, self.heads, self.masks = (
-            tiny.float64(adversary),
-            np.asarray(segments_BL),
-            heads,
-            {},
-        )
+        self.adversary, self.heads, self.masks = tiny.float64(adversary), heads, {}
+        self.inside = same_text(segments_BL)
 
     def __call__(self, index, x_BLD):
         query, key = (reference.take_layer(self.adversary[name], index) for name in ("query", "key"))
@@ -62,14 +65,9 @@ class Keeper:
         return self.masks[index]
 
     @property
-    def inside(self):
-        same = self.segment_ids[:, :, None] == self.segment_ids[:, None, :]
-        return (same & (self.segment_ids > 0)[:, :, None])[:, None]
-
-    @property
-    def kept(self):
-        """Kept units of each layer."""
-        return np.array([(mask * self.inside).sum() / self.heads for _, mask in sorted(self.masks.items())])
+    def kept_NB(self):
+        """Kept units of each layer and row."""
+        return np.array([(mask * self.inside).sum((1, 2, 3)) / self.heads for _, mask in sorted(self.masks.items())])
 
 
 def symmetric(clean, other):

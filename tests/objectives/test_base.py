@@ -1,26 +1,31 @@
-"""The contract of objectives: delegation by wrappers, the order of wrappers, and the factors of the loss."""
+"""The contract of objectives: delegation, the factors of the loss, what passes cost, delayed attacks, and refusals."""
 
 import dataclasses
 import functools
 import inspect
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ag_jax import config_reader
+from ag_jax.attention.guidance import GuidanceConfig, guided_layers
 from ag_jax.objectives.adversarial import wrap as adversarial
-from ag_jax.objectives.adversarial.config import AdversarialConfig, FreeLBConfig, SiftConfig, SmartConfig
+from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FreeLBConfig, SiftConfig, SmartConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
+from ag_jax.objectives.adversarial.r_drop import r_drop
+from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
 from ag_jax.objectives.base import Objective, Wrapper, loss_factors
 from ag_jax.objectives.guided import Guided
+from ag_jax.objectives.translation import Translation, TranslationConfig
 from tests import tiny
-from tests.cases import some
-from tests.objectives import adversaries, perturbed
+from tests import tiny_translation as small
+from tests.objectives import perturbed
 
 STEP = perturbed.STEP
-# Attacks are told of dropout, which `r_drop` needs; the models of the cases have none.
-SETTING = adversarial.AttackContext(tiny.config(dropout=0.1), 10)
+SETTING = adversarial.AttackContext(tiny.config(dropout=0.1, embedding_width=3), 10)
 ATTACKS = {
     "bernoulli": AdversarialConfig("bernoulli"),
     "smart": AdversarialConfig("smart", smart=SmartConfig(noise=1e-2, step_size=1e-2, epsilon=0.1)),
@@ -31,66 +36,161 @@ ATTACKS = {
 }
 
 
-def test_a_wrapper_that_overrides_nothing_is_the_inner_objective():
-    """Every method of the contract, on an objective with guidance and several terms."""
-    objective, batch = perturbed.CASES["nsp"]
-    params, expected = perturbed.plain("nsp")
-    wrapped = Wrapper(objective)
-    jax.tree.map(np.testing.assert_array_equal, perturbed.trained(wrapped, params, batch), expected)
-    assert (wrapped.primary_metric, wrapped.prediction_names) == (objective.primary_metric, objective.prediction_names)
-    jax.tree.map(np.testing.assert_array_equal, wrapped.prediction_weights(batch), objective.prediction_weights(batch))
-    both = (jax.jit(functools.partial(of.predict, rngs=None, step=STEP))(params, batch) for of in (wrapped, objective))
-    jax.tree.map(np.testing.assert_array_equal, *both)
-
-
 def test_a_wrapper_delegates_the_whole_contract():
-    """Otherwise a method that is added to the contract would be the base class's in every
-    wrapper, not the inner one's.
-    """
+    """With the arguments in their order, and also what is added to the contract later."""
     derived = {"loss", "loss_of", "value_and_grad"}  # made of the others, so that a wrapper's own terms are in them
-    contract = {name for name, _ in inspect.getmembers(Objective, inspect.isfunction)} | set(Objective.__annotations__)
-    assert contract - derived <= set(vars(Wrapper)) and not derived & set(vars(Wrapper))
+    contract = {name for name, _ in inspect.getmembers(Objective, inspect.isfunction)} - derived
+    assert not derived & set(vars(Wrapper))
+    names = {name: lambda self, *given, name=name: (name, *given) for name in contract}
+    inner = type("Inner", (Objective,), {**names, "primary_metric": "metric", "prediction_names": "names"})()
+    for name in contract:
+        given = tuple(range(len(inspect.signature(getattr(Objective, name)).parameters) - 1))
+        assert getattr(Wrapper(inner), name)(*given) == (name, *given)
+    assert (Wrapper(inner).primary_metric, Wrapper(inner).prediction_names) == ("metric", "names")
 
 
 def test_what_computes_its_own_gradient_is_outermost():
-    freelb = FreeLB(perturbed.Linear(), FreeLBConfig(), 3)
-    guided = tiny.guided(tiny.model())
-    with pytest.raises(ValueError, match="FreeLB .* wrap it around Guided"):
+    other = type("Other", (FreeLB,), {})  # inherits the gradient
+    freelb, guided = other(perturbed.Linear(), FreeLBConfig(), 3), tiny.guided(tiny.model())
+    with pytest.raises(ValueError, match="Other .*Guided"):
         dataclasses.replace(guided, inner=freelb)
     for method, config in ATTACKS.items():
-        with pytest.raises(ValueError, match="FreeLB computes its gradient itself and must be the outermost"):
+        with pytest.raises(ValueError, match="outermost"):
             adversarial.wrap(freelb, config, SETTING)
-        inner = adversarial.wrap(guided, config, SETTING).inner
-        assert isinstance(inner, Guided), method
+        assert isinstance(adversarial.wrap(guided, config, SETTING).inner, Guided), method
 
 
-def test_a_subclass_of_it_is_outermost_too():
-    class Other(FreeLB):
-        """Inherits the gradient."""
-
-    with pytest.raises(ValueError, match="Other computes its gradient itself"):
-        Wrapper(Other(perturbed.Linear(), FreeLBConfig(), 3))
-
-
-@pytest.mark.parametrize("method", some(ATTACKS, "freelb", "sift"))
+@pytest.mark.parametrize("method", ATTACKS)
 def test_loss_and_gradient_are_those_of_the_terms_and_factors_given(method):
-    """Factors of a larger batch, as microbatches get them: twice the weights halve loss and gradient of every term."""
-    inner, batch = perturbed.CASES["guided"]
+    """Factors of a larger batch, as microbatches get them: half of them halve loss and gradient of every term."""
+    inner, batch = perturbed.Linear(has_size=True), perturbed.linear_batch()
     objective = adversarial.wrap(inner, ATTACKS[method], SETTING)
-    params = adversaries.params_of(objective, batch) if method == "asa" else perturbed.params_of(inner, batch)
     factors = loss_factors(objective, batch, STEP)
     weights, coefficients = objective.normalizers(batch), objective.coefficients(STEP)
-    assert {"task", "ag"} <= factors.keys() == weights.keys() == coefficients.keys()
-    for found, wanted in ((weights, inner.normalizers(batch)), (coefficients, inner.coefficients(STEP))):
-        assert {term: float(found[term]) for term in wanted} == {term: float(wanted[term]) for term in wanted}
+    added = {"sift": {"sift": 5}, "freelb": {}, "asa": {"asa": 1, "penalty": 0.09}, "bernoulli": {"masking": 1}}
+    added = added.get(method, {method: 1})
+    assert {**coefficients} == pytest.approx({"task": 1, "size": 0.5, **added})
+    assert weights == {"task": 3, "size": 7, **dict.fromkeys(added, 3)}
     for term, factor in factors.items():
         np.testing.assert_allclose(factor, coefficients[term] / weights[term], rtol=1e-6)
-    run = jax.jit(lambda factors: objective.value_and_grad(params, batch, {"dropout": perturbed.KEY}, STEP, factors))
+    nothing = jax.tree.map(np.zeros_like, batch)
+    assert loss_factors(objective, nothing, STEP) == coefficients, "without examples the divisor is 1"
+    if method in ("asa", "bernoulli"):
+        return  # of a model with attention
+    run = jax.jit(functools.partial(objective.value_and_grad, perturbed.W, batch, {"dropout": perturbed.KEY}, STEP))
     (loss, metrics), gradient = run(factors)
     (half, again), half_gradient = run({term: factor / 2 for term, factor in factors.items()})
     np.testing.assert_allclose(half, loss / 2, rtol=1e-5)
     perturbed.close(half_gradient, jax.tree.map(lambda leaf: leaf / 2, gradient), rtol=1e-4)
     for name in metrics:
         np.testing.assert_allclose(again[name][0], metrics[name][0], rtol=1e-5, atol=1e-6, err_msg=name)
-    without = run(factors | {"ag": jnp.float32(0)})[0][0]
-    assert without < loss, "every term has a factor"
+    assert run(factors | {"size": jnp.float32(0)})[0][0] < loss, "every term has a factor"
+
+
+@functools.cache
+def priced():
+    model = tiny.task_model("classification", width=96, heads=3, feedforward=384, dropout=0.1)
+    objective, batch = tiny.supervised(model), tiny.task_batch("classification")
+    params = perturbed.params_of(objective, batch)
+    return objective, batch, params, perturbed.flops(objective, params, batch)
+
+
+@pytest.mark.parametrize(
+    ("attack", "passes"),
+    [
+        (lambda inner: FreeLB(inner, FreeLBConfig(steps=2, count="fairseq"), 96), 3),
+        # A pass is one part forward and two backward; for each step of the noise there is one of each.
+        (lambda inner: adversarial.smart(inner, SmartConfig(steps=2), 96), 2 + 2 * 2 / 3),
+        pytest.param(lambda inner: r_drop(inner, ATTACKS["r_drop"].r_drop), 2, marks=pytest.mark.exhaustive),
+    ],
+    ids=["freelb", "smart", "r_drop"],
+)
+def test_a_step_costs_as_many_passes(attack, passes):
+    objective, batch, params, plain = priced()
+    assert 0.9 * passes < perturbed.flops(attack(objective), params, batch) / plain < 1.1 * passes
+
+
+def freelb(begin):
+    attacked = FreeLB(perturbed.Linear(), FreeLBConfig(init_magnitude=1.0, begin_step=begin), 3)
+    return attacked, perturbed.linear_batch(), perturbed.W
+
+
+def asa(begin):
+    objective, batch, params, _ = perturbed.classification()
+    attacker = LearntMasks(AsaConfig(delay_steps=begin), objective.model.config)
+    adversary = {"adversary": nn.unbox(attacker.init(jax.random.key(1)))}
+    return adversarial_self_attention(objective, attacker), batch, params | adversary
+
+
+@pytest.mark.parametrize(("attack", "metric", "microbatches"), [(freelb, "delta_norm", 2), (asa, "masked", 1)])
+def test_until_an_attack_begins_a_step_is_that_without_it(attack, metric, microbatches):
+    delayed, batch, params = attack(5)
+    for step, alone in ((4, delayed.inner), (5, attack(0)[0])):
+        loss, metrics, gradient = perturbed.trained(delayed, params, batch, microbatches, jnp.int32(step))
+        expected = perturbed.trained(alone, params, batch, microbatches, jnp.int32(step))
+        assert loss == expected[0]
+        jax.tree.map(np.testing.assert_array_equal, gradient, expected[2])
+        for name, (total, weight) in metrics.items():
+            wanted = expected[1].get(name, (0 * total, 0 * weight))  # a weight of 0 stands for no measurement
+            jax.tree.map(np.testing.assert_array_equal, (total, weight), wanted)
+        assert np.any(metrics[metric][1]) == (step == 5)
+
+
+def wrapped(config, encoder=tiny.CONFIG, inner=None):
+    return adversarial.wrap(inner or perturbed.Linear(), config, adversarial.AttackContext(encoder, 10))
+
+
+def layers(text):
+    return guided_layers(GuidanceConfig("loss", layers=text), (False,) * 3, None)
+
+
+def pairs(*tests):
+    return TranslationConfig(tests=tests)
+
+
+def made(*kind_and_style):
+    return tiny.task_model(*kind_and_style).init(jax.random.key(0), {}, deterministic=True)
+
+
+SMART, RMS = AdversarialConfig("smart"), tiny.config(norm="rms", norm_biases=False)
+DELAYED = AdversarialConfig("asa", asa=AsaConfig(delay_steps=8))
+LATE = AdversarialConfig("freelb", freelb=FreeLBConfig(begin_step=3))
+REFUSED = [
+    (lambda: wrapped(ATTACKS["r_drop"]), "attention_dropout"),
+    (lambda: wrapped(ATTACKS["sift"], RMS), "sift.normalize"),
+    (lambda: wrapped(ATTACKS["sift"], small.CONFIG, Translation(small.model())), "model.embedding_norm"),
+    (lambda: wrapped(SMART, tiny.config(dtype="bfloat16")), "smart.epsilon"),
+    (lambda: AdversarialConfig("scheduled"), "masking.trace"),
+    (lambda: DELAYED.check_begins(8, 1), "asa.delay_steps"),
+    (lambda: DELAYED.check_begins(10, 2), "asa.delay_steps"),  # its warm-up would not end
+    (lambda: LATE.check_begins(3, 0), "freelb.begin_step"),
+    (lambda: config_reader.check(FreeLBConfig(steps=0), "adversarial.freelb"), "adversarial.freelb.steps"),
+    (lambda: pairs("a=b"), "translation.tests"),
+    (lambda: pairs("a==c"), "translation.tests"),
+    (lambda: pairs("a=b=c", "a=d=e"), "a, a"),
+    (lambda: pairs("a=b=c", "wmt14/en=d=e"), "wmt14/en"),
+    (lambda: pairs("..=b=c"), "translation.tests"),
+    (lambda: layers("3"), "'3'"),
+    (lambda: layers("2-1"), "2-1"),
+    (lambda: layers("0,,1"), "''"),
+    (lambda: layers("local"), "local"),
+    (lambda: made("haiku"), "haiku"),
+    (lambda: made("span", "xlnet"), "xlnet"),
+]
+
+
+@pytest.mark.parametrize(("attempt", "named"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+def test_what_cannot_be_is_refused(attempt, named):
+    with pytest.raises(ValueError, match=named):
+        attempt()
+
+
+def test_what_can_be_is_not_refused():
+    for dtype, settings in (("float32", {}), ("bfloat16", {"epsilon": 2e-3}), ("bfloat16", {"mtdnn_compat": True})):
+        config = AdversarialConfig("smart", smart=SmartConfig(**settings))
+        assert wrapped(config, tiny.config(dtype=dtype)).term == "smart"
+    assert wrapped(AdversarialConfig("sift", sift=SiftConfig(normalize="unit")), RMS).term == "sift"
+    assert pairs("one=a.en=a.de").test_sets == {"one": ("a.en", "a.de")}
+    DELAYED.check_begins(10, 1), LATE.check_begins(4, 9), AdversarialConfig("smart", asa=DELAYED.asa).check_begins(1, 0)
+    assert wrapped(AdversarialConfig()) == perturbed.Linear()
+    assert all(adversarial.init(AdversarialConfig(of), tiny.CONFIG, STEP) == {} for of in ("none", "bernoulli"))
