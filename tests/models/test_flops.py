@@ -71,8 +71,6 @@ def test_parts_of_deberta_by_hand():
     assert counted.decoder == 6 * (2 * of_a_pass + 44 * 2 * 144 + projections)
     assert counted.total == counted.body + counted.attention + counted.head + counted.decoder
 
-
-def test_embeddings_of_their_own_width_by_hand():
     counted = flops.step_flops(tiny.config(embedding_width=7), rows=4, length=11, predicted=5)
     assert counted.body == 6 * 44 * (2 * (4 * 144 + 2 * 12 * 22) + 7 * 12)
     assert counted.head == 6 * 20 * (12 * 7 + 7 * 37)

@@ -21,7 +21,7 @@ from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from tests import reference, tiny
 from tests.objectives import perturbed
-from tests.objectives.adversaries import RNGS, STEP, attacked, params_of, same_text, symmetric
+from tests.objectives.perturbed import RNGS, STEP, attacked, params_of, same_text, symmetric
 
 LENGTHS = (11, 7, 5, 0, 9, 4, 11, 2)
 

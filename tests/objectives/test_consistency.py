@@ -71,7 +71,7 @@ def test_classes_and_numbers(config):
     np.testing.assert_allclose(found[1], slopes, atol=1e-5)
     assert same[0] == 0
     wanted, slopes = expected(*(np.stack([of, 0 * of], -1) for of in numbers), WEIGHTS, config)
-    np.testing.assert_allclose(yes[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(yes[0], wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(yes[1], [of[..., 0] for of in slopes], atol=1e-6)
     cases = (single, numbers, WEIGHTS, 1), (vectors, values, WEIGHTS[..., None], 5)
     for (value, of), (a, b), weights, divisor in cases:

@@ -120,7 +120,7 @@ def test_an_encoder_is_trained_as_by_a_plain_loop_also_in_parts():
 @pytest.mark.parametrize("max_norm", [0.5, None])
 def test_each_text_begins_and_moves_on_its_own(max_norm):
     """Also in packed rows: uniform in a box whose corners have the initial length, then along its own slope."""
-    config = FreeLBConfig(init_magnitude=0.4, step_size=0.3, max_norm=max_norm)
+    config = FreeLBConfig(init_magnitude=0.4, step_size=0.45, max_norm=max_norm)
     attacked, segments_BL = FreeLB(perturbed.Linear(), config, 5), tiny.mixed_batch()["segment_ids"]
     first = np.asarray(attacked.init(perturbed.KEY, jnp.asarray(segments_BL)))
     uniform = np.asarray(dropout.uniform(perturbed.KEY, first.shape))
@@ -130,7 +130,7 @@ def test_each_text_begins_and_moves_on_its_own(max_norm):
     for row, of_row in enumerate(segments_BL):
         for text in reference.texts(of_row):
             wanted[0, row, text] = 0.4 / np.sqrt(len(text) * 5) * (2 * uniform[row, text] - 1)
-            step = slope[row, text] * 0.3 / np.linalg.norm(slope[row, text])
+            step = slope[row, text] * 0.45 / np.linalg.norm(slope[row, text])
             length = np.linalg.norm(wanted[0, row, text] + step)
             cut.append(length > 0.5)
             wanted[1, row, text] = (wanted[0, row, text] + step) * min(1, (max_norm or 9) / length)

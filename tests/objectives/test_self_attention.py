@@ -1,5 +1,6 @@
 """Adversarial self-attention: equations 9 and 10 in numpy for every head, and who learns what from which term."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +11,13 @@ from ag_jax.attention import guidance
 from ag_jax.models.heads import HEADS, KINDS
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.objectives.adversarial.self_attention import LearntMasks
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.objectives.sentences import Sentences
 from tests import reference, tiny
 from tests.cases import some
 from tests.objectives import perturbed
-from tests.objectives.adversaries import RNGS, STEP, Keeper, attacked, params_of, symmetric
+from tests.objectives.perturbed import RNGS, STEP, Keeper, attacked, params_of, symmetric
 from tests.objectives.test_supervised import check_loss, flat_rows, numpy_logits
 
 HEAD = Sentences("head", texts=2)
@@ -274,15 +274,14 @@ def test_dropout_of_the_attacked_pass(dropout):
 
 
 def test_an_adversary_at_birth():
-    """Kernels of every layer are drawn apart, with the encoder's deviation; biases are zero."""
+    """Layers are drawn apart, with the encoder's deviation and no biases; `keep_init` is the share that is kept."""
     config = tiny.config(width=48)
-    attacker = attacked(Pretraining(PretrainingModel(config)), shape=config).attacker
-    assert isinstance(attacker, LearntMasks)
-    params = jax.tree.map(
-        lambda box: np.asarray(box.value), attacker.init(jax.random.key(0)), is_leaf=lambda box: hasattr(box, "value")
-    )
+    attacker = attacked(Pretraining(PretrainingModel(config)), shape=config, keep_init=0.8).attacker
+    params = nn.unbox(attacker.init(jax.random.key(0)))
     kernels = np.concatenate([params[name]["kernel"] for name in ("query", "key")])
-    assert kernels.shape == (4, 48, 48)
-    np.testing.assert_allclose(kernels.std((1, 2)), 0.02, rtol=0.1)
+    np.testing.assert_allclose(kernels.std((1, 2)), [0.02] * 4, rtol=0.1)
     assert np.abs(np.corrcoef(kernels.reshape(4, -1)) - np.eye(4)).max() < 0.1
     assert not params["query"]["bias"].any() and params["key"]["bias"].shape == (2, 48)
+    first = jax.tree.map(lambda leaf: leaf[0], attacker({"adversary": params}, {}, STEP))
+    scores = jax.jit(first.scores)(jax.random.normal(jax.random.key(1), (8, 64, 48)))
+    np.testing.assert_allclose((scores > 0).mean(), 0.8, atol=0.05)
