@@ -14,24 +14,19 @@ from tests import tiny, vaswani
 from tests import tiny_translation as small
 from tests.cases import some
 
+LIKE_T2T = {"sinusoid": "tensor2tensor", "activation": "silu", "feedforward_biases": False, "embedding_scale": False}
+# Everything that an encoder has today, and a projection of the embeddings.
+LIKE_BERT = {
+    "positions": "learned",
+    "position_offset": 2,
+    "token_types": 2,
+    "embedding_norm": True,
+    "activation": "gelu",
+}
 STYLES = {
     "vaswani": ({"attention_biases": False}, {}),
-    "tensor2tensor": (
-        {"sinusoid": "tensor2tensor", "activation": "silu", "feedforward_biases": False, "embedding_scale": False},
-        {"angles": "tensor2tensor", "activation": "silu", "scale": False},
-    ),
-    # Everything that an encoder has today, and a projection of the embeddings.
-    "bert": (
-        {
-            "positions": "learned",
-            "position_offset": 2,
-            "token_types": 2,
-            "embedding_norm": True,
-            "embedding_width": 10,
-            "activation": "gelu",
-        },
-        {"angles": None, "offset": 2, "activation": "gelu"},
-    ),
+    "tensor2tensor": (LIKE_T2T, {"angles": "tensor2tensor", "activation": "silu", "scale": False}),
+    "bert": (LIKE_BERT | {"embedding_width": 10}, {"angles": None, "offset": 2, "activation": "gelu"}),
 }
 FIXED = {"learned": None, "fixed": False, "normalized": True}
 CASES = some(

@@ -45,11 +45,8 @@ def test_a_mesh_trains_the_same(eight_devices):
     model = tiny.model(heads=4, width=16, dropout=0.1, attention_dropout=0.2)
     inner = tiny.guided(model, objective=lambda model: Pretraining(model, Sentences("head")))
     objective = attacked(inner, shape=model.config, tau=0.1)
-    optimizer = make_optimizer(
-        OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-3),
-        10,
-        AdversaryOptimizer(OptimizerConfig(learning_rate=2e-2, epsilon=1e-3)),
-    )
+    own = AdversaryOptimizer(OptimizerConfig(learning_rate=2e-2, epsilon=1e-3))
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-3), 10, own)
     example, batches = tiny.batch(), [tiny.batch(2 * LENGTHS, seed=seed) for seed in range(2)]
 
     def init(key):

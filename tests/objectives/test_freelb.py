@@ -46,8 +46,7 @@ def released_program(first, config, numbers):
     """Means over passes of what `numbers` returns at the perturbations of the authors' programs, and these.
 
     `freelb_train_step` of fairseq has a pass, then `steps` times an ascent and a pass; run_glue_freelb.py has `steps`
-    passes, and an ascent after each but the last. Without an initial magnitude the first pass is at the words
-    themselves. All passes have equal shares, and gradients add up. The last of the numbers is the slope to ascend.
+    passes, and an ascent after each but the last. The last of the numbers is the slope to ascend.
     """
     delta, found, deltas = np.asarray(first, np.float64), [], []
     for number in range(config.steps + (config.count == "fairseq")):

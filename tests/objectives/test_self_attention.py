@@ -196,10 +196,8 @@ def test_a_training_step_sums_all_terms_also_in_parts(case):
     weights, coefficients = objective.normalizers(batch), objective.coefficients(STEP)
     factors = {term: float(coefficients[term] / weights[term]) for term in totals}
     loss = sum(factors[term] * float(total) for term, total in totals.items())
-    expected = jax.tree.map(
-        lambda *of: sum(a * b for a, b in zip(factors.values(), of, strict=True)),
-        *(gradients[term] for term in factors),
-    )
+    scaled = [jax.tree.map(lambda leaf, by=by: by * leaf, gradients[term]) for term, by in factors.items()]
+    expected = jax.tree.map(lambda *leaves: sum(leaves), *scaled)
     whole, parts = (perturbed.trained(objective, params, batch, microbatches) for microbatches in (1, 4))
     for found in (whole, parts):
         np.testing.assert_allclose(found[0], loss, rtol=1e-6)
@@ -230,26 +228,23 @@ def test_who_learns_from_which_term(case):
 
 
 def test_the_gradient_of_the_model_is_the_slope_and_that_of_the_adversary_is_reversed(case):
-    """The model's along a direction short enough for no mask to change; a step of descent of the adversary raises D."""
+    """Along a way so short that no mask changes; steps of descent of the adversary raise the divergence and penalty."""
     objective, batch, params, gradients, before = case
-    rng, of = np.random.default_rng(3), dict(gradients["asa"])
-    size, rngs = 2e-4, {"dropout": perturbed.KEY}
+    rng, model = np.random.default_rng(3), {name: of for name, of in gradients["asa"].items() if name != "adversary"}
 
     def totals(way, size):
         moved = {name: jax.tree.map(lambda leaf, to: leaf + size * to, params[name], way[name]) for name in way}
-        return evaluated(objective, params | moved, batch, rngs).totals
+        return evaluated(objective, params | moved, batch, {"dropout": perturbed.KEY}).totals
 
-    way = {
-        name: jax.tree.map(lambda leaf: np.float32(rng.standard_normal(leaf.shape)), tree) for name, tree in of.items()
-    }
-    mine = {"adversary": of.pop("adversary")}
-    adversary = jax.tree.map(lambda leaf: -np.asarray(leaf) / norm(mine), mine)
-    del way["adversary"]
-    ahead, behind = totals(way, size), totals(way, -size)
+    way = jax.tree.map(lambda leaf: np.float32(rng.standard_normal(leaf.shape)), model)
+    ahead, behind = totals(way, 2e-4), totals(way, -2e-4)
     assert ahead["penalty"] == behind["penalty"], "the masks changed"
-    slope = sum(jax.tree.leaves(jax.tree.map(lambda one, other: (one * other).sum(), of, way)))
-    np.testing.assert_allclose((ahead["asa"] - behind["asa"]) / (2 * size), slope, rtol=3e-2)
-    assert totals(adversary, 0.05)["asa"] > 1.001 * before["asa"]
+    slope = sum(jax.tree.leaves(jax.tree.map(lambda one, other: (one * other).sum(), model, way)))
+    np.testing.assert_allclose((ahead["asa"] - behind["asa"]) / 4e-4, slope, rtol=3e-2)
+    for term, size in (("asa", 0.05), ("penalty", 0.3)):
+        of, length = gradients[term]["adversary"], norm(gradients[term]["adversary"])
+        down = jax.tree.map(lambda leaf, length=length: -np.asarray(leaf) / length, of)
+        assert totals({"adversary": down}, size)[term] > 1.001 * before[term]
 
 
 def test_an_evaluation_is_that_of_the_clean_model(case):
