@@ -13,7 +13,14 @@ import pytest
 from ag_jax import config_reader
 from ag_jax.attention.guidance import GuidanceConfig, guided_layers
 from ag_jax.objectives.adversarial import wrap as adversarial
-from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FreeLBConfig, SiftConfig, SmartConfig
+from ag_jax.objectives.adversarial.config import (
+    AdversarialConfig,
+    AsaConfig,
+    FixedMaskConfig,
+    FreeLBConfig,
+    SiftConfig,
+    SmartConfig,
+)
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.r_drop import r_drop
 from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
@@ -194,3 +201,16 @@ def test_what_can_be_is_not_refused():
     DELAYED.check_begins(10, 1), LATE.check_begins(4, 9), AdversarialConfig("smart", asa=DELAYED.asa).check_begins(1, 0)
     assert wrapped(AdversarialConfig()) == perturbed.Linear()
     assert all(adversarial.init(AdversarialConfig(of), tiny.CONFIG, STEP) == {} for of in ("none", "bernoulli"))
+
+
+@pytest.mark.parametrize(
+    ("method", "section", "sentence"),
+    [("asa", "asa", "none"), ("magnitude", "masking", "squares"), ("freelb", "freelb", "none"), ("none", "", "none")],
+)
+def test_the_settings_of_a_method(method, section, sentence):
+    """Other sections are not in effect; only attacks on attention compare first positions."""
+    others = {"masking": FixedMaskConfig(sentence="squares"), "asa": AsaConfig(tau=0.1, sentence="none")}
+    config = AdversarialConfig(method, **others, freelb=FreeLBConfig(steps=3))
+    assert config.in_effect == AdversarialConfig(method, **({section: getattr(config, section)} if section else {}))
+    assert config.attention_attack == others.get(section) and config.sentence_prediction == sentence
+    assert AsaConfig(tau=0.1).penalty == pytest.approx(0.01) and AsaConfig(tau=0.1, tau_power=1).penalty == 0.1
