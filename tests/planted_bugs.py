@@ -776,7 +776,7 @@ BUGS = (
         "ag_jax/finetuning/config.py",
         "min(math.ceil(self.warmup_fraction * steps), steps - 1)",
         "math.ceil(self.warmup_fraction * steps)",
-        "tests/finetuning/test_configs.py",
+        "tests/finetuning/test_config.py",
     ),
     Bug(
         "rows that are missing before a checkpoint are not noticed",

@@ -3,20 +3,19 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.tasks.rows import RowSettings
 from ag_jax.data.tasks.task import Examples, Referent
-from ag_jax.finetuning import comparison, kinds, suite
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning import comparison, kinds
 from ag_jax.finetuning.job import make_head
-from ag_jax.interop import exporting, finetuned, names, opening
-from ag_jax.interop.finetuned import FineTuned
+from ag_jax.interop import exporting, opening
 from ag_jax.pretraining import run
+from tests import tiny
 from tests.finetuning import tasks, tiny_tasks
 
 CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs" / "roberta" / "table5_glue.py"
@@ -28,34 +27,29 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_tasks.checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    tiny_tasks.write(folder)
-    of_split = {"train": ("good", "bad", "warm", "cold"), "dev": ("funny", "boring"), "test": ("tired",)}
-    for split, words in of_split.items():
+def wnli(data, tmp_path_factory):
+    folder = pathlib.Path(shutil.copytree(data, tmp_path_factory.mktemp("wnli") / "data"))
+    (folder / "WNLI").mkdir()
+    for split, words in {
+        "train": ("good", "bad", "warm", "cold"),
+        "dev": ("funny", "boring"),
+        "test": ("tired",),
+    }.items():
         found = [(text.format(word), other.format(word), label) for word in words for text, other, label in PAIRS]
-        header, width = ["index", "sentence1", "sentence2", "label"], 4 - (split == "test")
-        lines = [header, *([number, *row] for number, row in enumerate(found))]
-        (folder / "WNLI").mkdir(exist_ok=True)
-        (folder / "WNLI" / f"{split}.tsv").write_text(
-            "".join("\t".join(map(str, line[:width])) + "\n" for line in lines)
-        )
+        lines = [["index", "sentence1", "sentence2", "label"], *([number, *row] for number, row in enumerate(found))]
+        width = 4 - (split == "test")
+        text = "".join("\t".join(map(str, line[:width])) + "\n" for line in lines)
+        (folder / "WNLI" / f"{split}.tsv").write_text(text)
     return folder
 
 
-def test_the_command(model, data, tmp_path, one_device):
-    source = f"{CONFIG}:checkpoint={model},tasks=wnli,seeds=2,scale=small,data={data}"
+def test_the_command(checkpoint, wnli, tmp_path, one_device):
+    source = f"{CONFIG}:checkpoint={checkpoint},tasks=wnli,seeds=2,scale=small,data={wnli}"
     few = tiny_tasks.FEW | {"max_length": 32, "epochs": 2}
     overrides = {f"tasks.wnli.{key}": value for key, value in few.items()} | {"keep": "best"}
     report = comparison.finetune(source, overrides, epath.Path(tmp_path / "w"))
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["wnli"]
-    shown = numbers["arms"]["score"]["splits"]["validation"]["accuracy"]
-    averages = []
+    shown, averages = numbers["arms"]["score"]["splits"]["validation"]["accuracy"], []
     for seed in (0, 1):
         (directory,) = (tmp_path / "w" / "wnli").glob(f"*seed{seed}")
         for split, count in (("validation", 6), ("test", 3)):
@@ -72,59 +66,41 @@ def test_the_command(model, data, tmp_path, one_device):
     together = (np.mean(averages, axis=0).argmax(1) == 0).astype(int)
     table = (tmp_path / "w" / "submission" / "WNLI.tsv").read_text().splitlines()
     assert table == ["index\tprediction", *(f"{number}\t{value}" for number, value in enumerate(together))]
-    assert "wnli: 4 of the train examples have a wrong phrase, or no other one, and cannot" in report.read_text()
+    assert "wnli: 4 of the train examples" in report.read_text()
 
     kept = next(path for path in (tmp_path / "w" / "wnli").iterdir() if (path / "weights").exists())
-    with pytest.raises(ValueError, match="transformers has no class that ranks phrases for a pronoun"):
+    with pytest.raises(ValueError, match="ranks phrases"):
         exporting.convert(epath.Path(kept), None, str(tmp_path / "hf"))
     # A trial is no start for another one, as it is opened without a head for masked words.
-    with pytest.raises(ValueError, match=r"tasks.wnli.ranking needs a checkpoint .*but .*seed.* has none that a task"):
-        comparison.finetune(source.replace(str(model), str(kept)), overrides, epath.Path(tmp_path / "x"))
-    values = config_reader.default(FinetuningConfig)
-    values.update(checkpoint=str(model), data=str(data))
-    for task in ("sst2", "wnli"):
-        values.tasks[task] = config_reader.default(Recipe)
-        values.tasks[task].update(max_length=24)
-    values.tasks.wnli.update(ranking=True, initial_task="sst2")
-    with pytest.raises(ValueError, match=r"tasks.wnli.initial_task must be none with ranking=True, got 'sst2'"):
-        suite.prepare(config_reader.parse(FinetuningConfig, values), epath.Path(tmp_path / "y"))
+    assert not opening.open_encoder(str(kept)).has_words
+    with pytest.raises(ValueError, match="tasks.wnli.ranking .*seed"):
+        comparison.finetune(source.replace(str(checkpoint), str(kept)), overrides, epath.Path(tmp_path / "x"))
+    chained = source.replace("tasks=wnli", "tasks=wnli,sst2")
+    with pytest.raises(ValueError, match="tasks.wnli.initial_task"):
+        comparison.finetune(chained, overrides | {"tasks.wnli.initial_task": "sst2"}, epath.Path(tmp_path / "y"))
 
 
-def test_scores_are_those_of_the_model_of_pre_training(model):
-    """The mean log-probability of the words at the masks, of the run itself."""
-    opened, trained = opening.open_encoder(str(model)), run.open_run(epath.Path(model))
+def test_scores_are_those_of_the_model_of_pre_training(checkpoint, tmp_path):
+    """The mean log-probability of the words at the masks, of the run itself; an export keeps the head for words."""
+    opened, trained = opening.open_encoder(str(checkpoint)), run.open_run(epath.Path(checkpoint))
+    assert opened.has_words and opening.open_encoder(str(checkpoint), fresh=True).has_words
+    exporting.convert(epath.Path(checkpoint), None, str(tmp_path / "hf"))
+    imported = opening.open_encoder(str(tmp_path / "hf")).params["task_head"]["words"]
+    np.testing.assert_array_equal(imported["dense"]["kernel"], opened.params["task_head"]["words"]["dense"]["kernel"])
     task = dataclasses.replace(tasks.task("referent"), labels=("false", "true"))
     examples = Examples((Referent("0", "one of ", " is good", ("the worst film", "work", "a number"), 1),), "here")
     features = kinds.encode(task, examples, opened.tokenizer, 24, opened.config.token_types)
     head = make_head(task, "roberta", 24).model(opened.config)
     (row,) = features.rows
     batch = {name: np.asarray(field)[None] for name, field in row.items()}
-    found = np.asarray(head.apply({"params": opened.params}, batch, deterministic=True))[0]
+    found = np.asarray(tiny.apply(head, opened.params, batch))[0]
     shape = RowSettings(opened.tokenizer.specials, 24, opened.config.token_types)
     for number, (score, phrase) in enumerate(zip(found, examples[0].phrases, strict=True)):
         whole = shape.row(opened.tokenizer.encode(f"one of {phrase} is good"))
         places = np.flatnonzero(row["word_weights"][number])
-        masked = {name: field[None].copy() for name, field in whole.items()}
+        masked = {name: np.pad(field, (0, 24 - len(field)))[None] for name, field in whole.items()}
         masked["tokens"][0, places] = opened.tokenizer.specials.mask
-        said = trained.model.apply(
-            {"params": trained.params}, masked | {"masked_positions": places[None]}, deterministic=True
-        )
-        words = np.asarray(said.words_BMV[0], np.float64)
+        masked["masked_positions"] = np.pad(places, (0, 8 - len(places)))[None].astype(np.int32)
+        words = np.asarray(tiny.apply(trained.model, trained.params, masked).words_BMV[0], np.float64)
         logs = words - np.log(np.exp(words).sum(-1, keepdims=True))
         assert score == pytest.approx(logs[np.arange(len(places)), whole["tokens"][places]].mean(), rel=1e-4)
-
-
-def test_which_models_have_a_head_for_masked_words(model, tmp_path):
-    opened = opening.open_encoder(str(model))
-    assert opened.has_words and set(opened.params["task_head"]) == {"words"}
-    assert opening.open_encoder(str(model), fresh=True).has_words, "a fresh one"
-    exporting.convert(epath.Path(model), None, str(tmp_path / "hf"))
-    imported = opening.open_encoder(str(tmp_path / "hf")).params["task_head"]["words"]
-    np.testing.assert_array_equal(imported["dense"]["kernel"], opened.params["task_head"]["words"]["dense"]["kernel"])
-    head = make_head(tasks.task("classification"), "roberta", 24)
-    start = tasks.pretrained()
-    params = {path: np.zeros(shape, np.float32) for path, shape in finetuned.shapes(head, start.config).items()}
-    finetuned.save(
-        FineTuned(head, start.config, start.tokenizer, names.nested(params)), epath.Path(tmp_path / "trial" / "weights")
-    )
-    assert not opening.open_encoder(str(tmp_path / "trial")).has_words

@@ -1,4 +1,4 @@
-"""Files for GLUE's server, compared with what its sample submission looks like."""
+"""Files for the servers of GLUE and SuperGLUE, compared with what their sample submissions look like."""
 
 import json
 from types import SimpleNamespace
@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from etils import epath
 
-from ag_jax.data.tasks import catalogue
+from ag_jax.data.tasks import catalogue, ranking
+from ag_jax.data.tasks.task import Choices, Examples
 from ag_jax.finetuning import submission
 
 
@@ -14,95 +15,95 @@ def rows(*predictions, first=0):
     return [{"id": str(number), "prediction": value} for number, value in enumerate(predictions, first)]
 
 
-@pytest.mark.parametrize(
-    ("task", "split", "predictions", "name", "expected"),
-    [
-        ("cola", "test", (1, 0), "CoLA", "0\t1\n1\t0"),
-        ("sst2", "test", (1, 0), "SST-2", "0\t1\n1\t0"),
-        ("mrpc", "test", (0, 1), "MRPC", "0\t0\n1\t1"),
-        ("qqp", "test", (0, 1), "QQP", "0\t0\n1\t1"),
-        ("wnli", "test", (0, 1), "WNLI", "0\t0\n1\t1"),
-        ("stsb", "test", (-0.25, 2.34567, 5.5), "STS-B", "0\t0.000\n1\t2.346\n2\t5.000"),
-        ("mnli", "test", (0, 1, 2), "MNLI-m", "0\tentailment\n1\tneutral\n2\tcontradiction"),
-        ("mnli", "test_mismatched", (2,), "MNLI-mm", "0\tcontradiction"),
-        ("mnli", "diagnostic", (1,), "AX", "0\tneutral"),
-        ("qnli", "test", (0, 1), "QNLI", "0\tentailment\n1\tnot_entailment"),
-        ("rte", "test", (1, 0), "RTE", "0\tnot_entailment\n1\tentailment"),
-    ],
-)
-def test_names_headers_and_words(task, split, predictions, name, expected, tmp_path):
-    note = submission.write(epath.Path(tmp_path / "submission"), catalogue.find(task), split, rows(*predictions))
-    assert (tmp_path / "submission" / f"{name}.tsv").read_text() == f"index\tprediction\n{expected}\n"
-    assert note == f"submission/{name}.tsv has the {len(predictions)} predictions of {split}"
+OF_GLUE = [
+    ("cola", "test", (1, 0), "CoLA", "0\t1\n1\t0"),
+    ("sst2", "test", (1, 0), "SST-2", "0\t1\n1\t0"),
+    ("mrpc", "test", (0, 1), "MRPC", "0\t0\n1\t1"),
+    ("qqp", "test", (0, 1), "QQP", "0\t0\n1\t1"),
+    ("wnli", "test", (0, 1), "WNLI", "0\t0\n1\t1"),
+    ("stsb", "test", (-0.25, 2.34567, 5.5), "STS-B", "0\t0.000\n1\t2.346\n2\t5.000"),
+    ("mnli", "test", (0, 1, 2), "MNLI-m", "0\tentailment\n1\tneutral\n2\tcontradiction"),
+    ("mnli", "test_mismatched", (2,), "MNLI-mm", "0\tcontradiction"),
+    ("mnli", "diagnostic", (1,), "AX", "0\tneutral"),
+    ("qnli", "test", (0, 1), "QNLI", "0\tentailment\n1\tnot_entailment"),
+    ("rte", "test", (1, 0), "RTE", "0\tnot_entailment\n1\tentailment"),
+]
+OF_SUPERGLUE = [  # as jiant, the benchmark's own program, writes them
+    ("boolq", "test", (1, 0), "BoolQ", ["true", "false"]),
+    ("cb", "test", (2, 1), "CB", ["contradiction", "neutral"]),
+    ("copa", "test", (1,), "COPA", [1]),
+    ("record", "test", ("Anna Lée",), "ReCoRD", ["Anna Lée"]),
+    ("superglue_rte", "test", (1,), "RTE", ["not_entailment"]),
+    ("superglue_rte", "diagnostic_broad", (0,), "AX-b", ["entailment"]),
+    ("superglue_rte", "diagnostic_gender", (0,), "AX-g", ["entailment"]),
+    ("wic", "test", (0,), "WiC", ["false"]),
+    ("wsc", "test", (0, 1), "WSC", ["False", "True"]),
+]
 
 
-def test_rows_are_in_the_order_of_the_index():
-    assert submission.table(catalogue.find("sst2"), rows(1, 0, 1)[::-1]) == "index\tprediction\n0\t1\n1\t0\n2\t1\n"
+@pytest.mark.parametrize(("task", "split", "predictions", "name", "expected"), OF_GLUE + OF_SUPERGLUE)
+def test_lines_of_files(task, split, predictions, name, expected, tmp_path):
+    """In the order of the index."""
+    submission.write(epath.Path(tmp_path / "s"), catalogue.find(task), split, rows(*predictions)[::-1])
+    (file,) = (tmp_path / "s").iterdir()
+    assert file.stem == name and split in catalogue.find(task).splits
+    if isinstance(expected, str):
+        assert file.read_text() == f"index\tprediction\n{expected}\n"
+    else:
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+        assert found == [{"idx": number, "label": label} for number, label in enumerate(expected)]
 
 
-def test_ids_that_are_no_index_are_told_not_written(tmp_path):
-    for wrong in (rows(1, 0, first=1), [{"id": "a1", "prediction": 0}], rows(1) * 2):
-        note = submission.write(epath.Path(tmp_path / "s"), catalogue.find("sst2"), "test", wrong)
-        assert note.startswith("no SST-2.tsv: task sst2: the server wants predictions for the indices 0 to")
-    assert not (tmp_path / "s").exists()
-
-
-def test_sets_that_the_server_does_not_have_are_left_out(tmp_path):
-    assert submission.write(epath.Path(tmp_path), catalogue.find("mnli"), "validation_mismatched", rows(1)) is None
-    assert submission.write(epath.Path(tmp_path), catalogue.find("dream"), "test", rows(1)) is None
-
-
-def test_a_test_set_without_its_malformed_rows_is_no_submission(tmp_path):
-    """The server wants all of them, and an id that is missing at the end does not show in the ids."""
-    predicted = SimpleNamespace(examples=SimpleNamespace(skipped=2), together=lambda: rows(1, 0))
-    for task in ("wsc", "qqp"):
-        chosen = SimpleNamespace(task=catalogue.find(task), predicted={"test": predicted, "validation": predicted})
-        notes = submission.write_all(epath.Path(tmp_path / "s"), chosen)
-        assert notes == ["no file for the server of test: 2 malformed rows of it were left out"]
-    assert not (tmp_path / "s").exists()
-
-
-def test_lines_for_superglue(tmp_path):
-    """As jiant, the benchmark's own program, writes them."""
-    wanted = {
-        ("boolq", "test", "BoolQ"): ((1, 0), [{"idx": 0, "label": "true"}, {"idx": 1, "label": "false"}]),
-        ("cb", "test", "CB"): ((2, 1), [{"idx": 0, "label": "contradiction"}, {"idx": 1, "label": "neutral"}]),
-        ("copa", "test", "COPA"): ((1,), [{"idx": 0, "label": 1}]),
-        ("record", "test", "ReCoRD"): (("Anna Lée",), [{"idx": 0, "label": "Anna Lée"}]),
-        ("superglue_rte", "test", "RTE"): ((1,), [{"idx": 0, "label": "not_entailment"}]),
-        ("superglue_rte", "diagnostic_broad", "AX-b"): ((0,), [{"idx": 0, "label": "entailment"}]),
-        ("superglue_rte", "diagnostic_gender", "AX-g"): ((0,), [{"idx": 0, "label": "entailment"}]),
-        ("wic", "test", "WiC"): ((0,), [{"idx": 0, "label": "false"}]),
-        ("wsc", "test", "WSC"): ((0, 1), [{"idx": 0, "label": "False"}, {"idx": 1, "label": "True"}]),
-    }
-    for (task, split, name), (predictions, expected) in wanted.items():
-        note = submission.write(epath.Path(tmp_path / "s"), catalogue.find(task), split, rows(*predictions)[::-1])
-        found = [json.loads(line) for line in (tmp_path / "s" / f"{name}.jsonl").read_text().splitlines()]
-        assert found == expected
-        assert note == f"s/{name}.jsonl has the {len(predictions)} predictions of {split}"
-    answers = [
-        {"id": id, "prediction": value} for id, value in (("2-9-31", 1), ("2-9-30", 0), ("10-3-1", 1), ("2-1-5", 0))
+def test_answers_of_multirc_are_nested(tmp_path):
+    answers = {"2-9-31": 1, "2-9-30": 0, "10-3-1": 1, "2-1-5": 0}
+    given = [{"id": id, "prediction": value} for id, value in answers.items()]
+    first = [
+        {"idx": 1, "answers": [{"idx": 5, "label": 0}]},
+        {"idx": 9, "answers": [{"idx": 30, "label": 0}, {"idx": 31, "label": 1}]},
     ]
-    submission.write(epath.Path(tmp_path / "s"), catalogue.find("multirc"), "test", answers)
-    assert [json.loads(line) for line in (tmp_path / "s" / "MultiRC.jsonl").read_text().splitlines()] == [
-        {
-            "idx": 2,
-            "passage": {
-                "questions": [
-                    {"idx": 1, "answers": [{"idx": 5, "label": 0}]},
-                    {"idx": 9, "answers": [{"idx": 30, "label": 0}, {"idx": 31, "label": 1}]},
-                ]
-            },
-        },
+    lines = submission.lines(catalogue.find("multirc"), given).splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"idx": 2, "passage": {"questions": first}},
         {"idx": 10, "passage": {"questions": [{"idx": 3, "answers": [{"idx": 1, "label": 1}]}]}},
     ]
-    for task, wrong in (("multirc", rows(1)), ("boolq", [{"id": "a", "prediction": 0}]), ("wic", rows(1) * 2)):
-        note = submission.write(epath.Path(tmp_path / "t"), catalogue.find(task), "test", wrong)
-        assert "the server wants predictions for the test file's own idx, each once" in note
-    assert not (tmp_path / "t").exists()
+    assert len(submission.FILES) == len(OF_GLUE) and len(submission.SUPERGLUE) == len(OF_SUPERGLUE) + 1
 
 
-def test_every_set_that_the_server_asks_for_is_a_split_of_the_catalogue():
-    assert len(submission.FILES) == 11 and len(submission.SUPERGLUE) == 10
-    for name, split in (*submission.FILES, *submission.SUPERGLUE):
-        assert split in catalogue.find(name).splits
+@pytest.mark.parametrize(
+    ("task", "wrong"),
+    [
+        ("sst2", rows(1, 0, first=1)),
+        ("sst2", [{"id": "a1", "prediction": 0}]),
+        ("sst2", rows(1) * 2),
+        ("multirc", rows(1)),
+        ("boolq", [{"id": "a", "prediction": 0}]),
+        ("wic", rows(1) * 2),
+    ],
+)
+def test_ids_that_the_server_does_not_have_are_told_not_written(tmp_path, task, wrong):
+    note = submission.write(epath.Path(tmp_path / "s"), catalogue.find(task), "test", wrong)
+    assert note.startswith("no ") and not (tmp_path / "s").exists()
+
+
+def chosen(task, predictions, items=(), skipped=0):
+    """The results of a task with predictions of its test and its development set."""
+    predicted = SimpleNamespace(examples=Examples(tuple(items), "here", skipped=skipped), together=lambda: predictions)
+    return SimpleNamespace(task=task, predicted={"test": predicted, "validation": predicted})
+
+
+def test_test_sets_of_which_files_are_written(tmp_path):
+    """None of a set that the server does not have, or without its malformed rows: a missing id would not show."""
+    for task in ("wsc", "qqp"):
+        (note,) = submission.write_all(epath.Path(tmp_path / "s"), chosen(catalogue.find(task), rows(1, 0), skipped=2))
+        assert "2 malformed rows" in note
+    assert submission.write_all(epath.Path(tmp_path / "s"), chosen(catalogue.find("dream"), rows(1))) == []
+    assert not (tmp_path / "s").exists()
+    # Candidates that were ranked become classes of pairs; the server wants the text of an entity.
+    candidates = [Choices("q0", (("a", "x"),) * 2, None, ("2", "0")), Choices("q1", (("b", "x"),), None, ("1",))]
+    ranked = ranking.ranked(catalogue.find("qnli"))
+    submission.write_all(epath.Path(tmp_path / "s"), chosen(ranked, rows(1, 0), candidates))
+    lines = (tmp_path / "s" / "QNLI.tsv").read_text().splitlines()[1:]
+    assert lines == ["0\tentailment", "1\tentailment", "2\tnot_entailment"]
+    names = [Choices("0", (("q", "x"),) * 2, None, ("Anna", "Bob"))]
+    submission.write_all(epath.Path(tmp_path / "s"), chosen(catalogue.find("record"), rows(1), names))
+    assert json.loads((tmp_path / "s" / "ReCoRD.jsonl").read_text()) == {"idx": 0, "label": "Bob"}

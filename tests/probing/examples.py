@@ -4,13 +4,14 @@ import functools
 
 import numpy as np
 
+from ag_jax.attention.guidance import Assignment
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.probes.queries import Probe, Query, Window
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.probing import models
 from ag_jax.probing.models import ProbedModel
+from tests import tiny
 
 TEXTS = [
     "Mary saw herself in the mirror because she likes mirrors .",
@@ -27,13 +28,13 @@ def tokenizer():
 
 
 @functools.cache
-def probed() -> ProbedModel:
+def probed(seed=5) -> ProbedModel:
     """Two layers of three heads, with weights so large that heads differ."""
-    config = EncoderConfig(
-        vocabulary_size=tokenizer().vocabulary_size, layers=2, heads=3, width=12, max_length=97, initializer_range=0.5
-    )
+    config = EncoderConfig(vocabulary_size=tokenizer().vocabulary_size, layers=2, heads=3, width=12, max_length=97)
     model = PretrainingModel(config)
-    return ProbedModel("an example", model, models.random_params(model, 5), tokenizer(), 97, (("next", 1),))
+    example = {name: np.ones((1, 6), np.int32) for name in ("tokens", "segment_ids", "token_type_ids")}
+    params = tiny.params(model, example | {"masked_positions": np.ones((1, 2), np.int32)}, seed)
+    return ProbedModel("an example", model, params, tokenizer(), 97, Assignment((("next", 1),)))
 
 
 def windows(documents=(0, 0, 1, 2, 2)) -> tuple[Window, ...]:

@@ -1,5 +1,7 @@
 """The choice of heads, intervals over documents and differences between models, with planted heads."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,16 +12,10 @@ DOCUMENTS, EACH = 41, 7
 GUIDED = np.array([[True, False, False]] * 2)
 
 
-def table(scores_QNH, kinds=("a", "b")):
-    count = len(scores_QNH)
-    document_Q = np.arange(count) // EACH
-    return Table(
-        scores_QNH.astype(np.float32),
-        np.array(kinds)[np.arange(count) % len(kinds)],
-        document_Q,
-        document_Q % 5 == 0,
-        DOCUMENTS,
-    )
+def table(scores_QNH):
+    document_Q = np.arange(len(scores_QNH)) // EACH
+    kinds = np.array(("a", "b"))[np.arange(len(scores_QNH)) % 2]
+    return Table(scores_QNH.astype(np.float32), kinds, document_Q, document_Q % 5 == 0, DOCUMENTS)
 
 
 def planted():
@@ -41,27 +37,20 @@ def test_a_head_that_is_right_on_development_documents_only():
     assert found.queries == EACH * 32
 
 
-def test_kinds():
-    scores = table(planted())
+def test_kinds_and_what_is_lacking():
+    scores, resamples = table(planted()), choosing.resample(DOCUMENTS, 20)
     assert scores.kinds == (ALL, "a", "b")
-    found = choosing.choose(scores, "b", GUIDED, choosing.resample(DOCUMENTS, 200))
+    found = choosing.choose(scores, "b", GUIDED, resamples)
     assert found.best_head == (1, 0) and found.guided == 1 and found.free < 1
-    assert choosing.choose(scores, "c", GUIDED, choosing.resample(DOCUMENTS, 200)) is None
-    everything = Table(scores.scores_QNH, scores.kind_Q, scores.document_Q, scores.development_Q | True, DOCUMENTS)
-    assert choosing.choose(everything, ALL, GUIDED, choosing.resample(DOCUMENTS, 20)) is None
-
-
-def test_a_layer_that_is_not_guided_has_free_heads_only():
-    """Head (1, 0) is always right on kind b, and free if layer 0 alone is guided."""
-    in_layer_0 = np.array([[True, False, False], [False] * 3])
-    found = choosing.choose(table(planted()), "b", in_layer_0, choosing.resample(DOCUMENTS, 20))
+    # Head (1, 0) is always right on kind b, and free if layer 0 alone is guided.
+    found = choosing.choose(scores, "b", GUIDED & [[True], [False]], resamples)
     assert found.free == 1 and found.guided < 0.5
-
-
-def test_without_development_documents_and_without_free_heads():
-    scores = table(planted())
-    no_development = Table(scores.scores_QNH, scores.kind_Q, scores.document_Q, scores.development_Q & False, DOCUMENTS)
-    found = choosing.choose(no_development, ALL, GUIDED | True, choosing.resample(DOCUMENTS, 20))
+    assert choosing.choose(scores, "c", GUIDED, resamples) is None
+    everything, nothing = (
+        dataclasses.replace(scores, development_Q=np.full_like(scores.development_Q, of)) for of in (True, False)
+    )
+    assert choosing.choose(everything, ALL, GUIDED, resamples) is None
+    found = choosing.choose(nothing, ALL, GUIDED | True, resamples)
     assert found.head is found.test is found.free is None and found.guided == found.best
 
 

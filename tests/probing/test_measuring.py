@@ -1,23 +1,22 @@
-"""A probe from windows to scores of heads, against attention that is computed and judged one query at a time."""
+"""A probe from windows to scores of heads, judged one query at a time, and what is measured again."""
 
 import dataclasses
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
-from ag_jax.analysis import maps
 from ag_jax.data.probes.queries import Query
-from ag_jax.probing import measuring, scores
+from ag_jax.probing import measuring, results, scores
+from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.encoding import encode
 from ag_jax.probing.measuring import measure
-from ag_jax.probing.models import random_params
 from ag_jax.probing.rows import Convention, attention_rows
 from tests.probing import examples
 
 SHAPE = 2, 3  # layers and heads
 QUERIES = examples.probe().queries
-WITH_MEANS = Convention(to="mean")
 
 
 @pytest.fixture(scope="module")
@@ -25,20 +24,23 @@ def measured():
     return measure(examples.probed(), examples.probe(), scores.MODES)
 
 
-def rows_of(query):
-    """The attention of one query to words and to positions."""
+@pytest.fixture(scope="module")
+def rows():
+    """The attention of each query to words and to positions."""
     probed = examples.probed()
     windows = encode(examples.windows(), probed.tokenizer, 97).windows
-    window_Q, at_Q = np.array([query.window]), np.array([query.at])
-    (rows,) = attention_rows(probed.model, probed.params, windows, window_Q, at_Q, ("word", "position"))
-    for unit in ("word", "position"):
-        yield rows.weights[unit][0]
+    places = np.array([query.window for query in QUERIES]), np.array([query.at for query in QUERIES])
+    found = {}
+    for batch in attention_rows(probed.model, probed.params, windows, *places, ("word", "position")):
+        for place, query in enumerate(batch.queries):
+            found[query] = batch.weights["word"][place], batch.weights["position"][place]
+    return found
 
 
-def test_all_modes(measured):
+def test_all_modes(measured, rows):
     windows = encode(examples.windows(), examples.tokenizer(), 97).windows
-    for index, query in enumerate(examples.probe().queries):
-        to_words, to_positions = rows_of(query)
+    for index, query in enumerate(QUERIES):
+        to_words, to_positions = rows[index]
         starts = windows[query.window].starts
         for layer, head in np.ndindex(SHAPE):
             row = to_words[layer, head]
@@ -66,33 +68,24 @@ def test_uniform_attention_is_chance():
         probed.params,
     )
     # With sums, words of many tokens would get more attention.
-    found = measure(dataclasses.replace(probed, params=flat), examples.probe(), ("words", "positions"), WITH_MEANS)
-    for mode in found.values():
+    given = dataclasses.replace(probed, params=flat), examples.probe(), ("words", "positions")
+    for mode in measure(*given, Convention(to="mean")).values():
         expected = np.broadcast_to(mode.chance_Q[:, None, None], mode.scores_QNH.shape)
         np.testing.assert_allclose(mode.scores_QNH, expected, rtol=1e-6)
 
 
-def test_attention_to_the_answer_where_none_may_be_correct():
+def test_attention_to_the_answer_where_none_may_be_correct(rows):
     queries = [dataclasses.replace(query, right=query.right[:number]) for number, query in enumerate(QUERIES)]
     found = measure(examples.probed(), examples.probe(queries), ("mentions", "words"))
     assert found["words"].mass_QNH is None
     for index, query in enumerate(queries):
-        to_words, _ = rows_of(query)
-        most = np.max([to_words[..., list(words)].sum(-1) for words in query.candidates], 0)
+        most = np.max([rows[index][0][..., list(words)].sum(-1) for words in query.candidates], 0)
         np.testing.assert_allclose(found["mentions"].mass_QNH[index], most, rtol=1e-5)
-
-
-def test_weights_that_are_not_numbers():
-    probed = examples.probed()
-    params = jax.tree.map(lambda leaf: leaf * np.nan, probed.params)
-    with pytest.raises(ValueError, match="attention is NaN or infinite"):
-        measure(dataclasses.replace(probed, params=params), examples.probe(), ("words",))
 
 
 def test_only_words_before(measured):
     found = measure(examples.probed(), examples.probe(before=True), ("words",))["words"]
-    queries = examples.probe().queries
-    assert all((found.chosen_QNH[index] < query.begin).all() for index, query in enumerate(queries))
+    assert all((found.chosen_QNH[index] < query.begin).all() for index, query in enumerate(QUERIES))
     assert (measured["words"].chosen_QNH[0] > 6).any()
 
 
@@ -103,30 +96,44 @@ def test_what_cannot_be_asked():
     short = dataclasses.replace(probed, longest=max(lengths) - 1)
     found = measure(short, examples.probe(), ("words",))["words"]
     assert found.queries_Q.tolist() == [0, 2, 3, 4, 5] and found.dropped == {measuring.TOO_LONG: 1}
-    with pytest.raises(ValueError, match=r"no query that an example can be asked \(.*model can read: 6\)"):
-        measure(dataclasses.replace(probed, longest=2), examples.probe(), ("words",))
-    with pytest.raises(ValueError, match="mentions chooses among candidates"):
-        measure(probed, examples.probe([Query(0, 1, 1, (), (), (0,), "x")]), ("mentions",))
+    nan = dataclasses.replace(probed, params=jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), probed.params))
+    of_words = examples.probe([Query(0, 1, 1, (), (), (0,), "x")])
+    for model, probe, mode, named in (
+        (dataclasses.replace(probed, longest=2), examples.probe(), "words", "no query .*: 6"),
+        (probed, of_words, "mentions", "mentions"),
+        (nan, examples.probe(), "words", "NaN"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            measure(model, probe, (mode,))
 
 
-def test_progress_is_told_and_modes_share_the_forward_passes(monkeypatch):
-    told, passes = [], []
+def test_what_was_measured_is_measured_again_only_if_it_would_differ(measured, tmp_path, monkeypatch):
+    """A result that is damaged, unfinished, or of another model, text or setting is not used."""
+    asked, folder = [], epath.Path(tmp_path / "x")
+    monkeypatch.setattr(measuring, "measure", lambda *given, **_: asked.append(given[-1]) or measured)
+    config = ProbeConfig(kind="custom", function="a.b", modes=scores.MODES)
+    made = {"probed": examples.probed(), "config": config, "probe": examples.probe()}
 
-    def counted(*arguments):
-        passes.append(arguments)
-        return original(*arguments)
+    def is_measured(**other):
+        before, found = len(asked), results.obtain(**made | other, folder=folder, label="")
+        for mode, of in found.modes.items():
+            np.testing.assert_equal(vars(of), vars(measured[mode]))
+        return len(asked) > before
 
-    original = maps.attention_weights
-    monkeypatch.setattr(maps, "attention_weights", counted)
-    measure(examples.probed(), examples.probe(), scores.MODES, progress=lambda *numbers: told.append(numbers))
-    assert told[-1] == (6, 6) and len(told) == len(passes) == 3  # a batch for each padded length
-
-
-def test_random_weights_differ_by_seed():
-    model = examples.probed().model
-    first, second = (embeddings(model, seed) for seed in (0, 1))
-    assert not np.array_equal(first, second) and np.array_equal(first, embeddings(model, 0))
-
-
-def embeddings(model, seed):
-    return np.asarray(random_params(model, seed)["encoder"]["embeddings"]["word"]["embedding"])
+    assert is_measured() and not is_measured()
+    for other in (
+        {"probed": examples.probed(6)},
+        {"probed": dataclasses.replace(made["probed"], longest=96)},
+        {"probe": examples.probe(QUERIES[:-1])},
+        {"probe": examples.probe(before=True)},
+        {"probe": dataclasses.replace(made["probe"], windows=made["probe"].windows[::-1])},
+        {"config": dataclasses.replace(config, from_word="first")},
+    ):
+        assert is_measured(**other) and is_measured()
+    assert asked[-2] == Convention("first", "sum", False)
+    content = bytearray((folder / "words.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "words.npz").write_bytes(bytes(content))
+    assert is_measured() and not is_measured()
+    (folder / "result.json").unlink()  # as if killed before it was written
+    assert is_measured()

@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import json
 import math
-import tarfile
 import types
 
 import jax.numpy as jnp
@@ -71,22 +70,9 @@ def test_scores_equal_a_loop_over_tokens(scored):
             for name, expected in plain_scores(opened, text).items():
                 assert scored.scores[name][number, side] == pytest.approx(expected, abs=2e-4)
     assert (np.abs(scored.scores["token"] - scored.scores["word_l2r"])[:12] > 1e-3).all()  # words of several tokens
+    np.testing.assert_array_equal(scored.scores["token"][12:], scored.scores["word_l2r"][12:])  # words of one token
     for name in scoring.SCORES:  # a pair with itself is not right, whatever the rounding
         assert report.right(scored.scores[name])[12] == 0
-
-
-def test_words_of_one_token_have_the_same_score_under_both_and_share_rows(scored, monkeypatch):
-    np.testing.assert_array_equal(scored.scores["token"][12:], scored.scores["word_l2r"][12:])
-    rows, original = [], scoring._predicted
-
-    def spy(targets, *arguments):
-        rows.append({key: list(of) for key, of in targets.items()})
-        return original(targets, *arguments)
-
-    monkeypatch.setattr(scoring, "_predicted", spy)
-    scoring.score(trained_models.word_model(), [PAIRS[13]])
-    # Of 3 + 3 masked rows, the two that mask the only token that differs are one, with two targets.
-    assert sorted(map(len, rows[0].values())) == [1, 1, 1, 1, 2]
 
 
 class Unigrams:
@@ -114,21 +100,17 @@ def test_a_model_of_single_words_is_scored_by_hand():
                 assert found.scores[name][number, side] == pytest.approx(expected, abs=1e-4)
 
 
-def test_scores_that_are_not_numbers_are_refused():
-    """NaN stands for pairs left out, so a model that diverged would be right in all the others."""
-    real = trained_models.word_model()
-    logits = np.where(np.arange(TOKENIZER.vocabulary_size) == 7, np.nan, 0.0)
-    with pytest.raises(ValueError, match="not numbers .NaN or infinite., so pairs cannot be compared"):
-        scoring.score(dataclasses.replace(real, model=Unigrams(real.model.config, logits), params={}), PAIRS)
-
-
-def test_pairs_that_are_too_long_are_left_out_and_counted():
+def test_pairs_that_cannot_be_scored(scored):
+    """Too long ones are left out and counted; NaN stands for them, so a model whose scores are NaN is refused."""
     opened = trained_models.word_model()
     long = Pair(" ".join(tasks.WORDS[:1] * 20), "good film", "long")
     found = scoring.score(opened, [long, PAIRS[13]])
     assert found.too_long == 1 and np.isnan(found.scores["token"][0]).all()
-    assert not np.isnan(found.scores["token"][1]).any()
+    np.testing.assert_allclose(found.scores["token"][1], scored.scores["token"][13], rtol=1e-5)
     assert np.isnan(report.right(found.scores["token"])[0])
+    logits = np.where(np.arange(TOKENIZER.vocabulary_size) == 7, np.nan, 0.0)
+    with pytest.raises(ValueError, match="NaN"):
+        scoring.score(dataclasses.replace(opened, model=Unigrams(opened.model.config, logits), params={}), PAIRS)
 
 
 def test_accuracies_are_means_over_paradigms_and_ties_are_wrong():
@@ -148,23 +130,17 @@ def test_accuracies_are_means_over_paradigms_and_ties_are_wrong():
     assert of["paradigm"]["p"]["half_interval"] is None and of["paradigm"]["q"]["half_interval"] is None
     changes = [-1, 0, 1, -1]  # p: -1/4, q: -1
     assert content["differences"]["second"][0]["difference"] == pytest.approx((np.mean(changes[:4]) - 1) / 2)
-    text = "\n".join(report.markdown(content))
-    assert "| first | token | 75.0 ± 24.5 |" in text and "GPT-2 83.0" in text and "pairs too long: 1" in text
+    assert "| first | token | 75.0 ± 24.5 |" in "\n".join(report.markdown(content))
 
 
-@pytest.mark.parametrize(
-    ("right", "paradigms", "known"),
-    [
-        ([1, 0] * 5, "a" * 10, True),
-        ([1, 0] * 4, "a" * 8, False),
-        ([1] * 12, "a" * 12, False),
-        ([1, 0] * 6, "abcdefghijkl", False),
-    ],
-)
-def test_intervals_need_pairs_that_differ(right, paradigms, known):
+def test_intervals_need_pairs_that_differ():
     """And several in every paradigm: a deviation of zero would make few pairs look certain."""
-    mean, half = report.accuracy(np.array(right, float), np.array(list(paradigms)), sorted(set(paradigms)))
-    assert mean == np.mean(right) and (half is not None) == known
+    for right, paradigms, known in (
+        *(([1, 0] * 5, "a" * 10, True), ([1, 0] * 4, "a" * 8, False), ([1] * 12, "a" * 12, False)),
+        ([1, 0] * 6, "abcdefghijkl", False),
+    ):
+        mean, half = report.accuracy(np.array(right, float), np.array(list(paradigms)), sorted(set(paradigms)))
+        assert mean == np.mean(right) and (half is not None) == known
 
 
 def write(folder, name, pairs, **more):
@@ -189,9 +165,7 @@ def test_files_of_blimp_and_custom_tables(tmp_path, capsys):
     found = minimal_pairs.read(str(tmp_path / "blimp"))
     assert {pair.paradigm for pair in found} == {"short", "long", "near"} and len(found) == 13
     assert {pair.field for pair in found} == {"syntax", "syntax_semantics"}
-    assert "3 of the 67 paradigms of BLiMP; with fewer than 1,000 pairs: long (8), near (1), short (4)" in (
-        capsys.readouterr().err
-    )
+    assert "long (8), near (1), short (4)" in capsys.readouterr().err
     some = minimal_pairs.read(str(tmp_path / "blimp"), 2)
     assert [pair.paradigm for pair in some] == ["long", "long", "near", "short", "short"] and set(some) < set(found)
     write(tmp_path / "blimp", "short.jsonl.gz", [pair for pair in [*unique][::-1] if pair.paradigm == "short"])
@@ -202,24 +176,7 @@ def test_files_of_blimp_and_custom_tables(tmp_path, capsys):
     assert minimal_pairs.read(str(tmp_path / "mine.csv")) == [Pair("Yes, he is", "Yes he are", "be")]
     write(tmp_path / "equal", "x.jsonl", [PAIRS[12]])
     minimal_pairs.read(str(tmp_path / "equal"))
-    assert "1 pairs have two equal sentences, and count as wrong" in capsys.readouterr().err
-
-
-def test_members_of_archives_are_files_of_their_own(tmp_path):
-    """Also those with names that begin with "./", tables, and in a folder whose name looks like the place of one."""
-    folder = tmp_path / "best of all"
-    folder.mkdir()
-    write(folder / "in", "one.jsonl", PAIRS[:2])
-    lines = [json.loads(line) for line in (folder / "in" / "one.jsonl").read_text().splitlines()]
-    without = [{name: line[name] for name in ("sentence_good", "sentence_bad")} for line in lines]
-    (folder / "in" / "one.jsonl").write_text("\n".join(map(json.dumps, without)))
-    (folder / "in" / "two.csv").write_text("sentence_good,sentence_bad\na b,b a\n")
-    (folder / "in" / "models_summary.jsonl").write_text(json.dumps({"UID": "x"}))
-    with tarfile.open(folder / "pairs.tar.gz", "w:gz") as archive:
-        archive.add(folder / "in", ".")
-    expected = minimal_pairs.read(str(folder / "in"))
-    assert {pair.paradigm for pair in expected} == {"one", "two"} and len(expected) == 3
-    assert minimal_pairs.read(str(folder / "pairs.tar.gz")) == expected
+    assert "1 pairs have two equal sentences" in capsys.readouterr().err
 
 
 def test_the_accuracies_that_blimp_publishes_stand_beside(tmp_path):
@@ -238,29 +195,25 @@ def test_the_accuracies_that_blimp_publishes_stand_beside(tmp_path):
     assert len(minimal_pairs.read(str(tmp_path))) == 12  # it is no file of pairs
     assert minimal_pairs.published(str(tmp_path / "data" / "deep" / "er")) == {}
     summary.write_text(json.dumps(models[0] | {"gpt2": 7}))
-    with pytest.raises(ValueError, match="line 1: expected UID, and gpt2 from 0 to 1"):
+    with pytest.raises(ValueError, match="line 1.*gpt2"):
         minimal_pairs.published(str(tmp_path / "data"))
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "named"),
     [
-        ("a.jsonl", '{"sentence_good": "a"}', "line 1: expected a sentence as sentence_bad, got None"),
-        ("a.jsonl", '{"sentence_good": "a", "sentence_bad": " "}', "expected a sentence as sentence_bad, got ' '"),
-        ("a.jsonl", "[1]", "line 1: expected a JSON object, got list"),
-        ("a.jsonl", "{", "line 1: expected JSON, got text that cannot be parsed"),
-        ("a.jsonl", '{"sentence_good": "a", "sentence_bad": "b"}\n' * 2, "line 2 has the same pair as .*line 1"),
-        ("a.jsonl", "", "has no pairs"),
-        ("a.tsv", "sentence_good\tsentence_bad\na\n", "line 2: expected as many values as the header has names"),
-        ("a.csv", "good,bad\na,b\n", "line 2: expected a sentence as sentence_good, got None"),
+        ("a.jsonl", '{"sentence_good": "a", "sentence_bad": " "}', "line 1.*sentence_bad"),
+        ("a.jsonl", "{", "line 1"),
+        ("a.jsonl", '{"sentence_good": "a", "sentence_bad": "b"}\n' * 2, "line 2 .*line 1"),
+        ("a.tsv", "sentence_good\tsentence_bad\na\n", "line 2"),
         ("a.jsonl.gz", "no gzip", "a.jsonl.gz"),
-        ("a.csv", 'sentence_good,sentence_bad\na,"b\nc,d\n', "a.csv, line .: unexpected end of data"),
-        ("a.csv", "sentence_good,sentence_bad,sentence_bad\na,b,c\n", "the header has 'sentence_bad' twice"),
+        ("a.csv", 'sentence_good,sentence_bad\na,"b\nc,d\n', "a.csv, line"),
+        ("a.csv", "sentence_good,sentence_bad,sentence_bad\na,b,c\n", "'sentence_bad' twice"),
     ],
 )
-def test_damaged_and_foreign_files(tmp_path, name, content, message):
+def test_damaged_and_foreign_files(tmp_path, name, content, named):
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         minimal_pairs.read(str(tmp_path / name))
 
 
@@ -293,19 +246,3 @@ def test_the_command_scores_the_milestones_of_runs_once(places, data, tmp_path, 
     stored.write_bytes(stored.read_bytes()[:-1])
     with pytest.raises(pytest.fail.Exception, match="scored again"):
         comparison.evaluate(source, {}, tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("place", "flags", "message"),
-    [
-        ("encoder", {}, "encoder has no head for masked words: its classes are RobertaModel"),
-        (TRIAL, {}, "is fine-tuned and has no head for masked words: give the run that it started from"),
-        ("run", {"minimal_pairs.data": "no/where"}, "where; check the path"),
-        ("run", {"minimal_pairs.data": None, "minimal_pairs.most": 3}, "have no effect without minimal_pairs.data"),
-        ("run", {"minimal_pairs.milestones": True, "step": 0}, "scores all checkpoints, but step=0 chooses one"),
-    ],
-)
-def test_what_is_rejected_before_anything_is_scored(places, data, tmp_path, place, flags, message):
-    source = f"{PROBE}:checkpoint={places / place},reflexives=none,minimal_pairs={data}"
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        comparison.evaluate(source, flags, tmp_path / "wrong")

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from etils import epath
 
@@ -17,53 +18,55 @@ from tests import tiny
 from tests.finetuning import tasks
 
 
-def test_guided_heads_of_a_trial(tmp_path):
-    """A trial says which heads its own guidance pulled, or else that of the run that it started from."""
-    head, opened = make_head(tasks.task("classification"), "roberta", 10), tasks.pretrained()
-    earlier = Assignment((("prev", 1), ("first", 2)), layers=(1,))
+def test_guided_heads_of_a_trial():
+    """Those that its own guidance pulled, or else the run that it started from."""
+    opened, earlier = tasks.pretrained(), Assignment((("prev", 1), ("first", 2)), layers=(1,))
     before = dataclasses.replace(opened, assignment=earlier)
     assert trained_assignment(before, GuidanceConfig()) == earlier
     own = trained_assignment(before, GuidanceConfig(mode="loss", heads="next:2"))
     assert own == Assignment((("next", 2),)) and trained_assignment(opened, GuidanceConfig()) == Assignment()
     of_layer = trained_assignment(before, GuidanceConfig(mode="loss", heads="next:2", layers="0"))
     assert of_layer == Assignment((("next", 2),), layers=(0,))
-    params = tiny.params(head.model(opened.config), tiny.task_batch("classification"))
-    # The module of a custom pattern is needed for training, not to use the model.
-    custom = Assignment((("next", 1), ("no_such_module.second", 1)))
-    for name, assignment in (("own", own), ("layer", of_layer), ("free", Assignment()), ("custom", custom)):
-        tuned = FineTuned(head, opened.config, tasks.TOKENIZER, params, assignment=assignment)
-        finetuned.save(tuned, epath.Path(tmp_path / name / "weights"))
-        assert finetuned.load(tmp_path / name).assignment == open_model(str(tmp_path / name)).assignment == assignment
+
+
+@pytest.mark.parametrize(
+    ("trained", "longest", "assignment"),
+    [
+        (14, 14, Assignment((("next", 2),), layers=(0,))),
+        (None, 24, Assignment()),
+        # The module of a custom pattern is needed for training, not to use the model.
+        (14, 14, Assignment((("next", 1), ("no_such_module.second", 1)))),
+    ],
+)
+def test_a_saved_trial_says_what_it_was_trained_on(trained, longest, assignment, tmp_path):
+    """Texts are no longer than those of training; imported models do not say: all positions count."""
+    head, config = make_head(tasks.task("classification"), "roberta", 10), tasks.pretrained().config
+    params = tiny.params(head.model(config), tiny.task_batch("classification"))
+    tuned = FineTuned(head, config, tasks.TOKENIZER, params, trained_length=trained, assignment=assignment)
+    finetuned.save(tuned, epath.Path(tmp_path / "trial" / "weights"))
+    loaded, probed = finetuned.load(tmp_path / "trial"), open_model(str(tmp_path / "trial"))
+    assert loaded.trained_length == trained and loaded.assignment == probed.assignment == assignment
+    assert probed.longest == opening.open_for_inspection(epath.Path(tmp_path / "trial")).length == longest
+    assert opening.open_encoder(str(tmp_path / "trial"), fresh=True).trained_length == 0
 
 
 def test_random_models_with_other_dropout_or_length_are_the_same(monkeypatch):
     """There is one set of random models for each architecture and tokenizer, which reads the longest texts of all."""
-    opened = tasks.pretrained()
-
-    def probed(checkpoint, step):
-        config = dataclasses.replace(opened.config, dropout=0.1 if checkpoint == "b" else 0.0)
-        if checkpoint == "c":
-            config = dataclasses.replace(config, layers=config.layers + 1)
-        model = PretrainingModel(config)
-        return ProbedModel(checkpoint, model, {}, tasks.TOKENIZER, longest=20 if checkpoint == "b" else 10)
-
-    monkeypatch.setattr(models, "open_model", probed)
-    monkeypatch.setattr(models, "random_twin", lambda of, seed: (of.description, seed))
+    config = dataclasses.replace(tasks.pretrained().config, layers=1, dropout=0.0)
+    opened = {
+        "a": ProbedModel("a", PretrainingModel(config), {}, tasks.TOKENIZER, 10, Assignment((("next", 1),))),
+        "b": ProbedModel("b", PretrainingModel(dataclasses.replace(config, dropout=0.1)), {}, tasks.TOKENIZER, 20),
+        "c": ProbedModel("c", PretrainingModel(dataclasses.replace(config, layers=2)), {}, tasks.TOKENIZER, 10),
+    }
+    monkeypatch.setattr(models, "open_model", lambda checkpoint, step: opened[checkpoint])
     probes = {"reflexives": ProbeConfig(kind="reflexives")}
     configs = {arm: ProbingConfig(checkpoint=arm, probes=probes, random_seeds=(0, 4)) for arm in "abc"}
-    found = comparison._open(configs, tmp := epath.Path("nowhere"))
-    assert list(found) == ["a", "b", "c", "random", "random2"] and not tmp.exists()
-    assert found["random"] == {0: ("b", 0), 4: ("b", 4)} and found["random2"] == {0: ("c", 0), 4: ("c", 4)}
-
-
-@pytest.mark.parametrize(("trained", "expected"), [(14, 14), (None, 24)])
-def test_texts_are_no_longer_than_those_of_training(trained, expected, tmp_path):
-    """A trial says how long they were; imported models do not: all positions count."""
-    head, config = make_head(tasks.task("classification"), "roberta", 10), tasks.pretrained().config
-    params = tiny.params(head.model(config), tiny.task_batch("classification"))
-    tuned = FineTuned(head, config, tasks.TOKENIZER, params, trained_length=trained)
-    finetuned.save(tuned, epath.Path(tmp_path / "trial" / "weights"))
-    assert finetuned.load(tmp_path / "trial").trained_length == trained
-    assert open_model(str(tmp_path / "trial")).longest == expected
-    assert opening.open_for_inspection(epath.Path(tmp_path / "trial")).length == expected
-    assert opening.open_encoder(str(tmp_path / "trial"), fresh=True).trained_length == 0
+    found = comparison._open(configs, epath.Path("nowhere"))
+    assert list(found) == ["a", "b", "c", "random", "random2"]
+    for arm, of in (("random", "b"), ("random2", "c")):
+        assert {twin.model for twin in found[arm].values()} == {opened[of].model} and list(found[arm]) == [0, 4]
+        assert {(twin.longest, twin.assignment) for twin in found[arm].values()} == {(opened[of].longest, Assignment())}
+    first, second = (twin.params["encoder"]["embeddings"]["word"]["embedding"] for twin in found["random"].values())
+    assert not np.array_equal(first, second)
+    again = models.random_params(opened["b"].model, 0)["encoder"]["embeddings"]["word"]["embedding"]
+    np.testing.assert_array_equal(again, first)

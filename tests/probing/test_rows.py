@@ -1,8 +1,9 @@
 """Attention between words, against loops over the attention between tokens."""
 
+import functools
 from types import SimpleNamespace
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -12,40 +13,37 @@ from ag_jax.probing.encoding import encode, word_lengths
 from ag_jax.probing.rows import Convention, attention_rows
 from tests.probing import examples
 
-
-@pytest.fixture(scope="module")
-def windows():
-    return encode(examples.windows(), examples.tokenizer(), 97).windows
+WINDOWS = encode(examples.windows(), examples.tokenizer(), 97).windows
 
 
-@pytest.fixture(scope="module")
-def tokens_attention(windows):
-    """For each window the attention between its tokens, computed without padding and without other windows."""
-    probed, found = examples.probed(), []
-    for window in windows:
-        tokens_BL = jnp.asarray(window.ids)[None]
-        batch = {"tokens": tokens_BL, "segment_ids": tokens_BL * 0 + 1, "token_type_ids": tokens_BL * 0}
-        _, sown = probed.model.apply(
-            {"params": probed.params},
-            batch,
-            method=lambda model, batch: model.encoder(batch, deterministic=True),
-            mutable=["intermediates"],
-        )
-        found.append(np.asarray(sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0])[:, 0])
-    return found
+@functools.cache
+def tokens_attention(number):
+    """The attention between the tokens of a window, computed without padding and without other windows."""
+    probed, ids = examples.probed(), WINDOWS[number].ids[None]
+    batch = {"tokens": ids, "segment_ids": ids * 0 + 1, "token_type_ids": ids * 0}
+
+    @jax.jit
+    def compute(params):
+        method = lambda model, batch: model.encoder(batch, deterministic=True)  # noqa: E731
+        _, sown = probed.model.apply({"params": params}, batch, method=method, mutable=["intermediates"])
+        return sown["intermediates"]["encoder"]["layers"]["attention"]["attention_weights"][0][:, 0]
+
+    return np.asarray(compute(probed.params))
 
 
-def test_encoding_keeps_words_apart(windows):
-    tokenizer = examples.tokenizer()
-    for window, encoded in zip(examples.windows(), windows, strict=True):
+def test_encoding_keeps_words_apart():
+    tokenizer, lengths = examples.tokenizer(), word_lengths(examples.tokenizer())
+    for window, encoded in zip(examples.windows(), WINDOWS, strict=True):
         assert encoded.ids[0] == tokenizer.specials.begin and encoded.ids[-1] == tokenizer.specials.end
         assert encoded.starts[0] == 1 and encoded.starts[-1] == len(encoded.ids) - 1
         for word, begin, end in zip(window.words, encoded.starts, encoded.starts[1:], strict=False):
             # In running text, every word follows a space.
             assert list(encoded.ids[begin:end]) == tokenizer.encode(f" {word}")
-    lengths = word_lengths(tokenizer)
-    for window, encoded in zip(examples.windows(), windows, strict=True):
         assert lengths(window.words) == np.diff(encoded.starts).tolist()
+    longest = max(len(window.ids) for window in WINDOWS)
+    for limit, left_out in ((longest, 0), (longest - 1, 1)):
+        found = encode(examples.windows(), tokenizer, limit).windows
+        assert sum(window is None for window in found) == left_out
 
 
 def test_words_without_a_token_and_tokens_without_a_word():
@@ -64,24 +62,15 @@ def test_words_without_a_token_and_tokens_without_a_word():
     assert word_lengths(tokenizer)(words) == [1, 0, 2, 0]
 
 
-def test_windows_that_the_model_cannot_read():
-    longest = max(len(window.ids) for window in encode(examples.windows(), examples.tokenizer(), 97).windows)
-    assert all(encode(examples.windows(), examples.tokenizer(), longest).windows)
-    assert sum(window is None for window in encode(examples.windows(), examples.tokenizer(), longest - 1).windows) == 1
-
-
 def words_row(weights_NHLL, window, at, convention):
     """The attention of the word `at` to each word, or to the word with `transposed`, by loops."""
-    layers, heads = weights_NHLL.shape[:2]
     spans = [range(begin, end) for begin, end in zip(window.starts, window.starts[1:], strict=False)]
-    found = np.zeros((layers, heads, len(spans)))
-    for layer in range(layers):
-        for head in range(heads):
-            for word, span in enumerate(spans):
-                sources, targets = (span, spans[at]) if convention.transposed else (spans[at], span)
-                sources = sources[:1] if convention.from_ == "first" else sources
-                total = sum(weights_NHLL[layer, head, q, k] for q in sources for k in targets) / len(sources)
-                found[layer, head, word] = total / (len(targets) if convention.to == "mean" else 1)
+    found = np.zeros((*weights_NHLL.shape[:2], len(spans)))
+    for layer, head, word in np.ndindex(*found.shape):
+        sources, targets = (spans[word], spans[at]) if convention.transposed else (spans[at], spans[word])
+        sources = sources[:1] if convention.from_ == "first" else sources
+        total = sum(weights_NHLL[layer, head, q, k] for q in sources for k in targets) / len(sources)
+        found[layer, head, word] = total / (len(targets) if convention.to == "mean" else 1)
     return found
 
 
@@ -95,15 +84,15 @@ def words_row(weights_NHLL, window, at, convention):
     ],
     ids=str,
 )
-def test_words(windows, tokens_attention, convention, monkeypatch):
+def test_words(convention, monkeypatch):
     monkeypatch.setattr(rows, "BYTES", {"cpu": 200_000})  # several batches
-    window_Q, at_Q = np.array([3, 1, 0, 1, 3, 2]), np.array([3, 1, 5, 11, 20, 0])
+    window_Q, at_Q = np.array([3, 1, 2, 1, 3, 2]), np.array([3, 1, 1, 11, 20, 0])
     probed, seen, batches = examples.probed(), [], 0
-    for found in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, convention=convention):
+    for found in attention_rows(probed.model, probed.params, WINDOWS, window_Q, at_Q, convention=convention):
         batches += 1
         for query, weights_NHU in zip(found.queries, found.weights["word"], strict=True):
-            window = windows[window_Q[query]]
-            expected = words_row(tokens_attention[window_Q[query]], window, at_Q[query], convention)
+            number = window_Q[query]
+            expected = words_row(tokens_attention(number), WINDOWS[number], at_Q[query], convention)
             count = expected.shape[-1]
             np.testing.assert_allclose(weights_NHU[..., :count], expected, atol=2e-6)
             assert not weights_NHU[..., count:].any()
@@ -111,14 +100,13 @@ def test_words(windows, tokens_attention, convention, monkeypatch):
     assert sorted(seen) == list(range(6)) and batches > 1
 
 
-def test_positions(windows, tokens_attention):
+def test_positions():
     """A unit is a token: the rows are those of the model, begin and end included, and sum to 1."""
-    probed = examples.probed()
-    window_Q, at_Q = np.array([1, 2]), np.array([1, 1])
-    for found in attention_rows(probed.model, probed.params, windows, window_Q, at_Q, ("position",)):
+    probed, window_Q, at_Q = examples.probed(), np.array([1, 2]), np.array([1, 1])
+    for found in attention_rows(probed.model, probed.params, WINDOWS, window_Q, at_Q, ("position",)):
         np.testing.assert_allclose(found.weights["position"].sum(-1), 1, rtol=1e-5)
         for query, weights_NHU in zip(found.queries, found.weights["position"], strict=True):
-            window = windows[window_Q[query]]
+            window = WINDOWS[window_Q[query]]
             begin, end = window.starts[at_Q[query]], window.starts[at_Q[query] + 1]
-            expected = tokens_attention[window_Q[query]][:, :, begin:end].mean(2)
+            expected = tokens_attention(window_Q[query])[:, :, begin:end].mean(2)
             np.testing.assert_allclose(weights_NHU[..., : len(window.ids)], expected, atol=2e-6)
