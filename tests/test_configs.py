@@ -486,19 +486,6 @@ def test_custom_files(tmp_path):
         read(source="pairs.tsv.gz", test_source="test.source", test_target="train.target")
 
 
-def test_the_methods_of_asas_figure_4():
-    arms = arms_of("asa/figure4_speed.py")
-    configs = {arm: parsed("asa/figure4_speed.py", f"length=512,arm={arm}") for arm in arms}
-    of = {arm: config.adversarial for arm, config in configs.items()}
-    assert {arm: attack.method for arm, attack in of.items()} == {
-        **{"plain": "none", "asa": "asa", "freelb_2": "freelb", "freelb_3": "freelb", "smart": "smart"}
-    }
-    assert (of["freelb_2"].freelb.passes, of["freelb_3"].freelb.passes, of["smart"].smart.steps) == (2, 3, 1)
-    for config in configs.values():
-        assert (config.model.layers, config.model.width, config.model.dtype) == (12, 768, "float32")
-        assert (config.training.batch_size, config.data.sequence_length) == (16, 512)
-
-
 def test_asas_table_6(tmp_path):
     start = tiny_tasks.checkpoint(tmp_path)
     paper, small = (

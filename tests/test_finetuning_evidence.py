@@ -62,23 +62,6 @@ def test_nothing_is_recorded_of_code_that_is_not_committed(clone, tmp_path):
     assert not (tmp_path / "x.jsonl").exists()
 
 
-def test_the_order_of_the_cells():
-    """Plain training first, whose first two seeds are the gate, and ASA before the arm that follows its trace."""
-    of_tasks = {task: evidence.planned(CHOSEN, task) for task in evidence.ARMS}
-    found = [cell for of in of_tasks.values() for cell in of]
-    assert len(found) == len(set(found)) == len({cell.name for cell in found}) == 5 * (10 + 6 + 6 + 3)
-    assert all(
-        [(cell.arm, cell.seed) for cell in of[:5]] == [("plain", n) for n in range(5)] for of in of_tasks.values()
-    )
-    arms = [cell.arm for cell in of_tasks["sst2"]]
-    assert arms.index("asa") < arms.index("scheduled")
-    assert {(cell.task, cell.learning_rate) for cell in found} == set(CHOSEN.learning_rates.items())
-    assert {cell.arm for cell in found if cell.freelb_step} == {"freelb"}
-    gate = {CHOSEN.cell("sst2", "plain", seed) for seed in (0, 1)}
-    assert evidence.needed(CHOSEN.cell("sst2", "plain", 1), CHOSEN) == set()
-    assert evidence.needed(CHOSEN.cell("sst2", "scheduled", 4), CHOSEN) == gate | {CHOSEN.cell("sst2", "asa", 4)}
-
-
 def line_of(cell, score, split="held_out", **more):
     measured = {catalogue.find(cell.task).metric: score}
     return {**vars(cell), "scores": {split: measured}, "seconds": 1.0, **more}

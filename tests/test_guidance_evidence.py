@@ -19,19 +19,6 @@ def line_of(cell):
     return {**vars(cell), "validation_loss": 6 + abs(math.log(cell.learning_rate / RATES[cell.norm, cell.optimizer]))}
 
 
-def test_the_cells():
-    """Every combination of four factors with three seeds, and each pattern alone with both positions."""
-    found = evidence.planned(RATES)
-    assert len(found) == len(set(found)) == len({cell.name for cell in found}) == 3 * (16 + 6)
-    assert [cell.seed for cell in found] == sorted(cell.seed for cell in found)
-    crossed = {(cell.positions, cell.norm, cell.optimizer, cell.arm) for cell in found if cell.arm in ("none", "all")}
-    assert len(crossed) == 16
-    assert all(cell.learning_rate == RATES[cell.norm, cell.optimizer] for cell in found)
-    depths = evidence.by_depth()
-    assert len(depths) == len({cell.name for cell in depths}) == 3 * 2 * 2 * 3 and len(evidence.by_rate()) == 32
-    assert evidence.without_line(depths, map(vars, depths[1:])) == depths[:1]
-
-
 def test_the_selection_takes_the_lowest_loss():
     """One run of each rate but those that are known; a run that failed is not chosen. Then all other cells wait."""
     assert len(evidence.selection()) == 9

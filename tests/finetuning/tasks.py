@@ -46,7 +46,7 @@ def text(rng, good, most=4):
 
 def example(kind, number, rng, labelled=True):
     good = bool(number % 2)
-    words = text(rng, good, most=7 if kind == "classification" else 3)  # rows of several lengths in one kind are enough
+    words = text(rng, good, most=3)
     joined, name = " ".join(words), str(number)
     if kind in ("classification", "regression"):
         label = int(good) if kind == "classification" else 5.0 * good
@@ -54,7 +54,8 @@ def example(kind, number, rng, labelled=True):
     if kind in ("ranking", "choice"):
         right = number % 2
         others = 2 if kind == "ranking" else 2 + number % 3 // 2
-        pairs = tuple(("which", " ".join(text(rng, place == right))) for place in range(others))
+        most = 7 if kind == "choice" else 4  # rows of several lengths in one kind are enough
+        pairs = tuple(("which", " ".join(text(rng, place == right, most))) for place in range(others))
         return Choices(name, pairs, (right,) if labelled else None)
     if kind == "tagging":
         tags = ("B-X" if good else "O", *["O"] * (len(words) - 1))

@@ -76,8 +76,9 @@ def test_the_command(checkpoint, wnli, tmp_path, one_device):
     with pytest.raises(ValueError, match="tasks.wnli.ranking .*seed"):
         comparison.finetune(source.replace(str(checkpoint), str(kept)), overrides, epath.Path(tmp_path / "x"))
     chained = source.replace("tasks=wnli", "tasks=wnli,sst2")
+    given = {"tasks.wnli.initial_task": "sst2", "tasks.sst2.max_length": 32}
     with pytest.raises(ValueError, match="tasks.wnli.initial_task"):
-        comparison.finetune(chained, overrides | {"tasks.wnli.initial_task": "sst2"}, epath.Path(tmp_path / "y"))
+        comparison.finetune(chained, overrides | given, epath.Path(tmp_path / "y"))
 
 
 def test_scores_are_those_of_the_model_of_pre_training(checkpoint, tmp_path):

@@ -21,6 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.probing import examples
 
 PROBE = REPOSITORY / "configs" / "probe.py"
+FLAGS = {"resamples": 100, "random_seeds": (0, 4)}
 MODELS, ARMS = ("plain-seed{seed}", "guided-seed{seed}"), ("plain", "guided")
 # Names and pronouns; every document has two entities. A line is a word and the entities that begin or end at it.
 STORY = [("Mary", "(0)"), ("saw", "-"), ("the", "(1"), ("king", "1)"), (".", "-"), None]
@@ -29,12 +30,12 @@ STORY += [("Then", "-"), ("the", "(1"), ("king", "1)"), ("washed", "-"), ("her",
 
 
 def documents(count):
-    """The story so many times."""
+    """The story so many times, every other time with twice the sentences."""
     lines = []
     for number in range(count):
         name = f"story{number}"
         lines.append(f"#begin document ({name}); part 000")
-        for word, entities in [entry or ("", "") for entry in STORY]:
+        for word, entities in [entry or ("", "") for entry in STORY * (1 + number % 2)]:
             lines.append("\t".join([name, "0", "0", word, *["_"] * 8, entities]) if word else "")
         lines.append("#end document")
     return "\n".join(lines) + "\n"
@@ -64,7 +65,7 @@ def source(place, models=MODELS, more=",seeds=2"):
 
 @pytest.fixture(scope="module")
 def report(place):
-    return comparison.compare(source(place), {"resamples": 100}, place / "compared").parent
+    return comparison.compare(source(place), FLAGS, place / "compared").parent
 
 
 def test_the_numbers_are_those_of_all_heads_in_scores_csv(report):
@@ -97,7 +98,8 @@ def test_the_numbers_are_those_of_all_heads_in_scores_csv(report):
             guided = {(row["layer"], row["head"]): rate(row) for row in test if row["guided"] == "1"}
             assert guided.keys() == ({("2", "1")} if arm == "guided" else set())
             assert found["guided"] == (pytest.approx(guided["2", "1"], abs=1e-6) if guided else None)
-    assert [len(of_arm) for of_arm in tests.values()] == [2, 2, 1]
+    assert [len(of_arm) for of_arm in tests.values()] == [2, 2, 2]
+    assert numbers["arms"]["random"]["all"][0] != numbers["arms"]["random"]["all"][1], "of other seeds"
     means = numbers["means"]["guided"]["all"]["test"]
     assert means["mean"] == pytest.approx(np.mean(tests["guided"]), abs=1e-6)
     assert means["deviation"] == pytest.approx(np.std(tests["guided"], ddof=1), abs=1e-6)
@@ -117,7 +119,7 @@ def test_what_was_measured_is_not_measured_again(place, report, monkeypatch):
     monkeypatch.setattr(measuring, "measure", lambda *given, **more: pytest.fail("measured again"))
     for name in ("ablation.csv", "figures/ablation.png", "figures/heads_gap_words.png"):
         (report / name).write_text("of an earlier command with other probes")
-    comparison.compare(source(place), {"resamples": 100}, report)
+    comparison.compare(source(place), FLAGS, report)
     assert (report / "report.json").read_text() == before
     assert set((report / "figures").iterdir()) == figures and not (report / "ablation.csv").exists()
 

@@ -13,7 +13,6 @@ from ag_jax.probing import comparison
 from tests.conftest import REPOSITORY
 
 TABLE = str(REPOSITORY / "configs" / "ag" / "table8_probes.py")
-MODELS = "mlm=a,ag=b/c,ag_all=d,data=texts"
 
 
 def trained(arguments):
@@ -41,16 +40,14 @@ def test_the_runs_differ_in_guidance():
 
 
 def test_models_that_exist():
-    configs = comparison.arm_configs(f"{TABLE}:{MODELS}", {})
-    assert {arm: config.checkpoint for arm, config in configs.items()} == {"mlm": "a", "ag": "b/c", "ag_all": "d"}
+    configs = comparison.arm_configs(f"{TABLE}:mlm=a{{seed}},ag=b{{seed}},ag_all=c,data=texts,seeds=2", {})
+    assert [(arm, config.checkpoint, config.seeds) for arm, config in configs.items()] == [
+        *(("mlm", "a{seed}", (0, 1)), ("ag", "b{seed}", (0, 1)), ("ag_all", "c", (0,)))
+    ]
     probes = {name: (probe.data, probe.modes) for name, probe in configs["mlm"].probes.items()}
     assert set(probes) == {"coreference", "reflexives", "gap", "dependencies"}
     assert probes["coreference"] == ("texts/litbank_coref", ("mentions", "words"))
     assert probes["reflexives"] == (None, ("positions", "words"))
-    several = comparison.arm_configs(f"{TABLE}:mlm=a{{seed}},ag=b{{seed}},ag_all=c,data=texts,seeds=2", {})
-    assert {arm: config.seeds for arm, config in several.items()} == {"mlm": (0, 1), "ag": (0, 1), "ag_all": (0,)}
-    with pytest.raises(ValueError, match="ag_all"):
-        config_reader.load(f"{TABLE}:mlm=a,ag=b,data=texts")
 
 
 @pytest.mark.exhaustive  # unpacks and reads 60 MB
