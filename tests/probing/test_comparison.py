@@ -15,6 +15,7 @@ from ag_jax.data.probes.queries import Query
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
 from ag_jax.probing import comparison, measuring, probes
+from ag_jax.probing import report as report_text
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.models import ProbedModel
 from tests.conftest import REPOSITORY
@@ -170,6 +171,15 @@ def test_a_custom_probe_with_many_kinds(place, module):
     assert counts["all"] == 31 and rule["feminine"] == 1 and rule["root"] == 0
     assert rule["all"] == pytest.approx(2 * (counts["all"] - counts["root"]) / (2 * counts["all"] - counts["root"]))
     assert numbers["f1"]["model"][0]["head"] == numbers["arms"]["model"]["all"][0]["head"]
+
+
+def test_a_warning_where_no_head_beats_a_rule_with_the_same_choices():
+    rules = {"chance": {"all": 0.5}, "nearest": {"all": 0.75}}
+    for mode, level in (("mentions", 0.75), ("words", 0.5)):
+        for mean, warned in ((level, True), (level + 0.01, False)):
+            means = {"a": {"all": {"test": {"mean": mean}}}, "b": {"all": {"test": None}}}
+            numbers = {"baselines": rules, "compared": ["a", "b"], "means": means}
+            assert bool(report_text.no_signal(numbers, mode)) == warned
 
 
 OTHER = "probes.coreference."

@@ -8,10 +8,10 @@ import pytest
 from etils import epath
 
 from ag_jax.data.probes.queries import Query
-from ag_jax.probing import measuring, results, scores
+from ag_jax.probing import measuring, results, scores, summary
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.encoding import encode
-from ag_jax.probing.measuring import measure
+from ag_jax.probing.measuring import Measured, measure
 from ag_jax.probing.rows import Convention, attention_rows
 from tests.probing import examples
 
@@ -137,3 +137,21 @@ def test_what_was_measured_is_measured_again_only_if_it_would_differ(measured, t
     assert is_measured() and not is_measured()
     (folder / "result.json").unlink()  # as if killed before it was written
     assert is_measured()
+
+
+def test_models_are_compared_on_the_queries_that_all_can_be_asked():
+    probe, asked = examples.probe(QUERIES * 4), (np.arange(22), np.arange(3, 24))
+    scores_QNH = (np.random.default_rng(0).random((2, 24, *SHAPE)) < 0.5).astype(np.float32)
+    arms = {}
+    for arm, of, of_arm in zip("ab", asked, scores_QNH, strict=True):
+        chosen = np.zeros((len(of), *SHAPE), np.int16)
+        modes = {"words": Measured(of, of_arm[of], chosen, np.full(len(of), 0.25), None, None, {})}
+        arms[arm] = [results.ProbeResult(examples.probed(), None, probe, modes)]
+    numbers = summary.numbers("words", arms, ["a", "b"], 100)
+    test = np.arange(3, 22, 2)  # even ones are for development
+    assert numbers["queries"]["all"] == len(test) and numbers["baselines"]["chance"]["all"] == 0.25
+    for arm, of_arm in zip("ab", scores_QNH, strict=True):
+        found, rates_NH = numbers["arms"][arm]["all"][0], of_arm[test].mean(0)
+        assert (found["mean"], found["best"]) == (pytest.approx(rates_NH.mean()), pytest.approx(rates_NH.max()))
+        assert found["guided"] == pytest.approx(rates_NH[:, 0].max())
+        assert found["free"] == pytest.approx(rates_NH[:, 1:].max())
