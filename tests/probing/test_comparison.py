@@ -14,7 +14,7 @@ from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.probes.queries import Query
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
-from ag_jax.probing import comparison, measuring, probes
+from ag_jax.probing import comparison, measuring, models, probes
 from ag_jax.probing import report as report_text
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.models import ProbedModel
@@ -100,7 +100,6 @@ def test_the_numbers_are_those_of_all_heads_in_scores_csv(report):
             assert guided.keys() == ({("2", "1")} if arm == "guided" else set())
             assert found["guided"] == (pytest.approx(guided["2", "1"], abs=1e-6) if guided else None)
     assert [len(of_arm) for of_arm in tests.values()] == [2, 2, 2]
-    assert numbers["arms"]["random"]["all"][0] != numbers["arms"]["random"]["all"][1], "of other seeds"
     means = numbers["means"]["guided"]["all"]["test"]
     assert means["mean"] == pytest.approx(np.mean(tests["guided"]), abs=1e-6)
     assert means["deviation"] == pytest.approx(np.std(tests["guided"], ddof=1), abs=1e-6)
@@ -112,6 +111,12 @@ def test_the_numbers_are_those_of_all_heads_in_scores_csv(report):
     assert found["p_value"] == pytest.approx(expected.pvalue, abs=1e-4)
     assert numbers["differences"]["guided"]["all"]["mean"] == pytest.approx(difference, abs=1e-6)
     assert (report / "figures" / "heads_coreference_words.png").exists()
+
+
+def test_random_weights_differ_by_seed(report):
+    found = [models.random_params(examples.probed().model, seed)["encoder"] for seed in (0, 4, 0)]
+    first, second, again = (params["embeddings"]["word"]["embedding"] for params in found)
+    assert not np.array_equal(first, second) and np.array_equal(first, again)
 
 
 def test_what_was_measured_is_not_measured_again(place, report, monkeypatch):
