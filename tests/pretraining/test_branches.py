@@ -13,64 +13,75 @@ from ag_jax.pretraining import run
 from ag_jax.pretraining.branch import begin
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.job import Evaluation
-from tests.pretraining.test_extended_runs import params, rows, settings, text  # noqa: F401
+from tests.pretraining import tiny_runs
+from tests.pretraining.tiny_runs import LONG, SHORT, on_one_device, params, rows
 
-SETTINGS = {
-    "training.keep_every": 2,
-    "guidance.mode": "loss",
-    "guidance.heads": "next:1",
-    "guidance.alpha_rule": "auto",
-    "guidance.schedule": "constant",
-    "optimizer.decay": "one_minus_sqrt",
-    "optimizer.decay_steps": 4,
-    "optimizer.final_share": 0.1,
-}
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def settings(text, steps, **changed):
+    guided = {**tiny_runs.GUIDED, "guidance.alpha_rule": "auto", "training.keep_every": 2}
+    return tiny_runs.settings(text, steps, **guided | changed)
 
 
 @pytest.fixture(scope="module")
-def stable(text, tmp_path_factory):  # noqa: F811
-    patch, device = pytest.MonkeyPatch(), jax.devices()[0]
-    patch.setattr(jax, "devices", lambda: [device])
+def stable(text, tmp_path_factory):
     workdir = epath.Path(tmp_path_factory.mktemp("stable") / "run")
-    run.train(settings(text, 12, **SETTINGS), workdir, pause_at=6)  # its learning rate falls from step 8 on
-    patch.undo()
+    with on_one_device():
+        run.train(settings(text, LONG), workdir, pause_at=6)  # its learning rate falls from step 9 on
     return workdir
 
 
-def branch(text, origin, **changed):  # noqa: F811
-    return settings(text, 8, **{**SETTINGS, "training.branch_from": f"{origin}:4", **changed})
+@pytest.fixture(scope="module")
+def whole(text, tmp_path_factory):
+    workdir = epath.Path(tmp_path_factory.mktemp("whole") / "run")
+    with on_one_device():
+        run.train(settings(text, SHORT), workdir)  # its learning rate falls from step 4 on
+    return workdir
 
 
-def test_a_branch_equals_a_run_with_its_schedule(stable, text, tmp_path, one_device, capsys):  # noqa: F811
+def branch(text, origin, **changed):
+    return settings(text, SHORT, **{"training.branch_from": f"{origin}:4", **changed})
+
+
+def test_a_branch_equals_a_run_with_its_schedule(stable, whole, text, tmp_path, capsys):
     """With all rows of metrics; also if it was stopped, and when the other run is gone.
 
     Not to the bit, because the numbers of steps are constants of the compiled programs, which round differently.
     """
-    whole, branched = epath.Path(tmp_path / "whole"), epath.Path(tmp_path / "branched")
-    expected = run.train(settings(text, 8, **SETTINGS), whole)
-    origin = epath.Path(tmp_path / "origin")
+    branched, origin = (epath.Path(tmp_path / name) for name in ("branched", "origin"))
     shutil.copytree(stable, origin)
     config = branch(text, origin)
     run.train(config, branched, pause_at=5)
-    assert f"going on from step 4 of {origin}\n" in capsys.readouterr().err
+    assert "jumps" not in capsys.readouterr().err
     assert min(steps_in(branched / "checkpoints")) > 4
     shutil.rmtree(origin)
-    found = run.train(config, branched)
-    assert len(rows(whole)) > 5
+    found, expected = run.train(config, branched), run.read_summary(whole)
+    assert len(rows(whole)) == 5
     for one, other in zip(rows(branched), rows(whole), strict=True):
         assert one.keys() == other.keys() and one.pop("split") == other.pop("split")
         for name, value in one.items():
             np.testing.assert_allclose(value, other[name], rtol=1e-4, err_msg=name)
-    for one, other in zip(jax.tree.leaves(params(branched, 8)), jax.tree.leaves(params(whole, 8)), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(params(branched, SHORT)), jax.tree.leaves(params(whole, SHORT)), strict=True
+    ):
         np.testing.assert_allclose(one, other, atol=2e-6)  # of updates of 1e-4
-    assert found["steps"] == expected["steps"] == 8
+    assert found["steps"] == expected["steps"] == SHORT
     assert found["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-5)
 
 
-def test_a_branch_killed_before_its_first_checkpoint(stable, text, tmp_path, one_device, capsys):  # noqa: F811
+def test_the_learning_rate_of_an_extended_run_is_that_of_the_longer_one(whole, text, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    run.train(settings(text, LONG), tmp_path / "run")
+    rates = {row["step"]: row["learning_rate"] / 1e-4 for row in rows(tmp_path / "run", "train")}
+    fall = 0.1 + 0.9 * (1 - 0.5**0.5)  # half of it
+    assert rates == pytest.approx({2: 1, 4: 1, 6: fall, 8: 1, 10: 1, 11: fall}, rel=1e-6)
+
+
+def test_a_branch_killed_before_its_first_checkpoint(stable, text, tmp_path, capsys):
     """The branch begins again; a learning rate that differs at its first step is printed."""
     workdir = epath.Path(tmp_path / "run")
-    config = branch(text, stable, **{"optimizer.decay_steps": None, "optimizer.decay": "linear"})
+    config = branch(text, stable, **{"optimizer.decay_steps": 3})
     run.train(config, workdir, pause_at=5)
     expected = rows(workdir)
     shutil.rmtree(workdir / "checkpoints")
@@ -78,12 +89,11 @@ def test_a_branch_killed_before_its_first_checkpoint(stable, text, tmp_path, one
         file.write(json.dumps({"step": 5, "split": "train", "loss": 1e9}) + "\n")
     run.train(config, workdir, pause_at=5)
     assert rows(workdir) == expected
-    assert (
-        capsys.readouterr().err.count("; the learning rate jumps from 0.0001 in that run to 5.5e-05 in this one\n") == 2
-    )
+    jump = 1e-4 * (0.1 + 0.9 * (1 - (1 / 3) ** 0.5))
+    assert capsys.readouterr().err.count(f"jumps from 0.0001 in that run to {jump:.3g} in this one") == 2
 
 
-def test_time_patience_and_best_checkpoint_of_a_branch_are_its_own(stable, text, one_device):  # noqa: F811
+def test_time_patience_and_best_checkpoint_of_a_branch_are_its_own(stable, text):
     """A branch of a run that took long, and whose evaluations got worse, does not end before its first step."""
     ends = {"training.patience": 2, "training.time_limit": 3600, "training.keep_best": True}
     config = branch(text, f"{stable}", **ends, **{"training.checkpoint_every": 1})
@@ -95,11 +105,11 @@ def test_time_patience_and_best_checkpoint_of_a_branch_are_its_own(stable, text,
         return [Evaluation(step, None, 0.0, {metric: loss}) for step, loss in losses]
 
     theirs = [(1, 3.0), (2, 4.0), (4, 5.0)]
-    assert not job.stop(history(*theirs)) and not job.stop(history(*theirs, (6, 3.5)))
-    assert job.stop(history(*theirs, (6, 3.5), (8, 3.2))), "never better than the run before it"
-    assert not job.stop(history(*theirs, (6, 3.5), (8, 2.9)))
+    assert not job.stop(history(*theirs)) and not job.stop(history(*theirs, (5, 3.5)))
+    assert job.stop(history(*theirs, (5, 3.5), (6, 3.2))), "never better than the run before it"
+    assert not job.stop(history(*theirs, (5, 3.5), (6, 2.9)))
     assert job.best(history(*theirs)) is None
-    assert job.best(history(*theirs, (6, 3.5), (8, 3.2))) == 8, "the best of those whose checkpoints it has"
+    assert job.best(history(*theirs, (5, 3.5), (6, 3.2))) == 6, "the best of those whose checkpoints it has"
     found = job.first(job.program.abstract)
     assert found.progress["seconds"] == 0 and {one["seconds"] for one in found.progress["history"]} == {0}
     before = Checkpoints(stable / "checkpoints", read_only=True).restore(4, job.program.abstract).progress
@@ -107,49 +117,26 @@ def test_time_patience_and_best_checkpoint_of_a_branch_are_its_own(stable, text,
     assert job.read_progress(found.progress).tokens == before["tokens"] > 0
 
 
-def test_a_branch_whose_words_end_before_it_begins(stable, text, tmp_path):  # noqa: F811
-    workdir = epath.Path(tmp_path / "run")
-    with pytest.raises(ValueError, match="is not before the last step, training.steps=3 of training.words=150, which"):
-        run.train(branch(text, stable, **{"training.words": 150, "optimizer.decay_steps": None}), workdir)
-    assert not (workdir / "config.json").exists()
-
-
-def test_milestones_in_words_that_lie_before_a_branch(stable, text, tmp_path):  # noqa: F811
-    workdir = epath.Path(tmp_path / "run")
-    changed = {"training.milestone_words": (150, 350)}  # at steps 3 and 7 or so
-    message = f"milestone_words has 150, which the other run had seen at training.branch_from={stable}:4, so that"
-    with pytest.raises(ValueError, match=message):
-        run.train(branch(text, stable, **changed), workdir)
-    assert not (workdir / "config.json").exists()
-
-
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "named"),
     [
-        (
-            {"training.branch_from": "runs/stable"},
-            "branch_from=runs/stable must be the directory of a run and the step",
-        ),
-        (
-            {"training.branch_from": "{}:3"},
-            "that run has no checkpoint of step 3; it has 0, 2, 4, 6. training.keep_every",
-        ),
-        ({"training.branch_from": "{}:6", "training.steps": 6}, "is not before the last step, training.steps=6"),
-        ({"training.branch_from": "{}x:4"}, "x:4: that run has no checkpoint of step 4; it has none"),
-        (
-            {"training.batch_size": 2, "seed": 1},
-            "another config:\n  seed: there 0, now 1\n  training.batch_size: there 4",
-        ),
+        ({"training.branch_from": "runs/stable"}, "branch_from=runs/stable"),
+        ({"training.branch_from": "{}:3"}, "step 3; it has 0, 2, 4, 6"),
+        ({"training.branch_from": "{}:6"}, "training.steps=6"),
+        ({"training.branch_from": "{}x:4"}, "x:4: .* step 4; it has none"),
+        ({"training.batch_size": 2, "seed": 1}, "\n  seed: there 0, now 1\n  training.batch_size: there 4"),
+        ({"training.words": 150, "optimizer.decay_steps": None}, "training.steps=3 of training.words=150"),
+        ({"training.milestone_words": (150, 250)}, "milestone_words has 150, .*:4"),  # at steps 3 and 5 or so
     ],
 )
-def test_branches_that_cannot_begin(stable, text, tmp_path, changed, message):  # noqa: F811
+def test_branches_that_cannot_begin(stable, text, tmp_path, changed, named):
     changed = {key: value.format(stable) if isinstance(value, str) else value for key, value in changed.items()}
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
         run.train(branch(text, stable, **changed), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_jump_of_guidance_whose_alpha_was_chosen(stable, text, tmp_path, capsys):  # noqa: F811
+def test_a_jump_of_guidance_whose_alpha_was_chosen(stable, text, tmp_path, capsys):
     """The coefficient is that of `alpha.json`, not that of the setting `guidance.alpha`, which the rule replaces."""
     origin, workdir = epath.Path(tmp_path / "origin"), epath.Path(tmp_path / "run")
     shutil.copytree(stable, origin)
@@ -160,5 +147,5 @@ def test_a_jump_of_guidance_whose_alpha_was_chosen(stable, text, tmp_path, capsy
     stored["guidance"].update(schedule="linear", alpha=3.0)
     (origin / "config.json").write_text(json.dumps(stored))
     begin(branch(text, origin, **falls), workdir)
-    jump = "the coefficient of guidance jumps from 6.67 in that run to 5 in this one"  # after 4 of 12, and of 8 steps
-    assert f"; {jump}\n" in capsys.readouterr().err
+    steps = {LONG: 10 * 7 / 11, SHORT: 10 * 2 / 6}
+    assert f"jumps from {steps[LONG]:.3g} in that run to {steps[SHORT]:.3g} in" in capsys.readouterr().err

@@ -1,65 +1,27 @@
-"""Finished runs whose `training.steps` is raised."""
+"""Runs that are extended by a larger `training.steps`, and runs that end at `training.time_limit`."""
 
 import itertools
 import json
 import shutil
+import types
 
 import jax
 import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import extension, run
+from ag_jax.data.text import batching
+from ag_jax.pretraining import comparison, extension, run
+from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.training.checkpoint import Checkpoints, steps_in
+from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.config import TrainingConfig
-from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from ag_jax.training.job import Evaluation, Progress, metrics_evaluator
+from ag_jax.training.loop import Loop
+from tests.pretraining.tiny_runs import LONG, SHORT, params, rows, settings
 
-SHORT, LONG = 6, 11
-
-
-def settings(text, steps, **changed):
-    values = pretraining_config.default_config()
-    values.update_from_flattened_dict(
-        {
-            "data.source": str(text),
-            "data.sequence_length": 16,
-            "data.tokenizer.vocabulary_size": 300,
-            "model.layers": 1,
-            "model.width": 16,
-            "model.heads": 2,
-            "model.max_length": 16,
-            "optimizer.decay": "constant",
-            "training.steps": steps,
-            "training.batch_size": 4,
-            "training.log_every": 2,
-            "training.evaluate_every": 3,
-            "training.checkpoint_every": 2,
-            "training.milestones": (0.0, 0.5, 1.0),
-            "training.keep_last": 1,
-            "training.tensorboard": False,
-            **changed,
-        }
-    )
-    return pretraining_config.parse(values)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("\n".join(f"The union is strong, and number {number} builds a road." for number in range(60)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def short(text, tmp_path_factory):
-    patch, device = pytest.MonkeyPatch(), jax.devices()[0]
-    patch.setattr(jax, "devices", lambda: [device])
-    workdir = epath.Path(tmp_path_factory.mktemp("short") / "run")
-    summary = run.train(settings(text, SHORT), workdir)
-    patch.undo()
-    return workdir, summary
+pytestmark = pytest.mark.usefixtures("one_device")
+ENDED = 4  # step at which the time is up
 
 
 @pytest.fixture
@@ -68,85 +30,35 @@ def copy(short, tmp_path):
     return epath.Path(tmp_path / "run")
 
 
-def params(workdir, step):
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    restored = checkpoints.restore_params(step)
-    checkpoints.close()
-    return restored
-
-
-def rows(workdir):
-    return [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in read_metrics(workdir)]
-
-
-def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, tmp_path, one_device, capsys):
-    summary = run.train(settings(text, LONG), copy)
-    assert f"extending the run of {SHORT} steps to {LONG}" in capsys.readouterr().err
-    whole = epath.Path(tmp_path / "whole")
-    assert summary == run.train(settings(text, LONG), whole)
+def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, tmp_path):
+    """Also after a kill between the two files that an extension writes, and after one that was given up."""
+    extension.begin(SHORT, settings(text, LONG), copy)
+    assert run.read_config(copy).training.steps == SHORT and run.read_summary(copy) is None
+    assert run.train(settings(text, SHORT), copy) == short[1]
+    extension.begin(SHORT, settings(text, LONG), copy)
+    summary, whole = run.train(settings(text, LONG), copy), epath.Path(tmp_path / "whole")
+    assert summary == run.train(settings(text, LONG), whole) == run.train(settings(text, LONG), copy)
     jax.tree.map(np.testing.assert_array_equal, params(copy, LONG), params(whole, LONG))
     assert rows(copy) == rows(whole)
     assert steps_in(copy / "checkpoints") == [0, 3, 6, 11] and steps_in(whole / "checkpoints") == [0, 6, 11]
     assert json.loads((copy / f"summary-{SHORT}.json").read_text()) == short[1]
     assert run.read_config(copy).training.steps == LONG
-    assert run.train(settings(text, LONG), copy) == summary
-
-
-def test_the_schedules_are_those_of_the_longer_run_from_there_on(text, tmp_path, one_device):
-    workdir = epath.Path(tmp_path / "run")
-    changed = {
-        "optimizer.decay": "linear",
-        "optimizer.learning_rate": 1e-2,
-        "guidance.mode": "loss",
-        "guidance.fraction": 1.0,
-    }
-    run.train(settings(text, SHORT, **changed), workdir)
-    run.train(settings(text, LONG, **changed), workdir)
-    found = {row["step"]: row for row in rows(workdir) if row["split"] == "train"}
-    assert found[6]["learning_rate"] == pytest.approx(1e-2 * (1 - 5 / SHORT))
-    assert found[8]["learning_rate"] == pytest.approx(1e-2 * (1 - 7 / LONG))
-    assert found[8]["coefficient/ag"] > found[6]["coefficient/ag"]
-    assert [row["step"] for row in rows(workdir) if row["split"] == "validation"] == [3, 6, 9, 11]
-
-
-def test_a_kill_between_the_two_files_loses_nothing(text, short, copy, one_device):
-    extension.begin(SHORT, settings(text, LONG), copy)
-    assert run.read_config(copy).training.steps == SHORT and run.read_summary(copy) is None
-    assert run.train(settings(text, LONG), copy)["steps"] == LONG
-    assert run.read_config(copy).training.steps == LONG
-
-
-def test_an_extension_that_was_given_up_is_finished_as_it_was(text, short, copy, one_device):
-    extension.begin(SHORT, settings(text, LONG), copy)
-    assert run.train(settings(text, SHORT), copy) == short[1]
 
 
 @pytest.mark.parametrize(
-    ("steps", "changed", "named"),
-    [(SHORT - 1, {}, "training.steps: there 6, now 5"), (LONG, {"optimizer.weight_decay": 0.5}, "weight_decay")],
-    ids=["fewer steps", "another setting"],
+    ("steps", "changed", "is_finished", "named"),
+    [
+        (SHORT - 1, {}, True, "training.steps: there 6, now 5"),
+        (LONG, {"optimizer.weight_decay": 0.5}, True, "weight_decay"),
+        (LONG, {}, False, "training.steps: there 6, now 11"),
+    ],
 )
-def test_what_is_no_extension_is_an_error(text, copy, steps, changed, named):
-    with pytest.raises(ValueError, match=f"{named}(.*\n)*Use that config"):
+def test_what_is_no_extension_is_an_error(text, copy, steps, changed, is_finished, named):
+    if not is_finished:
+        (copy / "summary.json").unlink()
+    with pytest.raises(ValueError, match=named):
         run.train(settings(text, steps, **changed), copy)
-    assert (copy / "summary.json").exists() and run.read_config(copy).training.steps == SHORT
-
-
-def test_an_unfinished_run_is_not_extended(text, copy):
-    (copy / "summary.json").unlink()
-    with pytest.raises(ValueError, match="training.steps: there 6, now 11\nUse that config.*Only a finished run"):
-        run.train(settings(text, LONG), copy)
-
-
-def test_milestones_of_a_run_are_kept_when_it_goes_on(tmp_path):
-    """Those of its earlier lengths and of its stored config, also with a profile of steps that only the longer has."""
-    config = ExperimentConfig(training=TrainingConfig(steps=2000, milestones=(0.0, 0.1, 1.0), profile=(1500, 1504)))
-    directory = epath.Path(tmp_path)
-    (directory / "summary-1000.json").write_text("{}")
-    assert extension.kept_steps(config, directory) == (0, 100, 1000)
-    assert extension.kept_steps(config, directory / "not_begun") == ()
-    (directory / "config.json").write_text('{"training": {"milestones": [0.0, 0.01, 1.0]}}')
-    assert extension.kept_steps(config, directory) == (0, 10, 20, 100, 200, 1000, 2000)
+    assert (copy / "summary.json").exists() == is_finished and run.read_config(copy).training.steps == SHORT
 
 
 def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
@@ -159,30 +71,132 @@ def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
         (directory / "summary.json").write_text("{}")
         extension.begin(before, config(steps, *others), directory)
     (directory / "config.json").write_text('{"training": {"milestones": [1.0]}}')
-    kept = extension.kept_steps(config(4000, 1.0), directory)
-    assert {0, 300, 250, 500, 1000, 2000, 4000} == set(kept)
+    assert extension.kept_steps(config(4000, 0.01), directory) == (
+        *(0, 10, 20, 40, 250, 300, 500),  # 0.01 and 1.0 of all lengths, and what was stored at each extension
+        *(1000, 2000, 4000),
+    )
+    assert extension.kept_steps(config(4000, 0.01), directory / "not_begun") == ()
     (directory / "kept_steps.json").write_text('{"steps": [0, "300"]}')
-    with pytest.raises(ValueError, match="kept_steps.json: expected a JSON whole number under the key '1', got .300."):
+    with pytest.raises(ValueError, match="kept_steps.json"):
         extension.kept_steps(config(4000, 1.0), directory)
 
 
-def test_changed_files_of_a_run_are_named(text, short, tmp_path, one_device):
-    workdir = epath.Path(tmp_path / "run")
-    shutil.copytree(short[0], workdir)
-    config, metrics = workdir / "config.json", workdir / "metrics.jsonl"
-    summary = json.loads((workdir / "summary.json").read_text())
-    (workdir / "summary.json").write_text(json.dumps(summary | {"steps": SHORT - 1}))
-    with pytest.raises(ValueError, match=rf"summary\.json: expected a summary of {SHORT} steps.* got {SHORT - 1}"):
-        run.train(settings(text, SHORT), workdir)
-    (workdir / "summary.json").write_text(json.dumps(summary))
+def test_changed_files_of_a_run_are_named(text, copy):
+    config, metrics, summary = (copy / name for name in ("config.json", "metrics.jsonl", "summary.json"))
+    whole = summary.read_text()
+    summary.write_text(whole.replace(f'"steps": {SHORT}', f'"steps": {SHORT - 1}'))
+    with pytest.raises(ValueError, match=r"summary\.json: .* 5"):
+        run.train(settings(text), copy)
+    summary.write_text(whole)
     whole = metrics.read_text()
-    for damaged in ("", whole[: len(whole) // 2], whole.replace("1", "2", 1)):
-        metrics.write_text(damaged)
-        with pytest.raises(ValueError, match=r"metrics\.jsonl was changed"):
-            run.train(settings(text, LONG), workdir)
+    metrics.write_text(whole.replace("1", "2", 1))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl was changed"):
+        run.train(settings(text, LONG), copy)
     metrics.write_text(whole)
     config.write_text(config.read_text().replace('"activation": "gelu"', '"activation": "relu"'))
     relu = settings(text, LONG, **{"model.activation": "relu"})
-    for use in (run.open_run, run.evaluate, lambda _: run.train(relu, workdir)):
+    for use in (run.open_run, run.evaluate, lambda _: run.train(relu, copy)):
         with pytest.raises(ValueError, match=r"config\.json .*\n  model.activation: there 'gelu', now 'relu'"):
-            use(workdir)
+            use(copy)
+
+
+@pytest.fixture
+def up(monkeypatch):
+    """Let the time be up after a number of steps, counted over all runs of the test."""
+    asked = []
+    monkeypatch.setattr(Loop, "_time_is_up", lambda self: asked.append(1) or len(asked) >= up.after)
+    up = types.SimpleNamespace(after=ENDED + 1, asked=asked)  # the first question is before the first step
+    return up
+
+
+def test_a_run_ends_at_the_limit_and_goes_on_with_a_longer_one(up, text, short, tmp_path):
+    workdir = epath.Path(tmp_path / "run")
+    limited = settings(text, **{"training.time_limit": 60})
+    found = run.train(limited, workdir)
+    assert (found["steps"], found["time_limit"]) == (ENDED, 60)
+    assert steps_in(workdir / "checkpoints")[-1] == ENDED
+    assert [row["step"] for row in rows(workdir, "validation")] == [3, ENDED]
+    assert [run.milestone_step(limited, workdir, fraction) for fraction in (0.0, 0.5, 1.0)] == [0, 3, ENDED]
+    assert len(comparison._maps_during_training(workdir, limited)) == 3
+
+    asked = len(up.asked)
+    assert run.train(limited, workdir) == found, "the run is complete"
+    assert len(up.asked) == asked
+    with pytest.raises(ValueError, match="training.steps"):  # it did not train all of its steps
+        run.train(settings(text, LONG, **{"training.time_limit": 60}), workdir)
+    up.after = 1000
+    whole = run.train(settings(text), workdir)
+    assert "time_limit" not in whole and whole["validation_loss"] == short[1]["validation_loss"]
+    jax.tree.map(np.testing.assert_array_equal, params(workdir, SHORT), params(short[0], SHORT))
+
+
+def test_a_run_does_not_end_before_a_step_that_trains(up, text, tmp_path):
+    up.after = 2  # after the first step, whose learning rate is 0
+    limited = settings(text, **{"training.time_limit": 60, "optimizer.warmup_steps": 3})
+    assert run.train(limited, epath.Path(tmp_path))["steps"] == 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_that_died_at_its_last_evaluation(when, up, text, tmp_path, monkeypatch):
+    limited = settings(text, **{"training.time_limit": 60})
+    honest = Loop._evaluate
+
+    def evaluate(self, state, step):
+        done = honest(self, state, step) if step < ENDED or when == "after" else False
+        return done if step < ENDED else 1 / 0
+
+    monkeypatch.setattr(Loop, "_evaluate", evaluate)
+    with pytest.raises(ZeroDivisionError):
+        run.train(limited, tmp_path)
+    assert not (tmp_path / "summary.json").exists()
+    monkeypatch.setattr(Loop, "_evaluate", honest)
+    found = run.train(limited, tmp_path)
+    assert (found["steps"], found["time_limit"]) == (ENDED, 60)
+    assert found == json.loads((tmp_path / "summary.json").read_text())
+    assert [row["step"] for row in rows(tmp_path, "validation")] == [3, ENDED]
+
+
+@pytest.mark.parametrize(("limit", "up"), [(None, False), (9, True), (10, False)])
+def test_seconds_of_all_restarts_count(limit, up, monkeypatch):
+    """4 seconds before the last evaluation, 2 before the last checkpoint, and 3.5 since."""
+    history = [Evaluation(3, None, 1.0, {}), Evaluation(6, None, 3.0, {})]
+    config = types.SimpleNamespace(time_limit=limit)
+    job, progress = types.SimpleNamespace(config=config), Progress(history=history, seconds=2.0)
+    monkeypatch.setattr("ag_jax.training.loop.time.perf_counter", lambda: 103.5)
+    assert Loop._time_is_up(types.SimpleNamespace(job=job, progress=progress, mark=100.0)) is up
+
+
+def test_a_validation_without_a_masked_token_is_rejected_before_training(text, tmp_path):
+    more, workdir = {"data.masking.evaluation_rate": 1e-9, "data.validation_rows": 3}, epath.Path(tmp_path / "run")
+    with pytest.raises(ValueError, match="masked token .* validation"):
+        run.train(settings(text, **more), workdir)
+    assert not run.is_begun(workdir)
+
+
+def test_training_validates_on_some_rows_and_evaluate_on_all(text, tmp_path):
+    more = {"data.validation_fraction": 0.2, "data.validation_rows": 3}
+    config, workdir = settings(text, **more), epath.Path(tmp_path / "run")
+    summary = run.train(config, workdir)
+    corpus = pretraining_corpus.prepare(config, workdir)
+    opened, count = run.open_run(workdir), len(corpus.validation)
+    assert count > 8
+    job = run.make_job(config, workdir, corpus)
+    assert job.evaluation_batches == 1
+
+    def loss(numbers):
+        """The loss over the rows with these numbers, in batches of four rows, of which -1 is empty."""
+        filled = np.array([*numbers, *[-1] * (-len(numbers) % 4)])
+        batches = [
+            batching.make_batch(
+                config.data, corpus.validation, corpus.tokenizer, example_B=part, epoch_B=np.zeros_like(part), seed=0
+            )
+            for part in filled.reshape(-1, 4)
+        ]
+        evaluator = metrics_evaluator(job.program, job.hyperparameters, lambda: batches)
+        return evaluator(opened.params, SHORT, lambda: None)["mlm_loss"]
+
+    assert summary["validation_loss"] == pytest.approx(loss([0, count // 3, 2 * count // 3]), rel=1e-6)
+    found = run.evaluate(workdir)
+    assert found["mlm_loss"] == pytest.approx(loss(range(count)), rel=1e-6)
+    assert found["mlm_loss"] != pytest.approx(summary["validation_loss"], rel=1e-4)
+    assert found["evaluated_on"]["rows"] == count
