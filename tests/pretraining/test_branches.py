@@ -62,9 +62,7 @@ def test_a_branch_equals_a_run_with_its_schedule(stable, whole, text, tmp_path, 
         assert one.keys() == other.keys() and one.pop("split") == other.pop("split")
         for name, value in one.items():
             np.testing.assert_allclose(value, other[name], rtol=1e-4, err_msg=name)
-    for one, other in zip(
-        jax.tree.leaves(params(branched, SHORT)), jax.tree.leaves(params(whole, SHORT)), strict=True
-    ):
+    for one, other in zip(jax.tree.leaves(params(branched, SHORT)), jax.tree.leaves(params(whole, SHORT)), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)  # of updates of 1e-4
     assert found["steps"] == expected["steps"] == SHORT
     assert found["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-5)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 import shutil
 
 import pytest
@@ -12,9 +11,8 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.pretraining import comparison, run
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.corpus import prepare, prepare_for_evaluation, record
 from tests.data.conftest import text
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -23,11 +21,8 @@ def config(tmp_path) -> ExperimentConfig:
     (tmp_path / "text").mkdir()
     for number in range(8):
         (tmp_path / "text" / f"{number}.txt").write_text(text(30 * number, 30 * number + 30))
-    tokenizer = TokenizerConfig(vocabulary_size=300)
-    data = DataConfig(
-        source=str(tmp_path / "text"), sequence_length=16, cache_dir=str(tmp_path / "cache"), tokenizer=tokenizer
-    )
-    return ExperimentConfig(data=data)
+    of_data = {"source": str(tmp_path / "text"), "cache_dir": str(tmp_path / "cache"), "sequence_length": 16}
+    return ExperimentConfig(data=DataConfig(tokenizer=TokenizerConfig(vocabulary_size=300), **of_data))
 
 
 @pytest.fixture
@@ -42,8 +37,8 @@ def workdir(config, tmp_path) -> epath.Path:
 def begin(config, workdir):
     """What `run.train` does before the first step."""
     run.claim_workdir(config, workdir)
-    corpus = pretraining_corpus.prepare(config, workdir)
-    pretraining_corpus.record(config, workdir, corpus)
+    corpus = prepare(config, workdir)
+    record(config, workdir, corpus)
     return corpus
 
 
@@ -60,84 +55,58 @@ def change_text(config):
 
 
 def saved(workdir) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in [*workdir.iterdir(), *(workdir / "tokenizer").iterdir()]
-        if path.is_file()
-    }
+    paths = [*workdir.iterdir(), *(workdir / "tokenizer").iterdir()]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def test_a_run_goes_on_with_the_same_text_wherever_it_is(config, workdir, tmp_path, capsys):
     before = saved(workdir)
-    assert json.loads(before["corpus.json"])["files"]["source"][7][0] == "7.txt"
+    recorded = json.loads(before["corpus.json"])
+    assert recorded["files"]["source"][7][0] == "7.txt"
     first = begin(config, workdir)
     shutil.copytree(config.data.source, tmp_path / "moved")
     shutil.rmtree(config.data.cache_dir)
     moved = with_data(config, source=str(tmp_path / "moved"))
-    again = pretraining_corpus.prepare(moved, workdir)
-    pretraining_corpus.record(moved, workdir, again)
+    again = prepare(moved, workdir)
+    record(moved, workdir, again)
     assert again.facts() == first.facts() and saved(workdir) == before
-    _, evaluated_on = pretraining_corpus.prepare_for_evaluation(moved, workdir)
-    recorded = json.loads(before["corpus.json"])
-    assert evaluated_on == {
+    assert prepare_for_evaluation(moved, workdir)[1] == {
         "source": str(tmp_path / "moved"),
         **{name: recorded[f"validation {name}"] for name in ("documents", "rows", "tokens")},
         "is_the_text_of_the_run": True,
     }
-    said = capsys.readouterr().err
-    assert "evaluating on the held-out text of" in said and "WARNING" not in said
+    assert "WARNING" not in capsys.readouterr().err
 
 
-def test_changed_text_is_refused_before_it_is_tokenised_unless_accepted(config, workdir, capsys):
-    before, own = saved(workdir), pretraining_corpus.prepare(config, workdir).tokenizer.fingerprint()
+def test_changed_text_is_an_error_before_it_is_tokenised_unless_accepted(config, workdir, capsys):
+    before, own = saved(workdir), prepare(config, workdir).tokenizer.fingerprint()
     rows = json.loads(before["corpus.json"])["train rows"]
     change_text(config)
     capsys.readouterr()
-    with pytest.raises(ValueError, match="is not what it was when the run began") as refused:
+    with pytest.raises(ValueError) as error:
         begin(config, workdir)
-    for part in (
-        "added: 8.txt",
-        "removed: 3.txt",
-        "changed: 5.txt",
-        "then 8 files of",
-        "now 8 files of",
-        f"trained on {rows:,} rows",
-    ):
-        assert part in str(refused.value)
-    assert "--config.data.accept_changed_text=True" in str(refused.value)
+    for part in ("added: 8.txt", "removed: 3.txt", "changed: 5.txt", f"{rows:,} rows", "data.accept_changed_text"):
+        assert part in str(error.value)
     assert saved(workdir) == before and "tokenising" not in capsys.readouterr().err
 
-    accepted = with_data(config, accept_changed_text=True)
-    corpus = begin(accepted, workdir)
-    said = capsys.readouterr().err
-    assert "WARNING" in said and f"train rows: then {rows}, now {len(corpus.train)}" in said
+    corpus, evaluated_on = prepare_for_evaluation(config, workdir)
+    assert corpus.tokenizer.fingerprint() == own and saved(workdir) == before
+    assert "added: 8.txt" in evaluated_on["warning"] and evaluated_on["is_the_text_of_the_run"] is False
+    assert "WARNING" in capsys.readouterr().err
+
+    corpus = begin(with_data(config, accept_changed_text=True), workdir)
+    assert f"train rows: then {rows}, now {len(corpus.train)}" in capsys.readouterr().err
     assert saved(workdir)["tokenizer.json"] == before["tokenizer.json"] and corpus.tokenizer.fingerprint() == own
     assert json.loads(saved(workdir)["corpus.json"])["earlier"] == [json.loads(before["corpus.json"])]
     begin(config, workdir)  # the text that was accepted is the run's from now on
-    assert (
-        "changed while the run was trained" in pretraining_corpus.prepare_for_evaluation(config, workdir)[1]["warning"]
-    )
+    assert "changed" in prepare_for_evaluation(config, workdir)[1]["warning"]
 
 
-def test_an_evaluation_on_changed_text_keeps_the_tokenizer_and_says_so(config, workdir, capsys):
-    own = pretraining_corpus.prepare(config, workdir).tokenizer.fingerprint()
-    before = saved(workdir)
-    change_text(config)
-    corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)
-    assert corpus.tokenizer.fingerprint() == own and saved(workdir) == before
-    assert (
-        "NOT the text that the run was trained with" in evaluated_on["warning"]
-        and "added: 8.txt" in evaluated_on["warning"]
-    )
-    assert evaluated_on["is_the_text_of_the_run"] is False
-    assert "WARNING: this is NOT" in capsys.readouterr().err
-
-
-def test_the_same_files_cut_into_other_rows_are_noticed(config, workdir, monkeypatch):
+def test_the_same_files_cut_into_other_rows_are_noticed(config, workdir):
     """As by another version of the program, or by a damaged tokenizer."""
     other = with_data(config, sequence_length=20)
     with pytest.raises(ValueError, match=r"train rows: then \d+, now \d+"):
-        pretraining_corpus.record(other, workdir, pretraining_corpus.prepare(other, workdir))
+        record(other, workdir, prepare(other, workdir))
 
 
 def test_files_that_change_without_changing_the_rows_are_accepted_once(config, workdir):
@@ -147,7 +116,7 @@ def test_files_that_change_without_changing_the_rows_are_accepted_once(config, w
         begin(config, workdir)
     begin(with_data(config, accept_changed_text=True), workdir)
     begin(config, workdir)
-    evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)[1]
+    evaluated_on = prepare_for_evaluation(config, workdir)[1]
     assert evaluated_on["is_the_text_of_the_run"] is True and "warning" not in evaluated_on
 
 
@@ -155,8 +124,8 @@ def test_a_run_that_lost_the_summary_of_its_text_gets_one_with_a_warning(config,
     before = saved(workdir)
     (workdir / "corpus.json").unlink()
     (workdir / "metrics.jsonl").write_text("")
-    evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)[1]
-    assert evaluated_on["is_the_text_of_the_run"] is None and "nothing says" in evaluated_on["warning"]
+    evaluated_on = prepare_for_evaluation(config, workdir)[1]
+    assert evaluated_on["is_the_text_of_the_run"] is None and "warning" in evaluated_on
     assert not (workdir / "corpus.json").exists(), "an evaluation may be of a run that cannot be written"
     capsys.readouterr()
     begin(config, workdir)
@@ -170,20 +139,19 @@ def test_an_attempt_that_did_not_begin_leaves_no_tokenizer_behind(config, workdi
     (workdir / "summary.json").unlink()
     (workdir / "tokenizer" / "tokenizer.json").write_text("{")
     begin(config, workdir)
-    assert pretraining_corpus.prepare(config, workdir).tokenizer.vocabulary_size == 300
+    assert prepare(config, workdir).tokenizer.vocabulary_size == 300
 
 
 def test_a_comparison_trains_no_arm_on_text_that_is_not_that_of_another(config, tmp_path, monkeypatch):
-    source, text = str(REPOSITORY / "configs" / "quickstart.py"), config.data
-    overrides = {"data.source": text.source, "data.cache_dir": text.cache_dir, "data.tokenizer.vocabulary_size": 300}
-    workdir = epath.Path(tmp_path / "comparison")
-    (arm, seed), first = next(iter(comparison.arm_configs(source, overrides).items()))
+    of_data = {"source": config.data.source, "cache_dir": config.data.cache_dir, "tokenizer.vocabulary_size": 300}
+    overrides, workdir = {f"data.{name}": value for name, value in of_data.items()}, epath.Path(tmp_path / "comparison")
+    (arm, seed), first = next(iter(comparison.arm_configs("quickstart", overrides).items()))
     begin(first, workdir / f"{arm}-seed{seed}")
     (workdir / f"{arm}-seed{seed}" / "summary.json").write_text("{}")
     change_text(config)
     monkeypatch.setattr(run, "train", lambda *_: pytest.fail("trained"))
     with pytest.raises(ValueError, match="added: 8.txt"):
-        comparison.compare(source, overrides, workdir)
+        comparison.compare("quickstart", overrides, workdir)
 
 
 def test_runs_on_other_text_are_named(config, workdir, tmp_path):
@@ -196,22 +164,21 @@ def test_runs_on_other_text_are_named(config, workdir, tmp_path):
     assert pretraining_corpus.other_texts({"a": (config, workdir), "b": (config, same)}) == []
     runs = {"a": (accepts, workdir), "b": (accepts, same), "c": (accepts, other)}
     (sentence,) = pretraining_corpus.other_texts(runs)
-    assert sentence.startswith("c was trained on other text than a: train rows") and "added: 8.txt" in sentence
+    assert sentence.startswith("c ") and "than a: train rows" in sentence and "added: 8.txt" in sentence
     runs["c"] = with_data(config, skip_words=(3,)), other
     assert pretraining_corpus.other_texts(runs) == [], "arms may differ in their text on purpose"
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"files": {"source": [3]}, "train rows": 1, "validation rows": 1}', "\xff"]
-)
-def test_a_damaged_summary_is_named(config, workdir, content):
-    (workdir / "corpus.json").write_bytes(content.encode("latin-1"))
-    for use in (pretraining_corpus.prepare, pretraining_corpus.prepare_for_evaluation):
-        with pytest.raises(ValueError, match="corpus.json: "):
-            use(config, workdir)
+def test_damaged_files_are_named(config, workdir):
+    damaged = ("", "[]", "{}", '{"files": {"source": [3]}, "train rows": 1, "validation rows": 1}', "\xff")
+    for content in damaged:
+        (workdir / "corpus.json").write_bytes(content.encode("latin-1"))
+        for use in (prepare, prepare_for_evaluation):
+            with pytest.raises(ValueError, match="corpus.json"):
+                use(config, workdir)
 
 
 def test_a_run_without_its_tokenizer_is_not_given_another_one(config, workdir):
     shutil.rmtree(workdir / "tokenizer")
-    with pytest.raises(ValueError, match="has lost its tokenizer"):
-        pretraining_corpus.prepare(config, workdir)
+    with pytest.raises(ValueError, match="tokenizer"):
+        prepare(config, workdir)

@@ -31,11 +31,9 @@ def copy(short, tmp_path):
 
 
 def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, tmp_path):
-    """Also after a kill between the two files that an extension writes, and after one that was given up."""
+    """Also after a kill between the two files that an extension writes."""
     extension.begin(SHORT, settings(text, LONG), copy)
     assert run.read_config(copy).training.steps == SHORT and run.read_summary(copy) is None
-    assert run.train(settings(text, SHORT), copy) == short[1]
-    extension.begin(SHORT, settings(text, LONG), copy)
     summary, whole = run.train(settings(text, LONG), copy), epath.Path(tmp_path / "whole")
     assert summary == run.train(settings(text, LONG), whole) == run.train(settings(text, LONG), copy)
     jax.tree.map(np.testing.assert_array_equal, params(copy, LONG), params(whole, LONG))
@@ -43,6 +41,11 @@ def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, t
     assert steps_in(copy / "checkpoints") == [0, 3, 6, 11] and steps_in(whole / "checkpoints") == [0, 6, 11]
     assert json.loads((copy / f"summary-{SHORT}.json").read_text()) == short[1]
     assert run.read_config(copy).training.steps == LONG
+
+
+def test_an_extension_that_was_given_up_is_finished_as_it_was(text, short, copy):
+    extension.begin(SHORT, settings(text, LONG), copy)
+    assert run.train(settings(text), copy) == short[1]
 
 
 @pytest.mark.parametrize(

