@@ -54,14 +54,6 @@ def test_what_a_run_logs_of_its_attack(whole):
     assert "mlm_loss" in validation and "masked" not in validation
 
 
-@pytest.mark.exhaustive
-def test_a_run_that_was_stopped_ends_as_an_uninterrupted_one(whole, tmp_path, one_device):
-    workdir = epath.Path(tmp_path / "run")
-    assert run.train(run.read_config(whole[0]), workdir) == whole[1]
-    assert rows(workdir) == rows(whole[0])
-    jax.tree.map(np.testing.assert_array_equal, params(workdir, SHORT), params(whole[0], SHORT))
-
-
 def test_the_adversary_stays_behind(whole, tmp_path, one_device):
     """It moves while training, and is no part of the model that evaluation, maps, fine-tuning and other runs open."""
     workdir, summary = whole

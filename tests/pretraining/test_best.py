@@ -154,6 +154,7 @@ def test_the_best_checkpoint_is_chosen_on_the_command_line(stopped, tmp_path, ca
     [
         ({"patience": 2, "evaluate_every": None}, "training.patience=2 .*training.evaluate_every"),
         ({"keep_best": True, "evaluate_every": 1500}, "checkpoint_every=1000 .*evaluate_every=1500"),
+        ({"batch_size": 10, "microbatches": 3}, "training.microbatches=3"),
     ],
 )
 def test_settings_that_contradict_each_other(changes, named):

@@ -65,7 +65,7 @@ LOSS, BIAS, ASA, ELECTRA = (
         ({"mesh.tensor": 5}, "mesh.tensor=5 .*model.heads=12"),
         (ASA | {"adversarial.asa.delay_steps": 100_000}, "asa.delay_steps=100000"),
         ({"adversarial.method": "freelb", "adversarial.freelb.begin_step": 100_001}, "freelb.begin_step=100001"),
-        ({"data.sequence_length": 1024}, "data.sequence_length.* 1024.*model.max_length=512|1024.*max_length=512"),
+        ({"data.sequence_length": 1024}, "data.sequence_length=1024 .*model.max_length=512"),
         ({"data.format": "segment_pair_nsp"}, "model.token_types=1"),
         ({"replaced_tokens.generator": "unigram"}, "data.masking.replacement=unigram"),
         ({"data.masking.replacement": "unigram"}, "data.masking.replacement=mask"),

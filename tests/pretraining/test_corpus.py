@@ -8,8 +8,8 @@ import pytest
 from etils import epath
 
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.pretraining import comparison, run
 from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.corpus import prepare, prepare_for_evaluation, record
 from tests.data.conftest import text
@@ -142,18 +142,6 @@ def test_an_attempt_that_did_not_begin_leaves_no_tokenizer_behind(config, workdi
     assert prepare(config, workdir).tokenizer.vocabulary_size == 300
 
 
-def test_a_comparison_trains_no_arm_on_text_that_is_not_that_of_another(config, tmp_path, monkeypatch):
-    of_data = {"source": config.data.source, "cache_dir": config.data.cache_dir, "tokenizer.vocabulary_size": 300}
-    overrides, workdir = {f"data.{name}": value for name, value in of_data.items()}, epath.Path(tmp_path / "comparison")
-    (arm, seed), first = next(iter(comparison.arm_configs("quickstart", overrides).items()))
-    begin(first, workdir / f"{arm}-seed{seed}")
-    (workdir / f"{arm}-seed{seed}" / "summary.json").write_text("{}")
-    change_text(config)
-    monkeypatch.setattr(run, "train", lambda *_: pytest.fail("trained"))
-    with pytest.raises(ValueError, match="added: 8.txt"):
-        comparison.compare("quickstart", overrides, workdir)
-
-
 def test_runs_on_other_text_are_named(config, workdir, tmp_path):
     """A finished run is only read, so that nothing else notices that the text changed before the next one began."""
     same, other = (epath.Path(tmp_path / name) for name in ("same", "other"))
@@ -167,15 +155,6 @@ def test_runs_on_other_text_are_named(config, workdir, tmp_path):
     assert sentence.startswith("c ") and "than a: train rows" in sentence and "added: 8.txt" in sentence
     runs["c"] = with_data(config, skip_words=(3,)), other
     assert pretraining_corpus.other_texts(runs) == [], "arms may differ in their text on purpose"
-
-
-def test_damaged_files_are_named(config, workdir):
-    damaged = ("", "[]", "{}", '{"files": {"source": [3]}, "train rows": 1, "validation rows": 1}', "\xff")
-    for content in damaged:
-        (workdir / "corpus.json").write_bytes(content.encode("latin-1"))
-        for use in (prepare, prepare_for_evaluation):
-            with pytest.raises(ValueError, match="corpus.json"):
-                use(config, workdir)
 
 
 def test_a_run_without_its_tokenizer_is_not_given_another_one(config, workdir):

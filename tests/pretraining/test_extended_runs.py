@@ -139,26 +139,6 @@ def test_a_run_does_not_end_before_a_step_that_trains(up, text, tmp_path):
     assert run.train(limited, epath.Path(tmp_path))["steps"] == 2
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_run_that_died_at_its_last_evaluation(when, up, text, tmp_path, monkeypatch):
-    limited = settings(text, **{"training.time_limit": 60})
-    honest = Loop._evaluate
-
-    def evaluate(self, state, step):
-        done = honest(self, state, step) if step < ENDED or when == "after" else False
-        return done if step < ENDED else 1 / 0
-
-    monkeypatch.setattr(Loop, "_evaluate", evaluate)
-    with pytest.raises(ZeroDivisionError):
-        run.train(limited, tmp_path)
-    assert not (tmp_path / "summary.json").exists()
-    monkeypatch.setattr(Loop, "_evaluate", honest)
-    found = run.train(limited, tmp_path)
-    assert (found["steps"], found["time_limit"]) == (ENDED, 60)
-    assert found == json.loads((tmp_path / "summary.json").read_text())
-    assert [row["step"] for row in rows(tmp_path, "validation")] == [3, ENDED]
-
-
 @pytest.mark.parametrize(("limit", "up"), [(None, False), (9, True), (10, False)])
 def test_seconds_of_all_restarts_count(limit, up, monkeypatch):
     """4 seconds before the last evaluation, 2 before the last checkpoint, and 3.5 since."""

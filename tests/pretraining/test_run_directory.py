@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pathlib
 
 import pytest
 from etils import epath
@@ -11,11 +10,9 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.data.config import DataConfig
 from ag_jax.distributed import lock
-from ag_jax.finetuning import comparison as finetuning
 from ag_jax.pretraining import comparison, run
 from ag_jax.pretraining.config import ExperimentConfig
 
-QUICKSTART = str(pathlib.Path(__file__).parents[2] / "configs" / "quickstart.py")
 FIRST = ExperimentConfig()
 CORRECTED = dataclasses.replace(FIRST, seed=5)
 
@@ -92,32 +89,14 @@ def test_the_config_of_another_program_is_left_alone(tmp_path):
     assert (tmp_path / "config.json").read_text() == theirs
 
 
-SUITE = """
-from ag_jax import config_reader
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
-
-def get_config(argument=""):
-    config = config_reader.default(FinetuningConfig)
-    config.update(checkpoint="runs/a", arms="a,b")
-    config.tasks.sst2 = config_reader.default(Recipe)
-    config.tasks.sst2.epochs = 2 if "arm=b" in argument else 1
-    return config
-"""
-
-
-@pytest.mark.parametrize("verb", ["train", "compare", "finetune a suite", "compare suites"])
+@pytest.mark.parametrize("verb", ["train", "compare"])
 def test_one_process_at_a_time(tmp_path, verb):
-    workdir, suite = epath.Path(tmp_path / "run"), tmp_path / "suite.py"
-    suite.write_text(SUITE)
-    start = {
-        "train": lambda: run.train(dataclasses.replace(FIRST, data=DataConfig(source="/not/there.txt")), workdir),
-        "compare": lambda: comparison.compare(QUICKSTART, {"data.source": "/not/there.txt"}, workdir),
-        "finetune a suite": lambda: finetuning.finetune(str(suite), {}, workdir),
-        "compare suites": lambda: finetuning.compare(str(suite), {}, workdir),
-    }[verb]
+    workdir = epath.Path(tmp_path / "run")
     with lock.hold(workdir):
         with pytest.raises(ValueError, match=f"{workdir} is in use by process {os.getpid()} on "):
-            start()
+            if verb == "train":
+                run.train(dataclasses.replace(FIRST, data=DataConfig(source="/not/there.txt")), workdir)
+            comparison.compare("quickstart", {"data.source": "/not/there.txt"}, workdir)
         assert [path.name for path in workdir.iterdir()] == [lock.FILE]
 
 

@@ -93,24 +93,6 @@ def test_another_seed_of_sacrebleu_scores_again(result, translator, monkeypatch)
     assert result().scores["chrf"]["interval"] == list(second.scores["chrf"]["interval"])
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_scores_of_a_directory_that_cannot_be_written_are_returned(result, tmp_path, monkeypatch, capsys, everywhere):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "translations").write_text("a file, so that there can be no such folder")
-    if everywhere:
-
-        def fails(path, content):
-            raise OSError(f"No space left on device: {path.name}")
-
-        monkeypatch.setattr(scores.storage, "write_whole", fails)
-    found, said = result(), capsys.readouterr().err
-    assert found.scores["bleu"]["value"] == sacrebleu.corpus_bleu(list(FOUND.values()), [LINES.references]).score
-    assert "cannot" in said
-    if not everywhere:
-        [facts] = tmp_path.glob("ag-jax-output/*/translations/news.json")
-        assert json.loads(facts.read_text())["scores"]["bleu"]["value"] == found.scores["bleu"]["value"]
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -66,23 +66,6 @@ def test_test_sets_are_checked_before_training(folder, source, config_of, files,
     assert not list((tmp_path / "compared").glob("*/checkpoints"))
 
 
-@pytest.mark.parametrize("line", ['config.translation.tokenize = "char"', "config.translation.tests = ()"])
-def test_arms_with_different_tests_are_not_compared(tmp_path, line):
-    path = tmp_path / "arms.py"
-    path.write_text(
-        "from ag_jax.pretraining import config as pretraining_config\n\n\n"
-        "def get_config(argument='arm=one'):\n"
-        "    config = pretraining_config.default_config()\n"
-        "    config.data.update(format='parallel', source='a', target='b')\n"
-        "    config.decoder.layers, config.comparison.arms = 1, 'one,other'\n"
-        "    config.translation.tests = ('news=a=b',)\n"
-        f"    if argument == 'arm=other':\n        config.seed = 1\n        {line}\n"
-        "    return config\n"
-    )
-    with pytest.raises(ValueError, match="translation.tests or translation.tokenize"):
-        comparison.arm_configs(str(path), {})
-
-
 def test_a_line_with_as_many_tokens_as_positions_is_fine(config_of):
     """As many as `Translator` takes: one position is for the end token."""
     config = config_of("long", "test.target")

@@ -1,4 +1,4 @@
-"""A tiny run that most tests of this folder train, extend, interrupt or read, so that its programs are compiled once."""
+"""A tiny run that most tests of this folder train, extend or interrupt, so that its programs are compiled once."""
 
 import contextlib
 

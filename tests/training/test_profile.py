@@ -11,12 +11,8 @@ import pytest
 from ag_jax import config_reader
 from ag_jax.training import loop
 from ag_jax.training.config import TrainingConfig
-from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests.training.jobs import batch, tiny_job
-
-
-def rows(workdir):
-    return [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in read_metrics(workdir)]
+from tests.training.test_loop import rows
 
 
 def steps_of(folder):
@@ -26,18 +22,16 @@ def steps_of(folder):
     return sorted(int(event["args"]["step_num"]) for event in events if "step_num" in event.get("args", {}))
 
 
-def test_the_trace_has_the_steps_of_the_setting(tmp_path, capsys):
-    job = tiny_job(tmp_path / "run", profile=(3, 5))
+def test_the_trace_has_the_steps_of_the_setting(tmp_path):
+    job, plain = tiny_job(tmp_path / "run", profile=(3, 5)), tiny_job(tmp_path / "plain")
     loop.Loop(job).run()
     folder = tmp_path / "run" / "profile" / "plugins" / "profile" / "steps_3-5"
     assert steps_of(folder) == [3, 4, 5] and len(list(folder.glob("*.xplane.pb"))) == 1
-    assert f"tiny: profile: {folder} (tensorboard --logdir={tmp_path}/run/profile, or" in capsys.readouterr().err
-    plain = tiny_job(tmp_path / "plain")
     loop.Loop(plain).run()
-    assert rows(job.workdir) == rows(plain.workdir)
+    assert rows(job) == rows(plain)
 
 
-def test_a_run_that_is_interrupted_ends_the_trace(tmp_path, capsys):
+def test_a_run_that_is_interrupted_ends_the_trace(tmp_path):
     """Otherwise the next trace in the process, such as that of the resumed run, is an error."""
 
     def batches(start, stop):
@@ -50,24 +44,13 @@ def test_a_run_that_is_interrupted_ends_the_trace(tmp_path, capsys):
     with pytest.raises(loop.Interrupted):
         loop.Loop(dataclasses.replace(job, batches=batches)).run()
     assert not (tmp_path / "run" / "profile").exists()
-    assert "profile: the run ended before the last step of training.profile" in capsys.readouterr().err
     loop.Loop(job).run()
     [folder] = (tmp_path / "run" / "profile" / "plugins" / "profile").iterdir()
     assert folder.name == f"steps_{steps_of(folder)[0]}-6" and steps_of(folder)[-1] == 6
     assert steps_of(folder)[0] in (4, 5, 6)
 
 
-def test_a_run_that_is_past_the_steps_says_so(tmp_path, capsys):
-    loop.Loop(dataclasses.replace(tiny_job(tmp_path / "run"), pause_at=6)).run()
-    capsys.readouterr()
-    loop.Loop(tiny_job(tmp_path / "run", profile=(4, 6))).run()
-    assert "training.profile=4,6: the run is at step 6 already, so no trace is written" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "profile").exists()
-
-
-@pytest.mark.parametrize("steps", [(3,), (5, 3), (3, 13), (1, 2, 3)])
+@pytest.mark.parametrize("steps", [(3,), (5, 3), (3, 13), (1, 2, 3), (0, 3)])
 def test_other_steps_are_rejected(steps):
-    with pytest.raises(ValueError, match="training.profile=.* must be the first and the last step of a trace"):
-        TrainingConfig(steps=12, profile=steps)
-    with pytest.raises(ValueError, match="training.profile must be at least 1"):
-        config_reader.check(TrainingConfig(steps=12, profile=(0, 3)), "training")
+    with pytest.raises(ValueError, match="training.profile"):
+        config_reader.check(TrainingConfig(steps=12, profile=steps), "training")

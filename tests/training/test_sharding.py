@@ -11,23 +11,14 @@ from ag_jax.training.sharding import MeshConfig, make_mesh
 from tests import tiny
 
 
-@pytest.fixture(scope="module")
-def boxed():
-    """Shapes of a model's parameters with their axis names."""
-    model, batch = tiny.model(heads=4, width=16), tiny.batch()
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))["params"]
-
-
-def specs(boxed, mesh):
-    found = sharding.parameter_shardings(boxed, mesh)
+def specs(mesh, **settings):
+    """The axes of the mesh over which a model's parameters are split, by their names."""
+    model, batch = tiny.model(heads=4, width=16, **settings), tiny.batch()
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))["params"]
     return {
-        jax.tree_util.keystr(path).replace("']['", "/").strip("[]'"): leaf.spec
-        for path, leaf in jax.tree_util.tree_leaves_with_path(found)
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.spec
+        for path, leaf in jax.tree_util.tree_leaves_with_path(sharding.parameter_shardings(boxed, mesh))
     }
-
-
-def is_split(spec):
-    return any(axis is not None for axis in spec)
 
 
 @pytest.mark.parametrize(
@@ -46,33 +37,22 @@ def test_data_takes_the_devices_that_are_left(eight_devices, settings, shape):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "named"),
     [
-        ({"data": 3}, "data=3 x fsdp=1 x tensor=1 needs 3 devices, but there are 8; choose"),
-        ({"fsdp": 3}, "data=2 x fsdp=3 x tensor=1 needs 6 devices, but there are 8"),
-        ({"tensor": 16}, "data=1 x fsdp=1 x tensor=16 needs 16 devices, but there are 8"),
+        ({"data": 3}, "data=3 x fsdp=1 x tensor=1 needs 3 .* 8"),
+        ({"fsdp": 3}, "data=2 x fsdp=3 x tensor=1 needs 6 .* 8"),
+        ({"tensor": 16}, "data=1 x fsdp=1 x tensor=16 needs 16 .* 8"),
+        ({"data": 0}, "mesh.data"),
     ],
 )
-def test_a_mesh_that_does_not_fit(eight_devices, settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_a_mesh_that_does_not_fit(eight_devices, settings, named):
+    with pytest.raises(ValueError, match=named):
+        config_reader.check(MeshConfig(**settings), "mesh")
         make_mesh(MeshConfig(**settings), eight_devices)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"data": 0}, "mesh.data must be at least 1 "),
-        ({"fsdp": 0}, "mesh.fsdp must be at least 1 "),
-        ({"tensor": 0}, "mesh.tensor must be at least 1 "),
-    ],
-)
-def test_impossible_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        config_reader.check(MeshConfig(**settings), "mesh")
-
-
-def test_parameters_are_split_by_the_names_of_their_axes(eight_devices, boxed):
-    found = specs(boxed, make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices))
+def test_parameters_are_split_by_the_names_of_their_axes(eight_devices):
+    found = specs(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices))
     P = PartitionSpec
     layers = "encoder/layers/"
     expected = {
@@ -92,36 +72,24 @@ def test_parameters_are_split_by_the_names_of_their_axes(eight_devices, boxed):
         "next_head/classifier/kernel": P("fsdp", None),
     }
     assert {name: found[name] for name in expected} == expected
+    even = specs(make_mesh(MeshConfig(tensor=2), eight_devices), vocabulary_size=38)
+    assert even["encoder/embeddings/word/embedding"] == P("tensor", "fsdp")
+    assert even["word_head/bias"] == P("tensor")
 
 
-def test_an_even_vocabulary_is_split(eight_devices):
-    model, batch = tiny.model(vocabulary_size=38, heads=4, width=16), tiny.batch()
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))["params"]
-    found = specs(boxed, make_mesh(MeshConfig(tensor=2), eight_devices))
-    assert found["encoder/embeddings/word/embedding"] == PartitionSpec("tensor", "fsdp")
-    assert found["word_head/bias"] == PartitionSpec("tensor")
-
-
-def test_an_axis_that_does_not_divide_is_not_split(eight_devices, boxed):
-    found = specs(boxed, make_mesh(MeshConfig(tensor=8), eight_devices))  # 4 heads, 22 features
+def test_an_axis_that_does_not_divide_is_not_split(eight_devices):
+    found = specs(make_mesh(MeshConfig(tensor=8), eight_devices))  # 4 heads, 22 features
     assert found["encoder/layers/attention/query/kernel"] == PartitionSpec(None, "fsdp", None, None)
     assert found["encoder/layers/feedforward_in/kernel"] == PartitionSpec(None, "fsdp", None)
 
 
-def test_every_matrix_of_every_layer_is_split_over_fsdp(eight_devices, boxed):
-    """Nothing large is forgotten: what is whole on every device are tables and heads that the rules leave whole."""
-    found = specs(boxed, make_mesh(MeshConfig(fsdp=8), eight_devices))
-    whole = {name for name, spec in found.items() if "fsdp" not in spec}
-    assert whole == {
-        "encoder/layers/attention/query/bias",
-        "encoder/layers/attention/key/bias",
-        "encoder/layers/attention/value/bias",
-        "encoder/layers/feedforward_in/bias",
-        "word_head/bias",
-        "word_head/dense/bias",
-        "next_head/pooler/bias",
-        "next_head/classifier/bias",
-    }
+def test_every_matrix_of_every_layer_is_split_over_fsdp(eight_devices):
+    """What is whole on every device are tables and heads that the rules leave whole."""
+    found = specs(make_mesh(MeshConfig(fsdp=8), eight_devices))
+    biases = [f"encoder/layers/attention/{name}/bias" for name in ("query", "key", "value")]
+    of_heads = ["word_head/bias", "word_head/dense/bias", "next_head/pooler/bias", "next_head/classifier/bias"]
+    whole = {*biases, *of_heads, "encoder/layers/feedforward_in/bias"}
+    assert {name for name, spec in found.items() if "fsdp" not in spec} == whole
 
 
 def test_rows_go_over_data_and_fsdp(eight_devices):
@@ -132,13 +100,7 @@ def test_rows_go_over_data_and_fsdp(eight_devices):
         np.testing.assert_array_equal(placed[name], field)
         assert placed[name].sharding.spec == PartitionSpec(("data", "fsdp"))
         assert {shard.data.shape for shard in placed[name].addressable_shards} == {(1, *field.shape[1:])}
-
-
-def test_a_process_feeds_the_rows_that_its_devices_hold(eight_devices):
-    """All of them on one host; the same positions as `place_batch` fills, whatever the mesh."""
-    for config in (sharding.MeshConfig(), sharding.MeshConfig(fsdp=2, tensor=2)):
-        rows = sharding.process_rows(sharding.make_mesh(config, eight_devices), 16)
-        np.testing.assert_array_equal(rows, np.arange(16))
+    np.testing.assert_array_equal(sharding.process_rows(mesh, 16), np.arange(16))
 
 
 def test_hosts_feed_their_own_rows_in_the_order_of_the_batch(monkeypatch):
@@ -172,7 +134,5 @@ def test_data_crosses_slices():
     found = [[device.slice_index for device in row.ravel()] for row in mesh.devices]
     assert found == [[0, 0], [0, 0], [1, 1], [1, 1], [2, 2], [2, 2]]
     assert len({device.id for device in mesh.devices.ravel()}) == 12
-    with pytest.raises(
-        ValueError, match="data=2 x fsdp=2 x tensor=3 must have a multiple of 3 along data, .* 3 slices"
-    ):
+    with pytest.raises(ValueError, match="data=2 x fsdp=2 x tensor=3 .* 3 slices"):
         make_mesh(MeshConfig(fsdp=2, tensor=3), devices)

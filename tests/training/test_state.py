@@ -12,92 +12,72 @@ from tests import tiny
 from tests.cases import some
 
 MODEL, BATCH = tiny.model(heads=4, width=16), tiny.batch()
-OPTIMIZER = make_optimizer(OptimizerConfig(), 10)
 
 
 def init(key):
     return MODEL.init(key, BATCH, deterministic=True)["params"]
 
 
-def make(mesh):
-    program = make_program(lambda _: None, lambda _: OPTIMIZER, init, mesh)
-    return program.create(jax.random.key(0)), program.shardings
+@pytest.fixture(
+    scope="module",
+    params=some([{}, {"kind": "muon"}, {"kind": "lion"}, {"clip_updates": True}], {"kind": "muon"}),
+    ids=str,
+)
+def both(request, eight_devices):
+    """(program, fresh state, updates, optimizer's state after them), on one device and on eight.
+
+    Muon's state is in two groups, of which each has masks in the place of the parameters of the other.
+    """
+    optimizer = make_optimizer(OptimizerConfig(**request.param), 10)
+
+    def made(mesh):
+        program = make_program(lambda _: None, lambda _: optimizer, init, mesh)
+        state = program.create(jax.random.key(0))
+        gradient = jax.tree.map(lambda leaf: jax.numpy.sin(31.0 * leaf) + 0.1, state.params)
+        return program, state, *jax.jit(optimizer.update)(gradient, state.opt_state, state.params)
+
+    spread = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices)
+    return made(make_mesh(MeshConfig(), eight_devices[:1])), made(spread)
 
 
-@pytest.fixture(scope="module")
-def spread(eight_devices):
-    return make(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices))
-
-
-def moments(state):
-    """The two Adam moments of the optimizer state."""
-    (adam,) = [
-        part
-        for part in jax.tree.leaves(state.opt_state, is_leaf=lambda node: hasattr(node, "mu"))
-        if hasattr(part, "mu")
-    ]
-    return adam.mu, adam.nu
-
-
-def test_same_parameters_on_one_device_and_on_eight(spread, eight_devices):
-    alone, _ = make(make_mesh(MeshConfig(), eight_devices[:1]))
-    for one, other in zip(jax.tree.leaves(alone.params), jax.tree.leaves(spread[0].params), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert int(alone.step) == int(spread[0].step) == 0
-    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(moments(alone)))
-
-
-def test_parameters_are_a_plain_dict_of_arrays(spread):
-    state, _ = spread
-    nodes = [state.params]
+def test_the_same_parameters_on_one_device_and_on_eight(both):
+    (_, alone, *_), (_, spread, *_) = both
+    jax.tree.map(np.testing.assert_array_equal, alone, spread)
+    assert int(alone.step) == 0 and not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(alone.opt_state))
+    nodes = [spread.params]
     while nodes:
         node = nodes.pop()
         assert type(node) is dict or isinstance(node, jax.Array)
         nodes += node.values() if type(node) is dict else []
 
 
-def test_arrays_lie_where_the_shardings_say(spread):
-    state, shardings = spread
-    assert jax.tree.structure(state) == jax.tree.structure(shardings)
-    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):
+def test_arrays_lie_where_the_shardings_say(both):
+    _, (program, state, _, after) = both
+    assert jax.tree.structure(state) == jax.tree.structure(program.shardings)
+    assert jax.tree.structure(after) == jax.tree.structure(program.shardings.opt_state)
+    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(program.shardings), strict=True):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
     kernel = state.params["encoder"]["layers"]["feedforward_in"]["kernel"]
     assert kernel.shape == (2, 16, 22)
     assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, 8, 11)}
+    assert state.step.sharding.spec == PartitionSpec()
 
 
-def test_moments_lie_where_their_parameters_lie(spread):
-    state, shardings = spread
-    for one_of_both in moments(state):
-        for moment, param in zip(jax.tree.leaves(one_of_both), jax.tree.leaves(state.params), strict=True):
-            assert moment.shape == param.shape
-            assert moment.sharding.is_equivalent_to(param.sharding, param.ndim)
-    counts = [leaf for leaf in jax.tree.leaves(shardings.opt_state) if leaf.spec == PartitionSpec()]
-    assert len(counts) == 2  # of Adam and of the schedule
-    assert shardings.step.spec == PartitionSpec()
+def test_moments_lie_where_their_parameters_lie(both):
+    _, (_, state, *_) = both
+    params, found = dict(jax.tree_util.tree_leaves_with_path(state.params)), {}
+    for path, moment in jax.tree_util.tree_leaves_with_path(state.opt_state):
+        of = next((own for own in params if path[-len(own) :] == own), None)
+        found[of] = found.get(of, 0) + 1
+        if of is None:
+            assert moment.ndim == 0 and moment.sharding.spec == PartitionSpec()
+        else:
+            assert moment.shape == params[of].shape
+            assert moment.sharding.is_equivalent_to(params[of].sharding, moment.ndim)
+    assert found.keys() - {None} == params.keys(), "all parameters have moments"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    some([{"kind": "muon"}, {"kind": "lion"}, {"clip_updates": True}], {"kind": "muon"}),
-    ids=str,
-)
-def test_updates_of_every_optimizer_are_the_same_on_one_device_and_on_eight(eight_devices, settings):
-    """With states that lie where their parameters lie, also those of parameters in two groups."""
-    optimizer = make_optimizer(OptimizerConfig(**settings), 10)
-
-    def updated(mesh):
-        program = make_program(lambda _: None, lambda _: optimizer, init, mesh)
-        state = program.create(jax.random.key(0))
-        gradient = jax.tree.map(lambda leaf: jax.numpy.sin(31.0 * leaf) + 0.1, state.params)
-        updates, opt_state = jax.jit(optimizer.update)(gradient, state.opt_state, state.params)
-        return program, updates, opt_state
-
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices)
-    program, updates, opt_state = updated(mesh)
-    assert jax.tree.structure(opt_state) == jax.tree.structure(program.shardings.opt_state)
-    split = {leaf.sharding.spec for leaf in jax.tree.leaves(program.create(jax.random.key(0)).opt_state)}
-    assert PartitionSpec(None, "fsdp", "tensor", None) in split  # the momentum of the queries
-    _, alone, _ = updated(make_mesh(MeshConfig(), eight_devices[:1]))
-    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(updates), strict=True):
+def test_updates_are_the_same_on_one_device_and_on_eight(both):
+    (_, _, alone, _), (_, _, spread, _) = both
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=1e-3)

