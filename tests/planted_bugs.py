@@ -692,7 +692,7 @@ BUGS = (
         "ag_jax/pretraining/run.py",
         "device_flops = chip.per_device().flops",
         "device_flops = chip.flops",
-        "tests/pretraining/test_utilisation.py",
+        "tests/pretraining/test_build.py",
     ),
     Bug(
         "a cancelled SLURM job is requeued",

@@ -293,15 +293,6 @@ def test_speed_and_plateau_of_a_run():
     assert "that of **mlm**" in reported(results("mlm"), results("ag", 5.5))[1]
 
 
-def test_runs_that_another_limit_ended_are_named(source):
-    """One that reached its last step did so within the limit, as far as anybody knows."""
-    limits = {"training.time_limit": 50, "training.patience": 2, "training.evaluate_every": 2}
-    config = next(iter(comparison.arm_configs(source, limits).values()))
-    summaries = {"ag-seed0": {"time_limit": 50}, "ag-seed1": {"time_limit": 100}, "mlm-seed0": {"patience": 2}}
-    (sentence,) = comparison._other_limits({name: (config, found) for name, found in summaries.items()})
-    assert sentence.startswith("ag-seed1 ") and "time_limit=100" in sentence and "50" in sentence
-
-
 def test_arms_whose_losses_are_of_other_tokens_are_named(source):
     configs = {arm: config for (arm, _), config in comparison.arm_configs(source, {}).items()}
     assert not comparable.warnings(configs, "arms")

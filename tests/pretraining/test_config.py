@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from etils import epath
 
-from ag_jax import config_reader, imported
+from ag_jax import config_reader
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import run
-from ag_jax.pretraining.config import ExperimentConfig, default_config, different_settings, parse, read
+from ag_jax.pretraining.config import ExperimentConfig, default_config, different_settings, parse
 
 
 def made(**flat) -> ExperimentConfig:
@@ -167,21 +166,6 @@ def test_a_config_made_in_python_is_checked_before_anything_is_written(tmp_path)
     with pytest.raises(ValueError, match="model.dtype .*'float16'"):
         run.train(ExperimentConfig(model=EncoderConfig(dtype="float16")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_with_a_custom_pattern_is_read_without_its_code(tmp_path):
-    values, path = config_reader.to_dict(ExperimentConfig()), epath.Path(tmp_path / "config.json")
-    values["guidance"] |= {"mode": "loss", "heads": "no_such_module.second:1"}
-    path.write_text(json.dumps(values))
-    assert read(path).guidance.heads == "no_such_module.second:1"
-    imported.allow({"guidance.heads": "no_such_module.second:1"})
-    with pytest.raises(ValueError, match="no_such_module") as error:
-        read(path)
-    assert "put back a copy" not in str(error.value)
-    values["guidance"]["heads"] = "nxt:1"
-    path.write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="config.json: .*put back a copy"):
-        read(path)
 
 
 def test_rotations_may_change_when_weights_are_taken_over(tmp_path, capsys):

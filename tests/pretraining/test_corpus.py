@@ -109,17 +109,6 @@ def test_the_same_files_cut_into_other_rows_are_noticed(config, workdir):
         record(other, workdir, prepare(other, workdir))
 
 
-def test_files_that_change_without_changing_the_rows_are_accepted_once(config, workdir):
-    file = epath.Path(config.data.source) / "5.txt"
-    file.write_text(file.read_text() + "\n\n")
-    with pytest.raises(ValueError, match="changed: 5.txt"):
-        begin(config, workdir)
-    begin(with_data(config, accept_changed_text=True), workdir)
-    begin(config, workdir)
-    evaluated_on = prepare_for_evaluation(config, workdir)[1]
-    assert evaluated_on["is_the_text_of_the_run"] is True and "warning" not in evaluated_on
-
-
 def test_a_run_that_lost_the_summary_of_its_text_gets_one_with_a_warning(config, workdir, capsys):
     before = saved(workdir)
     (workdir / "corpus.json").unlink()

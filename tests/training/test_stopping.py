@@ -64,28 +64,3 @@ def test_all_stop_after_one_step_that_the_one_with_the_signal_had_not_done(monke
     assert len(set(outcomes)) == 1
     step, notice = outcomes[0]
     assert sent_at <= step < 1999 and notice == f"SIGTERM on host {seed % 3}"
-
-
-def test_a_host_that_is_done_does_not_keep_the_others_waiting(monkeypatch):
-    """The signal comes when host 0 has left its last step behind and host 1 has some to go."""
-    monkeypatch.setattr(stopping, "LOOK_EVERY", 0.02)
-    monkeypatch.setattr(stopping, "_numbers", iter([0, 0]))
-    fakes = FakeHosts(monkeypatch, 2)
-    left = threading.Event()
-
-    def task(host):
-        stop = StopSignal()
-        watch = stop._watch
-        stop._watch = lambda: (fakes.become(host), watch())
-        with stop:
-            for step in range(1, 11):
-                if host == 1 and step == 5:
-                    left.wait(10)
-                    stop._requested = lambda: "SIGTERM"
-                    time.sleep(0.2)
-                if stop.reached():
-                    return step
-        left.set()
-        return "done"
-
-    assert fakes.run(task) == ["done", "done"]
