@@ -75,7 +75,8 @@ def test_the_adversary_stays_behind(whole, tmp_path, one_device):
     config, other = pretraining_config.parse(values), epath.Path(tmp_path / "on")
     after = run.train(config, other)
     assert np.isfinite(after["train_loss"])
-    row = rows(other)[0]
+    begun, row = params(other, 0), rows(other)[0]
+    jax.tree.map(np.testing.assert_array_equal, {name: begun[name] for name in opened.params}, opened.params)
     np.testing.assert_allclose(row["masked/layers"], rows(workdir)[0]["masked/layers"], atol=0.1)
     assert "penalty" not in str(sorted(row)) and "masking_loss" in row
     workdir.rename(workdir.parent / "gone")

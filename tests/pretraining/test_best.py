@@ -12,7 +12,6 @@ from ag_jax import cli
 from ag_jax.command_line import verbs
 from ag_jax.pretraining import run
 from ag_jax.training.checkpoint import Checkpoints, steps_in
-from ag_jax.training.config import TrainingConfig
 from ag_jax.training.criterion import Criterion
 from ag_jax.training.job import Evaluation
 from tests.pretraining.tiny_runs import LONG, SHORT, on_one_device, params, rows, settings
@@ -147,19 +146,6 @@ def test_the_best_checkpoint_is_chosen_on_the_command_line(stopped, tmp_path, ca
     (workdir / "checkpoints" / "8").rename(workdir / "checkpoints" / "7")
     with pytest.raises(FileNotFoundError, match="steps 7"):
         run.best_step(workdir)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"patience": 2, "evaluate_every": None}, "training.patience=2 .*training.evaluate_every"),
-        ({"keep_best": True, "evaluate_every": 1500}, "checkpoint_every=1000 .*evaluate_every=1500"),
-        ({"batch_size": 10, "microbatches": 3}, "training.microbatches=3"),
-    ],
-)
-def test_settings_that_contradict_each_other(changes, named):
-    with pytest.raises(ValueError, match=named):
-        TrainingConfig(**changes)
 
 
 def history(values):

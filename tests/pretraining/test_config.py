@@ -34,6 +34,10 @@ def test_config_survives_json():
 
 
 TRANSLATES = {"decoder.layers": 2, "data.format": "parallel", "data.source": "a.en", "data.target": "a.de"}
+SIZES = {
+    **{"training.steps": 6, "training.batch_size": 4, "training.microbatches": 2},
+    **{"training.earlier_batch_sizes": (2,), "training.earlier_batch_sizes_until": (4,)},
+}
 FIXED = {"model.fixed_attention.offsets": (-1, 1)}
 LOSS, BIAS, ASA, ELECTRA = (
     {key: value}
@@ -60,6 +64,18 @@ LOSS, BIAS, ASA, ELECTRA = (
         ({"optimizer.decay_steps": 100_001}, "optimizer.decay_steps=100001"),
         ({"training.earlier_batch_sizes": (16,)}, "earlier_batch_sizes_until="),
         ({"data.masking.earlier_rates": (0.3,)}, "earlier_rates_until="),
+        (SIZES | {"training.earlier_batch_sizes": (3,)}, "earlier_batch_sizes has 3"),
+        (SIZES | {"training.earlier_batch_sizes_until": (6,)}, "earlier_batch_sizes_until=6"),
+        (SIZES | {"training.earlier_batch_sizes": (2, 2), "training.earlier_batch_sizes_until": (3, 2)}, "until=3,2"),
+        (SIZES | {"mesh.data": 4}, "earlier_batch_sizes has 2, .*mesh.data"),
+        ({"training.batch_size": 10, "training.microbatches": 3}, "training.microbatches=3"),
+        ({"training.patience": 2, "training.evaluate_every": None}, "training.patience=2 .*training.evaluate_every"),
+        ({"training.keep_best": True, "training.evaluate_every": 1500}, "checkpoint_every=1000 .*evaluate_every=1500"),
+        ({"training.milestone_words": (3, 2)}, "training.milestone_words=3,2"),
+        (
+            {"training.milestone_words": (100, 300), "training.words": 200},
+            "milestone_words .*300, .*words=200",
+        ),
         ({"model": 3}, "model"),
         ({"mesh.tensor": 5}, "mesh.tensor=5 .*model.heads=12"),
         (ASA | {"adversarial.asa.delay_steps": 100_000}, "asa.delay_steps=100000"),

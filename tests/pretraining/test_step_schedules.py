@@ -65,21 +65,3 @@ def test_evaluations_have_the_rate_for_evaluations(whole, tmp_path):
     (evaluator,) = run.make_job(pretraining_config.parse(stored), epath.Path(tmp_path), corpus).evaluators
     found = evaluator(params(whole, SHORT), SHORT, lambda: None)
     assert found["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"training.earlier_batch_sizes": (3,)}, "earlier_batch_sizes has 3"),
-        ({"training.earlier_batch_sizes_until": (6,)}, "earlier_batch_sizes_until=6"),
-        (
-            {"training.earlier_batch_sizes": (2, 2), "training.earlier_batch_sizes_until": (3, 2)},
-            "earlier_batch_sizes_until=3,2",
-        ),
-        ({"mesh.data": 4}, "earlier_batch_sizes has 2, .*mesh.data"),
-        ({"data.masking.earlier_rates_until": ()}, "earlier_rates_until="),
-    ],
-)
-def test_impossible_schedules(text, changed, named):
-    with pytest.raises(ValueError, match=named):
-        settings(text, **{**CHANGED, **changed})

@@ -90,12 +90,6 @@ def test_epochs_are_counted_in_words_of_the_text():
         words.of_corpus(config(**run_of), types.SimpleNamespace(words={}, train=range(100)))
 
 
-@pytest.mark.parametrize(("milestones", "named"), [((3, 2), "=3,2"), ((100, 300), "300, .*training.words=200")])
-def test_settings_that_contradict_one_another(milestones, named):
-    with pytest.raises(ValueError, match=f"milestone_words.*{named}"):
-        config(**{"training.milestone_words": milestones, "training.words": 200})
-
-
 MILESTONES = (80, 150, 270)
 OF_RUN = {"training.words": MILESTONES[-1], "training.milestone_words": MILESTONES, "training.milestones": ()}
 

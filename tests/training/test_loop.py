@@ -2,6 +2,8 @@
 
 import dataclasses
 import errno
+import gzip
+import json
 import os
 import signal
 import types
@@ -11,9 +13,11 @@ import numpy as np
 import pytest
 from etils import epath
 
+from ag_jax import config_reader
 from ag_jax.distributed import storage
 from ag_jax.training import loop, progress
 from ag_jax.training.checkpoint import Checkpoints, steps_in
+from ag_jax.training.config import TrainingConfig
 from ag_jax.training.loop import Interrupted, NonFiniteError
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests.training.jobs import batch, tiny_job
@@ -70,7 +74,7 @@ def test_rows_and_summary(uninterrupted):
     seen = np.cumsum([int(batch(step)["segment_ids"].sum()) for step in range(12)])
     assert [row["tokens_seen"] for row in train] == [seen[4], seen[9], seen[11]] and summary["tokens_seen"] == seen[11]
     assert [row["tokens_seen"] for row in validation] == [seen[5], seen[11]]
-    assert train[0]["coefficient/ag"] == pytest.approx(10.0 * (12 - 4) / (12 - 2))
+    assert train[0]["coefficient/ag"] == pytest.approx(3.0 * (12 - 4) / (12 - 2))
     assert train[0]["learning_rate"] == pytest.approx(1e-2 * (1 - 4 / 12))
     assert all(len(train[0][f"mass/{name}"]) == 2 for name in ("next", "prev", "first"))
 
@@ -243,3 +247,37 @@ def test_a_long_validation_shows_its_progress(monkeypatch):
         *("3 of 8 batches, 0:20 left", "6 of 8 batches, 0:08 left"),
         *("3 batches so far", "6 batches so far"),
     ]
+
+
+def steps_of(folder):
+    """The numbers of the training steps in a trace."""
+    [trace] = folder.glob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return sorted(int(event["args"]["step_num"]) for event in events if "step_num" in event.get("args", {}))
+
+
+def test_the_trace_has_the_steps_of_the_setting(tmp_path):
+    job, plain = tiny_job(tmp_path / "run", profile=(3, 5)), tiny_job(tmp_path / "plain")
+    loop.Loop(job).run()
+    folder = tmp_path / "run" / "profile" / "plugins" / "profile" / "steps_3-5"
+    assert steps_of(folder) == [3, 4, 5] and len(list(folder.glob("*.xplane.pb"))) == 1
+    loop.Loop(plain).run()
+    assert rows(job) == rows(plain)
+
+
+def test_a_run_that_is_interrupted_ends_the_trace(tmp_path):
+    """Otherwise the next trace in the process, such as that of the resumed run, is an error."""
+    job = tiny_job(tmp_path / "run", profile=(3, 6))
+    with pytest.raises(Interrupted):
+        loop.Loop(dataclasses.replace(job, batches=signalled_at(3, signal.SIGTERM))).run()
+    assert not (tmp_path / "run" / "profile").exists()
+    loop.Loop(job).run()
+    [folder] = (tmp_path / "run" / "profile" / "plugins" / "profile").iterdir()
+    assert folder.name == f"steps_{steps_of(folder)[0]}-6" and steps_of(folder)[-1] == 6
+    assert steps_of(folder)[0] in (4, 5, 6)
+
+
+@pytest.mark.parametrize("steps", [(3,), (5, 3), (3, 13), (1, 2, 3), (0, 3)])
+def test_other_steps_are_rejected(steps):
+    with pytest.raises(ValueError, match="training.profile"):
+        config_reader.check(TrainingConfig(steps=12, profile=steps), "training")

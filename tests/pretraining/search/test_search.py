@@ -266,7 +266,7 @@ def test_failures_with_other_settings_do_not_count(monkeypatch, source, tmp_path
     assert found["complete"] and len(calls) == 2 and stubbed(path, smaller) == (found, [])
     message = "INTERNAL: a defect"
     with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
-        stubbed(path, retry=True)
+        search_run.search(path, {}, epath.Path(tmp_path / "other"))
 
 
 def test_a_seed_of_a_failed_point_comes_to_every_rung(source):
