@@ -183,3 +183,9 @@ def test_training_validates_on_some_rows_and_evaluate_on_all(text, tmp_path):
     assert found["mlm_loss"] == pytest.approx(loss(range(count)), rel=1e-6)
     assert found["mlm_loss"] != pytest.approx(summary["validation_loss"], rel=1e-4)
     assert found["evaluated_on"]["rows"] == count
+
+
+def test_tokens_that_a_run_had_seen(short, tmp_path):
+    seen = {row["step"]: row["tokens_seen"] for row in rows(short[0], "train")}
+    assert [run.tokens_seen(short[0], step) for step in (0, 4, SHORT, 5)] == [0, seen[4], seen[SHORT], None]
+    assert run.tokens_seen(epath.Path(tmp_path), 4) is None and seen[4] < seen[SHORT] == short[1]["tokens_seen"]
