@@ -67,7 +67,7 @@ LOSS, BIAS, ASA, ELECTRA = (
         (SIZES | {"training.earlier_batch_sizes": (3,)}, "earlier_batch_sizes has 3"),
         (SIZES | {"training.earlier_batch_sizes_until": (6,)}, "earlier_batch_sizes_until=6"),
         (SIZES | {"training.earlier_batch_sizes": (2, 2), "training.earlier_batch_sizes_until": (3, 2)}, "until=3,2"),
-        (SIZES | {"mesh.data": 4}, "earlier_batch_sizes has 2, .*mesh.data"),
+        (SIZES | {"mesh.data": 4, "training.batch_size": 8}, "earlier_batch_sizes has 2, .*mesh.data"),
         ({"training.batch_size": 10, "training.microbatches": 3}, "training.microbatches=3"),
         ({"training.patience": 2, "training.evaluate_every": None}, "training.patience=2 .*training.evaluate_every"),
         ({"training.keep_best": True, "training.evaluate_every": 1500}, "checkpoint_every=1000 .*evaluate_every=1500"),

@@ -97,8 +97,8 @@ def test_the_plateau_is_what_replacing_costs_whoever_knows_the_frequencies(overr
     longer = {"data.sequence_length": 24, "model.max_length": 24}
     config = pretraining_config.parse(config_reader.load(small, overrides | longer))
     corpus = pipeline.prepare(config.data)
-    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, 128, seed=0)
-    drawn = [batches.at(step) for step in range(200)]
+    batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, 32, seed=0)
+    drawn = [batches.at(step) for step in range(800)]
     tokens, original, segment_ids = (
         np.concatenate([batch[name] for batch in drawn]) for name in ("tokens", "original", "segment_ids")
     )

@@ -40,10 +40,19 @@ def both(request, eight_devices):
     return made(make_mesh(MeshConfig(), eight_devices[:1])), made(spread)
 
 
+def moments(state):
+    """[(path of a parameter, one of its moments)], and the other leaves of the optimizer's state"""
+    params, found, others = dict(jax.tree_util.tree_leaves_with_path(state.params)), [], []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state):
+        of = next((own for own in params if path[-len(own) :] == own), None)
+        others.append(leaf) if of is None else found.append((of, leaf))
+    return found, others
+
+
 def test_the_same_parameters_on_one_device_and_on_eight(both):
     (_, alone, *_), (_, spread, *_) = both
     jax.tree.map(np.testing.assert_array_equal, alone, spread)
-    assert int(alone.step) == 0 and not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(alone.opt_state))
+    assert int(alone.step) == 0 and not any(np.asarray(leaf).any() for _, leaf in moments(alone)[0])
     nodes = [spread.params]
     while nodes:
         node = nodes.pop()
@@ -65,16 +74,12 @@ def test_arrays_lie_where_the_shardings_say(both):
 
 def test_moments_lie_where_their_parameters_lie(both):
     _, (_, state, *_) = both
-    params, found = dict(jax.tree_util.tree_leaves_with_path(state.params)), {}
-    for path, moment in jax.tree_util.tree_leaves_with_path(state.opt_state):
-        of = next((own for own in params if path[-len(own) :] == own), None)
-        found[of] = found.get(of, 0) + 1
-        if of is None:
-            assert moment.ndim == 0 and moment.sharding.spec == PartitionSpec()
-        else:
-            assert moment.shape == params[of].shape
-            assert moment.sharding.is_equivalent_to(params[of].sharding, moment.ndim)
-    assert found.keys() - {None} == params.keys(), "all parameters have moments"
+    params, (found, others) = dict(jax.tree_util.tree_leaves_with_path(state.params)), moments(state)
+    assert {of for of, _ in found} == params.keys(), "all parameters have moments"
+    for of, moment in found:
+        assert moment.shape == params[of].shape
+        assert moment.sharding.is_equivalent_to(params[of].sharding, moment.ndim)
+    assert all(leaf.sharding.spec == PartitionSpec() for leaf in others)
 
 
 def test_updates_are_the_same_on_one_device_and_on_eight(both):
