@@ -42,8 +42,8 @@ def begin(steps: int, config: ExperimentConfig, workdir: epath.Path) -> None:
     """
     steps_to_keep = {*_stored_steps(workdir), *_steps(_stored_milestones(workdir), [*earlier_lengths(workdir), steps])}
     storage.write_whole(workdir / KEPT, json.dumps({"steps": sorted(steps_to_keep)}) + "\n")
-    if (workdir / SUMMARY).exists():
-        (workdir / SUMMARY).rename(workdir / f"summary-{steps}.json")
+    if (workdir / SUMMARY).exists():  # the new name may be taken: by an extension that was given up
+        (workdir / SUMMARY).replace(workdir / f"summary-{steps}.json")
     print(
         f"extending the run of {steps} steps to {config.training.steps}: from here on the learning rate and the "
         "coefficient of guidance follow the schedules of the longer run",

@@ -19,7 +19,7 @@ from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
 from tests import tiny
 from tests.interop.test_hub import api, export  # noqa: F401
-from tests.pretraining import test_extended_runs as runs
+from tests.pretraining import tiny_runs as runs
 
 WORDS = (1_000, 2_500)
 NAMES = ["chck_1K", "chck_2500", "main"]

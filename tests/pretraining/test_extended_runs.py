@@ -46,6 +46,7 @@ def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, t
 def test_an_extension_that_was_given_up_is_finished_as_it_was(text, short, copy):
     extension.begin(SHORT, settings(text, LONG), copy)
     assert run.train(settings(text), copy) == short[1]
+    assert run.train(settings(text, LONG), copy)["steps"] == LONG
 
 
 @pytest.mark.parametrize(
