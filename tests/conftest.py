@@ -145,17 +145,16 @@ def bucket(bucket_server, monkeypatch):
 # The slowest files, slowest first: they start first, so that no worker is left with one of them at the end.
 LONG = (
     "tests/multihost/test_many_hosts.py",
-    "tests/test_command.py",
     "tests/buckets/test_runs.py",
-    "tests/multihost/test_finetuning_hosts.py",
-    "tests/finetuning/test_suite.py",
-    "tests/test_configs.py",
-    "tests/finetuning/test_configs.py",
-    "tests/pretraining/test_rival_runs.py",
-    "tests/pretraining/test_adversarial_runs.py",
+    "tests/test_command.py",
+    "tests/pretraining/test_translation.py",
     "tests/objectives/test_attacks_compose.py",
+    "tests/objectives/test_self_attention.py",
+    "tests/models/test_encoders.py",
     "tests/attention/test_kernels.py",
-    "tests/test_interruption.py",
+    "tests/pretraining/test_adversarial_runs.py",
+    "tests/finetuning/test_trial.py",
+    "tests/interop/test_marian.py",
 )
 
 
