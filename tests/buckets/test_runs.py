@@ -208,7 +208,7 @@ def test_a_store_that_was_given_up_is_not_waited_for_again(bucket, monkeypatch):
         with pytest.raises(storage.StoreError):
             path.exists()
         tries.append(len(bucket.asked) - before)
-    assert tries[0] >= 3 * tries[1] > 0 and Bucket._gave_up
+    assert tries[0] >= 2 * tries[1] > 0 and Bucket._gave_up
     bucket.plan = lambda asked: None
     assert not path.exists() and not Bucket._gave_up
 
