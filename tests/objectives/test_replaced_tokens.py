@@ -83,7 +83,7 @@ def test_beside_a_generator(masked, own, settings):
     small = tiny.config(**settings | SMALL, embedding_width=own or 12)
     model = ReplacedTokensModel(tiny.config(**settings, embedding_width=own), small)
     objective = dataclasses.replace(tiny.guided(model), inner=ReplacedTokens(model, 50.0))
-    params = tiny.params(model, masked)
+    params = tiny.params(model, masked, seed=0 if own or settings else 2)  # with which some replaced words are found
     outcome = tiny.evaluated(objective, params, masked, None, STEP)
 
     generator = tiny.float64(generator_parameters(params))
