@@ -212,3 +212,14 @@ def test_an_attack_on_some_queries_reads_the_weights_of_all_positions_with_their
     whole, part, of_both = both()
     np.testing.assert_allclose(*of_both, rtol=1e-6)
     np.testing.assert_allclose(part, whole[:, [1, 3]], rtol=1e-5, atol=1e-6)
+
+
+def test_scaled_initial_weights_are_cut_off_at_two_deviations_and_smaller_in_the_last_layers(batch):
+    """Those of the last linear layers of attention and feed-forward part are divided by the root of 2 x layers."""
+    model = tiny.model(**tiny.MODERNBERT)
+    init = jax.jit(lambda: nn.unbox(model.init(jax.random.key(0), batch, deterministic=True))["params"]["encoder"])
+    for path, leaf in jax.tree_util.tree_leaves_with_path(init()["layers"]):
+        if path[-1].key == "kernel":
+            is_last = path[-2].key in ("output", "feedforward_out")
+            bound = 2 * tiny.CONFIG.initializer_range / (np.sqrt(2 * 5) if is_last else 1)
+            assert 0.98 < np.abs(leaf).max() / bound <= 1, path
