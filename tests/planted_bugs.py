@@ -930,7 +930,7 @@ BUGS = (
         "ag_jax/attention/visibility.py",
         "    side = None if window is None else window // 2",
         "    side = None if window is None else (window - 1) // 2",
-        "tests/attention",
+        "tests/models/test_encoders.py",
     ),
     Bug(
         "rotary positions have the base of local layers in global ones, and the other way round",
