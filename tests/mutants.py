@@ -165,7 +165,7 @@ def mutants(root: pathlib.Path, seed: int, count: int) -> list[Mutant]:
 
 @dataclasses.dataclass(frozen=True)
 class Executed:
-    """What a file of tests executes.
+    """The lines of the program that a file of tests executes.
 
     seconds: its running time under coverage, alone, with the start of the process.
     lines: {file of the program: numbers of its lines}.

@@ -266,7 +266,7 @@ def test_the_corpora_of_table_2_and_the_epochs_of_section_4():
 
 
 def test_the_sizes_of_robertas_corpora():
-    """In gigabytes (Liu et al. 2019, section 3.2); those of books and of Wikipedia are stated together."""
+    """Sizes are in gigabytes (Liu et al. 2019, section 3.2); those of books and of Wikipedia are stated together."""
     sizes = {"all": 161.0, "wikipedia,cc_news,books": 92.0, "stories": 31.0, "books": None, "books,stories": None}
     for corpora, gigabytes in sizes.items():
         data = parsed("roberta/table9_pretraining.py", f"data=T,corpora={corpora}").data

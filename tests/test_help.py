@@ -130,7 +130,7 @@ def test_entries_of_a_docstring():
 
 
 def test_the_wheel_has_the_configs(tmp_path):
-    """As seen from another folder, without a checkout."""
+    """The wheel is used from another folder, without a checkout."""
     source, built = tmp_path / "source", tmp_path / "built"
     for folder in ("ag_jax", "configs"):
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -386,7 +386,7 @@ def attack_suite(places, directory, method):
 
 
 def test_attention_under_an_attack_on_embeddings(places, drawn, tmp_path, capsys):
-    """Of a run, whose loss needs masked tokens: in the figures and on a page."""
+    """The run's loss needs masked tokens; both figures and a page are made."""
     place = attack_run(places, tmp_path / "run", "freelb")
     said, _, paths = inspect(place, capsys)
     assert paths[-1].name == "attention_attacked_step0.png"

@@ -229,7 +229,7 @@ def test_no_local_name_shadows_an_imported_module():
 
 
 def test_every_letter_of_a_shape_is_explained():
-    """In the table of axes in CONTRIBUTING.md, or in the module's docstring."""
+    """A letter is in the table of axes in CONTRIBUTING.md, or in the module's docstring."""
     lines = (PACKAGE.parent / "CONTRIBUTING.md").read_text().splitlines()
     rows = itertools.takewhile(lambda line: line.startswith("|"), lines[lines.index("| | | | |") + 2 :])
     known = {cell.strip()[0] for row in rows for cell in row.strip("|").split("|")}

@@ -107,7 +107,7 @@ def test_no_space_is_put_behind_a_mask(kind):
 
 
 def test_fill_mask(places, opened, tmp_path):
-    """Of a run, of its export, and of the best run of a comparison; special tokens are no words."""
+    """Opens a run, its export, and the best run of a comparison; special tokens are no words."""
     fill, source, text = (
         opened("fill_mask", "run"),
         run.open_run(places / "run"),
@@ -199,7 +199,7 @@ def test_tag(places, opened):
 
 
 def test_choose(places, opened, tmp_path):
-    """What is too long is cut as in training, for DREAM in the question alone."""
+    """Long texts are cut as in training, for DREAM in the question alone."""
     choose, candidates = opened("choose", "choice"), ["good union", "bad state", "strong roads"]
     rows = np.array([[pair_row("which", candidate)[0] for candidate in candidates]])
     logits = logits_of(places / "choice", rows)[0]

@@ -149,7 +149,7 @@ LOADED = {"script": ("src",), "link": ("href",), "img": ("src", "srcset"), "ifra
 
 
 class Page(html.parser.HTMLParser):
-    """What a page loads, where its links lead, and what links can lead to in it."""
+    """Parser of a page: the files that it loads, the targets of its links, and its anchors."""
 
     def __init__(self, text):
         super().__init__()

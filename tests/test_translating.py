@@ -57,7 +57,7 @@ def folder(tmp_path_factory):
 
 
 def test_streams_and_python_get_the_same_translations_and_files_others_by_other_settings(folder):
-    """As many lines come out as go in."""
+    """There are as many lines of output as of input."""
     read = functools.partial(_read_from, str(folder / "new.en"))
     translated = ag_jax(folder, "translate", "--workdir=runs/mine", "--input=-", "--output=-", before=read).stdout
     lines = translated.split("\n")

@@ -93,7 +93,7 @@ def test_masses_over_layers_and_steps():
 
 
 def test_curves_are_written(tmp_path):
-    """Also of more arms than there are colours."""
+    """Figures with more arms than there are colours are written, too."""
     series = {"_mlm": [MLM], "ag $x$": GUIDED, **{f"arm {at}": [MLM] for at in range(10)}}
     picture(plots.loss_curves(series, tmp_path / "figures" / "loss.png", x="tokens_seen"))
     arms = {"ag $": masses((1,), 16), "other_": masses((2, 4), 2, ("prev",))}

@@ -28,7 +28,7 @@ def params(model):
 
 
 def test_maps_are_the_weights_that_the_model_sows(model, params, caplog):
-    """Of a text that just fits."""
+    """The text has exactly as many tokens as the model reads."""
     attention = maps.attention_maps(model, params, WordTokenizer(), SENTENCE, max_tokens=9)
     assert attention.tokens == ("<s>", "we", "build", "roads", ".", "we", "build", ".", "</s>")
     assert attention.ids_L.tolist() == [0, 7, 8, 6, 5, 7, 8, 5, 2]

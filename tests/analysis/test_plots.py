@@ -50,7 +50,7 @@ def pair_of(source, target, **settings):
 
 
 def test_overview_holds_every_map():
-    """Of rectangular maps, with a frame of its pattern's colour around each tile."""
+    """The maps are rectangular; a frame around each tile has its pattern's colour."""
     cross = pair_of(11, 4).cross
     (axes,) = panels(plots.draw_overview(cross, Assignment((("first", 1), ("diagonal", 1)))))
     mosaic = np.ma.filled(axes.images[0].get_array(), np.nan)

@@ -48,7 +48,7 @@ def test_clipped_rows_are_the_paper_s_three_cases():
     pairwise(["c2p", "p2c", "c2p,p2c"], [{"span": 3}, {"span": 50}, {"span": 7, "buckets": 4}], ["code", "paper"]),
 )
 def test_scores_equal_pair_by_pair(terms, settings, index):
-    """Of all queries, and of some in another order; p2c reads the row of i - j, as the released code, or of j - i."""
+    """All queries, and some in another order; p2c reads the row of i - j, as the released code, or of j - i."""
     config = DisentangledConfig(terms=terms, index=index, **settings)
     rng = np.random.default_rng(1)
     B, L, H, W = 2, 11, 3, 5

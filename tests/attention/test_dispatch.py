@@ -181,7 +181,7 @@ def test_gpus_without_a_kernel_take_cudnn_if_it_passes_the_test(monkeypatch, cap
 
 @pytest.mark.parametrize("case", ["padded", "window", "cross"])
 def test_cudnn_equals_the_reference(case):
-    """By XLA's implementation of the same function."""
+    """cuDNN is replaced by XLA's implementation of the same function."""
     rows = ("half", "full", "empty") if case == "padded" else ("gaps",) * 3
     arrays, (segments_BL, _), _ = fused.inputs_of(fused.Case(12, 12, rows=rows, heads=4), "bfloat16")
     segments_BL = jnp.asarray(segments_BL)

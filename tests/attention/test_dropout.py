@@ -24,7 +24,7 @@ def mix(x):
 
 @pytest.mark.parametrize("rate", [0.01, RATE, 0.9])
 def test_masks_and_samples_equal_their_formulas(rate):
-    """In whole numbers of Python, an element at a time.
+    """The expected values are computed with Python's integers, an element at a time.
 
     Heads 2i and 2i + 1 of attention take the lower and the upper half of the same bits.
     """

@@ -194,7 +194,7 @@ def test_losses_masses_and_gradients_equal_loops_over_dense_targets(kind, reduct
     [("first", "uniform", 1.949310e-3), ("next", "uniform", 1.945503e-3), ("prev", "zero", 1.945511e-3)],
 )
 def test_loss_of_uniform_attention_over_512_tokens(pattern, boundary, expected):
-    """Of two texts and three layers; statistics are float32 whatever the attention."""
+    """Two texts and three layers; statistics are float32 for every dtype of the attention."""
     n, ids = 512, jnp.ones((2, 512), jnp.int32)
     guides, _ = find_guides("encoder", ids, ids, assignment=((pattern, 2),))
     found = jax.jit(guidance.statistics)(jnp.full((2, 2, n, n), 1 / n, jnp.bfloat16), guides, ids)

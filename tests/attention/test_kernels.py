@@ -105,7 +105,7 @@ CASES = {
 
 
 def segment_ids(case, length, seed):
-    """Of rows that are: three texts and padding, with or without padding between them; one text; or padding alone."""
+    """Return segment ids of rows with three texts and padding, between them or not, with one text, or with none."""
     rng, place = np.random.default_rng(seed), np.arange(length)
     ids = np.zeros((len(case.rows), length), np.int32)
     for row, kind in zip(ids, case.rows, strict=True):

@@ -260,7 +260,7 @@ def test_the_tokens_that_delimit_a_text_are_those_of_the_post_processor(delimite
 
 
 def test_special_tokens_without_a_role_are_tokens_in_a_text_and_others_are_not(tmp_path):
-    """Also if the file calls one of the latter not special."""
+    """This holds although the file calls one of the latter not special."""
     names = json.dumps({"mask_token": "[MASK]", "pad_token": "[PAD]", "unk_token": "[UNK]"})
     write(tmp_path, {"tokenizer.json": two_families().to_str(), MAP: names})
     tokenizer, sample = tokenizers.load(tmp_path), "a [E1] b</s> [MASK]"

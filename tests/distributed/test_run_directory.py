@@ -47,7 +47,7 @@ def config(**settings) -> pretraining_config.ExperimentConfig:
 
 
 def claims(monkeypatch, hosts, of_host):
-    """What `claim_workdir(*of_host(host))` returned or raised on each host."""
+    """Return what `claim_workdir(*of_host(host))` returned or raised on each host."""
     return FakeHosts(monkeypatch, hosts).run(lambda host: run.claim_workdir(*of_host(host)))
 
 

@@ -127,7 +127,7 @@ def test_the_best_threshold_is_that_of_trying_all(ties):
 
 
 def test_the_best_threshold_by_hand():
-    """As the official script: answering the two questions with the lowest scores is best; then, refusing all."""
+    """As in the official script, answering the two questions with the lowest scores is best; then, refusing all."""
     by_hand = (pytest.approx((1 + 0.5 + 1 + 0) / 4), 0.25)
     assert answers.tuned([1.0, 0.5, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [-2.0, 0.25, 1.0, 7.0]) == by_hand
     score, threshold = answers.tuned([0.0, 0.0], [1.0, 0.0], [0.5, -3.0])

@@ -203,7 +203,7 @@ def test_tables_have_the_numbers_and_whole_signatures(texts):
     ],
 )
 def test_tokenised_text_has_a_note(texts, change, mark):
-    """From a tenth of the lines on."""
+    """The note appears if a tenth of the lines or more are tokenised."""
     references = texts[0][:60]
     for count, has_note in ((0, False), (5, False), (6, True), (20, True)):
         marked = [change(line) if number < count else line for number, line in enumerate(references)]

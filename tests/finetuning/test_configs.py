@@ -26,7 +26,7 @@ def compared(source: str, **overrides) -> dict[str, FinetuningConfig]:
 
 
 def test_metrics_of_glue_and_broken_lines_of_qqp():
-    """Those of ASA's table 1; DeBERTa's QQP is judged by accuracy, as in RoBERTa's table 5."""
+    """Metrics are those of ASA's table 1; DeBERTa's QQP is judged by accuracy, as in RoBERTa's table 5."""
     tasks = {name: parsed("finetune/glue", f"checkpoint=C,protocol={name}").tasks for name in finetuning.PROTOCOLS}
     metrics = {
         name: [splits.find_task(task, of[task]).metric for task in ("stsb", "qqp", "mnli", "cola")]
@@ -211,7 +211,7 @@ def test_the_attacks_of_asas_tables_and_figures():
 
 
 def test_freelbs_settings():
-    """Those of the released scripts: step size, initial magnitude, largest norm, and steps as fairseq counts them."""
+    """The released settings: step size, initial magnitude, largest norm, and steps as fairseq counts them."""
     config = config_reader.default(FinetuningConfig)
     finetuning.asa(config, ("mnli", "hellaswag", "dream", "qnli", "qqp", "paws_qqp", "sst2", "stsb"))
     finetuning.roberta_glue(config, ("cola", "mrpc", "rte"))

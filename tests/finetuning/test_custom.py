@@ -111,7 +111,7 @@ def test_settings_that_the_arguments_make():
 
 
 def test_folds_of_a_custom_task(folder):
-    """Those that lack a class or share texts are told."""
+    """Folds that lack a class or share texts are reported."""
     made = CustomTask("classification", train="a.csv", text="review", label="stars")
     read = splits.read("own", Recipe(folds=3, custom=made), str(folder))
     assert len(read.train) == 30 and not read.others and len(read.notes) == 1

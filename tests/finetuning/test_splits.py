@@ -70,7 +70,7 @@ def ids(examples):
 
 
 def test_a_subset_is_of_the_whole_file():
-    """Of a file in order of genre: every genre about as often; a smaller subset is in the larger one, in order."""
+    """The file is in order of genre; a subset has every genre about as often, and contains smaller subsets in order."""
     examples = Examples(tuple(Texts(str(number), "a", None, 0) for number in range(1000)), "here", skipped=3)
     few, more = (splits.subset(examples, count, seed=0) for count in (100, 400))
     assert len(few) == 100 and ids(few) == sorted(ids(few)) and set(ids(few)) < set(ids(more)) and few.skipped == 3

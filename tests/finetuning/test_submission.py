@@ -43,7 +43,7 @@ OF_SUPERGLUE = [  # as jiant, the benchmark's own program, writes them
 
 @pytest.mark.parametrize(("task", "split", "predictions", "name", "expected"), OF_GLUE + OF_SUPERGLUE)
 def test_lines_of_files(task, split, predictions, name, expected, tmp_path):
-    """In the order of the index."""
+    """Lines are in the order of the index."""
     submission.write(epath.Path(tmp_path / "s"), catalogue.find(task), split, rows(*predictions)[::-1])
     (file,) = (tmp_path / "s").iterdir()
     assert file.stem == name and split in catalogue.find(task).splits

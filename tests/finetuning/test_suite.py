@@ -336,7 +336,7 @@ def test_examples_that_have_changed_are_noticed(train, tmp_path, data, calls):
 
 
 def test_trials_that_started_from_another_model_are_noticed(train, tmp_path, calls):
-    """Of a checkpoint that went on, one that was trained again, and a first task that was trained again."""
+    """A checkpoint was trained further, or trained again, or a first task was trained again."""
     train(seeds=(0,), at="step")
     (tmp_path / "model" / "params").write_text("1.5")
     with pytest.raises(ValueError, match="from step 0 of .* from step 1 of .*: delete .*sst2 to"):

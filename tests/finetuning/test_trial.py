@@ -310,7 +310,7 @@ def test_seeds_and_learning_rates_share_a_program(tmp_path, one_device, undistur
 
 
 def test_starts_from_what_it_is_given(undisturbed, tmp_path, one_device):
-    """With a learning rate of next to nothing the kept encoder is the given one; the head is fresh, of the seed."""
+    """With a tiny learning rate the stored encoder equals the given one; the seed initialises the head."""
     given, kept = {"encoder": finetuned.load(undisturbed[0]).params["encoder"]}, []
     for seed in (0, 1):
         Setting(keep=True, seed=seed, learning_rate=1e-12, opened=tasks.pretrained(given))(tmp_path / str(seed))

@@ -316,7 +316,7 @@ MISFITS = [
 
 @pytest.mark.parametrize(("family", "changed"), MISFITS)
 def test_models_that_a_family_does_not_compute(family, changed):
-    """What does not fit is the only reason, and is named."""
+    """The message names the setting that does not fit, and no other."""
     config, fields = FITTING[family], {}
     for path, value in changed.items():
         section, _, name = path.rpartition(".")

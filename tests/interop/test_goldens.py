@@ -45,7 +45,7 @@ def hidden_and_heads(model, params, batch):
 
 @pytest.mark.parametrize("name", some(NAMES, *USUAL))
 def test_there_and_back(name, run_of, tmp_path):
-    """What the run computes, what the export of it holds, and what that is again."""
+    """Compares what the run computes, what its export holds, and the export imported again."""
     theirs, opened = load_file(GOLDENS / name / "expected.safetensors"), run.open_run(run_of(name))
     valid = theirs["segment_ids"] > 0
     places = np.tile(np.arange(valid.shape[1]), (len(valid), 1))

@@ -103,7 +103,7 @@ def our_logits(model, params, source, target, pad):
 
 @pytest.mark.parametrize("tie", some(TIES, "none"))
 def test_there_and_back(tie, tmp_path):
-    """What the run computes, what the export of it holds, and what that is again."""
+    """Compares what the run computes, what its export holds, and the export imported again."""
     tables, changed = TIES[tie]
     theirs = marian_files.write_model(tmp_path / "theirs", tables=tables, **changed)
     opened, before = imported(theirs, tmp_path / "run"), marian_files.read_tensors(theirs)

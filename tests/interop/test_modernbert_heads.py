@@ -143,7 +143,7 @@ def test_the_pooling_of_an_imported_run_is_kept_for_its_tasks(tmp_path):
 
 
 def test_a_classifier_opens_in_the_pipeline(tmp_path):
-    """From the directory and as imported; what its head reads counts. A new task leaves the head behind."""
+    """Opened from the directory and as imported; a new task leaves the head out."""
     theirs = with_head(tmp_path / "theirs", classifier_pooling="mean")
     importing.convert(str(theirs), epath.Path(tmp_path / "tuned"))
     texts = ["our roads", "the state of our union is strong", "we will"]

@@ -245,7 +245,7 @@ def test_a_creation_that_is_interrupted_is_remembered(cloud):
 
 
 def test_run_installs_starts_follows_and_ends(cloud):
-    """What is not committed travels, and what git ignores does not."""
+    """Uncommitted files are copied to the TPU, ignored ones are not."""
     subprocess.run(["git", "init", "-q"], cwd=cloud.repository, check=True)
     (cloud.repository / ".gitignore").write_text("/runs/\n/secret.txt\n")
     (cloud.repository / "my config.py").write_text("mine")

@@ -78,7 +78,7 @@ def grow(cache, room):
 
 
 def reorder(cache, parents_BK):
-    """What the search does by default, with another function."""
+    """Reorder the cache as the search does by default, with a function of its own."""
     rows = jnp.arange(len(parents_BK))[:, None]
     return jax.tree.map(lambda leaf: leaf[:, rows, parents_BK], cache)
 

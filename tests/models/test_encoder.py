@@ -32,7 +32,7 @@ def params(batch):
 
 @jax.jit
 def run(params, batch, ports):
-    """What the model predicts and sows."""
+    """Return predictions and sown values of the model."""
     wanted = ["intermediates", "statistics"]
     return tiny.model().apply({"params": params}, batch, ports=ports, deterministic=True, mutable=wanted)
 
@@ -58,7 +58,7 @@ def test_ports_add_to_word_vectors_and_to_the_scores_of_every_layer(params, batc
 
 @pytest.mark.parametrize("after_dropout", [False, True])
 def test_statistics_under_dropout(params, batch, after_dropout):
-    """Of the softmax itself, or of what dropout leaves of it: then rows no longer sum to 1.
+    """Statistics before dropout, and after it, where rows no longer sum to 1.
 
     A call draws what it drew before with the key, and layers draw apart.
     """
@@ -152,7 +152,7 @@ def test_layers_differ_at_birth(batch):
 
 
 def test_encoder_alone_and_model_without_next_sentence(params, batch):
-    """Of a mask decoder, the encoder's hidden states are those of the ordinary last layer."""
+    """With a mask decoder, the encoder's hidden states are those of the ordinary last layer."""
     config = tiny.config(**tiny.ENCODERS["deberta_v2"])
     of_encoder = tiny.params(PretrainingModel(config), batch)["encoder"]
     hidden = tiny.apply(Encoder(config), of_encoder, batch)
@@ -215,7 +215,7 @@ def test_an_attack_on_some_queries_reads_the_weights_of_all_positions_with_their
 
 
 def test_scaled_initial_weights_are_cut_off_at_two_deviations_and_smaller_in_the_last_layers(batch):
-    """Those of the last linear layers of attention and feed-forward part are divided by the root of 2 x layers."""
+    """The last linear layers of attention and feed-forward part are scaled by 1 / sqrt(2 layers)."""
     model = tiny.model(**tiny.MODERNBERT)
     init = jax.jit(lambda: nn.unbox(model.init(jax.random.key(0), batch, deterministic=True))["params"]["encoder"])
     for path, leaf in jax.tree_util.tree_leaves_with_path(init()["layers"]):

@@ -32,7 +32,7 @@ def model_of(path):
 
 @functools.partial(jax.jit, static_argnums=0)
 def run(model, params, batch, mask_NH, attack=None):
-    """What the model predicts, its attention weights and masks."""
+    """Return the model's predictions, attention weights and masks."""
     ports, wanted = Ports(attack=attack, head_mask_NH=mask_NH), ["intermediates", "attack"]
     found, sown = model.apply({"params": params}, batch, ports=ports, deterministic=True, mutable=wanted)
     words = found.words_BTV if hasattr(found, "words_BTV") else (found.words_BMV, found.next_B2)
@@ -49,7 +49,7 @@ def distance(one, other):
     ("path", "attack"), [("plain", None), ("fixed", None), ("mask_decoder", ATTACK), ("windows", ATTACK)]
 )
 def test_a_masked_head_has_an_output_kernel_of_zeros(path, attack):
-    """Also where an attack sees the hidden states that the mask leaves, and the mask decoder has both.
+    """Includes an attack, which sees masked hidden states, and a mask decoder with both.
 
     Attention up to the masked head stays as it was, that of its own layer, too: only its output is zero.
     """

@@ -73,7 +73,7 @@ def finish(started: list[Host], status: int = 0) -> list[str]:
 
 
 def unexpected_lines(output: str) -> list[str]:
-    """What a host that should be quiet printed, without the lines of gloo, which it may print in pieces."""
+    """Return the lines that a host should not have printed, without the lines of gloo, which it may print in pieces."""
     gloo = ("[Gloo]", "peer ranks")
     lines = [line for line in output.splitlines() if line and not line.isdigit()]
     return [line for line in lines if not any(piece in line for piece in gloo)]

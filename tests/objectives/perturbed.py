@@ -172,7 +172,7 @@ def params_of(objective, batch, seed=0):
 
 
 def same_text(segments_BL):
-    """Whether query and key are in one text, `B1QK`."""
+    """Return whether query and key are in one text, `(B, 1, Q, K)`."""
     segments_BL = np.asarray(segments_BL)
     same = segments_BL[:, :, None] == segments_BL[:, None, :]
     return (same & (segments_BL > 0)[:, :, None])[:, None]

@@ -44,7 +44,7 @@ ATTACKS = {
 
 
 def test_a_wrapper_delegates_the_whole_contract():
-    """With the arguments in their order, and also what is added to the contract later."""
+    """Arguments keep their order; methods that are added to `Objective` later are included."""
     derived = {"loss", "loss_of", "value_and_grad"}  # made of the others, so that a wrapper's own terms are in them
     contract = {name for name, _ in inspect.getmembers(Objective, inspect.isfunction)} - derived
     assert not derived & set(vars(Wrapper))

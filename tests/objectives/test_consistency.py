@@ -47,7 +47,7 @@ def expected(clean, other, weights, config):
 
 @each_form
 def test_classes_and_numbers(config):
-    """What may not be chosen, with logits of -1e9, brings nothing and no NaN."""
+    """Choices that are ruled out, with logits of -1e9, contribute 0 and no NaN."""
     clean, other = drawn(2, 3, 5), drawn(2, 3, 5, seed=1)
     clean[:, :, 4] = other[:, :, 4] = clean[1, 0] = other[1, 0] = -1e9
     numbers = clean[..., 0].copy(), other[..., 0].copy()

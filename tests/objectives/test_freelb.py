@@ -118,7 +118,7 @@ def test_an_encoder_is_trained_as_by_a_plain_loop_also_in_parts():
 
 @pytest.mark.parametrize("max_norm", [0.5, None])
 def test_each_text_begins_and_moves_on_its_own(max_norm):
-    """Also in packed rows: uniform in a box whose corners have the initial length, then along its own slope."""
+    """Includes packed rows: uniform in a box whose corners have the initial length, then along its own slope."""
     config = FreeLBConfig(init_magnitude=0.4, step_size=0.45, max_norm=max_norm)
     attacked, segments_BL = FreeLB(perturbed.Linear(), config, 5), tiny.mixed_batch()["segment_ids"]
     first = np.asarray(attacked.init(perturbed.KEY, jnp.asarray(segments_BL)))

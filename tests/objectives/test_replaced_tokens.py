@@ -58,7 +58,7 @@ def check_detection(outcome, loss, metrics):
 
 
 def test_equals_the_numpy_model(masked):
-    """Without a generator; a word that is replaced by itself is not replaced, and ends of texts are not judged."""
+    """There is no generator; a word that is replaced by itself is not replaced, and ends of texts are not judged."""
     rng, tokens = np.random.default_rng(0), masked["original"].copy()
     for row, slot in np.argwhere(masked["masked_weights"] > 0)[1:]:
         tokens[row, masked["masked_positions"][row, slot]] = rng.integers(3, tiny.VOCABULARY)
@@ -122,7 +122,7 @@ def test_beside_a_generator(masked, own, settings):
 
 
 def test_no_gradient_of_the_detection_reaches_the_generator(masked):
-    """What is shared learns from both; in training, samples are drawn anew, and the generator's loss stays."""
+    """Shared parameters learn from both losses; in training, samples are drawn anew, and the generator's loss stays."""
     objective, params = ReplacedTokens(BESIDE, 50.0), tiny.params(BESIDE, masked)
 
     @jax.jit

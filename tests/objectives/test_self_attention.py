@@ -132,7 +132,7 @@ def test_equation_10_for_every_encoder(name, heads):
 
 @pytest.mark.parametrize("of", ["softmax", "squares", "none"])
 def test_other_sentence_terms(of):
-    """With a bias of guidance in both passes, and a penalty of fractions of units, as a mean over rows."""
+    """Guidance biases both passes; the penalty is of fractions of units, averaged over rows."""
     batch, model = tiny.mixed_batch(), PretrainingModel(tiny.CONFIG)
     guided = tiny.guided(model, mode="bias", objective=lambda model: Pretraining(model, Sentences(of, texts=2)))
     objective = attacked(guided, tau=0.1, count="fraction")

@@ -91,7 +91,7 @@ def test_sift_by_hand():
 
 @pytest.mark.parametrize("dropout", ["shared", "independent"])
 def test_dropout_is_shared_or_not(dropout):
-    """Without a perturbation to speak of, passes differ by dropout or not at all; the last of three has key 2."""
+    """With a negligible perturbation, passes differ only by dropout; the last of three has key 2."""
     config = SmartConfig(steps=2, noise=0.0, step_size=1e-6, epsilon=1e-6, dropout=dropout)
     attacked = smart(perturbed.Noisy(perturbed.Linear()), config, 3)
     batch, w = perturbed.linear_batch(), np.asarray(perturbed.W["w"])
@@ -103,7 +103,7 @@ def test_dropout_is_shared_or_not(dropout):
 
 
 def test_an_encoder_is_trained_as_by_a_plain_loop():
-    """Of words and next sentences, with gradients that differentiate everything; then the sum of all losses."""
+    """Masked words and next sentences, without stopped gradients; then the sum of all losses."""
     objective, batch = Pretraining(tiny.model()), tiny.mixed_batch()
     params, attacked = perturbed.params_of(objective, batch), smart(objective, COMPAT, 12)
     perturbation, weights = attacked.perturbation, objective.prediction_weights(batch)

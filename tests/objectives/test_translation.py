@@ -84,7 +84,7 @@ def guidance_of(pairs):
 
 
 def test_terms_and_metrics_with_guidance_of_all_three_kinds(params, pairs):
-    """Of pairs that share rows; an empty batch gives no NaN."""
+    """Pairs share rows; an empty batch gives no NaN."""
     config = GuidanceConfig("loss", alpha=3.0, schedule="constant")
     heads, alpha = small.CONFIG.heads, guidance.coefficient_schedule(config, 10)
     objective = Guided(Translation(MODEL), config, ENCODER, heads, tiny.SPECIAL, alpha, DECODER, CROSS)

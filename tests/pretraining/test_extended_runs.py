@@ -31,7 +31,7 @@ def copy(short, tmp_path):
 
 
 def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, tmp_path):
-    """Also after a kill between the two files that an extension writes."""
+    """Includes a kill between the two files that an extension writes."""
     extension.begin(SHORT, settings(text, LONG), copy)
     assert run.read_config(copy).training.steps == SHORT and run.read_summary(copy) is None
     summary, whole = run.train(settings(text, LONG), copy), epath.Path(tmp_path / "whole")

@@ -63,7 +63,7 @@ def test_in_a_trial(tmp_path, one_device):
 
 
 def test_in_pretraining(text, tmp_path, one_device):
-    """In two microbatches, packed."""
+    """Rows are packed, and a step has two microbatches."""
     smart = {"noise": 1e-3, "epsilon": 1e-2, "step_size": 1e-1}
     changed = {
         **{"data.pack": True, "training.microbatches": 2, "training.log_every": 1, "training.evaluate_every": None},

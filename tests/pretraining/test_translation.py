@@ -72,7 +72,7 @@ def lines(dictionary) -> list[str]:
 
 
 def test_a_dictionary_with_swapped_adjectives_is_learnt(translator, lines):
-    """By the newest three checkpoints, averaged. A translation does not depend on its neighbours."""
+    """The model is the average of the newest three checkpoints. A translation does not depend on its neighbours."""
     words = {key: word for of in (toys.ARTICLES, toys.NOUNS, toys.VERBS, toys.ADJECTIVES) for key, word in of.items()}
 
     def wanted(line):

@@ -53,7 +53,7 @@ def settings(text, steps=SHORT, **changed) -> pretraining_config.ExperimentConfi
 
 @contextlib.contextmanager
 def on_one_device():
-    """What the fixture `one_device` does, for fixtures of modules."""
+    """Hide all devices but one, as the fixture `one_device`, for fixtures of modules."""
     device = jax.devices()[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: [device])

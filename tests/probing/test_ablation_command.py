@@ -40,7 +40,7 @@ def read(workdir):
 
 
 def test_a_comparison(places, tmp_path):
-    """Of two runs with the same parameters, but in `guided` head 0 of layer 1 writes nothing."""
+    """The two runs have the same parameters, but in `guided` the output of head 0 of layer 1 is 0."""
     given = [text for text in TEXTS if text.strip()][-15:]
     (tmp_path / "texts.txt").write_text("\ufeff" + "\n\n".join(given))
     (tmp_path / "plain").symlink_to(places / "run")

@@ -120,7 +120,7 @@ def test_random_weights_differ_by_seed(report):
 
 
 def test_what_was_measured_is_not_measured_again(place, report, monkeypatch):
-    """What an earlier command with other probes left beside the report goes."""
+    """Files that an earlier command with other probes left beside the report are deleted."""
     before, figures = (report / "report.json").read_text(), set((report / "figures").iterdir())
     monkeypatch.setattr(measuring, "measure", lambda *given, **more: pytest.fail("measured again"))
     for name in ("ablation.csv", "figures/ablation.png", "figures/heads_gap_words.png"):

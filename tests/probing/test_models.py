@@ -18,7 +18,7 @@ from tests.finetuning import tasks
 
 
 def test_guided_heads_of_a_trial():
-    """Those that its own guidance pulled, or else the run that it started from."""
+    """The heads that the trial's guidance pulled, or else that of the run it started from."""
     opened, earlier = tasks.pretrained(), Assignment((("prev", 1), ("first", 2)), layers=(1,))
     before = dataclasses.replace(opened, assignment=earlier)
     assert trained_assignment(before, GuidanceConfig()) == earlier

@@ -22,7 +22,7 @@ def trained(arguments):
 
 
 def test_the_runs_differ_in_guidance():
-    """At the small scale in nothing else, and with half of six heads, or all; the paper's have other warm-ups, too."""
+    """Small runs differ in nothing else, with half of six heads or all; the paper's have other warm-ups, too."""
     runs = trained("scale=small,data=texts/")
     guided = [("next", 1), ("prev", 1)]
     assert [list(build.assignment(config).counts) for config in runs.values()] == [

@@ -26,7 +26,7 @@ def written(workdir, *steps, **options) -> MetricWriter:
 
 
 def test_sums_add_and_divide_once():
-    """Also if they were stored as JSON in between."""
+    """This includes sums that were stored as JSON in between."""
     first = {"loss": (np.float32(6.0), np.float32(2.0)), "mass": (np.array([1.0, 2.0]), np.array([2.0, 0.0]))}
     other = {"loss": (np.float32(2.0), np.float32(6.0)), "mass": (np.array([3.0, 0.0]), np.array([2.0, 0.0]))}
     sums = metrics.add({}, first)

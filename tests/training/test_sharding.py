@@ -84,7 +84,7 @@ def test_an_axis_that_does_not_divide_is_not_split(eight_devices):
 
 
 def test_every_matrix_of_every_layer_is_split_over_fsdp(eight_devices):
-    """What is whole on every device are tables and heads that the rules leave whole."""
+    """Only tables and heads that the rules exempt are whole on every device."""
     found = specs(make_mesh(MeshConfig(fsdp=8), eight_devices))
     biases = [f"encoder/layers/attention/{name}/bias" for name in ("query", "key", "value")]
     of_heads = ["word_head/bias", "word_head/dense/bias", "next_head/pooler/bias", "next_head/classifier/bias"]

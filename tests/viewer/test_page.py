@@ -24,7 +24,7 @@ from tests.viewer.views import HOSTILE
 
 
 def described_of(view):
-    """What a page says of its only view."""
+    """Return the description of a page's only view."""
     (found,) = json.loads(elements(pages.page("t", [view]))["meta"])["views"]
     return found
 

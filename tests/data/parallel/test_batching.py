@@ -41,7 +41,7 @@ def padded(rows, fill=0) -> list[list[int]]:
 
 
 def test_a_batch_by_hand(make):
-    """Of an empty row, a row of one pair, and a row of three."""
+    """The batch has an empty row, a row of one pair, and a row of three."""
     batch, alone = make(PLACES, [-1, 1, 0]), make(PLACES, [1, 0], name="alone")
     assert batch["tokens"].tolist() == padded([[], [12, 13, 14, END], [5, 6, END, 10, END, 17, END]], PAD)
     assert batch["segment_ids"].tolist() == padded([[], [1] * 4, [1, 1, 1, 2, 2, 3, 3]])

@@ -61,7 +61,7 @@ def plain_mask(config, rate, row, length, example, epoch, seed, tokenizer, words
 @pytest.mark.parametrize("replacement", ["mask", "unigram"])
 @pytest.mark.parametrize(("count", "rate"), [("fixed", 0.15), ("fixed", 0.6), ("bernoulli", 0.15), ("bernoulli", 0.6)])
 def test_a_batch_equals_the_plain_loop(tokenizer, count, rate, replacement):
-    """At a step with an earlier rate, in slots for the highest."""
+    """The step has an earlier rate; the batch has slots for the highest rate."""
     rates = {"rate": 0.3, "earlier_rates": (0.9, rate), "earlier_rates_until": (4, 5)}
     shares = {"mask_fraction": 0.5, "random_fraction": 0.3} if replacement == "mask" else {}
     config = MaskingConfig(count=count, replacement=replacement, **shares, **rates)

@@ -165,7 +165,7 @@ def plain_pairs(documents, name, number, room, draws):
     separators=st.sampled_from([1, 2]),
 )
 def test_pairs_equal_the_plain_formulation(tmp_path, name, lengths, length, separators):
-    """Also those of a single document, whose random segments are its own."""
+    """Includes a single document, whose random segments come from itself."""
     documents = numbered(lengths)
     room, expected = length - 2 - separators, []
     for repetition, number in itertools.product(range(2), range(len(documents))):

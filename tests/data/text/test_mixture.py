@@ -57,7 +57,7 @@ def plainly_assigned(number, weights, first=0):
 
 @pytest.mark.parametrize("weights", [(1, 1), (1, 0.5, 2.5), (0.01, 0.9, 0.09), (3, 1, 4, 1, 5, 9), (1,)])
 def test_each_source_has_its_share_of_the_rows_so_far(weights):
-    """Also far into a long training, with numbers that 32 bits do not hold."""
+    """Includes a place far into a long training, with numbers that exceed 32 bits."""
     shares = np.array(weights) / sum(weights)
     for first in (0, 10**11):
         number_B = first + np.arange(999)

@@ -47,7 +47,7 @@ def stored(config):
 
 
 def plainly_tokenised(config, tokenizer):
-    """What `stored` returns, and the number of words of each split."""
+    """Return what `stored` returns, and the number of words of each split."""
     found, words = {"train": [], "validation": []}, {"train": 0, "validation": 0}
     for piece in holdout.split(config):
         sentences = [ids for sentence in split_sentences(piece.text) if (ids := tokenizer.encode(sentence))]
