@@ -12,7 +12,6 @@ from tests import scripts
 from tests.finetuning import tiny_tasks
 
 cells, evidence, record = scripts.load("cells", "finetuning_evidence", "record")
-CHOSEN = evidence.Chosen({"sst2": 5e-5, "cola": 2e-5, "wnut17": 1e-4}, 0.03)
 
 
 def git(root, *arguments):

@@ -11,7 +11,6 @@ from ag_jax.pretraining import run
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.training.loop import NonFiniteError
 
-TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
 PLATEAU, STEPS = 5.4, 8  # a run leaves the plateau at a margin of 0.3 below it
 DIVERGES = 0.75  # learning rate at which the stub diverges
 UNLUCKY = 13  # seed with which it also diverges at learning rates below 0.05
@@ -54,13 +53,6 @@ def config_file(path: pathlib.Path, grids: dict, **settings) -> str:
 
 def rates(*values) -> dict:
     return {"optimizer": {"learning_rate": values}}
-
-
-def text_files(folder: pathlib.Path) -> str:
-    folder.mkdir()
-    for number in range(12):
-        (folder / f"{number}.txt").write_text(TEXT * 4 + f"It is number {number}.")
-    return str(folder)
 
 
 def loss_of(config, step: int) -> float:
