@@ -138,7 +138,8 @@ def main() -> int:
         path = options.read or options.store or pathlib.Path(folder, "costs.jsonl")
         if not options.read:
             path.unlink(missing_ok=True)
-            environment = os.environ | {STORE: str(path.resolve()), "PYTEST_ADDOPTS": "-p tests.cost"}
+            addopts = f"{os.environ.get('PYTEST_ADDOPTS', '')} -p tests.cost"
+            environment = os.environ | {STORE: str(path.resolve()), "PYTEST_ADDOPTS": addopts}
             command = ["bash", "launch/test.sh", *arguments]
             status = subprocess.run(command, cwd=REPOSITORY, env=environment).returncode
         costs = read(path)

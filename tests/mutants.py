@@ -3,7 +3,7 @@
     python -m tests.mutants --coverage=FILE --seed=1 --count=150    # of the packages in PACKAGES
     python -m tests.mutants --coverage=FILE --root=OTHER            # of another checkout, which has a FILE of its own
     python -m tests.mutants --coverage=FILE --measure               # only print the coverage by module
-    python -m tests.mutants --coverage=FILE --list                  # only print the changes
+    python -m tests.mutants --list                                  # only print the changes
 
 Unlike planted bugs, which people wrote and whose tests are known, random changes measure the power of the tests. The
 share that they notice (kill) is compared before and after tests change, with one seed and one `--seconds`. Some changes
@@ -183,7 +183,10 @@ def test_files(root: pathlib.Path) -> list[str]:
 
 
 def executed(root: pathlib.Path, file: str) -> Executed:
-    """Run a file of tests under coverage, alone, and return what it executes."""
+    """Run a file of tests under coverage, alone, and return what it executes.
+
+    Raises ValueError if a test fails.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "rc").write_text(
@@ -191,8 +194,10 @@ def executed(root: pathlib.Path, file: str) -> Executed:
         )
         command = [sys.executable, "-m", "coverage", "run", f"--rcfile={folder}/rc", "-m", "pytest"]
         began = time.monotonic()
-        subprocess.run([*command, "-q", "-p", "no:cacheprovider", file], cwd=root, env=environment(root))
+        done = subprocess.run([*command, "-q", "-p", "no:cacheprovider", file], cwd=root, env=environment(root))
         seconds = time.monotonic() - began
+        if done.returncode:  # otherwise all changes that it executes would count as noticed
+            raise ValueError(f"expected {file} to pass without a change, pytest ended with status {done.returncode}")
         lines: dict[str, set[int]] = {}
         for part in folder.glob("data.*"):
             data = coverage.CoverageData(str(part))
@@ -263,7 +268,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the choice of changes")
     parser.add_argument("--count", type=int, default=150, help="number of changes")
     parser.add_argument("--seconds", type=float, default=90.0, help="of tests for one change")
-    parser.add_argument("--coverage", type=pathlib.Path, required=True, help="file of the lines that tests execute")
+    parser.add_argument("--coverage", type=pathlib.Path, help="file of the lines that tests execute")
     parser.add_argument("--measure", action="store_true", help="only measure the coverage and print it by module")
     parser.add_argument("--workers", type=int, default=2, help="number of copies in which tests run side by side")
     parser.add_argument("--only", default="", help="numbers of changes, with commas")
@@ -275,6 +280,8 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{number}. {changes[number - 1]}" for number in numbers))
         return 0
+    if not options.coverage:
+        parser.error("expected --coverage=FILE, in which the lines that tests execute are kept")
     all_executed = measure(root, options.coverage, options.workers)
     if options.measure:
         print(by_module(root, all_executed))

@@ -10,10 +10,12 @@ rejects, and in the words of errors.
 import dataclasses
 import json
 import random
+import statistics
 import tempfile
 import threading
 import time
 import types
+from collections import Counter
 
 import fsspec
 import jax
@@ -32,8 +34,9 @@ from ag_jax.distributed.bucket import Bucket
 from ag_jax.pretraining import run
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
+from ag_jax.training.metrics import CLOCK_FIELDS, MetricWriter, read_metrics
 from ag_jax.training.state import create_state
+from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import commands, marian_files
 from tests.bucket import CUT, FROZEN, LOST
 from tests.commands import REPOSITORY
@@ -309,6 +312,50 @@ def content(workdir, step):
     params = checkpoints.restore_params(step)
     checkpoints.close()
     return [{key: row[key] for key in row.keys() - CLOCK_FIELDS} for row in read_metrics(workdir)], params
+
+
+def test_requests_of_a_run_are_few(bucket, overrides, one_device, monkeypatch):
+    """The guide names these numbers; each request that training waits for takes tens of milliseconds."""
+    counted, save, flush, steps = {}, Checkpoints.save, MetricWriter.flush, []
+
+    def count(name, before):
+        kinds = Counter(asked.kind for asked in bucket.asked[before:])
+        counted.setdefault(name, []).append(kinds.total())
+        print(f"{name}: {kinds.total()} requests, {dict(kinds)}")
+
+    def saved(checkpoints, *arguments):
+        """Save while nothing else is under way."""
+        checkpoints.wait()
+        before = len(bucket.asked)
+        waited = save(checkpoints, *arguments)
+        count("begin of a save", before)
+        checkpoints.wait()
+        count("save", before)
+        return waited
+
+    def flushed(writer):
+        before = len(bucket.asked)
+        flush(writer)
+        count("upload", before)
+
+    def reached(_):
+        if not steps or len(steps) == 5:  # the first step of the run, and of the resumed run
+            count("start", 0)
+        steps.append(1)
+        return "SIGTERM" if len(steps) == 5 else None
+
+    monkeypatch.setattr(Checkpoints, "save", saved)
+    monkeypatch.setattr(MetricWriter, "flush", flushed)
+    monkeypatch.setattr(StopSignal, "reached", reached)
+    overrides |= {"training.steps": 8, "training.checkpoint_every": 2}
+    with pytest.raises(Interrupted):
+        cli.run_verb("train", request("gs://bucket/run", CONFIG, overrides))
+    bucket.asked.clear()
+    cli.run_verb("train", request("gs://bucket/run", CONFIG, overrides))
+    assert set(counted["upload"]) <= {0, 2, 4} and 4 in counted["upload"], "two for each of the two files"
+    # The rest of a save is under way while it begins, and is counted in part.
+    assert 50 < max(counted["save"]) <= 220 and statistics.median(counted["begin of a save"]) <= 30
+    assert 50 < counted["start"][1] <= 400  # about 285, and more where saves still poll while it starts
 
 
 @pytest.mark.parametrize(
