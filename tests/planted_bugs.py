@@ -1053,8 +1053,9 @@ def in_copies(
 
 
 def environment(checkout: pathlib.Path) -> dict[str, str]:
-    """Return the environment variables with which tests run in a checkout."""
-    return os.environ | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
+    """Return the environment variables with which tests run in a checkout; Python keeps what it has compiled there."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return variables | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
 
 
 def fails(
