@@ -159,8 +159,9 @@ def source(tmp_path_factory):
     return settings
 
 
-# The others take seconds each to compile programs that are nearly those of other tests.
-@pytest.mark.parametrize("name", some(PRETRAINED, TRANSLATION, "deberta/table4_ablation.py"))
+# The others take seconds each to compile programs that are nearly those of other tests: `quickstart` is trained in
+# test_command.py, `translate` in test_translating.py, and tasks in tests/finetuning.
+@pytest.mark.parametrize("name", some(PRETRAINED, "deberta/table4_ablation.py"))
 def test_one_tiny_step(name, source, tmp_path, one_device):
     """A run from the config file to the summary, with the last arm, which has the most settings."""
     config = parsed(name, small(name), f"arm={arms_of(name)[-1]}", **TINY, **source(name))

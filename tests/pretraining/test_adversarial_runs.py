@@ -21,6 +21,7 @@ from tests.pretraining.tiny_runs import SHORT, on_one_device, params, rows
 ATTACKED = {
     "model.layers": 2,
     "training.evaluate_every": None,
+    "training.checkpoint_every": 100,
     "training.milestones": (0.0, 1.0),
     "optimizer.weight_decay": 0.01,
     "adversarial.method": "asa",

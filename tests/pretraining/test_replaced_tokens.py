@@ -34,8 +34,9 @@ def get_config(argument=""):
 def overrides(text):
     changed = {name: tiny_runs.TINY[name] for name in tiny_runs.TINY if not name.startswith("optimizer.")}
     return changed | {
-        **{"data.source": str(text), "model.layers": 2, "model.width": 32, "model.heads": 4, "model.dropout": 0.1},
-        **{"training.steps": 6, "training.evaluate_every": None, "optimizer.warmup_steps": 0},
+        **{"data.source": str(text), "model.width": 32, "model.heads": 4},
+        **{"training.steps": 6, "training.evaluate_every": None, "training.milestones": (1.0,)},
+        **{"optimizer.warmup_steps": 0, "model.dropout": 0.1},
         **{"inspection.sentence": "The union is strong."},
     }
 
@@ -68,7 +69,7 @@ def test_the_report_is_about_the_detection(compared):
 def test_maps_are_the_encoders(compared):
     opened = run.open_run(compared.parent / "slow-seed0")
     drawn = maps.attention_maps(opened.model, opened.params, opened.tokenizer, "The union is strong.", 16)
-    assert drawn.weights_NHQK.shape[:2] == (2, 4)
+    assert drawn.weights_NHQK.shape[:2] == (1, 4)
     np.testing.assert_allclose(drawn.weights_NHQK.sum(-1), 1.0, rtol=1e-5)
     assert set(opened.params) == {"encoder", "discriminator_head", "generator"}
 

@@ -19,6 +19,8 @@ TINY = {
     "model.width": 16,
     "model.heads": 2,
     "model.max_length": 16,
+    "model.remat": "none",
+    **dict.fromkeys(("model.attention_biases", "model.feedforward_biases", "model.norm_biases"), False),
     "optimizer.decay": "constant",
     "training.batch_size": 4,
     "training.log_every": 2,

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.training import sharding, summary
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.hyperparameters import Hyperparameters
@@ -24,9 +25,9 @@ def batch(seed: int) -> dict[str, np.ndarray]:
 
 
 def tiny_job(workdir, *, batches=lambda start, stop: (batch(step) for step in range(start, stop)), **training) -> Job:
-    """A guided two-layer model with dropout; `training` changes fields of its `TrainingConfig`."""
+    """A guided model with dropout; `training` changes fields of its `TrainingConfig`."""
     settings = {"steps": 12, "batch_size": ROWS, "log_every": 5, "evaluate_every": 6, "checkpoint_every": 4}
-    config = TrainingConfig(**({"tensorboard": False} | settings | training))
+    config = TrainingConfig(**({"tensorboard": False, "milestones": ()} | settings | training))
     program, hyperparameters = tiny_program(config.steps), Hyperparameters()
     metric = program.make_objective(hyperparameters).primary_metric.metric
     return Job(
@@ -47,8 +48,9 @@ def tiny_job(workdir, *, batches=lambda start, stop: (batch(step) for step in ra
 
 @functools.cache
 def tiny_program(steps: int) -> Program:
-    """Compiled once for all tests of a process."""
-    model = tiny.model(dropout=0.1, attention_dropout=0.1)
+    """Compiled once for all tests of a process; with few parameters, because checkpoints take time for each."""
+    biases = {"attention_biases": False, "feedforward_biases": False, "norm_biases": False}
+    model = PretrainingModel(tiny.config(dropout=0.1, attention_dropout=0.1, **biases), next_sentence=False)
     objective = tiny.guided(model, ASSIGNMENT, total_steps=steps)
 
     def init(key):

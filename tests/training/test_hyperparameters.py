@@ -10,6 +10,7 @@ import pytest
 
 from ag_jax.attention import guidance
 from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import OptimizerConfig, decays, make_optimizer
 from ag_jax.training.program import make_program
@@ -19,7 +20,7 @@ from ag_jax.training.step import train_step
 from tests import tiny
 
 STEPS, WEIGHT_DECAY, CLIP_NORM = 6, 0.1, 0.5
-MODEL = tiny.model(heads=4, width=16)
+MODEL = PretrainingModel(tiny.config(layers=1), next_sentence=False)
 GUIDED = functools.partial(tiny.guided, MODEL, total_steps=STEPS, schedule="linear", mode="loss")
 POINTS = ((0.03, 2, 5.0), (0.03, 0, 5.0), (0.002, 2, 5.0), (0.03, 2, 0.5))  # learning rate, warm-up, alpha
 
@@ -47,7 +48,7 @@ def with_constants(learning_rate, warmup, alpha):
     adamw = optax.adamw(schedule, eps=1e-4, weight_decay=WEIGHT_DECAY, mask=decays)
     optimizer, guided = optax.chain(optax.clip_by_global_norm(CLIP_NORM), adamw), tiny.guided(MODEL)
     objective = type(guided)(
-        guided.inner, guided.config, guided.assignment, 4, guided.special, lambda step: alpha * (1 - step / STEPS)
+        guided.inner, guided.config, guided.assignment, 3, guided.special, lambda step: alpha * (1 - step / STEPS)
     )
     return jax.jit(functools.partial(train_step, objective=objective, optimizer=optimizer)), optimizer
 

@@ -23,15 +23,11 @@ from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests.training.jobs import batch, tiny_job
 
 
-def final_state(job):
-    checkpoints = Checkpoints(job.workdir / "checkpoints", read_only=True)
-    return checkpoints.restore(job.config.steps, job.program.abstract)
-
-
-def progress_without_clock(job):
-    progress = final_state(job).progress
-    history = [{**evaluation, "seconds": 0.0} for evaluation in progress["history"]]
-    return progress | {"seconds": 0.0, "history": history, "rows": None}  # rows have times
+def ending(job):
+    """The state at the last step, and the progress without what depends on the clock."""
+    restored = Checkpoints(job.workdir / "checkpoints", read_only=True).restore(12, job.program.abstract)
+    history = [{**evaluation, "seconds": 0.0} for evaluation in restored.progress["history"]]
+    return restored.state, restored.progress | {"seconds": 0.0, "history": history, "rows": None}  # rows have times
 
 
 def rows(job, split=None):
@@ -79,18 +75,22 @@ def test_rows_and_summary(uninterrupted):
     assert all(len(train[0][f"mass/{name}"]) == 2 for name in ("next", "prev", "first"))
 
 
-@pytest.mark.parametrize(("step", "number"), [(6, signal.SIGINT), (9, signal.SIGTERM)])
-def test_a_signal_saves_and_the_next_run_ends_as_an_uninterrupted_one(uninterrupted, tmp_path, step, number):
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(uninterrupted, tmp_path):
+    """With the same checkpoints: the milestones 0, 1 and 12, and the three newest, which a translation may average."""
     whole, summary = uninterrupted
-    with pytest.raises(Interrupted, match=f"step {step + 1} of 12"):
-        loop.Loop(tiny_job(tmp_path, batches=signalled_at(step, number))).run()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    job = tiny_job(tmp_path)
+    saving, directory = {"milestones": (0.0, 0.1, 1.0), "keep_last": 3}, epath.Path(tmp_path / "checkpoints")
+    for step, number in ((6, signal.SIGINT), (9, signal.SIGTERM)):
+        with pytest.raises(Interrupted, match=f"step {step + 1} of 12"):
+            loop.Loop(tiny_job(tmp_path, **saving, batches=signalled_at(step, number))).run()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and steps_in(directory)[-1] == step + 1
+    job = tiny_job(tmp_path, **saving)
     for _ in range(2):  # the second time, it is finished and stays as it is
         assert loop.Loop(job).run() == summary
         assert rows(job) == rows(whole)
-    jax.tree.map(np.testing.assert_array_equal, final_state(job).state, final_state(whole).state)
-    assert progress_without_clock(job) == progress_without_clock(whole)
+    assert steps_in(directory) == [0, 1, 4, 8, 12]
+    (state, progress), (expected, expected_progress) = ending(job), ending(whole)
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
+    assert progress == expected_progress
 
 
 def test_a_stop_rule_ends_the_job_at_an_evaluation(tmp_path):
@@ -116,7 +116,7 @@ def test_what_an_evaluation_saved_has_a_checkpoint_beside_it(tmp_path):
     job = dataclasses.replace(job, keep=keep, finish=lambda state, progress, beat: progress.to_json())
     history = loop.Loop(job).run()["history"]
     assert saved == [(3, [3]), (6, [3, 6]), (9, [3, 6, 9]), (12, [3, 6, 9, 12])]
-    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [0, 1, 3, 5, 10, 12]
+    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [3, 5, 10, 12]
     assert [row["train_loss"] for row in history] == [row["mlm_loss"] for row in rows(job, "train")]
     assert [row["values"]["mlm_loss"] for row in history] == [row["mlm_loss"] for row in rows(job, "validation")]
     assert all(row["seconds"] > 0 for row in history)
@@ -138,16 +138,6 @@ def test_an_evaluation_that_died_is_made_again(uninterrupted, tmp_path, step):
         loop.Loop(dataclasses.replace(job, evaluators=(dies,))).run()
     assert loop.Loop(job).run() == summary
     assert rows(job) == rows(whole)
-
-
-def test_an_interrupted_run_keeps_the_checkpoints_of_an_uninterrupted_one(tmp_path):
-    """The milestones 0, 1 and 12, and the three newest, which a translation may average."""
-    for step in (5, 9):
-        with pytest.raises(Interrupted):
-            loop.Loop(tiny_job(tmp_path, keep_last=3, batches=signalled_at(step, signal.SIGTERM))).run()
-    assert steps_in(epath.Path(tmp_path / "checkpoints"))[-1] not in (4, 8, 12)
-    loop.Loop(tiny_job(tmp_path, keep_last=3)).run()
-    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [0, 1, 4, 8, 12]
 
 
 class WandbRun:
@@ -177,7 +167,7 @@ def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tm
     job = dataclasses.replace(tiny_job(tmp_path, batches=poisoned, log_every=12), wandb=lambda: at_wandb)
     with pytest.raises(NonFiniteError, match=r"mlm_loss is not finite at step 7\. .*/checkpoints/4$"):
         loop.Loop(job).run()
-    assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [0, 1, 4]
+    assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [4]
     assert at_wandb.ended == [True]
 
 
@@ -228,7 +218,7 @@ def test_a_step_that_cannot_be_compiled_leaves_no_checkpoint(tmp_path):
     def too_large(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory")
 
-    training = loop.Loop(tiny_job(tmp_path))
+    training = loop.Loop(tiny_job(tmp_path, milestones=(0.0,)))
     training.train_step = types.SimpleNamespace(lower=too_large)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Ran out of memory"):
         training.run()
@@ -256,13 +246,12 @@ def steps_of(folder):
     return sorted(int(event["args"]["step_num"]) for event in events if "step_num" in event.get("args", {}))
 
 
-def test_the_trace_has_the_steps_of_the_setting(tmp_path):
-    job, plain = tiny_job(tmp_path / "run", profile=(3, 5)), tiny_job(tmp_path / "plain")
+def test_the_trace_has_the_steps_of_the_setting(uninterrupted, tmp_path):
+    job = tiny_job(tmp_path / "run", profile=(3, 4))
     loop.Loop(job).run()
-    folder = tmp_path / "run" / "profile" / "plugins" / "profile" / "steps_3-5"
-    assert steps_of(folder) == [3, 4, 5] and len(list(folder.glob("*.xplane.pb"))) == 1
-    loop.Loop(plain).run()
-    assert rows(job) == rows(plain)
+    folder = tmp_path / "run" / "profile" / "plugins" / "profile" / "steps_3-4"
+    assert steps_of(folder) == [3, 4] and len(list(folder.glob("*.xplane.pb"))) == 1
+    assert rows(job) == rows(uninterrupted[0])
 
 
 def test_a_run_that_is_interrupted_ends_the_trace(tmp_path):

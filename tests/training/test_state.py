@@ -30,11 +30,14 @@ def both(request, eight_devices):
     """
     optimizer = make_optimizer(OptimizerConfig(**request.param), 10)
 
+    @jax.jit
+    def update(state, params):
+        return optimizer.update(jax.tree.map(lambda leaf: jax.numpy.sin(31.0 * leaf) + 0.1, params), state, params)
+
     def made(mesh):
         program = make_program(lambda _: None, lambda _: optimizer, init, mesh)
         state = program.create(jax.random.key(0))
-        gradient = jax.tree.map(lambda leaf: jax.numpy.sin(31.0 * leaf) + 0.1, state.params)
-        return program, state, *jax.jit(optimizer.update)(gradient, state.opt_state, state.params)
+        return program, state, *update(state.opt_state, state.params)
 
     spread = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), eight_devices)
     return made(make_mesh(MeshConfig(), eight_devices[:1])), made(spread)
