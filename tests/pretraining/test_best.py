@@ -71,21 +71,20 @@ def test_the_run_ends_and_its_best_checkpoint_stays(stopped, text, tmp_path, scr
         run.train(config(text, 16, **PATIENT), tmp_path / "run")
 
 
-@pytest.mark.parametrize("step", [7, 8])
-def test_a_run_that_died_decides_as_an_uninterrupted_one(step, stopped, text, tmp_path, scripted, monkeypatch):
-    """It dies before the checkpoint of a step, at 8 after the evaluation of that step."""
-    save = Checkpoints.save
+def test_a_run_that_dies_twice_decides_as_an_uninterrupted_one(stopped, text, tmp_path, scripted, monkeypatch):
+    """It dies before the checkpoints of steps 7 and 8, of which that of 8 comes after an evaluation."""
+    save, workdir = Checkpoints.save, epath.Path(tmp_path / "run")
+    for step in (7, 8):
 
-    def dies(self, state, progress):
-        if int(state.step) == step:
-            raise OSError("no space left")
-        return save(self, state, progress)
+        def dies(self, state, progress, step=step):
+            if int(state.step) == step:
+                raise OSError("no space left")
+            return save(self, state, progress)
 
-    monkeypatch.setattr(Checkpoints, "save", dies)
-    workdir = epath.Path(tmp_path / "run")
-    with pytest.raises(OSError, match="no space left"):
-        run.train(config(text, **PATIENT), workdir)
-    assert 4 in steps_in(workdir / "checkpoints")
+        monkeypatch.setattr(Checkpoints, "save", dies)
+        with pytest.raises(OSError, match="no space left"):
+            run.train(config(text, **PATIENT), workdir)
+        assert 4 in steps_in(workdir / "checkpoints")
     monkeypatch.setattr(Checkpoints, "save", save)
     assert run.train(config(text, **PATIENT), workdir) == stopped[1]
     assert rows(workdir) == rows(stopped[0]) and steps_in(workdir / "checkpoints") == [4, 8]

@@ -10,6 +10,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
@@ -23,7 +24,9 @@ from tests.distributed.fake_hosts import FakeHosts
 
 def state(step: int, width: int = 3) -> TrainState:
     params = {"dense": {"kernel": jnp.arange(5.0 * width).reshape(5, width) + step, "bias": jnp.full(width, 0.1)}}
-    return TrainState(jnp.int32(step), params, {"count": jnp.int32(step), "mu": jax.tree.map(jnp.square, params)})
+    moments = jax.tree.map(jnp.square, params)
+    moments["dense"]["bias"] = optax.MaskedNode()  # as in the groups of Muon, each of which has some of the parameters
+    return TrainState(jnp.int32(step), params, {"count": jnp.int32(step), "mu": moments})
 
 
 def like(value: TrainState) -> TrainState:
