@@ -24,15 +24,15 @@ from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests import commands
 from tests.commands import REPOSITORY, run
 
-STEPS = 80
+STEPS = 40
 WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Write a file of a few hundred sentences; two epochs are 80 steps of 4 rows."""
+    """Write a file of a hundred sentences; two epochs are 40 steps of 4 rows."""
     chosen = random.Random(1)
-    lines = [" ".join(chosen.choices(WORDS, k=9)).capitalize() + "." for _ in range(220)]
+    lines = [" ".join(chosen.choices(WORDS, k=9)).capitalize() + "." for _ in range(110)]
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("\n".join(lines))
     return path
@@ -46,11 +46,12 @@ def command(verb: str, text: pathlib.Path, workdir: pathlib.Path, *more: str) ->
         "model.layers": 2,
         "model.width": 12,
         "model.heads": 3,
+        "model.remat": "none",
         "training.steps": STEPS,
         "optimizer.warmup_steps": 0,
         "training.batch_size": 4,
         "training.log_every": 1,
-        "training.evaluate_every": 35,
+        "training.evaluate_every": 17,
         "training.checkpoint_every": 7,
         "guidance.fraction": 1.0,
     }
@@ -119,7 +120,7 @@ def test_a_run_that_is_stopped_starved_and_killed_ends_bit_identical(text, unint
     a checkpoint's arrays does not.
     """
     workdir = tmp_path / "run"
-    steps = random.SystemRandom().randint(8, 30), random.SystemRandom().randint(45, 70)
+    steps = random.SystemRandom().randint(5, 15), random.SystemRandom().randint(22, 30)
     stopped = signalled(command("train", text, workdir), workdir, steps[0], number)
     assert stopped.returncode == 0 and "stopped at step" in stopped.stderr, stopped.stderr
     complete = sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())

@@ -14,16 +14,17 @@ from ag_jax.data.parallel import toys
 from ag_jax.pretraining import translate
 from tests import commands
 
-LINES = 12  # of the test set
+LINES = 6  # of the test set
 SMALL = {
     "model.layers": 1,
     "decoder.layers": 1,
     "model.width": 16,
     "model.heads": 2,
+    "model.remat": "none",
     "data.sequence_length": 16,
     "training.tensorboard": False,
     "training.evaluate_every": "none",
-    "training.checkpoint_every": 5,
+    "training.checkpoint_every": 3,
     "training.milestones": "()",
     "translation.average": 3,
     "decoding.max_length": "1.0x+4",
@@ -50,7 +51,7 @@ def folder(tmp_path_factory):
     toys.write(folder, "dictionary", {"train": 300, "test": LINES})
     files = "source=train.source,target=train.target,test_source=test.source,test_target=test.target"
     settings = [f"--config.{key}={value}" for key, value in SMALL.items()]
-    done = ag_jax(folder, "train", f"--config=translate:{files},steps=20", *settings, "--workdir=runs/mine")
+    done = ag_jax(folder, "train", f"--config=translate:{files},steps=10", *settings, "--workdir=runs/mine")
     assert "size=tiny" in done.stderr and "NLL" in done.stdout
     (folder / "new.en").write_bytes(INPUT.encode())
     return folder
