@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from ag_jax.probing.config import ProbingConfig
 from ag_jax.recipes import pretraining, translation
 from tests.cases import some
 from tests.data.parallel import test_layouts as layouts
-from tests.finetuning import tiny_tasks
+from tests.goldens.make import GOLDENS
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # Need a run to go on with: tests/interop/test_initial_weights.py, and below.
@@ -488,7 +489,9 @@ def test_custom_files(tmp_path):
 
 
 def test_asas_table_6(tmp_path):
-    start = tiny_tasks.checkpoint(tmp_path)
+    start = shutil.copytree(GOLDENS / "finished", tmp_path / "run")
+    config = (start / "config.json").read_text()
+    (start / "config.json").write_text(config.replace('"max_length": 16', '"max_length": 32'))
     paper, small = (
         parsed("asa/table6_pretraining.py", f"run={start},arm=asa,scale={scale}") for scale in ("paper", "small")
     )

@@ -157,8 +157,9 @@ def test_a_validation_without_a_masked_token_is_rejected_before_training(text, t
     assert not run.is_begun(workdir)
 
 
-def test_training_validates_on_some_rows_and_evaluate_on_all(text, tmp_path):
+def test_training_validates_on_some_rows_and_evaluate_on_all(text, short, tmp_path):
     more = {"data.validation_fraction": 0.2, "data.validation_rows": 3}
+    more["data.tokenizer.path"] = str(short[0] / "tokenizer")  # so that its programs are those of the other run
     config, workdir = settings(text, **more), epath.Path(tmp_path / "run")
     summary = run.train(config, workdir)
     corpus = pretraining_corpus.prepare(config, workdir)

@@ -20,7 +20,7 @@ from ag_jax.training.step import train_step
 from tests import tiny
 
 STEPS, WEIGHT_DECAY, CLIP_NORM = 6, 0.1, 0.5
-MODEL = PretrainingModel(tiny.config(layers=1), next_sentence=False)
+MODEL = PretrainingModel(tiny.config(layers=1, attention_biases=False), next_sentence=False)
 GUIDED = functools.partial(tiny.guided, MODEL, total_steps=STEPS, schedule="linear", mode="loss")
 POINTS = ((0.03, 2, 5.0), (0.03, 0, 5.0), (0.002, 2, 5.0), (0.03, 2, 0.5))  # learning rate, warm-up, alpha
 
