@@ -1,4 +1,4 @@
-"""Every config file parses, with all arms; three train; the numbers are those of the papers."""
+"""Every config file parses, with all arms; one trains; the numbers are those of the papers."""
 
 import dataclasses
 import functools
