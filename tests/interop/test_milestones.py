@@ -33,7 +33,7 @@ def train(folder, **changed) -> epath.Path:
     of_run |= {"training.evaluate_every": None, "training.checkpoint_every": 999}
     workdir, patch, device = epath.Path(folder / "run"), pytest.MonkeyPatch(), jax.devices()[0]
     patch.setattr(jax, "devices", lambda: [device])
-    run.train(runs.settings(text, 99, **of_run | changed), workdir)
+    run.train(runs.settings(text, 99, **dict.fromkeys(runs.BIASES, True), **of_run | changed), workdir)
     patch.undo()
     return workdir
 
@@ -42,7 +42,8 @@ def train(folder, **changed) -> epath.Path:
 def workdir(tmp_path_factory):
     """Make a run as training leaves it, with other parameters at each milestone and at its end."""
     folder = tmp_path_factory.mktemp("milestones")
-    config = runs.settings(folder / "text.txt", 9, **{"training.milestones": (), "training.keep_last": 3})
+    of_run = {"training.milestones": (), "training.keep_last": 3, **dict.fromkeys(runs.BIASES, True)}
+    config = runs.settings(folder / "text.txt", 9, **of_run)
     tokenizer = tokenizers.train(config.data.tokenizer, ["The union is strong, and builds a road."] * 9)
     model = workloads.reference_model(config, tokenizer)
     workdir, example = epath.Path(folder / "run"), pipeline.empty_batch(config.data, rows=1)

@@ -12,6 +12,7 @@ from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 
 SHORT, LONG = 6, 11  # steps: other numbers are other programs, as are other settings except learning rate and the like
 TEXT = "\n".join(f"The union is strong, and number {number} builds a road." for number in range(60))
+BIASES = ("model.attention_biases", "model.feedforward_biases", "model.norm_biases")
 TINY = {
     "data.sequence_length": 16,
     "data.tokenizer.vocabulary_size": 300,
@@ -20,7 +21,7 @@ TINY = {
     "model.heads": 2,
     "model.max_length": 16,
     "model.remat": "none",
-    **dict.fromkeys(("model.attention_biases", "model.feedforward_biases", "model.norm_biases"), False),
+    **dict.fromkeys(BIASES, False),  # checkpoints take time for each parameter
     "optimizer.decay": "constant",
     "training.batch_size": 4,
     "training.log_every": 2,
