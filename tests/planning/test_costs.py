@@ -67,6 +67,21 @@ def test_by_hand():
     assert found.sent == 5 * 384 + 3 * tile and not found.unknown_loops
 
 
+def test_bytes_that_a_fusion_reads():
+    """An array that it only renames is read as a whole; a slice that converts reads the type that is stored."""
+    renamed = TEXT.replace("fusion(%w, %i), kind=kLoop, calls=%one_layer", "fusion(%x), kind=kLoop, calls=%same")
+    same = """%same (p: f32[8,128]) -> f32[8,128] {
+  %p = f32[8,128]{1,0:T(8,128)} parameter(0)
+  ROOT %q = f32[8,128]{1,0:T(8,128)} bitcast(%p)
+}
+
+"""
+    tile = 8 * 128 * 4
+    assert costs.costs(HloModule(renamed.replace("%body (carry", same + "%body (carry")), 8).hbm_bytes == 20 * tile
+    converted = TEXT.replace("%slice = f32[1,8,128]{2,1,0:T(8,128)}", "%slice = bf16[1,8,128]{2,1,0:T(8,128)(2,1)}")
+    assert costs.costs(HloModule(converted), 8).hbm_bytes == costs.costs(HloModule(TEXT), 8).hbm_bytes
+
+
 @pytest.mark.parametrize(
     ("start", "turns"),
     [
