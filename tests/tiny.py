@@ -76,9 +76,9 @@ ABLATIONS = {
     "no_p2c": DEBERTA_V1 | {"relative": DisentangledConfig(terms="c2p", span=20, shared=False)},
     "no_emd_c2p": DEBERTA_V1 | WITHOUT_DECODER | {"relative": DisentangledConfig(terms="p2c", span=4)},
     "no_emd_p2c": DEBERTA_V1 | WITHOUT_DECODER | {"relative": DisentangledConfig(terms="c2p", span=4)},
-    "paper_index": DEBERTA_V3 | {"relative": DisentangledConfig(terms="p2c,c2p", span=5, buckets=4, index="paper")},
     "one_layer": DEBERTA_V3
-    | {"layers": 1, "mask_decoder_passes": 1, "convolution": 5, "convolution_activation": "gelu"},
+    | {"layers": 1, "mask_decoder_passes": 1, "convolution": 5, "convolution_activation": "gelu"}
+    | {"relative": DisentangledConfig(terms="p2c", span=20, shared=False, index="paper")},
     "neobert": ROTARY | {"norm": "rms", "activation": "silu", "gated": True, "query_key_norm": True},
     "windowed": {"window": 6, "global_every": None, "activation": "silu"},
     "biased_input": {"relative": DisentangledConfig(terms="c2p,p2c", span=3, normalized=True), "embedding_width": 7},
@@ -204,8 +204,9 @@ def params(of: nn.Module, example: dict, seed=0):
     rng = np.random.default_rng(seed)
 
     def value(path, leaf):
-        drawn = 0.3 * rng.standard_normal(leaf.shape)
-        return jnp.asarray(1 + drawn if path[-1].key == "scale" else drawn, jnp.float32)
+        drawn = np.asarray(0.3 * rng.standard_normal(leaf.shape))
+        # Converted by numpy, because JAX compiles a program for each shape that it converts.
+        return jnp.asarray((1 + drawn if path[-1].key == "scale" else drawn).astype(np.float32))
 
     return jax.tree_util.tree_map_with_path(value, shapes)
 
