@@ -204,9 +204,9 @@ def params(of: nn.Module, example: dict, seed=0):
     rng = np.random.default_rng(seed)
 
     def value(path, leaf):
-        drawn = np.asarray(0.3 * rng.standard_normal(leaf.shape))
-        # Converted by numpy, because JAX compiles a program for each shape that it converts.
-        return jnp.asarray((1 + drawn if path[-1].key == "scale" else drawn).astype(np.float32))
+        drawn = 0.3 * rng.standard_normal(leaf.shape)
+        # `jnp.asarray` would compile a program for each shape.
+        return jax.device_put(np.float32(1 + drawn if path[-1].key == "scale" else drawn))
 
     return jax.tree_util.tree_map_with_path(value, shapes)
 
