@@ -150,9 +150,14 @@ def test_the_perturbation_is_that_of_a_training_step(method):
     context = dataclasses.replace(CONTEXT, encoder=tiny.config(embedding_width=3))
     objective = adversarial.wrap(perturbed.Linear(), config, context)
     batch, rngs = perturbed.linear_batch(), {"dropout": perturbed.KEY}
-    found = objective.attacked_pass(perturbed.W, batch, rngs, perturbed.STEP)
-    factors = {term: jnp.float32(1) for term in objective.normalizers(batch)}
-    (_, metrics), _ = objective.value_and_grad(perturbed.W, batch, rngs, perturbed.STEP, factors)
+    factors = dict.fromkeys(objective.normalizers(batch), np.float32(1))
+
+    @jax.jit
+    def both(rngs):
+        arguments = perturbed.W, batch, rngs, perturbed.STEP
+        return objective.attacked_pass(*arguments), objective.value_and_grad(*arguments, factors)[0][1]
+
+    found, metrics = both(rngs)
     lengths = np.sqrt((np.asarray(found.attacked.embedding_delta) ** 2).sum((1, 2)))
     total, texts = metrics["delta_norm"]
     assert lengths[:3].min() > 0 and lengths[3] == 0 and texts == 3

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ag_jax.analysis import maps
-from ag_jax.analysis.maps import AttentionMaps
 from ag_jax.attention.guidance import Assignment
 from ag_jax.attention.patterns import PATTERNS
 from tests import reference, tiny
@@ -51,43 +50,36 @@ def test_a_long_text_is_cut_and_says_so(model, params, caplog):
     assert attention.ids_L.tolist() == [0, *([7, 8, 6, 5] * 4)[:kept], 2]
     assert attention.left_out == 16 - kept
     assert f"the last {16 - kept} are left out" in caplog.text
+    assert attention.caption[1] == f"({kept + 2} of 18 tokens) {text}"
+    attention = dataclasses.replace(examples.sentence(), left_out=16 - kept)
     assert f"{16 - kept} more were cut off" in maps.mass_table(attention, tiny.SPECIAL, Assignment())
     view = maps.viewer_view(attention, "one", "model", tiny.SPECIAL, Assignment(), note="Attacked.")
-    assert f"{kept + 2} of 18 tokens: the last {16 - kept}" in view.note and view.note.endswith(" Attacked.")
-    assert attention.caption[1] == f"({kept + 2} of 18 tokens) {text}"
+    assert f"9 of 14 tokens: the last {16 - kept}" in view.note and view.note.endswith(" Attacked.")
     for text, most, named in (("  \n ", 13, "at least one token"), ("we", 2, "got 0: raise max_tokens")):
         with pytest.raises(ValueError, match=named):
             maps.attention_maps(model, params, WordTokenizer(), text, most)
 
 
 def test_chance_in_a_window_by_hand():
-    """<s> a . b </s>: in the second layer, a token sees itself and one neighbour on each side."""
-    global_QK = np.full((5, 5), 0.2, np.float32)
-    local_QK = np.array(
-        [[0.5, 0.5, 0, 0, 0], [0.2, 0.5, 0.3, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0.1, 0.2, 0.7], [0, 0, 0, 1, 0]],
-        np.float32,
-    )
-    attention = AttentionMaps(
-        ("<s>", "a", ".", "b", "</s>"),
-        np.array([0, 6, 5, 7, 2], np.int32),
-        np.stack([global_QK, local_QK])[:, None],
-        windows=(None, 3),
-    )
+    """<s> we build roads . we build . </s>: in the second layer, a token sees itself and one neighbour on each side."""
+    attention = dataclasses.replace(examples.sentence(heads=1), windows=(None, 3))
+    attention.weights_NHQK[1] *= np.abs(np.subtract.outer(np.arange(9), np.arange(9))) <= 1
     found = maps.measured(attention, tiny.SPECIAL, Assignment())
     in_window = {
-        "next": (1 / 2 + 1 / 3 + 1 / 3 + 1 / 3) / 4,
-        "prev": (1 / 3 + 1 / 3 + 1 / 3 + 1 / 2) / 4,
-        "first": (1 / 2 + 1 / 3 + 0 + 0 + 0) / 5,
-        "delim": (1 / 2 + 1 / 3 + 0 + 1 / 3 + 1 / 2) / 5,
-        "period": (0 + 1 / 3 + 1 / 3 + 1 / 3 + 0) / 5,
-        "same": (1 / 2 + 1 / 3 + 1 / 3 + 1 / 3 + 1 / 2) / 5,
+        "next": (1 / 2 + 7 / 3) / 8,
+        "prev": (7 / 3 + 1 / 2) / 8,
+        "first": (1 / 2 + 1 / 3) / 9,
+        "delim": (1 / 2 + 1 / 3 + 1 / 3 + 1 / 2) / 9,
+        "period": (3 / 3 + 2 / 3 + 1 / 2) / 9,
+        "same": (1 / 2 + 7 / 3 + 1 / 2) / 9,
     }
-    everywhere = {"next": 0.2, "prev": 0.2, "first": 0.2, "delim": 0.4, "period": 0.2, "same": 0.2}
+    everywhere = dict.fromkeys(in_window, 1 / 9) | {"delim": 2 / 9, "period": 2 / 9}
     chances = {name: tuple(pattern.chance_N) for name, pattern in found.items()}
     assert chances == {name: pytest.approx((everywhere[name], in_window[name])) for name in everywhere}
-    assert found["first"].mass_NH[1, 0] == pytest.approx((0.5 + 0.2) / 5)  # out of sight in the other rows
+    on_first = attention.weights_NHQK[1, 0, :2, 0].sum()  # out of sight in the other rows
+    assert found["first"].mass_NH[1, 0] == pytest.approx(on_first / 9)
     rows = {line[:18].strip(): line for line in maps.mass_table(attention, tiny.SPECIAL, Assignment()).splitlines()}
-    assert "0.17" in rows["by chance (3)"] and "0.17" not in rows["by chance (all)"]
+    assert "0.09" in rows["by chance (3)"] and "0.09" not in rows["by chance (all)"]
     view = maps.viewer_view(attention, "one", "model", tiny.SPECIAL, Assignment())
     assert view.windows == (None, 3)
     np.testing.assert_array_equal(view.targets["first"].chance_N, found["first"].chance_N)
@@ -123,7 +115,7 @@ def test_targets_and_masses_row_by_row():
 
 
 def test_a_pattern_without_a_token_has_no_mass():
-    attention = examples.sentence("we build")
+    attention = examples.sentence("we build roads we build roads we")
     assert np.isnan(maps.attention_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
     assert np.isnan(maps.uniform_mass(attention, tiny.SPECIAL, Assignment())["period"]).all()
     names, masses = maps.strongest_pattern(attention, tiny.SPECIAL, Assignment())

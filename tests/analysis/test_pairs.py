@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ag_jax.analysis import maps, pairs
-from ag_jax.analysis.maps import AttentionMaps
 from ag_jax.attention.fixed import FixedConfig
 from ag_jax.attention.guidance import Assignment
 from ag_jax.models.config import DecoderConfig
@@ -16,8 +15,9 @@ from tests import tiny
 from tests.analysis import examples
 from tests.analysis.examples import SECOND, WORDS, WordTokenizer
 
-SOURCE, TARGET = "we build roads . we build .", "strassen we build ."
-SOURCE_IDS, TARGET_IDS = [7, 8, 6, 5, 7, 8, 5, 2], [1, 6, 7, 8, 5]
+# As many tokens as in other tests of maps, whose programs are used again.
+SOURCE, TARGET = "we build roads . we build roads .", "strassen we build ."
+SOURCE_IDS, TARGET_IDS = [7, 8, 6, 5, 7, 8, 6, 5, 2], [1, 6, 7, 8, 5]
 DECODER = DecoderConfig(layers=2)
 SETTINGS = {"layers": 3, "token_types": 0, "embedding_norm": False, "embedding_scale": True, "dropout": 0.4}
 
@@ -59,13 +59,13 @@ def pair(params):
 
 
 def test_tokens_of_both_sides_and_rows_that_sum_to_one_over_what_they_see(pair):
-    source = ("we", "build", "roads", ".", "we", "build", ".", "</s>")
+    source = (*["we", "build", "roads", "."] * 2, "</s>")
     target = ("<start>", "roads", "we", "build", ".")
     assert [one.kind for one in pair] == ["encoder", "decoder", "cross"]
     assert [one.tokens for one in pair] == [source, target, source]
     assert [one.row_tokens for one in pair] == [source, target, target]
     assert [one.ids_L.tolist() for one in pair] == [SOURCE_IDS, TARGET_IDS, SOURCE_IDS]
-    assert [one.weights_NHQK.shape for one in pair] == [(3, 3, 8, 8), (2, 3, 5, 5), (2, 3, 5, 8)]
+    assert [one.weights_NHQK.shape for one in pair] == [(3, 3, 9, 9), (2, 3, 5, 5), (2, 3, 5, 9)]
     for one in pair:
         assert one.weights_NHQK.dtype == np.float32 and np.ptp(one.weights_NHQK) > 0.1
         np.testing.assert_allclose(one.weights_NHQK.sum(-1), 1.0, atol=1e-6)
@@ -91,7 +91,7 @@ def test_maps_are_those_of_a_pair_in_a_packed_row(decoder, settings):
     parts = examples.all_sown(model, params, batch)
     found = pair_of(model, params)
     assert found.decoder.tokens[0] == ("<s>" if decoder.start == "begin" else "<start>")
-    source, target = np.arange(3, 11), np.arange(4, 9)
+    source, target = np.arange(3, 12), np.arange(4, 9)
     for one, part, rows, columns in (
         (found.encoder, parts["encoder"]["layers"]["attention"], source, source),
         (found.decoder, parts["decoder"]["layers"]["attention"], target, target),
@@ -107,7 +107,7 @@ def test_maps_are_those_of_a_pair_in_a_packed_row(decoder, settings):
         assert words[0] == "guided" and {*words[1:]} == {"fixed" if one.is_fixed else "free"}
 
 
-def test_long_sides_are_cut_and_say_so(params, caplog):
+def test_long_sides_are_cut_and_say_so(params, pair, caplog):
     most, kept = 4, 3  # beside the end token or the start
     with caplog.at_level(logging.WARNING):
         found = pair_of(model_of(), params, "we build roads . " * 4, "we . " * 8, most)
@@ -117,14 +117,14 @@ def test_long_sides_are_cut_and_say_so(params, caplog):
     for side in ("source", "target"):
         assert f"the {side} has 16 tokens, and {kept} fit" in caplog.text
     assert found.cross.part == f"{2 * kept + 2} of 34 tokens"
-    assert f"({32 - 2 * kept} more were cut off)" in maps.mass_table(found.cross, tiny.SPECIAL, Assignment())
+    cross = dataclasses.replace(pair.cross, left_out=17)
+    assert "(17 more were cut off)" in maps.mass_table(cross, tiny.SPECIAL, Assignment())
 
 
 def test_an_empty_translation_and_no_source(params):
     found = pair_of(model_of(), params, target=" ")
     assert found.decoder.tokens == ("<start>",) and (found.decoder.weights_NHQK == 1).all()
-    assert found.cross.weights_NHQK.shape == (2, 3, 1, 8)
-    assert np.isnan(maps.uniform_mass(found.decoder, tiny.SPECIAL, Assignment())["prev"]).all()
+    assert found.cross.weights_NHQK.shape == (2, 3, 1, 9)
     with pytest.raises(ValueError, match="at least one token"):
         pair_of(model_of(), params, source="  ")
     with pytest.raises(ValueError, match="source .* got 0: raise max_tokens"):
@@ -132,42 +132,51 @@ def test_an_empty_translation_and_no_source(params):
 
 
 def test_mass_in_a_decoder_by_hand():
-    """<start> roads . : the full stop is seen by the last row alone, and nothing is a delimiter."""
-    weights_QK = np.array([[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.5, 0.125, 0.375]], np.float32)
-    attention = AttentionMaps(("<start>", "roads", "."), np.array([1, 6, 5]), weights_QK[None, None], kind="decoder")
-    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment())
+    """<start> roads we build . : the full stop is seen by the last row alone, and nothing is a delimiter."""
+    decoder = examples.made_up_pair(SOURCE_IDS, TARGET_IDS[1:]).decoder
+    masses = maps.attention_mass(decoder, tiny.SPECIAL, Assignment())
     assert list(masses) == ["prev", "first", "delim", "period", "same"]
-    expected = {"prev": (0.25 + 0.125) / 2, "first": 1.75 / 3, "period": 0.375, "same": (1 + 0.75 + 0.375) / 3}
-    assert {name: masses[name].item() for name in expected} == pytest.approx(expected)
-    third = (1 + 1 / 2 + 1 / 3) / 3
-    chance = maps.uniform_mass(attention, tiny.SPECIAL, Assignment())
-    by_hand = {"prev": (1 / 2 + 1 / 3) / 2, "first": third, "period": 1 / 3, "same": third}
-    assert {name: chance[name] for name in by_hand} == pytest.approx(by_hand)
-    assert np.isnan(masses["delim"]).all() and np.isnan(chance["delim"])
-    targets = maps.targets(attention, tiny.SPECIAL, ["prev", "period"])
-    np.testing.assert_allclose(targets["prev"], [[1, 0, 0], [1, 0, 0], [0, 1, 0]])
-    np.testing.assert_allclose(targets["period"], [[1, 0, 0], [0.5, 0.5, 0], [0, 0, 1]])
+    rows, weights_NHQK = np.arange(5), decoder.weights_NHQK
+    expected = {
+        "prev": weights_NHQK[:, :, rows[1:], rows[:-1]].mean(-1),
+        "first": weights_NHQK[..., 0].mean(-1),
+        "period": weights_NHQK[:, :, 4, 4],
+        "same": weights_NHQK[:, :, rows, rows].mean(-1),
+    }
+    chance = maps.uniform_mass(decoder, tiny.SPECIAL, Assignment())
+    each = (1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 5
+    by_hand = {"prev": (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4, "first": each, "period": 1 / 5, "same": each}
+    for name in expected:
+        np.testing.assert_allclose(masses[name], expected[name], rtol=1e-6)
+        np.testing.assert_allclose(chance[name], by_hand[name], rtol=1e-6)
+    assert np.isnan(masses["delim"]).all() and np.isnan(chance["delim"]).all()
+    targets = maps.targets(decoder, tiny.SPECIAL, ["prev", "period"])
+    before, even = np.eye(5, k=-1), np.tri(5) / np.arange(1, 6)[:, None]
+    np.testing.assert_allclose(targets["prev"], [even[0], *before[1:]])
+    np.testing.assert_allclose(targets["period"], [*even[:4], np.eye(5)[4]])
 
 
 def test_mass_on_the_source_by_hand():
-    """Two rows and three columns: the second row's column on the diagonal is round(1 * 3 / 2) = 2."""
-    weights_QK = np.array([[0.5, 0.375, 0.125], [0.125, 0.25, 0.625]], np.float32)
-    source, target = ("roads", ".", "</s>"), ("<start>", "we")
-    attention = AttentionMaps(source, np.array([6, 5, 2]), weights_QK[None, None], kind="cross", query_tokens=target)
+    """Five rows and nine columns, of which row p has the column round(9 p / 5) on its diagonal."""
+    cross = examples.made_up_pair(SOURCE_IDS, TARGET_IDS[1:]).cross
+    weights_NHQK, columns = cross.weights_NHQK, [0, 2, 4, 5, 7]
     expected = {
-        "first": (0.5 + 0.125) / 2,
-        "delim": (0.125 + 0.625) / 2,
-        "period": (0.375 + 0.25) / 2,
-        "diagonal": (0.5 + 0.625) / 2,
-        SECOND: (0.375 + 0.25) / 2,
+        "first": weights_NHQK[..., 0].mean(-1),
+        "delim": weights_NHQK[..., 8].mean(-1),
+        "period": weights_NHQK[..., [3, 7]].sum(-1).mean(-1),
+        "diagonal": weights_NHQK[:, :, np.arange(5), columns].mean(-1),
+        SECOND: weights_NHQK[..., 1].mean(-1),
     }
-    masses = maps.attention_mass(attention, tiny.SPECIAL, Assignment(((SECOND, 1),)))
-    assert {name: mass.item() for name, mass in masses.items()} == pytest.approx(expected)
-    chance = maps.uniform_mass(attention, tiny.SPECIAL, Assignment(((SECOND, 1),)))
-    assert chance == pytest.approx(dict.fromkeys(expected, 1 / 3))
-    np.testing.assert_array_equal(maps.targets(attention, tiny.SPECIAL, ["diagonal"])["diagonal"], np.eye(3)[[0, 2]])
+    masses = maps.attention_mass(cross, tiny.SPECIAL, Assignment(((SECOND, 1),)))
+    chance = maps.uniform_mass(cross, tiny.SPECIAL, Assignment(((SECOND, 1),)))
+    assert list(masses) == list(expected)
+    for name, mass_NH in expected.items():
+        np.testing.assert_allclose(masses[name], mass_NH, rtol=1e-6)
+        np.testing.assert_allclose(chance[name], 2 / 9 if name == "period" else 1 / 9, rtol=1e-6)
+    found = maps.targets(cross, tiny.SPECIAL, ["diagonal"])["diagonal"]
+    np.testing.assert_array_equal(found, np.eye(9)[columns])
     with pytest.raises(ValueError, match="'next' points at neighbours"):
-        maps.targets(attention, tiny.SPECIAL, ["next"])
+        maps.targets(cross, tiny.SPECIAL, ["next"])
 
 
 def test_spaces_around_a_text_are_no_tokens(params, pair):
@@ -183,7 +192,7 @@ def test_spaces_around_a_text_are_no_tokens(params, pair):
 
 def test_the_strongest_pattern_of_a_decoder_counts_all_rows():
     """A head that attends to the start, except for the full stop, which attends to itself, follows [First]."""
-    decoder = examples.made_up_pair([7, 2], [6, 7, 8, 5]).decoder
+    decoder = examples.made_up_pair(SOURCE_IDS, TARGET_IDS[1:]).decoder
     weights_QK = np.eye(5, dtype=np.float32)[[0, 0, 0, 0, 4]]
     names, masses = maps.strongest_pattern(
         dataclasses.replace(decoder, weights_NHQK=weights_QK[None, None]), tiny.SPECIAL, Assignment()

@@ -63,12 +63,12 @@ def test_statistics_under_dropout(params, batch, after_dropout):
     A call draws what it drew before with the key, and layers draw apart.
     """
     model = tiny.model(attention_dropout=0.4)
-    ports = tiny.ports(batch, assignment=(("first", 3),), after_dropout=after_dropout)
-    params = jax.tree.map(lambda leaf: leaf, params)
-    params["encoder"]["layers"] = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 2), params["encoder"]["layers"])
+    params = jax.tree.map(np.asarray, params)
+    params["encoder"]["layers"] = jax.tree.map(lambda leaf: np.stack([leaf[0]] * 2), params["encoder"]["layers"])
 
     @jax.jit
     def sown(key):
+        ports = tiny.ports(batch, assignment=(("first", 3),), after_dropout=after_dropout)
         wanted = {"rngs": {"dropout": key}, "mutable": ["intermediates", "statistics"]}
         return model.apply({"params": params}, batch, ports=ports, deterministic=False, **wanted)[1]
 
@@ -86,24 +86,25 @@ def test_statistics_under_dropout(params, batch, after_dropout):
     assert np.abs(squares - plain).max() > 0.1
     scaled = np.isclose(first, on_first / 0.6, rtol=1e-5)
     assert (scaled | (first == 0)).all() and 0.4 < scaled.mean() < 0.8
-    again, other = (statistics_of(sown(jax.random.key(seed))).overlap_BHQ[:, :3] for seed in (0, 1))
+    again, other = (np.asarray(statistics_of(sown(jax.random.key(seed))).overlap_BHQ)[:, :3] for seed in (0, 1))
     np.testing.assert_array_equal(first, again)
     assert ((first == 0) != (other == 0)).any() and ((first[0] == 0) != (first[1] == 0)).any()
 
 
 def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
     """With the values' kernel at 0 and one-hot biases the output of a head is the sum of its thinned row."""
-    one = jax.tree.map(lambda leaf: leaf[0], params["encoder"]["layers"]["attention"])
-    one["value"] = {"kernel": jnp.zeros((12, 3, 4)), "bias": jnp.ones((3, 4))}
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], params["encoder"]["layers"]["attention"])
+    one["value"] = {"kernel": np.zeros((12, 3, 4), np.float32), "bias": np.ones((3, 4), np.float32)}
     # Column h of the output adds up head h.
-    one["output"] = {"kernel": jnp.eye(3, 12)[:, None] * jnp.ones((1, 4, 1)) / 4, "bias": jnp.zeros(12)}
+    summing = np.eye(3, 12, dtype=np.float32)[:, None] * np.ones((1, 4, 1), np.float32) / 4
+    one["output"] = {"kernel": summing, "bias": np.zeros(12, np.float32)}
     module = MultiHeadAttention(3, 12, 0.4, jnp.dtype("float32"), jax.nn.initializers.zeros)
-    hidden = jnp.asarray(np.random.default_rng(0).standard_normal((4, 11, 12)), jnp.float32)
-    guides = tiny.guides(batch, (("next", 3),), after_dropout=True)
-    segments_BL = jnp.asarray(batch["segment_ids"])
+    hidden = np.random.default_rng(0).standard_normal((4, 11, 12)).astype(np.float32)
+    segments_BL = batch["segment_ids"]
 
     @jax.jit
     def mixed(key):
+        guides = tiny.guides(batch, (("next", 3),), after_dropout=True)
         settings = {"guides": guides, "deterministic": False, "rngs": {"dropout": key}, "mutable": ["statistics"]}
         return module.apply({"params": one}, hidden, hidden, segments_BL, segments_BL, **settings)
 
@@ -111,7 +112,8 @@ def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
     found = sown["statistics"]["guided_heads"][0]
     # The last row of Next overlaps with 1/n everywhere: sum(H)/n, and the sum of H is the output.
     for row, n in enumerate(tiny.LENGTHS[:3]):
-        np.testing.assert_allclose(found.overlap_BHQ[row, :, n - 1] * n, output[row, n - 1, :3], rtol=1e-5)
+        overlap_H = np.asarray(found.overlap_BHQ)[row, :, n - 1]
+        np.testing.assert_allclose(overlap_H * n, np.asarray(output)[row, n - 1, :3], rtol=1e-5)
 
 
 def test_a_float32_delta_leaves_the_layers_in_the_type_of_the_model(batch):
@@ -169,41 +171,46 @@ X = np.linspace(-12, 12, 4001)
 
 
 def test_gelu_and_its_derivatives_of_both_modes_and_of_second_order():
-    x = jnp.asarray(X, jnp.float32)
-    np.testing.assert_allclose(gelu(x), X * stats.norm.cdf(X), rtol=2e-6, atol=1e-6)
+    @jax.jit
+    def derivatives(x):
+        slope = jax.grad(gelu)
+        pushed = jax.jvp(gelu, (x,), (jnp.full_like(x, 3.0),))[1]
+        return gelu(x), jax.vmap(slope)(x), pushed, jax.vmap(jax.grad(slope))(x)
+
+    value, slope, pushed, curvature = derivatives(np.float32(X))
+    np.testing.assert_allclose(value, X * stats.norm.cdf(X), rtol=2e-6, atol=1e-6)
     first, second = stats.norm.cdf(X) + X * stats.norm.pdf(X), (2 - X**2) * stats.norm.pdf(X)
-    np.testing.assert_allclose(jax.vmap(jax.grad(gelu))(x), first, atol=1e-6)
-    np.testing.assert_allclose(jax.jvp(gelu, (x,), (jnp.full_like(x, 3.0),))[1], 3 * first, atol=3e-6)
-    np.testing.assert_allclose(jax.vmap(jax.grad(jax.grad(gelu)))(x), second, atol=2e-6)
-
-
-def test_gelu_in_bfloat16_is_rounded_but_does_not_cancel():
-    x = jnp.asarray(X, jnp.bfloat16)
-    exact = np.asarray(x, np.float64) * stats.norm.cdf(np.asarray(x, np.float64))
-    assert gelu(x).dtype == jax.vmap(jax.grad(gelu))(x).dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.asarray(gelu(x), np.float64), exact, rtol=2**-7, atol=2e-6)
+    np.testing.assert_allclose(slope, first, atol=1e-6)
+    np.testing.assert_allclose(pushed, 3 * first, atol=3e-6)
+    np.testing.assert_allclose(curvature, second, atol=2e-6)
+    # In bfloat16 it is rounded, but does not cancel.
+    x = X.astype(jnp.bfloat16)
+    value, slope, *_ = derivatives(x)
+    exact = np.float64(x) * stats.norm.cdf(np.float64(x))
+    assert value.dtype == slope.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float64(value), exact, rtol=2**-7, atol=2e-6)
 
 
 def test_an_attack_on_some_queries_reads_the_weights_of_all_positions_with_their_bias():
     """As the mask decoder asks with `mode=bias`: the queries are two of the source's five positions."""
     rng = np.random.default_rng(0)
-    source_BKD = jnp.asarray(rng.standard_normal((1, 5, tiny.CONFIG.width)), jnp.float32)
-    bias_BHLL = jnp.asarray(3 * rng.standard_normal((1, tiny.CONFIG.heads, 5, 5)), jnp.float32)
-    segments_BK, positions_BQ, read = jnp.ones((1, 5), jnp.int32), jnp.array([[1, 3]]), []
+    source_BKD = rng.standard_normal((1, 5, tiny.CONFIG.width)).astype(np.float32)
+    bias_BHLL = 3 * rng.standard_normal((1, tiny.CONFIG.heads, 5, 5)).astype(np.float32)
+    segments_BK, positions_BQ, read = np.ones((1, 5), np.int32), np.array([[1, 3]]), []
     module = layers.attention(tiny.CONFIG, kernel.attend)
-    init = jax.jit(lambda: module.init(jax.random.key(0), *[source_BKD] * 2, *[segments_BK] * 2, deterministic=True))
-    params = init()
 
     def attack(hidden_BLD, visible_BQK, probabilities, key):
         read.append(probabilities())
         return AttentionMask(jnp.zeros((1, 1, 5, 5)), counts=jnp.zeros(2))
 
-    def call(query_BQD, segments_BQ, bias, **more):
-        settings = {"bias": bias, "attack": attack, "deterministic": True}
-        return module.apply(params, query_BQD, source_BKD, segments_BQ, segments_BK, **settings, **more)
-
     @jax.jit
     def both():
+        params = module.init(jax.random.key(0), *[source_BKD] * 2, *[segments_BK] * 2, deterministic=True)
+
+        def call(query_BQD, segments_BQ, bias, **more):
+            settings = {"bias": bias, "attack": attack, "deterministic": True}
+            return module.apply(params, query_BQD, source_BKD, segments_BQ, segments_BK, **settings, **more)
+
         whole = call(source_BKD, segments_BK, bias_BHLL)
         some = {"source_bias": bias_BHLL, "positions_BQ": positions_BQ}
         part = call(source_BKD[:, [1, 3]], segments_BK[:, :2], rows_at(bias_BHLL, positions_BQ), **some)
@@ -211,7 +218,7 @@ def test_an_attack_on_some_queries_reads_the_weights_of_all_positions_with_their
 
     whole, part, of_both = both()
     np.testing.assert_allclose(*of_both, rtol=1e-6)
-    np.testing.assert_allclose(part, whole[:, [1, 3]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(part, np.asarray(whole)[:, [1, 3]], rtol=1e-5, atol=1e-6)
 
 
 def test_scaled_initial_weights_are_cut_off_at_two_deviations_and_smaller_in_the_last_layers(batch):

@@ -50,9 +50,11 @@ def case(norm, tie, start, attention, style):
     return model, tiny.params(model, small.alone()), vaswani.Design(norm=norm, tie=tie, start=start, **design)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def encode(model, params, batch):
-    return model.apply({"params": params}, batch, method="encode")
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def begin(model, params, batch, room):
+    """The encoded sources, and an empty cache with room for as many tokens."""
+    apply = functools.partial(model.apply, {"params": params})
+    return apply(batch, method="encode"), apply(ROWS, BEAMS, room, method="empty_cache")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -60,10 +62,6 @@ def step(model, params, source, cache, tokens_BJ, parents_BJ, index):
     """Log-probabilities of the next words, and the cache of the beams that continue others."""
     log_probs, cache = model.apply({"params": params}, source, cache, tokens_BJ, index, method="step")
     return log_probs, reorder(cache, parents_BJ)
-
-
-def empty_cache(model, params, room):
-    return model.apply({"params": params}, ROWS, BEAMS, room, method="empty_cache")
 
 
 def texts_of_packed(params, design):
@@ -81,7 +79,7 @@ def test_logits_equal_numpy_also_step_by_step(norm, tie, start, attention, style
     Beams continue one another, also several the same one, and the cache grows.
     """
     model, params, design = case(norm, tie, start, attention, style)
-    packed = tiny.apply(model, params, small.packed()).words_BTV
+    packed = np.asarray(tiny.apply(model, params, small.packed()).words_BTV)
     shared = ("output_words" in params, "word" in params.get("target_embeddings", {}))
     assert shared == {"all": (False, False), "target": (False, True), "none": (True, True)}[tie]
     pairs = list(texts_of_packed(params, design))
@@ -94,19 +92,17 @@ def test_logits_equal_numpy_also_step_by_step(norm, tie, start, attention, style
     tokens_TBJ = rng.integers(5, small.VOCABULARY, (STEPS, ROWS, BEAMS)).astype(np.int32)
     tokens_TBJ[0] = small.START
     parents_TBJ = rng.integers(BEAMS, size=(STEPS, ROWS, BEAMS))
-    source, cache = encode(model, params, alone), empty_cache(model, params, 4)
+    source, cache = begin(model, params, alone, 4)
     written_BJT, found = np.zeros((ROWS, BEAMS, STEPS), np.int32), []
     for index in range(STEPS):
         written_BJT[:, :, index] = tokens_TBJ[index]
-        found.append(
-            (*step(model, params, source, cache, tokens_TBJ[index], parents_TBJ[index], index), written_BJT.copy())
-        )
-        cache = found[-1][1]
+        log_probs, cache = step(model, params, source, cache, tokens_TBJ[index], parents_TBJ[index], index)
+        found.append((np.asarray(log_probs), written_BJT.copy()))
         written_BJT = np.take_along_axis(written_BJT, parents_TBJ[index][:, :, None], axis=1)
         if index + 1 == 4:
-            cache = with_room(cache, STEPS + 3)  # with room that is not used
+            cache = jax.jit(with_room, static_argnums=1)(cache, STEPS + 3)  # with room that is not used
     for index in (0, 3, STEPS - 1):
-        log_probs, _, written = found[index]
+        log_probs, written = found[index]
         for row, beam in itertools.product((0, 3), range(BEAMS)):
             of_source = alone["tokens"][row, alone["segment_ids"][row] > 0]
             logits, _ = vaswani.translate(exact, of_source, written[row, beam, : index + 1], design)
@@ -137,7 +133,8 @@ def test_attention_weights_are_sown_for_all_three_kinds(tested):
             np.testing.assert_allclose(weights_NHQK.sum(-1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("remat", some(["layer", "dots"], "dots"))
+@pytest.mark.exhaustive  # encoders, whose loop over layers decoders share, are tested by default
+@pytest.mark.parametrize("remat", ["layer", "dots"])
 def test_recomputation_changes_no_gradient(tested, remat):
     model, params, _ = tested
     batch = small.packed()
@@ -149,7 +146,7 @@ def test_recomputation_changes_no_gradient(tested, remat):
     again = small.model(remat=remat, attention_biases=False)
     plain, recomputed = jax.jit(lambda params: [jax.grad(loss)(params, of) for of in (model, again)])(params)
     for one, other in zip(jax.tree.leaves(recomputed), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5 * float(jnp.abs(other).max()))
+        np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
 
 
 def test_bfloat16_computes_in_bfloat16_and_scores_in_float32(tested):
@@ -161,8 +158,8 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32(tested):
     assert jax.eval_shape(lambda: apply(small.packed(), deterministic=True).words_BTV).dtype == jnp.float32
 
     def one_step():
-        cache, tokens = empty_cache(model, tested[1], 5), jnp.zeros((ROWS, BEAMS), jnp.int32)
-        return cache, apply(apply(small.alone(), method="encode"), cache, tokens, jnp.int32(0), method="step")
+        source, cache = begin(model, tested[1], small.alone(), 5)
+        return cache, apply(source, cache, jnp.zeros((ROWS, BEAMS), jnp.int32), jnp.int32(0), method="step")
 
     before, (log_probs, after) = jax.eval_shape(one_step)
     assert log_probs.dtype == jnp.float32
