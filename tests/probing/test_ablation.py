@@ -134,11 +134,13 @@ def test_a_tasks_losses_by_row_sum_to_those_of_its_objective(kind):
     plain, masked = compute(params, everything, batch), compute(params, mask_NH, batch)
     without = compute(edited, everything, batch)
     for (sums_B, weights_B), expected in ((plain[0], plain[1]), (masked[0], without[1])):
+        sums_B, weights_B = np.asarray(sums_B), np.asarray(weights_B)
         assert sums_B.shape == weights_B.shape == (8,) and weights_B[-1] == 0 == sums_B[-1]
         np.testing.assert_allclose([sums_B.sum(), weights_B.sum()], expected, rtol=1e-5)
-    assert np.abs(plain[0][0] - masked[0][0]).max() > 1e-3
+    sums_of_rows, of_masked = np.asarray(plain[0][0]), np.asarray(masked[0][0])
+    assert np.abs(sums_of_rows - of_masked).max() > 1e-3
     alone = compute(params, everything, {**batch, "weights": np.eye(8, dtype=np.float32)[0]})
-    np.testing.assert_allclose(alone[1][0], plain[0][0][0], rtol=1e-5)
+    np.testing.assert_allclose(alone[1][0], sums_of_rows[0], rtol=1e-5)
 
 
 def test_windows_of_a_context_count_for_its_example():
