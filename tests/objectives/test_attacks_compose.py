@@ -9,11 +9,11 @@ import pytest
 
 from ag_jax.attention.attack import MaskPolicy
 from ag_jax.attention.segments import same_segment_mask
+from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.masking import LargestMasks, RandomMasks, Trace
 from ag_jax.objectives.masked_lm import Pretraining
-from ag_jax.objectives.sentences import Sentences
 from ag_jax.training import sharding
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, make_optimizer
@@ -30,7 +30,7 @@ def test_computed_again_it_is_the_same():
     """Random masks, which the backward pass must draw again as they were; they mask their share."""
     found, batch = {}, tiny.task_batch("classification")
     for remat in ("layer", "none"):
-        model = tiny.task_model("classification", dropout=0.1, attention_dropout=0.1, remat=remat)
+        model = tiny.task_model("classification", remat=remat)
         objective = attacked(tiny.supervised(model), "bernoulli", share=0.2)
         found[remat] = perturbed.trained(objective, params_of(objective, batch), batch)
     np.testing.assert_allclose(found["layer"][0], found["none"][0], rtol=3e-6)
@@ -41,29 +41,30 @@ def test_computed_again_it_is_the_same():
 
 
 def test_a_mesh_trains_the_same(eight_devices):
-    """Two steps of two microbatches, with dropout, guidance, and an adversary with its own optimizer."""
-    model = tiny.model(heads=4, width=16, dropout=0.1, attention_dropout=0.2)
-    inner = tiny.guided(model, objective=lambda model: Pretraining(model, Sentences("head")))
-    objective = attacked(inner, shape=model.config, tau=0.1)
+    """Two steps with an adversary that has its own optimizer; `training/test_step.py` has dropout and guidance."""
+    model = PretrainingModel(tiny.config(layers=1, heads=4, width=16))
+    objective = attacked(Pretraining(model), shape=model.config, tau=0.1)
     own = AdversaryOptimizer(OptimizerConfig(learning_rate=2e-2, epsilon=1e-3))
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, epsilon=1e-3), 10, own)
-    example, batches = tiny.batch(), [tiny.batch(2 * LENGTHS, seed=seed) for seed in range(2)]
+    params = jax.tree.map(np.asarray, params_of(objective, tiny.batch()))
+    batches = [tiny.batch(LENGTHS, seed=seed) for seed in range(2)]
 
     def init(key):
         beside = adversarial.init(AdversarialConfig("asa"), model.config, jax.random.key(4))
-        return model.init(key, example, deterministic=True)["params"] | beside
+        return model.init(key, tiny.batch(), deterministic=True)["params"] | beside
 
     def run(shape):
         mesh = make_mesh(MeshConfig(*shape), eight_devices[: int(np.prod(shape))])
-        program = make_program(lambda _: objective, lambda _: optimizer, init, mesh, len(batches[0]["tokens"]) // 2)
-        state, losses = program.create(jax.random.key(0)), []
+        program = make_program(lambda _: objective, lambda _: optimizer, init, mesh)
+        state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), program.abstract).replace(params=params)
+        state, losses = jax.device_put(state, program.shardings), []
         for batch in batches:
             placed = sharding.place_batch(batch, mesh)
             state, metrics = program.train_step(state, placed, jax.random.key(1), Hyperparameters())
             losses.append(float(metrics["loss"][0]))
         return state, losses, metrics, program.shardings
 
-    alone, spread = run((1, 1, 1)), run((2, 2, 2))
+    alone, spread = run((1, 1, 1)), run((1, 2, 2))
     np.testing.assert_allclose(spread[1], alone[1], rtol=5e-6)
     perturbed.close(spread[0].params, alone[0].params, rtol=1e-4, atol=1e-4)
     for key in ("masked", "masked/layers", "kept_units", "asa_loss", "adversary_gradient_norm", "gradient_norm"):
@@ -72,7 +73,7 @@ def test_a_mesh_trains_the_same(eight_devices):
     for leaf, wanted in zip(jax.tree.leaves(spread[0]), jax.tree.leaves(spread[3]), strict=True):
         assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
     kernel = spread[0].params["adversary"]["query"]["kernel"]
-    assert kernel.shape == (2, 16, 16) and kernel.addressable_shards[0].data.size == kernel.size // 4
+    assert kernel.shape == (1, 16, 16) and kernel.addressable_shards[0].data.size == kernel.size // 4
 
 
 def test_the_adversarys_optimizer_is_one_of_its_own_and_begins_with_the_attack():
@@ -86,16 +87,22 @@ def test_the_adversarys_optimizer_is_one_of_its_own_and_begins_with_the_attack()
     both = make_optimizer(model, 9, AdversaryOptimizer(own, delay=4))
     alone = {"encoder": make_optimizer(model, 9), "adversary": make_optimizer(own, 5)}
     state, states = both.init(params), {part: of.init(params[part]) for part, of in alone.items()}
+
+    @jax.jit
+    def updates(gradient, state, states):
+        expected = {part: of.update(gradient[part], states[part], params[part]) for part, of in alone.items()}
+        return both.update(gradient, state, params), expected
+
     for step in range(8):
         factor = 0.0 if step < 4 else 1e4 + step
-        gradient = {"encoder": {"kernel": jnp.full((2, 3), 0.1 + step)}}
-        gradient["adversary"] = jax.tree.map(lambda leaf, factor=factor: factor * leaf, params["adversary"])
-        found, state = both.update(gradient, state, params)
-        expected = {"adversary": jax.tree.map(jnp.zeros_like, params["adversary"])}
+        gradient = {"encoder": {"kernel": np.full((2, 3), 0.1 + step, np.float32)}}
+        gradient["adversary"] = {"query": {"kernel": np.full((2, 2), factor, np.float32)}}
+        (found, state), separate = updates(gradient, state, states)
+        expected = {"adversary": {"query": {"kernel": np.zeros((2, 2))}}}
         for part in alone if step >= 4 else ["encoder"]:
-            expected[part], states[part] = alone[part].update(gradient[part], states[part], params[part])
+            expected[part], states[part] = separate[part]
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert jnp.abs(found["adversary"]["query"]["kernel"]).max() > 1e-3
+    assert np.abs(found["adversary"]["query"]["kernel"]).max() > 1e-3
 
 
 @functools.partial(jax.jit, static_argnums=0)

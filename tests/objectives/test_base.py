@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +22,6 @@ from ag_jax.objectives.adversarial.config import (
 )
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.r_drop import r_drop
-from ag_jax.objectives.adversarial.self_attention import LearntMasks, adversarial_self_attention
 from ag_jax.objectives.base import Objective, Wrapper, loss_factors
 from ag_jax.objectives.guided import Guided
 from ag_jax.objectives.translation import Translation, TranslationConfig
@@ -96,7 +94,7 @@ def test_loss_and_gradient_are_those_of_the_terms_and_factors_given(method):
 
 @functools.cache
 def priced():
-    model = tiny.task_model("classification", width=96, heads=3, feedforward=384, dropout=0.1)
+    model = tiny.task_model("classification", width=96, heads=3, feedforward=384, layers=1)
     objective, batch = tiny.supervised(model), tiny.task_batch("classification")
     params = perturbed.params_of(objective, batch)
     return objective, batch, params, perturbed.flops(objective, params, batch)
@@ -117,30 +115,40 @@ def test_a_step_costs_as_many_passes(attack, passes):
     assert 0.9 * passes < perturbed.flops(attack(objective), params, batch) / plain < 1.1 * passes
 
 
-def freelb(begin):
-    attacked = FreeLB(perturbed.Linear(), FreeLBConfig(init_magnitude=1.0, begin_step=begin), 3)
-    return attacked, perturbed.linear_batch(), perturbed.W
+def check_step(found, expected):
+    """Assert that loss, metrics and gradient are the same; a weight of 0 stands for no measurement."""
+    assert found[0] == expected[0]
+    jax.tree.map(np.testing.assert_array_equal, found[2], expected[2])
+    for name, (total, weight) in found[1].items():
+        wanted = expected[1].get(name, (np.zeros_like(total), np.zeros_like(weight)))
+        jax.tree.map(np.testing.assert_array_equal, (total, weight), wanted)
 
 
-def asa(begin):
-    objective, batch, params, _ = perturbed.classification()
-    attacker = LearntMasks(AsaConfig(delay_steps=begin), objective.model.config)
-    adversary = {"adversary": nn.unbox(attacker.init(jax.random.key(1)))}
-    return adversarial_self_attention(objective, attacker), batch, params | adversary
+def test_until_freelb_begins_a_step_is_that_without_it():
+    delayed, at_once = (
+        FreeLB(perturbed.Linear(), FreeLBConfig(init_magnitude=1.0, begin_step=begin), 3) for begin in (5, 0)
+    )
+    for step, alone in ((4, delayed.inner), (5, at_once)):
+        found, expected = (
+            perturbed.trained(of, perturbed.W, perturbed.linear_batch(), 2, jnp.int32(step)) for of in (delayed, alone)
+        )
+        check_step(found, expected)
+        assert np.any(found[1]["delta_norm"][1]) == (step == 5)
 
 
-@pytest.mark.parametrize(("attack", "metric", "microbatches"), [(freelb, "delta_norm", 2), (asa, "masked", 1)])
-def test_until_an_attack_begins_a_step_is_that_without_it(attack, metric, microbatches):
-    delayed, batch, params = attack(5)
-    for step, alone in ((4, delayed.inner), (5, attack(0)[0])):
-        loss, metrics, gradient = perturbed.trained(delayed, params, batch, microbatches, jnp.int32(step))
-        expected = perturbed.trained(alone, params, batch, microbatches, jnp.int32(step))
-        assert loss == expected[0]
-        jax.tree.map(np.testing.assert_array_equal, gradient, expected[2])
-        for name, (total, weight) in metrics.items():
-            wanted = expected[1].get(name, (0 * total, 0 * weight))  # a weight of 0 stands for no measurement
-            jax.tree.map(np.testing.assert_array_equal, (total, weight), wanted)
-        assert np.any(metrics[metric][1]) == (step == 5)
+def test_until_an_attack_on_attention_begins_a_step_is_that_without_it():
+    """From then on, the loss has all terms, and the adversary learns."""
+    inner, batch = tiny.supervised(tiny.task_model("classification", layers=1)), tiny.task_batch("classification")
+    delayed = perturbed.attacked(inner, shape=inner.model.config, delay_steps=5)
+    params = perturbed.params_of(delayed, batch)
+    before, after = (perturbed.trained(delayed, params, batch, step=jnp.int32(step)) for step in (4, 5))
+    model = {name: of for name, of in params.items() if name != "adversary"}
+    loss, metrics, gradient = perturbed.trained(inner, model, batch, step=jnp.int32(4))
+    check_step(before, (loss, metrics, gradient | {"adversary": jax.tree.map(np.zeros_like, params["adversary"])}))
+    parts = {name: total / weight for name, (total, weight) in after[1].items() if name != "masked/layers"}
+    np.testing.assert_allclose(after[0], parts["task_loss"] + parts["asa_loss"] + 0.09 * parts["kept_units"], rtol=1e-6)
+    assert 0.1 < parts["masked"] < 0.9 and parts["asa_loss"] > 1e-3
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(after[2]["adversary"]))
 
 
 def wrapped(config, encoder=tiny.CONFIG, inner=None):

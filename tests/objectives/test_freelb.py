@@ -9,6 +9,7 @@ from ag_jax.attention import dropout
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial.config import FreeLBConfig
 from ag_jax.objectives.adversarial.freelb import FreeLB
+from ag_jax.objectives.base import loss_factors
 from tests import reference, tiny
 from tests.objectives import perturbed
 
@@ -79,39 +80,37 @@ def test_the_released_programs(count, init_magnitude, max_norm):
     np.testing.assert_allclose(gradient["w"], wanted[2], rtol=1e-5)
     np.testing.assert_allclose(metrics["delta"][0], np.mean(deltas, 0), atol=1e-6)
     np.testing.assert_allclose(metrics["delta_norm"], (lengths.sum(), 3), rtol=1e-5)
-    if count == "fairseq":
-        found, plain = (
-            tiny.evaluate(of, perturbed.W, batch, None, perturbed.STEP) for of in (FreeLB(inner, config, 3), inner)
-        )
-        assert found.totals == plain.totals and "delta_norm" not in found.metrics
+    perturbed.evaluated_as_without(FreeLB(inner, config, 3), perturbed.W, batch)
 
 
-def test_an_encoder_is_trained_as_by_a_plain_loop_also_in_parts():
+def test_an_encoder_is_trained_in_parts_as_by_a_plain_loop():
     """Beside guidance, with a row of the encoder for every candidate."""
-    model, batch = tiny.task_model("choice"), tiny.task_batch("choice")
+    model, batch = tiny.task_model("choice", layers=1), tiny.task_batch("choice")
     inner = tiny.guided(model, objective=tiny.supervised)
     params, config = tiny.params(model, batch), FreeLBConfig(steps=2, step_size=0.5, init_magnitude=0.0, max_norm=0.7)
-    weights, coefficients = inner.normalizers(batch), inner.coefficients(perturbed.STEP)
     segments_BL = batch["segment_ids"].reshape(-1, tiny.LENGTH)
 
     @jax.jit
     def slopes(params, delta):
         def loss(params, delta):
             totals = tiny.evaluate(inner, params, batch, None, perturbed.STEP, Ports(embedding_delta=delta)).totals
-            return sum(coefficients[term] / weights[term] * totals[term] for term in ("task", "ag"))
+            factors = loss_factors(inner, batch, perturbed.STEP)
+            return sum(factors[term] * totals[term] for term in ("task", "ag"))
 
         return jax.value_and_grad(loss, (0, 1))(params, delta)
 
     def numbers(delta):
-        value, (gradient, slope) = slopes(params, jnp.float32(delta))
-        return value, gradient, np.where(segments_BL[:, :, None] > 0, np.asarray(slope, np.float64), 0)
+        value, (gradient, slope) = slopes(params, np.float32(delta))
+        return (
+            value,
+            jax.tree.map(np.asarray, gradient),
+            np.where(segments_BL[:, :, None] > 0, np.asarray(slope, np.float64), 0),
+        )
 
     (value, gradient), deltas = released_program(np.zeros((*segments_BL.shape, 12)), config, numbers)
-    attacked = FreeLB(inner, config, 12)
-    for microbatches in (1, 2):
-        loss, metrics, found = perturbed.trained(attacked, params, batch, microbatches)
-        np.testing.assert_allclose(loss, value, rtol=1e-5)
-        perturbed.close(found, gradient)
+    loss, metrics, found = perturbed.trained(FreeLB(inner, config, 12), params, batch, microbatches=2)
+    np.testing.assert_allclose(loss, value, rtol=1e-5)
+    perturbed.close(found, gradient)
     lengths = row_norms(deltas[-1])
     np.testing.assert_allclose(metrics["delta_norm"], (lengths.sum(), (lengths > 0).sum()), rtol=1e-4)
 
