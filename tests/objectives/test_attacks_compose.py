@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from ag_jax.attention.attack import MaskPolicy
+from ag_jax.attention.kernels import reference as plain
+from ag_jax.attention.kernels.dispatch import Fused
+from ag_jax.attention.kernels.tpu import attention as tpu
 from ag_jax.attention.segments import same_segment_mask
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.adversarial import wrap as adversarial
@@ -26,17 +29,18 @@ from tests.objectives.perturbed import RNGS, STEP, attacked, params_of, same_tex
 LENGTHS = (11, 7, 5, 0, 9, 4, 11, 2)
 
 
-def test_computed_again_it_is_the_same():
+def test_recomputed_and_by_the_kernel_it_is_the_same():
     """Random masks, which the backward pass must draw again as they were; they mask their share."""
     found, batch = {}, tiny.task_batch("classification")
-    for remat in ("layer", "none"):
-        model = tiny.task_model("classification", remat=remat)
-        objective = attacked(tiny.supervised(model), "bernoulli", share=0.2)
+    kernel = Fused(functools.partial(tpu.attend, interpret=True))
+    for remat, attend in (("layer", kernel), ("none", plain.attend)):
+        model = tiny.task_model("classification", remat=remat).clone(attend=attend)
+        objective = attacked(tiny.supervised(model), "bernoulli", share=0.4)
         found[remat] = perturbed.trained(objective, params_of(objective, batch), batch)
     np.testing.assert_allclose(found["layer"][0], found["none"][0], rtol=3e-6)
     perturbed.close(found["layer"][2], found["none"][2], rtol=1e-5, atol=1e-5)
     number, count = found["layer"][1]["masked"]
-    np.testing.assert_allclose(number / count, 0.2, atol=0.04)
+    np.testing.assert_allclose(number / count, 0.4, atol=0.04)
     assert set(objective.coefficients(STEP)) == {"task", "masking"} and found["layer"][1]["masking_loss"][0] > 1e-3
 
 

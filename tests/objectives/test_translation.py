@@ -83,22 +83,34 @@ def guidance_of(pairs):
     return loss, masses
 
 
-def test_terms_and_metrics_with_guidance_of_all_three_kinds(params, pairs):
-    """Pairs share rows; an empty batch gives no NaN."""
-    config = GuidanceConfig("loss", alpha=3.0, schedule="constant")
+def test_an_attack_on_the_encoder_beside_guidance_of_all_three_kinds(params, pairs):
+    """Pairs share rows; an empty batch gives no NaN.
+
+    The clean pass is that of the model; the divergence is of every target token, and all learn from it.
+    """
+    config, attack = GuidanceConfig("loss", alpha=3.0, schedule="constant"), AsaConfig(sentence="none")
     heads, alpha = small.CONFIG.heads, guidance.coefficient_schedule(config, 10)
-    objective = Guided(Translation(MODEL), config, ENCODER, heads, tiny.SPECIAL, alpha, DECODER, CROSS)
+    guided = Guided(Translation(MODEL), config, ENCODER, heads, tiny.SPECIAL, alpha, DECODER, CROSS)
+    objective = perturbed.attacked(guided, shape=MODEL.config, sentence="none")
+    assert objective.primary_metric.metric == "nll"
+    weights = {"translation": TOKENS, "ag": len(pairs), "asa": TOKENS, "penalty": len(pairs)}
+    assert {term: float(value) for term, value in objective.normalizers(small.packed()).items()} == weights
+    params |= nn.unbox(adversarial.init(AdversarialConfig("asa", asa=attack), MODEL.config, jax.random.key(3)))
     loss, metrics, gradient = perturbed.trained(objective, params, small.packed())
-    totals = {"translation": metrics["translation_loss"][0]}
-    check_loss(totals, metrics, pairs)
+    check_loss({"translation": metrics["translation_loss"][0]}, metrics, pairs)
     ag, masses = guidance_of(pairs)
-    np.testing.assert_allclose(loss, totals["translation"] / TOKENS + 3 * ag / len(pairs), rtol=1e-5)
+    divided = {name: total / weight for name, (total, weight) in metrics.items() if name.endswith(("loss", "units"))}
+    parts = divided["translation_loss"] + divided["asa_loss"] + 0.09 * divided["kept_units"]
+    np.testing.assert_allclose(loss, parts + 3 * ag / len(pairs), rtol=1e-5)
     np.testing.assert_allclose(metrics["ag_loss"], (ag, len(pairs)), rtol=1e-5)
     own = {name for name in metrics if name.startswith("mass/")}
     assert own == masses.keys() | {"mass/next", "mass/period"}
     for name, (mass, number) in masses.items():
         np.testing.assert_allclose(metrics[name][0], mass, rtol=1e-5, err_msg=name)
         np.testing.assert_array_equal(metrics[name][1], [number] * 2, err_msg=name)
+    assert metrics["asa_loss"][0] > 0.01 and 0.1 < metrics["masked"][0] / metrics["masked"][1] < 0.9
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient["adversary"]))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     loss, _, gradient = perturbed.trained(objective, params, jax.tree.map(np.zeros_like, small.packed()))
     assert loss == 0 and not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
 
@@ -107,20 +119,3 @@ def test_smoothing_over_the_other_words_or_all():
     """The share of all words: that of the others is spread over V - 1 of V."""
     for over, share in (("others", 0.1 * 7 / 6), ("all", 0.1)):
         assert TranslationConfig(label_smoothing=0.1, smooth_over=over).smoothing(7) == pytest.approx(share)
-
-
-def test_an_attack_on_the_encoder_of_a_translation(params, pairs):
-    """The clean pass is that of the model; the divergence is of every target token, and all learn from it."""
-    config = AdversarialConfig("asa", asa=AsaConfig(sentence="none"))
-    objective = adversarial.wrap(Translation(MODEL), config, adversarial.AttackContext(MODEL.config, 10))
-    assert objective.primary_metric.metric == "nll"
-    weights = {"translation": TOKENS, "asa": TOKENS, "penalty": len(pairs)}
-    assert {term: float(value) for term, value in objective.normalizers(small.packed()).items()} == weights
-    adversary = nn.unbox(adversarial.init(config, MODEL.config, jax.random.key(3)))
-    loss, metrics, gradient = perturbed.trained(objective, params | adversary, small.packed())
-    check_loss({"translation": metrics["translation_loss"][0]}, metrics, pairs)
-    parts = metrics["translation_loss"][0] + metrics["asa_loss"][0], metrics["kept_units"][0]
-    np.testing.assert_allclose(loss, parts[0] / TOKENS + 0.09 * parts[1] / len(pairs), rtol=1e-5)
-    assert metrics["asa_loss"][0] > 0.01 and 0.1 < metrics["masked"][0] / metrics["masked"][1] < 0.9
-    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient["adversary"]))
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
