@@ -38,22 +38,31 @@ def test_masks_and_samples_equal_their_formulas(rate):
         row = (b * 2 + h // 2) * 4 + q  # three heads are two pairs
         bits = mix(mix(mix(row ^ one) ^ other) ^ mix(mix(k ^ other) ^ one))
         of_attention[b, h, q, k] = (bits >> (16 * (h % 2))) % 2**16 >= round(rate * 2**16)
-    np.testing.assert_array_equal(keep_mask(key, rate, shape), of_elements)
-    np.testing.assert_array_equal(keep_attention(key, rate, shape), of_attention)
-    np.testing.assert_allclose(uniform(key, shape), samples, rtol=1e-6)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    for function, mask in ((dropout, of_elements), (attention_dropout, of_attention)):
+
+    @jax.jit
+    def results(key, x):
+        def of(function):
+            gradient = jax.grad(lambda x: 5 * function(x, key, rate).sum())(x)
+            thinned = function(jnp.full(shape, jnp.inf, jnp.bfloat16), key, rate)  # a product with 0 would be no zero
+            return function(x, key, rate), gradient, thinned
+
+        masks = keep_mask(key, rate, shape), keep_attention(key, rate, shape)
+        return masks, uniform(key, shape), (of(dropout), of(attention_dropout))
+
+    masks, found, thinnings = results(key, x)
+    np.testing.assert_allclose(found, samples, rtol=1e-6)
+    for found, mask, (value, gradient, thinned) in zip(masks, (of_elements, of_attention), thinnings, strict=True):
+        np.testing.assert_array_equal(found, mask)
         scaled = np.where(mask, 1 / (1 - rate), 0)
-        np.testing.assert_allclose(function(x, key, rate), x * scaled, rtol=1e-6)
-        gradient = jax.grad(lambda x, function=function: 5 * function(x, key, rate).sum())(jnp.asarray(x))
+        np.testing.assert_allclose(value, x * scaled, rtol=1e-6)
         np.testing.assert_allclose(gradient, 5 * scaled, rtol=1e-6)
-        thinned = function(jnp.full(shape, jnp.inf, jnp.bfloat16), key, rate)  # which a product with 0 would not drop
         np.testing.assert_array_equal(thinned, np.where(mask, np.inf, 0))
         assert thinned.dtype == jnp.bfloat16
 
 
 def test_samples_of_a_uniform_distribution_are_neither_0_nor_1():
-    samples = np.asarray(uniform(jax.random.key(0), (1 << 21,)))
+    samples = np.asarray(jax.jit(uniform, static_argnums=1)(jax.random.key(0), (1 << 21,)))
     assert samples.min() > 0 and samples.max() < 1 and stats.kstest(samples, "uniform").pvalue > 1e-3
 
 
@@ -92,10 +101,11 @@ def test_masks_are_random(function):
 def test_eight_devices_draw_what_one_draws_without_talking(eight_devices):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,), devices=eight_devices)
     sharding = NamedSharding(mesh, PartitionSpec(None, "x"))
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 16, 24)), jnp.float32)
+    x = np.float32(np.random.default_rng(0).standard_normal((8, 16, 24)))
     thin = jax.jit(lambda x, key: dropout(x, key, RATE), out_shardings=sharding)
+    alone = jax.jit(lambda x, key: dropout(x, key, RATE))
     spread = jax.device_put(x, sharding)
-    np.testing.assert_array_equal(thin(spread, jax.random.key(1)), dropout(x, jax.random.key(1), RATE))
+    np.testing.assert_array_equal(thin(spread, jax.random.key(1)), alone(x, jax.random.key(1)))
     text = thin.lower(spread, jax.random.key(1)).compile().as_text()
     assert "all-gather" not in text and "all-reduce" not in text and "all-to-all" not in text
 

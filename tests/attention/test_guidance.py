@@ -1,5 +1,6 @@
 """Guidance of encoders, of decoders and of their attention to a source, against loops over the rows of each text."""
 
+import functools
 import itertools
 import math
 from typing import get_args
@@ -70,10 +71,6 @@ def find_guides(kind, tokens, ids, sources=None, after_dropout=False, assignment
     return guides, OPTIONS[kind] if kind != "cross" else {"key_segments_BK": sources[1]}
 
 
-def guides_of(kind, after_dropout=False):
-    return find_guides(kind, TARGET_TOKENS, TARGET_IDS, (SOURCE_TOKENS, SOURCE_IDS), after_dropout)
-
-
 def rows(kind):
     """For every row of every text: (batch, query, visible keys, number of pairs of its texts, wanted keys by name)."""
     for b, ids in enumerate(TARGET_IDS):
@@ -117,9 +114,18 @@ def keys_of(kind):
 
 @pytest.mark.parametrize("kind", ASSIGNMENTS)
 def test_dense_targets_and_the_bias_equal_loops(kind):
-    ids, (guides, options) = jnp.asarray(TARGET_IDS), guides_of(kind)
+
+    @jax.jit
+    def run(tokens, ids, *sources):
+        guides, options = find_guides(kind, tokens, ids, sources)
+        dense = functools.partial(patterns.dense, segments_BQ=ids, **options)
+        found = [[dense(target, boundary=boundary) for boundary in ("uniform", "zero")] for target in guides.targets]
+        named = [patterns.has_target(target, ids, **options) for target in guides.targets]
+        return found, named, guidance.bias(guides, ids, HEADS, jnp.float32(3)) if kind == "encoder" else None
+
+    found, found_named, found_bias = run(TARGET_TOKENS, TARGET_IDS, SOURCE_TOKENS, SOURCE_IDS)
     bias, head = np.zeros((len(TARGET_IDS), HEADS, TARGET_IDS.shape[1], keys_of(kind))), 0
-    for (name, count), target in zip(ASSIGNMENTS[kind], guides.targets, strict=True):
+    for number, (name, count) in enumerate(ASSIGNMENTS[kind]):
         uniform, zero = np.zeros((2, *TARGET_IDS.shape, keys_of(kind)))
         named = np.zeros(TARGET_IDS.shape, bool)
         for b, place, seen, _, wanted in rows(kind):
@@ -128,13 +134,11 @@ def test_dense_targets_and_the_bias_equal_loops(kind):
             named[b, place] = len(wanted[name]) > 0
         bias[:, head : head + count] = 3 * (zero * named[..., None])[:, None]
         head += count
-        for boundary, expected in (("uniform", uniform), ("zero", zero)):
-            found = patterns.dense(target, ids, **options, boundary=boundary)
-            np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=name)
-        np.testing.assert_array_equal(patterns.has_target(target, ids, **options), named, err_msg=name)
+        np.testing.assert_allclose(found[number], [uniform, zero], rtol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(found_named[number], named, err_msg=name)
         assert named.any()
     if kind == "encoder":
-        np.testing.assert_allclose(guidance.bias(guides, ids, HEADS, jnp.float32(3)), bias, rtol=1e-6)
+        np.testing.assert_allclose(found_bias, bias, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -195,15 +199,19 @@ def test_losses_masses_and_gradients_equal_loops_over_dense_targets(kind, reduct
 )
 def test_loss_of_uniform_attention_over_512_tokens(pattern, boundary, expected):
     """Two texts and three layers; statistics are float32 for every dtype of the attention."""
-    n, ids = 512, jnp.ones((2, 512), jnp.int32)
-    guides, _ = find_guides("encoder", ids, ids, assignment=((pattern, 2),))
-    found = jax.jit(guidance.statistics)(jnp.full((2, 2, n, n), 1 / n, jnp.bfloat16), guides, ids)
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
-    found = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), found)
-    for reduction, factor in (("type_mean", 2 * 3), ("frobenius", 2 * 3 * 2 * n * n)):
-        config = GuidanceConfig("loss", reduction=reduction, boundary=boundary)
-        total, _ = guidance.guidance_loss(found, guides, ids, config)
-        np.testing.assert_allclose(total, expected * factor, rtol=5e-7)
+    n, factors = 512, {"type_mean": 2 * 3, "frobenius": 2 * 3 * 2 * 512 * 512}
+
+    @jax.jit
+    def run(ids):
+        guides, _ = find_guides("encoder", ids, ids, assignment=((pattern, 2),))
+        found = guidance.statistics(jnp.full((2, 2, n, n), 1 / n, jnp.bfloat16), guides, ids)
+        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+        found = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), found)
+        configs = [GuidanceConfig("loss", reduction=reduction, boundary=boundary) for reduction in factors]
+        return [guidance.guidance_loss(found, guides, ids, config)[0] for config in configs]
+
+    totals = run(np.ones((2, n), np.int32))
+    np.testing.assert_allclose(totals, expected * np.array(list(factors.values())), rtol=5e-7)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(5, 7), (7, 3), (1, 4)])

@@ -1,5 +1,6 @@
 """Single patterns, and those of a user; `test_guidance.py` compares the targets of all patterns with loops."""
 
+import functools
 import inspect
 import pathlib
 import sys
@@ -18,8 +19,14 @@ SPECIAL = PatternTokens(reference.DELIMITERS, reference.PERIODS)
 
 
 def test_a_tokenizer_without_full_stops():
-    tokens_BL, segments_BL = map(jnp.asarray, reference.packed([[3, 4]], 8))
-    assert not PATTERNS["period"](tokens_BL, segments_BL, PatternTokens((), ())).present_BK.any()
+    find = jax.jit(lambda *texts: PATTERNS["period"](*texts, PatternTokens((), ())).present_BK)
+    assert not find(*reference.packed([[3, 4]], 8)).any()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def of_shift(offset, segments_BL):
+    """Return which queries have a target, and the targets P."""
+    return patterns.has_target(Shift(offset), segments_BL), patterns.dense(Shift(offset), segments_BL)
 
 
 def test_hits_of_any_shift():
@@ -28,14 +35,14 @@ def test_hits_of_any_shift():
         expected = [
             [row[p] > 0 and 0 <= p + offset < 7 and row[p + offset] == row[p] for p in range(7)] for row in segments_BL
         ]
-        np.testing.assert_array_equal(patterns.has_target(Shift(offset), jnp.asarray(segments_BL)), expected)
-        P_BQK = patterns.dense(Shift(offset), jnp.asarray(segments_BL))
+        found, P_BQK = of_shift(offset, segments_BL)
+        np.testing.assert_array_equal(found, expected)
         np.testing.assert_allclose(P_BQK.sum(-1), segments_BL > 0, atol=1e-6)
 
 
 def test_chosen_columns_may_be_the_same_for_all_rows():
     with jax.numpy_rank_promotion("allow"):  # what users have, unless they asked for more
-        made = columns(jnp.arange(3) == 1, jnp.array([[1, 1, 1], [1, 1, 0], [0, 0, 0]]))
+        made = jax.jit(columns)(np.arange(3) == 1, np.array([[1, 1, 1], [1, 1, 0], [0, 0, 0]]))
     np.testing.assert_array_equal(made.weights_BK, [[0, 1, 0], [0, 1, 0], [0, 0, 0]])
 
 
@@ -51,10 +58,9 @@ def test_the_patterns_of_the_docstring_and_of_the_guide_work_as_they_are_printed
     (tmp_path / "patterns_of_the_guide.py").write_text(printed)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert inspect.getsource(second).splitlines()[-1].strip() in patterns.__doc__
-    tokens_BL, segments_BL = map(jnp.asarray, reference.packed([[5, 1, 4], [2]], 11))
     for pattern in (second, patterns.find_pattern("patterns_of_the_guide.second")):
         np.testing.assert_array_equal(
-            pattern(tokens_BL, segments_BL, SPECIAL).weights_BK,
+            jax.jit(pattern, static_argnums=2)(*reference.packed([[5, 1, 4], [2]], 11), SPECIAL).weights_BK,
             [[0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]],
         )
     assert patterns.find_pattern("prev") is PATTERNS["prev"]

@@ -172,7 +172,7 @@ def params_of(objective, batch, seed=0):
 
     def linear():
         sizes = {"kernel": (shape.layers, shape.width, shape.width), "bias": (shape.layers, shape.width)}
-        return {name: jnp.asarray(0.4 * rng.standard_normal(size), jnp.float32) for name, size in sizes.items()}
+        return {name: jnp.asarray(np.float32(0.4 * rng.standard_normal(size))) for name, size in sizes.items()}
 
     return params | {"adversary": {"query": linear(), "key": linear()}}
 

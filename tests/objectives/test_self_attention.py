@@ -78,7 +78,7 @@ def test_equation_9_for_every_head(kind):
     expected = divergence_of(kind, clean, other, batch)
     np.testing.assert_allclose(outcome.totals["asa"], expected, rtol=2e-4)
     assert expected > 0.01
-    weights, texts = objective.normalizers(batch), rows["segment_ids"].any(-1).sum()
+    weights, texts = jax.jit(objective.normalizers)(batch), rows["segment_ids"].any(-1).sum()
     assert weights["asa"] == weights["task"] == outcome.metrics["asa_loss"][1] and weights["penalty"] == texts
     check_units(outcome, keeper, texts)
     guidance_terms = {"ag": 15 / 8} if kind == "choice" else {}
@@ -123,7 +123,7 @@ def test_equation_10_for_every_encoder(name, heads):
     for term, value in expected.items():
         np.testing.assert_allclose(outcome.totals[term], value, rtol=1e-3, err_msg=term)
         assert value > 1e-4
-    normalizers = {term: float(value) for term, value in objective.normalizers(batch).items()}
+    normalizers = {term: float(value) for term, value in jax.jit(objective.normalizers)(batch).items()}
     masked = batch["masked_weights"].sum()
     assert normalizers == {"mlm": masked, "nsp": 5, "asa": masked, "asa_nsp": 5, "asa_sentence": 6, "penalty": 6}
     assert objective.coefficients(STEP)["penalty"] == np.float32(0.1)
@@ -137,8 +137,10 @@ def test_the_hidden_state_as_the_logits_of_a_text():
     objective = attacked(guided, tau=0.1, count="fraction")
     params = params_of(objective, batch)
     outcome = evaluated(objective, params, batch)
-    assert set(outcome.totals) == set(objective.normalizers(batch)) == {"mlm", "asa", "penalty", "asa_sentence"}
-    bias = np.asarray(guidance.bias(guided.guides(batch), jnp.asarray(batch["segment_ids"]), 3, guided.alpha(STEP)))
+    normalizers = jax.jit(objective.normalizers)(batch)
+    assert set(outcome.totals) == set(normalizers) == {"mlm", "asa", "penalty", "asa_sentence"}
+    alpha = guided.alpha(STEP)
+    bias = np.asarray(jax.jit(lambda batch: guidance.bias(guided.guides(batch), batch["segment_ids"], 3, alpha))(batch))
     exact, keeper = tiny.float64(params)["encoder"], Keeper(params["adversary"], batch["segment_ids"])
     passes = ({"bias_BHQK": bias, "keep": keep} for keep in (None, keeper))
     clean, other = (reference.encode(exact, batch, model.config, **of_pass)[0] for of_pass in passes)
@@ -147,7 +149,7 @@ def test_the_hidden_state_as_the_logits_of_a_text():
     np.testing.assert_allclose(vectors.values[[0, 1, 2, 4, 4, 5], [0, 0, 0, 0, 1, 0]], clean[FIRSTS], rtol=1e-6)
     fractions = keeper.kept_NB / np.maximum(keeper.inside.sum((1, 2, 3)), 1)
     np.testing.assert_allclose(outcome.totals["penalty"], fractions.sum(), rtol=1e-6)
-    assert objective.normalizers(batch)["penalty"] == 5
+    assert normalizers["penalty"] == 5
 
 
 def test_equation_10_for_replaced_tokens():
