@@ -151,7 +151,7 @@ def guided(model, **settings):
 @pytest.mark.parametrize(
     ("is_windowed", "settings", "layers"),
     [
-        (False, {"layers": "0,2"}, [0, 2]),
+        pytest.param(False, {"layers": "0,2"}, [0, 2], marks=pytest.mark.exhaustive),
         (True, {"layers": "global"}, [0, 2]),
         (True, {"layers": "1-2", "absent": "ignore"}, [1, 2]),
     ],

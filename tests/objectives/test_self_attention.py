@@ -268,7 +268,7 @@ def test_an_evaluation_is_that_of_the_clean_model(case):
 def test_dropout_of_the_attacked_pass(dropout):
     """Of an attack that keeps everything, nothing is left but what dropout does differently."""
     settings = tiny.DEBERTA_V1 | {"layers": 1, "mask_decoder_passes": 1}
-    batch, model = tiny.mixed_batch(), tiny.model(dropout=0.2, attention_dropout=0.2, **settings)
+    batch, model = tiny.mixed_batch(), tiny.model(attention_dropout=0.2, **settings)
     objective = attacked(Pretraining(model, HEAD), shape=model.config, keep_init=1 - 1e-12, dropout=dropout)
     params = params_of(objective, batch)
     params["adversary"] = jax.tree.map(lambda leaf: 0 * leaf, params["adversary"])

@@ -106,7 +106,7 @@ def test_an_encoder_is_trained_as_by_a_plain_loop():
     objective, batch = Pretraining(tiny.model(layers=1)), tiny.mixed_batch()
     params, attacked = perturbed.params_of(objective, batch), smart(objective, COMPAT, 12)
     perturbation, weights = attacked.perturbation, objective.prediction_weights(batch)
-    assert set(attacked.normalizers(batch)) == {"mlm", "nsp", "smart", "smart_nsp"}
+    assert set(jax.eval_shape(attacked.normalizers, batch)) == {"mlm", "nsp", "smart", "smart_nsp"}
     is_token = jnp.asarray(VALID)[:, :, None]
 
     def passes(params, delta):
@@ -179,6 +179,20 @@ def test_where_sift_goes():
         np.testing.assert_array_equal(perturbation.update(first, slope, SEGMENTS), first)
 
 
+def test_sift_trains_an_encoder():
+    """The loss is that of the pass with normalised embeddings, with the divergence of the perturbed pass; all learn."""
+    objective, batch = tiny.supervised(tiny.task_model("classification", layers=1)), tiny.task_batch("classification")
+    attacked, params = sift(objective, SIFT, 12), tiny.params(objective.model, batch)
+    loss, metrics, gradient = perturbed.trained(attacked, params, batch)
+    ports = attacked.perturbation.clean(Ports())
+    clean = tiny.evaluated(objective, params, batch, None, perturbed.STEP, ports).totals["task"]
+    np.testing.assert_allclose(metrics["task_loss"], (clean, 7), rtol=1e-5)
+    np.testing.assert_allclose(loss, (clean + 4 * metrics["sift_loss"][0]) / 7, rtol=1e-5)
+    assert metrics["sift_loss"][0] > 1e-3 and 0.1 < metrics["delta_norm"][0] / 7 < 5
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient["encoder"]["layers"]["feedforward_in"]))
+
+
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_normalised_embeddings(norm):
     """Against numpy, down to small variances; without a gradient beside a perturbation.
@@ -190,12 +204,20 @@ def test_normalised_embeddings(norm):
     unit = norm == "rms"
     centred = summed if unit else summed - summed.mean(-1, keepdims=True)
     squares = (centred**2).sum(-1, keepdims=True) / (1 if unit else 7)
-    expected, ones = centred / np.sqrt(squares + 1e-7), jnp.ones((3, 5, 7))
-    summed = jnp.asarray(summed, jnp.float32)
-    np.testing.assert_allclose(Normalized(None, unit)(summed), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(Normalized(ones, unit)(summed), expected + 1, rtol=1e-4, atol=1e-4)
-    of_both = [jax.grad(lambda x, of=of: (Normalized(of, unit)(x) ** 3).sum())(summed) for of in (None, ones)]
-    assert np.any(of_both[0]) and not np.any(of_both[1])
+    expected, ones = centred / np.sqrt(squares + 1e-7), np.ones((3, 5, 7), np.float32)
+
+    @jax.jit
+    def results(summed):
+        def of(delta):
+            normalized = Normalized(delta, unit)
+            return normalized(summed), jax.grad(lambda x: (normalized(x) ** 3).sum())(summed)
+
+        return of(None), of(ones)
+
+    (plain, slope), (moved, nothing) = results(np.float32(summed))
+    np.testing.assert_allclose(plain, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(moved, expected + 1, rtol=1e-4, atol=1e-4)
+    assert np.any(slope) and not np.any(nothing)
     model = tiny.task_model("classification", norm=norm, norm_biases=not unit, layer_norm_epsilon=1e-12)
     objective, batch = tiny.supervised(model), tiny.task_batch("classification")
     attacked = sift(objective, dataclasses.replace(SIFT, normalize="unit" if unit else "layer_norm"), 12)
@@ -209,30 +231,37 @@ def test_normalised_embeddings(norm):
 
 def test_divergences():
     rng = np.random.default_rng(0)
-    p, q = (jnp.asarray(rng.standard_normal((2, 5)), jnp.float32) for _ in range(2))
-    weights = PredictionWeights(jnp.array([1.0, 2.0]))
-    of_p, of_q = (functions.softmax(np.asarray(logits, np.float64), axis=-1) for logits in (p, q))
-    both = (functions.rel_entr(of_p, of_q) + functions.rel_entr(of_q, of_p)).sum(-1)
-    np.testing.assert_allclose(symmetric_kl(Categorical(p), Categorical(q), weights, "none"), both @ [1, 2], rtol=1e-5)
-    wanted, slope_of_p = (p[:, 0] - q[:, 0]) ** 2 @ np.array([1, 2]), 2 * (p[:, 0] - q[:, 0]) * np.array([1, 2])
-    for stop, learns in (("none", True), ("targets", True), ("clean", False)):
-        value, slope = jax.value_and_grad(lambda a, stop=stop: symmetric_kl(Values(a), Values(q[:, 0]), weights, stop))(
-            p[:, 0]
-        )
-        np.testing.assert_allclose(value, wanted, rtol=1e-5)
-        np.testing.assert_allclose(slope, slope_of_p if learns else 0, rtol=1e-5)
-    found = stable_kl(p, q, weights.elements)
-    logits = [functions.logit(of) for of in (of_p, of_q)]
-    np.testing.assert_allclose(found, (2 * of_q * (logits[1] - logits[0])).sum(-1) @ [1, 2], rtol=1e-3)
-    certain = jnp.array([[10.0, 0.0]]), jnp.array([[0.0, 1.0]])  # where what is added to denominators is felt
-    of_p, of_q = (functions.softmax(np.asarray(of, np.float64), axis=-1) for of in certain)
-    logits = [-np.log(1 / (of + 1e-6) - 1 + 1e-6) for of in (of_p, of_q)]
-    found = stable_kl(*certain, jnp.ones(1))
-    np.testing.assert_allclose(found, (2 * of_q * (logits[1] - logits[0])).sum(), rtol=1e-3)
-    yes = MtDnnPerturbation(COMPAT, 5).objective(YesNo(p[:, 0]), YesNo(q[:, 0]), weights)
-    stacked = [jnp.stack([of[:, 0], 0 * of[:, 0]], -1) for of in (p, q)]
-    np.testing.assert_allclose(yes, stable_kl(*stacked, weights.elements), rtol=1e-6)
-    # What SiFT seeks is KL(p || q), whose gradient by q's logits is softmax(q) - softmax(p).
+    p, q = (rng.standard_normal((2, 5), np.float32) for _ in range(2))
+    certain = np.float32([[10, 0]]), np.float32([[0, 1]])  # where what is added to denominators is felt
+    weights, stops = PredictionWeights(np.float32([1, 2])), {"none": True, "targets": True, "clean": False}
     seek = sift(perturbed.Linear(), SIFT, 3).perturbation.objective
-    slope = jax.grad(lambda b: seek(Categorical(p), Categorical(b), weights))(q)
-    np.testing.assert_allclose(slope, (jax.nn.softmax(q) - jax.nn.softmax(p)) * np.array([[1.0], [2.0]]), atol=1e-6)
+
+    @jax.jit
+    def results(p, q, certain):
+        a, b = p[:, 0], q[:, 0]
+        of_values = [
+            jax.value_and_grad(lambda a, stop=stop: symmetric_kl(Values(a), Values(b), weights, stop))(a)
+            for stop in stops
+        ]
+        stacked = [jnp.stack([of, 0 * of], -1) for of in (a, b)]
+        stable = [stable_kl(*pair, of) for pair, of in (((p, q), weights.elements), (certain, np.ones(1, np.float32)))]
+        yes = MtDnnPerturbation(COMPAT, 5).objective(YesNo(a), YesNo(b), weights), stable_kl(*stacked, weights.elements)
+        sought = jax.grad(lambda q: seek(Categorical(p), Categorical(q), weights))(q)
+        return symmetric_kl(Categorical(p), Categorical(q), weights, "none"), of_values, stable, yes, sought
+
+    of_classes, of_values, stable, yes, sought = results(p, q, certain)
+    of_p, of_q = (functions.softmax(np.float64(logits), axis=-1) for logits in (p, q))
+    both = (functions.rel_entr(of_p, of_q) + functions.rel_entr(of_q, of_p)).sum(-1)
+    np.testing.assert_allclose(of_classes, both @ [1, 2], rtol=1e-5)
+    apart = p[:, 0] - q[:, 0]
+    for (value, slope), learns in zip(of_values, stops.values(), strict=True):
+        np.testing.assert_allclose(value, apart**2 @ [1, 2], rtol=1e-5)
+        np.testing.assert_allclose(slope, 2 * apart * [1, 2] if learns else 0, rtol=1e-5)
+    logits = [functions.logit(of) for of in (of_p, of_q)]
+    np.testing.assert_allclose(stable[0], (2 * of_q * (logits[1] - logits[0])).sum(-1) @ [1, 2], rtol=1e-3)
+    one, other = (functions.softmax(np.float64(of), axis=-1) for of in certain)
+    logits = [-np.log(1 / (of + 1e-6) - 1 + 1e-6) for of in (one, other)]
+    np.testing.assert_allclose(stable[1], (2 * other * (logits[1] - logits[0])).sum(), rtol=1e-3)
+    np.testing.assert_allclose(*yes, rtol=1e-6)
+    # What SiFT seeks is KL(p || q), whose gradient by q's logits is softmax(q) - softmax(p).
+    np.testing.assert_allclose(sought, (of_q - of_p) * [[1], [2]], atol=1e-6)
