@@ -102,6 +102,43 @@ def test_a_loop_may_start_from_another_number_than_zero(start, turns):
     assert endless.unknown_loops == ("loop",) and endless.flops == endless.once_flops
 
 
+def test_an_outer_loop_hands_on_the_start_of_an_inner_loop():
+    """Three outer turns; the inner loop starts at 2 of 5 in each, unless the outer loop changes that number."""
+    types = "(s32[], f32[8,128]{1,0:T(8,128)}, f32[5,8,128]{2,1,0:T(8,128)}, s32[])"
+    outer = f"""%around (all: {types}) -> {types} {{
+  %all = {types} parameter(0)
+  %turn = s32[] get-tuple-element(%all), index=0
+  %x.2 = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%all), index=1
+  %w.2 = f32[5,8,128]{{2,1,0:T(8,128)}} get-tuple-element(%all), index=2
+  %first = s32[] get-tuple-element(%all), index=3
+  %init = (s32[], f32[8,128], f32[5,8,128]) tuple(%first, %x.2, %w.2)
+  %loop = (s32[], f32[8,128], f32[5,8,128]) while(%init), condition=%condition, body=%body
+  %new = f32[8,128]{{1,0:T(8,128)}} get-tuple-element(%loop), index=1
+  ROOT %handed = {types} tuple(%turn, %new, %w.2, HANDED)
+}}
+
+%until (all.1: {types}) -> pred[] {{
+  %all.1 = {types} parameter(0)
+  %three = s32[] constant(3)
+  %turn.1 = s32[] get-tuple-element(%all.1), index=0
+  ROOT %less.1 = pred[] compare(%turn.1, %three), direction=LT
+}}
+
+ENTRY %main (w.1: f32[5,8,128], x.1: f32[8,128]) -> {types} {{
+  %w.1 = f32[5,8,128]{{2,1,0:T(8,128)}} parameter(0)
+  %x.1 = f32[8,128]{{1,0:T(8,128)}} parameter(1)
+  %zero.1 = s32[] constant(0)
+  %two = s32[] constant(2)
+  %begin = {types} tuple(%zero.1, %x.1, %w.1, %two)
+  ROOT %outer = {types} while(%begin), condition=%until, body=%around
+}}
+"""
+    whole = TEXT[: TEXT.index("ENTRY")] + outer
+    same, changed = (costs.costs(HloModule(whole.replace("HANDED", name)), 8) for name in ("%first", "%turn"))
+    assert same.flops == 3 * 3 * same.once_flops and not same.unknown_loops
+    assert changed.unknown_loops == ("loop",)
+
+
 BETWEEN = """HloModule slices
 
 ENTRY %main (x: f32[256,1024]) -> f32[256,1024] {
