@@ -247,11 +247,11 @@ def test_models_of_the_hub(tmp_path, monkeypatch):
 )
 def test_exports_that_cannot_be(options, added, parts, run_of, tmp_path, monkeypatch):
     if added:
-        opened = run.open_run(run_of("bert"))
+        opened = run.open_run(run_of("bert_pairs"))
         opened.params["word_head"]["bias"] = opened.params["word_head"]["bias"] + np.float32(added)
         monkeypatch.setattr(run, "open_run", lambda *_: opened)
     with pytest.raises(ValueError) as caught:
-        exporting.convert(run_of("bert"), path=str(tmp_path / "out"), **{"step": None} | options)
+        exporting.convert(run_of("bert_pairs"), path=str(tmp_path / "out"), **{"step": None} | options)
     assert all(part in str(caught.value) for part in parts) and not list(tmp_path.iterdir())
 
 
@@ -265,8 +265,8 @@ def test_a_full_disk_leaves_nothing(verb, run_of, tmp_path, capsys, monkeypatch)
     def exhausted(*_, **__):
         raise ValueError('RESOURCE_EXHAUSTED: Error writing "x": No space left on device')
 
-    places = {"target": str(tmp_path / "out"), "workdir": str(run_of("bert"))}
-    places = places if verb == "export" else {"source": str(GOLDENS / "bert"), "workdir": str(tmp_path / "run")}
+    places = {"target": str(tmp_path / "out"), "workdir": str(run_of("bert_pairs"))}
+    places = places if verb == "export" else {"source": str(GOLDENS / "bert_pairs"), "workdir": str(tmp_path / "run")}
     monkeypatch.setattr(tensors, "save_file", full)
     monkeypatch.setattr(ocp.CheckpointManager, "save", exhausted)
     assert cli.run_safely(verb, request(**places)) == 1
@@ -354,7 +354,7 @@ def test_the_family_of_a_run():
 
 
 def test_evaluate_and_inspect_open_an_imported_run(run_of, text, tmp_path, one_device):
-    workdir = epath.Path(shutil.copytree(run_of("bert"), tmp_path / "run"))
+    workdir = epath.Path(shutil.copytree(run_of("bert_pairs"), tmp_path / "run"))
     opened = run.open_run(workdir)
     assert (opened.step, opened.steps) == (0, (0,))
     attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, "we will rebuild", 12)

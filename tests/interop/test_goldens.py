@@ -12,6 +12,7 @@ import pytest
 import tokenizers as huggingface
 from safetensors.numpy import load_file, save_file
 
+from ag_jax.data.config import MaskingConfig
 from ag_jax.data.text import batching
 from ag_jax.interop import catalogue, importing, names, tokenizer_files
 from ag_jax.interop import source as sources
@@ -131,10 +132,10 @@ def shards(directory):
 
 @pytest.mark.parametrize("form", [old, twice, second, bfloat16, shards])
 def test_other_forms_of_the_same_tensors(form, run_of, tmp_path):
-    directory = with_tensors("bert", tmp_path / "hf", form if form is not shards else lambda tensors: tensors)
+    directory = with_tensors("bert_pairs", tmp_path / "hf", form if form is not shards else lambda tensors: tensors)
     if form is shards:
         shards(directory)
-    opened, plain = importing.open_model(str(directory)), names.flat(run.open_run(run_of("bert")).params)
+    opened, plain = importing.open_model(str(directory)), names.flat(run.open_run(run_of("bert_pairs")).params)
     same(names.flat(opened.params), plain, tolerance=1e-2 if form is bfloat16 else 0.0)
     assert opened.left_out == () and opened.new == ()
 
@@ -152,10 +153,10 @@ def test_more_words_than_tokens(tmp_path):
 
 
 def test_exports_of_half_the_size(run_of, tmp_path):
-    _, _, _, whole = exported(run_of("bert"), tmp_path / "float32")
+    _, _, _, whole = exported(run_of("bert_pairs"), tmp_path / "float32")
     for dtype in (ml_dtypes.bfloat16, np.float16):
         name = np.dtype(dtype).name
-        _, settings, _, half = exported(run_of("bert"), tmp_path / name, name)
+        _, settings, _, half = exported(run_of("bert_pairs"), tmp_path / name, name)
         assert settings["dtype"] == name and half.keys() == whole.keys()
         assert all(half[key].tobytes() == whole[key].astype(dtype).tobytes() for key in whole)
 
@@ -195,10 +196,11 @@ def test_the_enhanced_mask_decoder_comes_back(tmp_path, monkeypatch):
 
 def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(run_of, tmp_path, monkeypatch):
     """Its tables are the model's, its projection and layers its own; the model goes without it."""
-    opened = run.open_run(run_of("electra_generator"))
+    opened = run.open_run(run_of("electra"))
     replaced = ReplacedTokensConfig(generator="mlm", generator_fraction=0.5)
     encoder = dataclasses.replace(opened.model.config, heads=2, width=8, layers=1)
-    config = dataclasses.replace(opened.config, replaced_tokens=replaced, model=encoder)
+    data = dataclasses.replace(opened.config.data, masking=MaskingConfig())
+    config = dataclasses.replace(opened.config, data=data, replaced_tokens=replaced, model=encoder)
     model = workloads.reference_model(config, opened.tokenizer)
     params = jax.tree.map(np.asarray, tiny.params(model, batching.empty_batch(config.data, 1)))
     pair = dataclasses.replace(opened, config=config, model=model, params=params)
@@ -214,10 +216,10 @@ def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(run_of, tmp_path
 
 def test_positions_from_two_on_lose_the_rows_of_padding_alone(run_of, tmp_path, monkeypatch):
     """A model with RoBERTa's positions and BERT's padding is written as BERT, and computes the same."""
-    opened = run.open_run(run_of("bert"))
+    opened = run.open_run(run_of("bert_pairs"))
     encoder = dataclasses.replace(opened.model.config, max_length=18, position_offset=2)
     model = opened.model.clone(config=encoder)
-    assert export(opened, tmp_path / "out", monkeypatch, model=model)[0].architecture == "BertForMaskedLM"
+    assert export(opened, tmp_path / "out", monkeypatch, model=model)[0].architecture == "BertForPreTraining"
     ours, path = names.flat(opened.params), "encoder/embeddings/position/embedding"
     theirs = names.flat(importing.open_model(str(tmp_path / "out")).params)
     assert theirs[path].shape == (18, 6)

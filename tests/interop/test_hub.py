@@ -41,7 +41,7 @@ def export(workdir, target, *flags):
 @pytest.mark.parametrize(("given", "name"), [("mine", "me/mine"), ("others/mine", "others/mine")])
 def test_what_is_pushed(given, name, api, run_of, tmp_path, capsys):
     target = tmp_path / "out"
-    assert export(run_of("bert"), target, f"--push={given}", "--language=en") == 0
+    assert export(run_of("bert_pairs"), target, f"--push={given}", "--language=en") == 0
     api.create_repo.assert_called_once_with(name, private=None, exist_ok=True)
     assert api.uploaded == {(name, "main"): {path.name: path.read_bytes() for path in target.iterdir()}}
     assert api.deleted == STALE
@@ -53,18 +53,18 @@ def test_what_is_pushed(given, name, api, run_of, tmp_path, capsys):
 
 def test_a_private_repository(api, run_of, tmp_path, capsys):
     """A repository that exists stays public with `exist_ok`, so nothing may be uploaded to it."""
-    assert export(run_of("bert"), tmp_path / "first", "--push=mine", "--private") == 1
+    assert export(run_of("bert_pairs"), tmp_path / "first", "--push=mine", "--private") == 1
     assert "--private" in capsys.readouterr().err
     assert not api.uploaded and (tmp_path / "first" / "config.json").exists()
     api.model_info.return_value = types.SimpleNamespace(private=True)
-    assert export(run_of("bert"), tmp_path / "second", "--push=mine", "--private") == 0
+    assert export(run_of("bert_pairs"), tmp_path / "second", "--push=mine", "--private") == 0
     assert api.create_repo.call_args == mock.call("me/mine", private=True, exist_ok=True) and api.uploaded
 
 
 def test_a_push_that_fails_keeps_the_export(api, run_of, tmp_path, capsys):
     api.upload_folder.side_effect = PermissionError("403 Forbidden: no write access\n\nRequest ID: 1")
     target = tmp_path / "out"
-    assert export(run_of("bert"), target, "--push=mine") == 1
+    assert export(run_of("bert_pairs"), target, "--push=mine") == 1
     said = capsys.readouterr().err
     assert "403 Forbidden" in said and f"hf upload me/mine {target} --delete='model*.safetensors' --delete=" in said
     assert said.count("\n") == 1 and (target / "model.safetensors").exists() and (target / "README.md").exists()
@@ -82,7 +82,7 @@ def test_a_push_that_fails_keeps_the_export(api, run_of, tmp_path, capsys):
 )
 def test_a_push_that_cannot_begin_writes_nothing(flags, failure, said, api, run_of, tmp_path, capsys):
     api.whoami.side_effect = failure
-    assert export(run_of("bert"), tmp_path / "out", *flags) == 1
+    assert export(run_of("bert_pairs"), tmp_path / "out", *flags) == 1
     message = capsys.readouterr().err
     assert said in message and message.count("\n") == 1
     assert not list(tmp_path.iterdir()) and not api.create_repo.called

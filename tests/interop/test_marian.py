@@ -43,6 +43,7 @@ TIES = {
     "none": ((ENCODER, DECODER, OUTPUT), {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}),
 }
 GENERATION = "generation_config.json"
+UNTIED = TIES["none"][1] | {"tables": TIES["none"][0]}  # imported by several tests, which share compiled programs
 HALF = marian_files.WIDTH // 2
 MARIANS, OTHERS = marian_files.sinusoids(HALF), marian_files.sinusoids(HALF - 1)
 
@@ -103,7 +104,10 @@ def our_logits(model, params, source, target, pad):
 
 @pytest.mark.parametrize("tie", some(TIES, "none"))
 def test_there_and_back(tie, tmp_path):
-    """Compares what the run computes, what its export holds, and the export imported again."""
+    """Compares what the run computes, what its export holds, and the export imported again.
+
+    The run can be inspected, but no task can start from its encoder.
+    """
     tables, changed = TIES[tie]
     theirs = marian_files.write_model(tmp_path / "theirs", tables=tables, **changed)
     opened, before = imported(theirs, tmp_path / "run"), marian_files.read_tensors(theirs)
@@ -136,6 +140,13 @@ def test_there_and_back(tie, tmp_path):
         assert again.tokenizer.encode(text) == opened.tokenizer.encode(text)
         assert again.tokenizer.encode_targets([text]) == opened.tokenizer.encode_targets([text])
 
+    for directory in ("run", "theirs"):
+        inspected = opening.open_for_inspection(epath.Path(tmp_path / directory))
+        assert (inspected.length, inspected.tokenizer.specials.pad) == (marian_files.POSITIONS, pad)
+        assert inspected.is_ours == (directory == "run") and "encoder" in inspected.params
+        with pytest.raises(ValueError, match="begin and mask"):
+            opening.open_encoder(str(tmp_path / directory))
+
 
 @pytest.mark.exhaustive
 def test_an_imported_run_translates(tmp_path):
@@ -143,19 +154,6 @@ def test_an_imported_run_translates(tmp_path):
     found = translate.open_translator(tmp_path / "run")(["a cat", "", "the red dog"])
     assert [len(each) for each in found] == [6, 1, 6] and found[1][0].text == ""
     assert any(each.text for each in found[0])
-
-
-def test_an_imported_run_is_inspected(tmp_path):
-    """No task can start from its encoder."""
-    opened = imported(marian_files.write_model(tmp_path / "theirs"), tmp_path / "run")
-    inspected = opening.open_for_inspection(epath.Path(tmp_path / "run"))
-    assert inspected.length == marian_files.POSITIONS
-    assert inspected.tokenizer.specials.pad == opened.config.model.vocabulary_size - 1
-    inspected = opening.open_for_inspection(epath.Path(tmp_path / "theirs"))
-    assert not inspected.is_ours and "encoder" in inspected.params
-    for directory in ("run", "theirs"):
-        with pytest.raises(ValueError, match="begin and mask"):
-            opening.open_encoder(str(tmp_path / directory))
 
 
 # Export of a model that was trained here.
@@ -193,8 +191,10 @@ def own_tokenizer(kind="sentencepiece_unigram"):
 
 
 def written_run(workdir, config, tokenizer=None):
-    """A run directory with random parameters."""
+    """A run directory with random parameters, of three rows more than the tokenizer has tokens."""
     tokenizer = tokenizer or own_tokenizer()
+    encoder = dataclasses.replace(config.model, vocabulary_size=tokenizer.vocabulary_size + 3)
+    config = dataclasses.replace(config, model=encoder)
     model = workloads.reference_model(config, tokenizer)
     params = jax.tree.map(np.asarray, tiny.params(model, batching.empty_batch(config.data, 1)))
     workdir = epath.Path(workdir)
@@ -219,8 +219,7 @@ def test_padding_becomes_the_last_word(kind, tmp_path):
     tokenizer = own_tokenizer(kind)
     size, rows, pad = tokenizer.vocabulary_size, tokenizer.vocabulary_size + 3, tokenizer.specials.pad
     assert pad < size - 1
-    wanted = own_config(**{"model.vocabulary_size": rows})
-    workdir, model, params = written_run(tmp_path / "run", wanted, tokenizer)
+    workdir, model, params = written_run(tmp_path / "run", own_config(), tokenizer)
     _, config, _, tensors = exported(workdir, tmp_path / "out")
     generation, tokens = json.loads((tmp_path / "out" / GENERATION).read_text()), tokens_of(tmp_path / "out")
     assert sorted(tokens.values()) == list(range(rows)) and tokens["<pad>"] == rows - 1
@@ -298,10 +297,10 @@ def test_a_fine_tuned_marian_begins_with_padding(tmp_path):
     """transformers trains padding's vector through the output; such a decoder does not begin with zero."""
 
     def trained(tensors):
-        tensors["model.shared.weight"][-1] = 0.1
+        tensors[f"{DECODER}.weight"][-1] = 0.1
         return tensors
 
-    opened = imported(marian_files.write_model(tmp_path / "theirs", trained), tmp_path / "run")
+    opened = imported(marian_files.write_model(tmp_path / "theirs", trained, **UNTIED), tmp_path / "run")
     pad = opened.tokenizer.specials.pad
     assert opened.config.decoder.start == "begin" and translate.open_translator(tmp_path / "run").start == pad
     source, target = [5, 9, 3, 0], [pad, 7, 8]
@@ -546,7 +545,7 @@ def test_equal_copies_of_tied_tensors_and_settings_of_generation_that_are_not_ta
 
 def test_padding_that_is_left_out_of_the_probabilities(tmp_path):
     """The models converted from Marian, which knows no padding: transformers gives it none of the probability."""
-    directory = marian_files.write_model(tmp_path / "hf")
+    directory = marian_files.write_model(tmp_path / "hf", **UNTIED)
     before = importing.open_model(str(directory))
     change(directory, GENERATION, renormalize_logits=True)
     opened, pad = imported(directory, tmp_path / "run"), before.tokenizer.specials.pad
@@ -559,7 +558,7 @@ def test_padding_that_is_left_out_of_the_probabilities(tmp_path):
 
 def test_going_on_with_an_imported_model(tmp_path, one_device):
     """Guided, from the given weights; targets are encoded with the target's model."""
-    given = imported(marian_files.write_model(tmp_path / "hf"), tmp_path / "start")
+    given = imported(marian_files.write_model(tmp_path / "hf", **UNTIED), tmp_path / "start")
     for name, texts in (("en", marian_files.SOURCES), ("de", marian_files.TARGETS)):
         (tmp_path / f"train.{name}").write_text("".join(f"{text}\n" for text in texts * 20))
     arguments = f"run={tmp_path / 'start'},arm=ag,source={tmp_path / 'train.en'},target={tmp_path / 'train.de'}"

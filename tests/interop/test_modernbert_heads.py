@@ -143,14 +143,12 @@ def test_the_pooling_of_an_imported_run_is_kept_for_its_tasks(tmp_path):
 
 
 def test_a_classifier_opens_in_the_pipeline(tmp_path):
-    """Opened from the directory and as imported; a new task leaves the head out."""
+    """Opened from the directory and as imported, with the pooling that the model states."""
     theirs = with_head(tmp_path / "theirs", classifier_pooling="mean")
     importing.convert(str(theirs), epath.Path(tmp_path / "tuned"))
     texts = ["our roads", "the state of our union is strong", "we will"]
     first, second = (pipelines.classify(str(tmp_path / place)).logits(texts) for place in ("theirs", "tuned"))
     np.testing.assert_array_equal(first, second)
-    opened = opening.open_encoder(str(theirs))
-    assert set(opened.params) == {"encoder"} and opened.origin.pooling == "mean"
     tuned = finetuned.load(tmp_path / "tuned")
     other = dataclasses.replace(tuned, head=dataclasses.replace(tuned.head, pooling="first"))
     finetuned.save(other, epath.Path(tmp_path / "first"))
@@ -159,6 +157,12 @@ def test_a_classifier_opens_in_the_pipeline(tmp_path):
     finetuned.save(spoilt, epath.Path(tmp_path / "spoilt"))
     with pytest.raises(ValueError, match=r"head\.pooling .*'max'"):
         finetuned.load(tmp_path / "spoilt")
+
+
+@pytest.mark.exhaustive
+def test_a_new_task_leaves_the_head_of_another_out(tmp_path):
+    opened = opening.open_encoder(str(with_head(tmp_path / "theirs", classifier_pooling="mean")))
+    assert set(opened.params) == {"encoder"} and opened.origin.pooling == "mean"
 
 
 @pytest.mark.parametrize(

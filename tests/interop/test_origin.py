@@ -138,15 +138,15 @@ def test_the_pooler_of_a_task_head_that_is_left_out_is_kept(tmp_path):
     [("bert", "classifier_dropout", 0.25), ("electra", "classifier_dropout", None), ("deberta_v2", "cls_dropout", 0.0)],
 )
 def test_the_dropout_of_task_heads_is_kept(family, key, said, tmp_path):
-    """It is read from the directory and from the imported run, and exported; null stands for that of the encoder."""
-    theirs = with_tensors(family, tmp_path / "theirs", **{key: said})
-    imported(theirs, tmp_path / "run")
-    for place in ("theirs", "run"):
-        assert opening.open_encoder(str(tmp_path / place)).origin.head_dropout == said
-    _, written, _, _ = exported(tmp_path / "run", tmp_path / "out")
+    """It is read from the directory and exported with a task's head; null stands for the encoder's dropout."""
+    opened = opening.open_encoder(str(with_tensors(family, tmp_path / "theirs", **{key: said})))
+    assert opened.origin.head_dropout == said
+    tune(opened, Head("", "tagging", ("O", "B-X"), opened.style, dropout=said), tmp_path / "trial")
+    _, written, _, _ = exported(tmp_path / "trial", tmp_path / "out")
     assert (key in written) == (said is not None) and written.get(key) == said
 
 
+@pytest.mark.exhaustive
 def test_a_head_for_sentence_pairs_alone(tmp_path):
     """`BertForNextSentencePrediction`: its word head is new, and is left out again."""
 

@@ -124,7 +124,8 @@ def test_roberta_with_two_types(tmp_path):
         return tensors | {name: np.concatenate([tensors[name], tensors[name] + 1])}
 
     directory = with_tensors("roberta", tmp_path / "hf", doubled, type_vocab_size=None)
-    imported(directory, tmp_path / "run")
-    assert not any(second_types(opening.open_encoder(str(tmp_path / "run"))))
-    _, values, _, _ = exported(tmp_path / "run", tmp_path / "out")
+    opened = opening.open_encoder(str(directory))
+    assert not any(second_types(opened))
+    tune(opened, Head("", "classification", ("no", "yes"), opened.style), tmp_path / "trial")
+    _, values, _, _ = exported(tmp_path / "trial", tmp_path / "out")
     assert (values["model_type"], values["type_vocab_size"]) == ("roberta", 2)
