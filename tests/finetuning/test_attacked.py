@@ -137,9 +137,9 @@ HEAD = Head("sst2", "classification", ("bad", "good"), max_length=12)
 
 
 @functools.cache
-def fine_tuned(score=None, **settings):
+def fine_tuned(score=None):
     """A model of SST-2, with an adversary whose score of every unit has the sign of `score`, if it is not None."""
-    model = HEAD.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, token_types=1, **settings))
+    model = HEAD.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, token_types=1, layers=4))
     params = tiny.params(model, tiny.task_batch("classification"))
     if score is None:
         return FineTuned(HEAD, model.config, TOKENIZER, params)
@@ -156,7 +156,7 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
 
     def load(place):
         drawn.append(place)
-        return fine_tuned(-1.0 if place.parts[-3] == "asa" else None, layers=4)
+        return fine_tuned(-1.0 if place.parts[-3] == "asa" else None)
 
     monkeypatch.setattr(finetuned, "load", load)
     monkeypatch.setattr(plots, "map_figure", lambda *given: columns.append(given) or honest(*given))
@@ -183,7 +183,7 @@ def test_attention_under_attack_is_what_the_kept_adversary_leaves(tmp_path, scor
     attacker = adversarial.learnt(AdversarialConfig("asa"), tuned.config)
     text = "good roads we build union state strong bad good we build roads"
     plain, under = attacked.attention(tuned, text), attacked.attention(tuned, text, attacker)
-    assert plain.weights_NHQK.shape == (2, 3, 12, 12) and plain.left_out == 2
+    assert plain.weights_NHQK.shape == (4, 3, 12, 12) and plain.left_out == 2
     np.testing.assert_allclose(plain.weights_NHQK.sum(-1), 1, rtol=1e-5)
     expected = plain.weights_NHQK if score > 0 else np.full_like(plain.weights_NHQK, 1 / 12)
     np.testing.assert_allclose(under.weights_NHQK, expected, rtol=1e-5)

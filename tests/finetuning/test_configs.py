@@ -243,6 +243,7 @@ def test_twice_the_epochs_is_twice_those_of_a_flag():
         comparison.arm_configs(f"{TABLE_4},tasks=sst2", flags)
 
 
+@pytest.mark.exhaustive
 def test_cross_validation(data, checkpoint, tmp_path, one_device):
     few = {f"tasks.oromo_ner.{key}": value for key, value in tiny_tasks.FEW.items()} | {"tasks.oromo_ner.folds": 3}
     arguments = f"mlm={checkpoint},ag={checkpoint},language=oromo,arm=ag,seeds=1,scale=small,data={data}"

@@ -14,9 +14,11 @@ from ag_jax.data.tasks.task import Examples, Referent
 from ag_jax.finetuning import comparison, kinds
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import exporting, opening
+from ag_jax.interop.finetuned import Head
 from ag_jax.pretraining import run
 from tests import tiny
 from tests.finetuning import tasks, tiny_tasks
+from tests.interop.copies import tune
 
 CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs" / "roberta" / "table5_glue.py"
 PAIRS = [
@@ -24,6 +26,9 @@ PAIRS = [
     ("The film saw a number because it was {}.", "A number was {}.", 0),
     ("Ann liked the film, and Bo liked her {}.", "Bo liked Ann {}.", 1),
 ]
+
+
+FEW = {f"tasks.wnli.{key}": value for key, value in (tiny_tasks.FEW | {"max_length": 32, "epochs": 2}).items()}
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +48,10 @@ def wnli(data, tmp_path_factory):
     return folder
 
 
+@pytest.mark.exhaustive
 def test_the_command(checkpoint, wnli, tmp_path, one_device):
     source = f"{CONFIG}:checkpoint={checkpoint},tasks=wnli,seeds=2,scale=small,data={wnli}"
-    few = tiny_tasks.FEW | {"max_length": 32, "epochs": 2}
-    overrides = {f"tasks.wnli.{key}": value for key, value in few.items()} | {"keep": "best"}
-    report = comparison.finetune(source, overrides, epath.Path(tmp_path / "w"))
+    report = comparison.finetune(source, FEW, epath.Path(tmp_path / "w"))
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["wnli"]
     shown, averages = numbers["arms"]["score"]["splits"]["validation"]["accuracy"], []
     for seed in (0, 1):
@@ -68,17 +72,20 @@ def test_the_command(checkpoint, wnli, tmp_path, one_device):
     assert table == ["index\tprediction", *(f"{number}\t{value}" for number, value in enumerate(together))]
     assert "wnli: 4 of the train examples" in report.read_text()
 
-    kept = next(path for path in (tmp_path / "w" / "wnli").iterdir() if (path / "weights").exists())
+
+def test_a_model_that_ranks_phrases_is_neither_exported_nor_a_start(checkpoint, wnli, tmp_path, one_device):
+    """A trial is no start for another one, as it is opened without a head for masked words."""
+    kept, start = tmp_path / "kept", opening.open_encoder(str(checkpoint))
+    tune(start, Head("wnli", "referent", ("not_entailment", "entailment"), start.style), kept / "weights")
     with pytest.raises(ValueError, match="ranks phrases"):
         exporting.convert(epath.Path(kept), None, str(tmp_path / "hf"))
-    # A trial is no start for another one, as it is opened without a head for masked words.
-    assert not opening.open_encoder(str(kept)).has_words
-    with pytest.raises(ValueError, match="tasks.wnli.ranking .*seed"):
-        comparison.finetune(source.replace(str(checkpoint), str(kept)), overrides, epath.Path(tmp_path / "x"))
-    chained = source.replace("tasks=wnli", "tasks=wnli,sst2")
-    given = {"tasks.wnli.initial_task": "sst2", "tasks.sst2.max_length": 32}
+    assert start.has_words and not opening.open_encoder(str(kept)).has_words
+    source = f"{CONFIG}:checkpoint=%s,tasks=%s,seeds=2,scale=small,data={wnli}"
+    with pytest.raises(ValueError, match=f"tasks.wnli.ranking .*{kept}"):
+        comparison.finetune(source % (kept, "wnli"), FEW, epath.Path(tmp_path / "x"))
+    chained = {"tasks.wnli.initial_task": "sst2", "tasks.sst2.max_length": 32, "keep": "best"}
     with pytest.raises(ValueError, match="tasks.wnli.initial_task"):
-        comparison.finetune(chained, overrides | given, epath.Path(tmp_path / "y"))
+        comparison.finetune(source % (checkpoint, "wnli,sst2"), FEW | chained, epath.Path(tmp_path / "y"))
 
 
 def test_scores_are_those_of_the_model_of_pre_training(checkpoint, tmp_path):
@@ -95,6 +102,7 @@ def test_scores_are_those_of_the_model_of_pre_training(checkpoint, tmp_path):
     (row,) = features.rows
     batch = {name: np.asarray(field)[None] for name, field in row.items()}
     found = np.asarray(tiny.apply(head, opened.params, batch))[0]
+    assert kinds.predict(task, examples, features, [found]) == [int(found[0] == found.max())]
     shape = RowSettings(opened.tokenizer.specials, 24, opened.config.token_types)
     for number, (score, phrase) in enumerate(zip(found, examples[0].phrases, strict=True)):
         whole = shape.row(opened.tokenizer.encode(f"one of {phrase} is good"))

@@ -4,20 +4,19 @@ import json
 import pathlib
 import zlib
 
-import jax
 import numpy as np
 from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import TaggedSentence, Texts
-from ag_jax.data.text import pipeline
+from ag_jax.data.text import batching, pipeline
 from ag_jax.finetuning import kinds
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
-from ag_jax.pretraining import build, run
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.training import sharding
+from ag_jax.pretraining import run, workloads
+from tests import tiny
 from tests.finetuning.tasks import TOKENIZER
 
 GOOD = ("a warm and funny film", "truly good", "one of the best", "charming work", "i liked it")
@@ -130,8 +129,7 @@ def checkpoint(folder: pathlib.Path) -> pathlib.Path:
     values.update_from_flattened_dict(settings)
     config = config_reader.parse(pretraining_config.ExperimentConfig, values)
     tokenizer = pipeline.prepare_tokenizer(config.data)
-    mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
-    params = build.make_program(config, tokenizer, mesh).create(jax.random.key(0)).params
+    params = tiny.params(workloads.reference_model(config, tokenizer), batching.empty_batch(config.data, 1))
     run.write(config, epath.Path(folder / "run"), tokenizer, params)
     return folder / "run"
 
