@@ -66,10 +66,16 @@ def tree(path):
 
 
 @functools.cache
+def nodes(path):
+    """Return all nodes of a file's syntax tree."""
+    return list(ast.walk(tree(path)))
+
+
+@functools.cache
 def imported(path):
     """Return the dotted names of all imports in a file, with `from module import name` as `module.name`."""
     names = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -170,20 +176,21 @@ def test_libraries_that_have_one_place():
 
 def test_no_hidden_defaults_of_configs_and_no_asserts():
     for path in FILES:
-        for node in ast.walk(tree(path)):
-            at = f"{name_of(path)}:{getattr(node, 'lineno', '')}"
-            assert not isinstance(node, ast.Assert), f"{at}: user input is checked with ValueError; assert vanishes"
+        for node in nodes(path):
+            asserts = isinstance(node, ast.Assert)
+            assert not asserts, f"{path}:{node.lineno}: user input is checked with ValueError; assert vanishes"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
                 hidden = len(node.args) == 2 and "config" in ast.unparse(node.func.value)
-                assert not hidden, f"{at}: a default belongs to its dataclass"
+                assert not hidden, f"{path}:{node.lineno}: a default belongs to its dataclass"
 
 
+@functools.cache
 def bound_names(path):
     """Return (line, name) of every name that a function binds: arguments, and targets of assignments and loops."""
-    functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.Lambda)]
-    nodes = {node for function in functions for node in ast.walk(function)}
-    arguments = {(node.lineno, node.arg) for node in nodes if isinstance(node, ast.arg)}
-    stores = {node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.Lambda)]
+    within = {node for function in functions for node in ast.walk(function)}
+    arguments = {(node.lineno, node.arg) for node in within if isinstance(node, ast.arg)}
+    stores = {node for node in within if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return sorted(arguments | {(node.lineno, node.id) for node in stores})
 
 
@@ -208,7 +215,7 @@ def test_docstrings():
     """Modules and public names have one, and its first sentence ends on the first line."""
     wrong = []
     for path in FILES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 continue
             at, text = f"{name_of(path)}:{getattr(node, 'lineno', 1)}", ast.get_docstring(node) or ""
