@@ -446,6 +446,17 @@ def test_weights_that_another_task_wants_are_missed_at_once(train, tmp_path, dat
     assert [name.split("/")[0] for name in calls[1:]] == ["sst2", "rte"]
 
 
+def test_a_trial_must_have_started_from_the_best_one_of_its_first_task(train, data, calls):
+    """A wider sweep of the first task may have another best trial, from which finished trials did not start."""
+    rates = (1e-4, 2e-4, 3e-4, 4e-4, 5e-4)
+    score = {rate: sst2_scores(data, rate, 32, 0, False) for rate in rates}
+    worse, better = min(rates, key=score.get), max(rates, key=score.get)
+    assert score[worse] < score[better]
+    train(("sst2", "rte"), (0,), **FROM_SST2, **{"tasks.sst2.learning_rates": (worse,)})
+    with pytest.raises(ValueError, match=f"w/rte/.*lr{worse:g}.*sst2/lr{better:g}.*delete .*rte to"):
+        train(("sst2", "rte"), (0,), **FROM_SST2, **{"tasks.sst2.learning_rates": (worse, better)})
+
+
 def ensemble(examples, rate):
     """The class with the highest mean probability over three seeds' models, for each example."""
     keys = [("sst2", rate, 32, seed, False) for seed in range(3)]
