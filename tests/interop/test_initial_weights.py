@@ -12,22 +12,20 @@ from ag_jax.pretraining import run
 from tests.cases import some
 from tests.interop.copies import CONFIGS, GOLDENS, continuing, exported, parameters, same, start
 
+BLOCKS = {"data.format": "full_sentences"}
 
-def test_going_on_with_an_imported_model(run_of, text, tmp_path, one_device):
-    """Step 0 is the given weights and training changes them; a resumed run does not read them again."""
-    given = epath.Path(shutil.copytree(run_of("roberta"), tmp_path / "given"))
-    wanted, whole, halves = continuing(given, text), epath.Path(tmp_path / "whole"), epath.Path(tmp_path / "halves")
-    run.train(wanted, whole)
-    same(parameters(whole, 0), parameters(given))
-    words = "encoder/embeddings/word/embedding"
-    assert not np.array_equal(parameters(given)[words], parameters(whole)[words])
-    shutil.copytree(whole, halves)
-    shutil.rmtree(halves / "checkpoints" / "3")
-    (halves / "summary.json").unlink()
+
+def test_a_resumed_run_does_not_read_its_initial_weights_again(run_of, text, tmp_path, one_device):
+    """tests/pretraining/test_adversarial_runs.py checks that step 0 of a trained run is its initial weights."""
+    given = epath.Path(shutil.copytree(run_of("bert_pairs"), tmp_path / "given"))
+    wanted = continuing(given, text, **BLOCKS)
+    workdir, before = start(wanted, tmp_path / "run", step=2), parameters(given)
+    same(parameters(workdir), {path: leaf for path, leaf in before.items() if not path.startswith("next_head/")})
     shutil.rmtree(given / "checkpoints")
-    run.train(wanted, halves)
-    assert run.open_run(halves).step == 3
-    same(parameters(halves), parameters(whole))
+    run.train(wanted, workdir)
+    assert run.open_run(workdir).step == 3
+    words = "encoder/embeddings/word/embedding"
+    assert not np.array_equal(before[words], parameters(workdir)[words])
 
 
 @pytest.mark.parametrize(
@@ -41,12 +39,11 @@ def test_every_part_is_taken_over_and_exported(name, arm, run_of, text, tmp_path
 
 
 def test_heads_that_are_new_or_dropped_are_said(run_of, text, tmp_path, one_device, capsys):
-    blocks = {"data.format": "full_sentences"}
-    start(continuing(run_of("bert_pairs"), text, **blocks), tmp_path / "run")
+    start(continuing(run_of("bert_pairs"), text, **BLOCKS), tmp_path / "run")
     assert "dropped: next_head" in capsys.readouterr().err
     bias = parameters(tmp_path / "run")["word_head/bias"]
     assert np.array_equal(bias, parameters(run_of("bert_pairs"))["word_head/bias"]) and bias.any()
-    detect = blocks | {"replaced_tokens.generator": "unigram", "data.masking.replacement": "unigram"}
+    detect = BLOCKS | {"replaced_tokens.generator": "unigram", "data.masking.replacement": "unigram"}
     start(continuing(run_of("bert_pairs"), text, **detect), tmp_path / "other")
     assert "new: discriminator_head; dropped: next_head, word_head" in capsys.readouterr().err
 
