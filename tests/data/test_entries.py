@@ -220,3 +220,17 @@ def test_work_that_another_process_takes_over_is_left_to_it(tmp_path, at_once, n
     writers = {"part": part, "whole": lambda directory: entries.open("part", part)}
     assert (opened(entries, name, writers[name], at_once).path / "file").read_text() == "of the other"
     assert len(written) == 1 and not written[0].exists() and entries.is_complete("part") == (name == "part")
+
+
+def test_parts_that_a_running_process_writes_are_not_removed(tmp_path):
+    """Finished parts, and what killed processes left, are; parts of another text whose key begins alike stay."""
+    source = text_parts.Source(DataConfig(), "key", lambda: "key")
+    done, left, running = (f"part-key-{start:06}-{start + 2:06}" for start in (0, 2, 4))
+    for name in (done, f"{left}.partial-ab", f"{left}.lock", f"{running}.partial-cd", "part-keys-000000-000002"):
+        (tmp_path / name).mkdir()
+    with lock.Claims()(epath.Path(tmp_path / f"{running}.lock")):
+        text_parts.remove_parts(source, Entries(tmp_path, claim=lock.Claims()))
+        remaining = {f"{running}.partial-cd", f"{running}.lock", "part-keys-000000-000002"}
+        assert {path.name for path in tmp_path.iterdir()} == remaining
+    text_parts.remove_parts(source, Entries(tmp_path, claim=lock.Claims()))
+    assert [path.name for path in tmp_path.iterdir()] == ["part-keys-000000-000002"]

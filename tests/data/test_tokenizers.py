@@ -122,6 +122,18 @@ def test_decomposed_text_of_a_tokenizer_that_is_trained_here(kind, tmp_path):
     assert tokenizer.encode(" Tôi\t\nthấy\x01 \u200bmột\ufeff") == tokenizer.encode("Tôi thấy một")
 
 
+def test_user_defined_symbols_of_a_sentencepiece_model(tmp_path):
+    """sentencepiece finds them in a text; one with a role, such as the mask, is text there, and others are tokens."""
+    model = sentencepiece_model(CORPUS[0].splitlines(), user_defined_symbols=["<mask>", "<other>"])
+    (tmp_path / "a.model").write_bytes(model)
+    tokenizer, text = tokenizers.load(tmp_path), "the <mask> old <other> house"
+    mask, other = tokenizer.specials.mask, sentencepiece.SentencePieceProcessor(model_proto=model)["<other>"]
+    ((ids, places),) = tokenizer.locate_batch([text])
+    assert ids == tokenizer.encode(text) and mask not in ids
+    assert places[ids.index(other)] == (text.index("<other>"), text.index(" house"))
+    assert left_out(text, places) <= {" "} and tokenizer.tokens([mask]) == ["<mask>"]
+
+
 def test_training_is_the_same_in_another_process(made):
     code = f"""
 from ag_jax.data import tokenizers

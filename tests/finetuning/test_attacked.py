@@ -1,5 +1,6 @@
 """Suites under attack: schedules that follow another arm, and the masks, temperatures and maps of their reports."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -9,8 +10,9 @@ import pytest
 from etils import epath
 
 from ag_jax.analysis.figures import plots
+from ag_jax.attention.guidance import GuidanceConfig
 from ag_jax.data.tasks.task import Choices, Question, Referent, TaggedSentence, Texts
-from ag_jax.finetuning import attacked, comparison, suite
+from ag_jax.finetuning import attack, attacked, comparison, suite
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.models.config import EncoderConfig
@@ -187,6 +189,21 @@ def test_attention_under_attack_is_what_the_kept_adversary_leaves(tmp_path, scor
     np.testing.assert_allclose(plain.weights_NHQK.sum(-1), 1, rtol=1e-5)
     expected = plain.weights_NHQK if score > 0 else np.full_like(plain.weights_NHQK, 1 / 12)
     np.testing.assert_allclose(under.weights_NHQK, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "labels"), [("classification", HEAD.labels), ("regression", ())])
+def test_a_text_is_attacked_with_the_models_own_prediction_as_its_label(kind, labels):
+    head = dataclasses.replace(HEAD, kind=kind, labels=labels)
+    model = head.model(tiny.config(vocabulary_size=TOKENIZER.vocabulary_size, token_types=1, layers=1))
+    params = tiny.params(model, tiny.task_batch(kind))
+    tuned = FineTuned(head, model.config, TOKENIZER, params)
+    setup = attack.text_attack(tuned, AdversarialConfig("freelb"), GuidanceConfig())
+    batch = setup.make_batch(np.array([0, 7, 8, 6, 2], np.int32))
+    fields = {name: batch[name] for name in ("tokens", "segment_ids", "token_type_ids")}
+    prediction = np.asarray(tiny.apply(model, params, fields))
+    expected = prediction.argmax(-1) if labels else prediction
+    np.testing.assert_allclose(batch["labels"], expected, rtol=1e-5)
+    assert batch["labels"].shape == batch["weights"].shape == (1,) and setup.method == "freelb"
 
 
 def test_a_sentence_that_is_easy_to_read():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader, pipelines
+from ag_jax import config_reader, main, pipelines
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.task import Question, TaggedSentence, Texts
 from ag_jax.finetuning import best, comparison, development, kinds, splits, suite
@@ -45,14 +45,18 @@ def tasks_of(argument):
     return config_reader.parse(FinetuningConfig, config_reader.load(f"{CONFIG}:checkpoint=C,{argument}")).tasks
 
 
-def test_a_table_becomes_a_report_a_function_and_an_exported_model(folder, checkpoint, tmp_path, one_device):
+def test_a_table_becomes_a_report_a_function_and_an_exported_model(folder, checkpoint, tmp_path, one_device, capsys):
+    argument = "train=a.csv,text=review,label=stars,metric=my_metrics.kappa"
+    few = {f"tasks.own.{name}": value for name, value in FEW.items()}
+    source = f"{CONFIG}:checkpoint={checkpoint},{argument},data={folder},scale=small"
+
     def train():
-        argument = "train=a.csv,text=review,label=stars,metric=my_metrics.kappa"
-        few = {f"tasks.own.{name}": value for name, value in FEW.items()}
-        source = f"{CONFIG}:checkpoint={checkpoint},{argument},data={folder},scale=small"
         return comparison.finetune(source, few, epath.Path(tmp_path / "w"))
 
-    report = train()
+    flags = [f"--config.{name}={value}" for name, value in few.items()]
+    assert main.main(["ag-jax", "finetune", f"--config={source}", *flags, f"--workdir={tmp_path / 'w'}"]) == 0
+    report, printed = epath.Path(tmp_path / "w" / "report.md"), capsys.readouterr().out
+    assert str(report) in printed and str(report.parent / "own" / "lr0.0005-bs8-seed0") in printed
     trial, before = report.parent / "own" / "lr0.0005-bs8-seed0", report.read_text()
     numbers = json.loads((report.parent / "report.json").read_text())["tasks"]["own"]
     (found,) = numbers["arms"].values()

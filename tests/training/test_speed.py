@@ -1,6 +1,7 @@
 """Speed, utilisation and time left: what is counted, and what the progress line shows."""
 
 import dataclasses
+import re
 import types
 
 import pytest
@@ -112,3 +113,22 @@ def test_the_line_shows_what_is_known(capsys):
         "mlm_loss 2.500  lr 1.00e-04  1:01 left",
         "ag_loss 0.500  lr 1.00e-04  1,234 tokens/s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (200, "mlm_loss 2.500  ag_loss 0.500  lr 1.00e-04  1,234 tokens/s  MFU 33.3%  1:06:40 left"),
+        (80, "mlm_loss 2.500  1,234 tokens/s  MFU 33.3%  1:06:40 left"),
+        (50, "mlm_loss 2.500  1:06:40 left"),
+    ],
+)
+def test_a_narrow_terminal_keeps_the_steps_the_loss_and_the_time(columns, shown, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    line = progress.ProgressLine("run", 0, 1100, "mlm_loss")
+    numbers = {"mlm_loss": 2.5, "ag_loss": 0.5, "learning_rate": 1e-4, "tokens_per_second": 1234.5, "mfu": 0.3333}
+    line.update({"step": 330} | numbers, 4000.4)
+    line.close()
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err).rstrip().splitlines()[-1]
+    assert re.search(r"330/1100 (.*)$", last)[1].strip() == shown
