@@ -142,7 +142,7 @@ def bucket(bucket_server, monkeypatch):
     bucket_server.reset()
 
 
-# Slow files that would come late in the order of names. They start first, so that no worker is left with one at the end.
+# Slow files that come late in the order of names. They start first, so that no worker is left with one at the end.
 LONG = (
     "tests/multihost/test_many_hosts.py",
     "tests/buckets/test_runs.py",
