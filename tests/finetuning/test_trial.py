@@ -31,6 +31,7 @@ from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import tiny
 from tests.cases import some
 from tests.finetuning import tasks
+from tests.training.jobs import WandbRun
 
 ASA = AdversarialConfig("asa")
 RECIPE = Recipe(epochs=3, max_length=24, adversarial=ASA)
@@ -124,11 +125,17 @@ def test_every_kind_is_learnt(kind, tmp_path, one_device):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    patch, device = pytest.MonkeyPatch(), jax.devices()[0]
-    patch.setattr(jax, "devices", lambda: [device])
+    device, runs = jax.devices()[0], []
     directory = tmp_path_factory.mktemp("whole")
-    result = Setting(keep=True)(directory)
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: [device])
+        patch.setattr(job, "WandbRun", lambda *started, **named: runs.append(WandbRun(*started, **named)) or runs[-1])
+        result = Setting(keep=True, suite={"wandb": "a project"})(directory)
+    (at_wandb,) = runs
+    project, workdir, settings, labels, name = at_wandb.started
+    assert (project, workdir, name) == ("a project", directory, "classification lr0.005-bs8-seed0")
+    assert labels.tags == ("classification", "seed0") and at_wandb.ended == [False]
+    assert settings["recipe"]["epochs"] == 3 and settings["learning_rate"] == 5e-3 and "tasks" not in settings
     return directory, result
 
 

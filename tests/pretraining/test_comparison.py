@@ -16,6 +16,7 @@ from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining import comparable, comparison, report, run
 from ag_jax.pretraining.report import ArmResults
 from tests.pretraining.tiny_runs import SHORT, on_one_device, rows
+from tests.training.jobs import WandbRun
 
 ROW = {"step": 1, "split": "train", "mlm_loss": 5.0, "tokens_per_second": 1.0}
 SEEDS, RUNS = (3, 8), ("mlm-seed3", "ag-seed3", "mlm-seed8", "ag-seed8")
@@ -48,13 +49,25 @@ def overrides():
         "guidance.alpha": 2.0,
         **{"training.evaluate_every": None, "training.checkpoint_every": 100, "training.milestones": (0.5, 1.0)},
         "inspection.sentence": "The union is strong.",
+        "training.wandb": "a_project",
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def at_wandb():
+    """A list of the runs that are started at wandb."""
+    runs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "WandbRun", lambda *started: runs.append(WandbRun(*started)) or runs[-1])
+        patch.setattr(run, "check_installed", lambda project: None)
+        yield runs
+
+
 @pytest.fixture(scope="module")
-def compared(source, overrides, tmp_path_factory):
-    """The report of a comparison that was ended in its third run."""
+def compared(source, overrides, at_wandb, tmp_path_factory):
+    """The report of a comparison that was ended in its third run. Runs at wandb can be told apart."""
     workdir, train, calls = epath.Path(tmp_path_factory.mktemp("compared")), run.train, []
+    at_wandb.clear()
 
     def dies_in_the_third_run(config, directory, labels):
         calls.append(directory.name)
@@ -72,6 +85,10 @@ def compared(source, overrides, tmp_path_factory):
         (workdir / "figures" / "maps_layer9_head9.png").write_bytes(b"")  # of an earlier report
         path = comparison.compare(source, overrides, workdir)
         assert (workdir / "ag-seed3" / "metrics.jsonl").read_bytes() == first_run
+    for name, one in zip(RUNS, at_wandb, strict=True):
+        (project, directory, settings, labels), (arm, seed) = one.started, name.split("-seed")
+        assert (project, directory.name, settings["seed"]) == ("a_project", name, int(seed))
+        assert (labels.group, labels.tags, one.ended) == (workdir.name, (arm, f"seed{seed}"), [False])
     return path
 
 

@@ -19,6 +19,23 @@ ROWS, ASSIGNMENT = 4, (("next", 1), ("prev", 1), ("first", 1))
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2)
 
 
+class WandbRun:
+    """Stands in for a run at wandb.
+
+    started: the arguments with which it was started, those without a name first.
+    ended: whether it had failed, for each time it was ended.
+    """
+
+    def __init__(self, *started, **named):
+        self.started, self.ended = (*started, *named.values()), []
+
+    def log(self, step, values):
+        pass
+
+    def finish(self, failed):
+        self.ended.append(failed)
+
+
 def batch(seed: int) -> dict[str, np.ndarray]:
     lengths = np.random.default_rng(seed).integers(3, tiny.LENGTH + 1, ROWS)
     return tiny.batch(lengths.tolist(), seed=seed)

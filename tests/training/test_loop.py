@@ -20,7 +20,7 @@ from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.loop import Interrupted, NonFiniteError
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
-from tests.training.jobs import batch, tiny_job
+from tests.training.jobs import WandbRun, batch, tiny_job
 
 
 def ending(job):
@@ -138,19 +138,6 @@ def test_an_evaluation_that_died_is_made_again(uninterrupted, tmp_path, step):
         loop.Loop(dataclasses.replace(job, evaluators=(dies,))).run()
     assert loop.Loop(job).run() == summary
     assert rows(job) == rows(whole)
-
-
-class WandbRun:
-    """Stands in for a run at wandb."""
-
-    def __init__(self):
-        self.ended = []
-
-    def log(self, step, values):
-        pass
-
-    def finish(self, failed):
-        self.ended.append(failed)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tmp_path):
