@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 
+import jax
 import numpy as np
 import pytest
 from etils import epath
@@ -204,6 +205,8 @@ def test_a_text_is_attacked_with_the_models_own_prediction_as_its_label(kind, la
     expected = prediction.argmax(-1) if labels else prediction
     np.testing.assert_allclose(batch["labels"], expected, rtol=1e-5)
     assert batch["labels"].shape == batch["weights"].shape == (1,) and setup.method == "freelb"
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert repr(tuned) == f"FineTuned(config=<1 layers of 3 heads, width 12>, params=<{size:,} numbers>)"
 
 
 def test_a_sentence_that_is_easy_to_read():
