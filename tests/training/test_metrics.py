@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from etils import epath
+from tensorboardX.proto import event_pb2
 
 from ag_jax.training import metrics, summary
 from ag_jax.training.metrics import MetricWriter, read_metrics
@@ -98,6 +99,21 @@ def test_tensorboard_events_are_written(tmp_path):
     content = events.read_bytes()
     assert b"train/loss" in content and b"train/mass/next/layer_01" in content
     assert not any(name in content for name in (b"layer_02", b"none", b"infinite"))
+
+
+def test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint(tmp_path):
+    """A file that begins with a session at step n makes TensorBoard discard events of earlier files from n on."""
+    written(tmp_path, 1, 2, 3).close()
+    MetricWriter(epath.Path(tmp_path), 2, tensorboard=True).close()
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    content, steps = events.read_bytes(), []
+    while content:  # 8 bytes of length and 4 of checksum, the event, 4 of checksum
+        end = 12 + int.from_bytes(content[:8], "little")
+        event = event_pb2.Event.FromString(content[12:end])
+        if event.HasField("session_log"):
+            steps.append((event.step, event.session_log.status == event_pb2.SessionLog.START))
+        content = content[end + 4 :]
+    assert steps == [(3, True)]
 
 
 def test_wandb_gets_settings_labels_and_rows_and_resumes_the_same_run(tmp_path, monkeypatch):

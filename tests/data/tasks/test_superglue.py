@@ -87,6 +87,7 @@ HES = "The he-goat Ann saw when he's with their he."
         (HES, "he", 5, "when * he *'s"),
         (HES, "he", 6, "when * he *'s"),  # not in `their`, the word behind
         (HES, "he", 7, "their * he *."),
+        (HES, "their", 8, "with * their * he."),  # no word behind the last one
     ],
 )
 def test_phrases_of_wsc_are_whole_words_at_their_index_or_beside_it(tmp_path, text, phrase, index, found):
