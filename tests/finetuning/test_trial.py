@@ -31,7 +31,8 @@ from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import tiny
 from tests.cases import some
 from tests.finetuning import tasks
-from tests.training.jobs import WandbRun
+from tests.pretraining.tiny_runs import on_one_device
+from tests.training.jobs import wandb_runs
 
 ASA = AdversarialConfig("asa")
 RECIPE = Recipe(epochs=3, max_length=24, adversarial=ASA)
@@ -125,11 +126,8 @@ def test_every_kind_is_learnt(kind, tmp_path, one_device):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    device, runs = jax.devices()[0], []
     directory = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: [device])
-        patch.setattr(job, "WandbRun", lambda *started, **named: runs.append(WandbRun(*started, **named)) or runs[-1])
+    with on_one_device(), wandb_runs(job) as runs:
         result = Setting(keep=True, suite={"wandb": "a project"})(directory)
     (at_wandb,) = runs
     project, workdir, settings, labels, name = at_wandb.started

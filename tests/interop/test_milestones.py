@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,10 +30,9 @@ def train(folder, **changed) -> epath.Path:
     text.write_text("\n".join(f"The union is strong, and number {number} builds a road." for number in range(60)))
     of_run = {"training.words": 3_000, "training.milestone_words": WORDS, "training.milestones": ()}
     of_run |= {"training.evaluate_every": None, "training.checkpoint_every": 999}
-    workdir, patch, device = epath.Path(folder / "run"), pytest.MonkeyPatch(), jax.devices()[0]
-    patch.setattr(jax, "devices", lambda: [device])
-    run.train(runs.settings(text, 99, **dict.fromkeys(runs.BIASES, True), **of_run | changed), workdir)
-    patch.undo()
+    workdir = epath.Path(folder / "run")
+    with runs.on_one_device():
+        run.train(runs.settings(text, 99, **dict.fromkeys(runs.BIASES, True), **of_run | changed), workdir)
     return workdir
 
 

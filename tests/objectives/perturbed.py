@@ -124,7 +124,7 @@ def trained(objective, params, batch, microbatches=1, step=STEP):
 
 
 def evaluated_as_without(objective, params, batch):
-    """Assert that an evaluation is that of the attacked objective, to the last operation; return its metrics' names."""
+    """Assert that an evaluation runs the operations of the objective inside the attack; return its metrics' names."""
 
     def program(of):
         def results(params, batch):
@@ -132,8 +132,8 @@ def evaluated_as_without(objective, params, batch):
 
         return jax.make_jaxpr(results, return_shape=True)(params, batch)
 
-    (attacked, results), (plain, _) = program(objective), program(objective.inner)
-    assert str(attacked) == str(plain)
+    (operations, results), (expected, _) = program(objective), program(objective.inner)
+    assert str(operations) == str(expected)
     return set(results[1])
 
 

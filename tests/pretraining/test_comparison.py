@@ -16,7 +16,7 @@ from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining import comparable, comparison, report, run
 from ag_jax.pretraining.report import ArmResults
 from tests.pretraining.tiny_runs import SHORT, on_one_device, rows
-from tests.training.jobs import WandbRun
+from tests.training.jobs import wandb_runs
 
 ROW = {"step": 1, "split": "train", "mlm_loss": 5.0, "tokens_per_second": 1.0}
 SEEDS, RUNS = (3, 8), ("mlm-seed3", "ag-seed3", "mlm-seed8", "ag-seed8")
@@ -47,18 +47,18 @@ def source(text, tmp_path_factory) -> str:
 def overrides():
     return {
         "guidance.alpha": 2.0,
-        **{"training.evaluate_every": None, "training.checkpoint_every": 100, "training.milestones": (0.5, 1.0)},
-        "inspection.sentence": "The union is strong.",
+        "training.evaluate_every": None,
+        "training.checkpoint_every": 100,
+        "training.milestones": (0.5, 1.0),
         "training.wandb": "a_project",
+        "inspection.sentence": "The union is strong.",
     }
 
 
 @pytest.fixture(scope="module", autouse=True)
 def at_wandb():
     """A list of the runs that are started at wandb."""
-    runs = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "WandbRun", lambda *started: runs.append(WandbRun(*started)) or runs[-1])
+    with wandb_runs(run) as runs, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "check_installed", lambda project: None)
         yield runs
 

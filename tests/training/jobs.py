@@ -1,9 +1,11 @@
 """A tiny job on made-up batches that are a pure function of the step, for tests of the loop and its checkpoints."""
 
+import contextlib
 import functools
 
 import jax
 import numpy as np
+import pytest
 from etils import epath
 
 from ag_jax.models.masked_lm import PretrainingModel
@@ -34,6 +36,20 @@ class WandbRun:
 
     def finish(self, failed):
         self.ended.append(failed)
+
+
+@contextlib.contextmanager
+def wandb_runs(module):
+    """Replace the `WandbRun` of a module, and yield the list of the runs that are started meanwhile."""
+    runs = []
+
+    def start(*started, **named):
+        runs.append(WandbRun(*started, **named))
+        return runs[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WandbRun", start)
+        yield runs
 
 
 def batch(seed: int) -> dict[str, np.ndarray]:
