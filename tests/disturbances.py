@@ -246,7 +246,7 @@ def without_clock(value: Any) -> Any:
 
 
 def is_preparing(case: Case, running: commands.Running) -> bool:
-    """Whether a tokenizer is being trained or text tokenised.
+    """Return whether a tokenizer is being trained or text tokenised.
 
     A suite has no cache: whether it has just taken its lock.
     """
@@ -256,7 +256,7 @@ def is_preparing(case: Case, running: commands.Running) -> bool:
 
 
 def is_compiling(case: Case, running: commands.Running) -> bool:
-    """Whether the run is about to be trained, but has not been trained yet."""
+    """Return whether the run is about to be trained, but has not been trained yet."""
     if case.command.name == "suite":
         return "trials to do" in running.stderr and not any((case.folder / "run").rglob("metrics.jsonl"))
     attention = running.stderr.count("attention: ")
@@ -269,12 +269,12 @@ def checkpoints_begun(case: Case) -> list[pathlib.Path]:
 
 
 def is_saving(case: Case, running: commands.Running) -> bool:
-    """Whether a checkpoint is being written, in its temporary directory."""
+    """Return whether a checkpoint is being written, in its temporary directory."""
     return any("tmp" in path.name for path in checkpoints_begun(case))
 
 
 def is_validating(case: Case, running: commands.Running) -> bool:
-    """Whether a validation is due: the last row of metrics is that of a training step followed by a validation."""
+    """Return whether a validation is due: the last row of metrics is of a training step before a validation."""
     for path in (case.folder / "run" / case.command.part).rglob("metrics.jsonl"):
         with contextlib.suppress(ValueError):
             rows = read_metrics(epath.Path(path.parent))

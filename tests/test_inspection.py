@@ -220,7 +220,7 @@ def test_a_pair_has_tables_figures_and_views_of_three_kinds(places, drawn, tmp_p
 
 
 def test_the_translation_is_by_default_the_models_own(places, drawn, capsys):
-    """As the run decodes, of as much of the text as is shown."""
+    """The run decodes as much of the text as is shown, with its own settings."""
     opened = best.open_for_inspection(places / "translation")
     said, *_ = inspect(places / "translation", capsys, text=None)
     (encoder, decoder, _) = (maps for maps, *_ in drawn)

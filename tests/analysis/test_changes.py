@@ -144,7 +144,7 @@ def test_masked_cells_get_no_attention(params):
 
 @pytest.mark.parametrize("method", ["freelb", "smart"])
 def test_the_perturbation_is_that_of_a_training_step(method):
-    """By a model that can be computed by hand: the metric of the step has the length of the same perturbation."""
+    """The model can be computed by hand: the metric of the step has the length of the same perturbation."""
     settings = {"freelb": FreeLBConfig(steps=3, step_size=0.3), "smart": SmartConfig(steps=2, noise=0.1, epsilon=0.5)}
     config = AdversarialConfig(method, **{method: settings[method]})
     context = dataclasses.replace(CONTEXT, encoder=tiny.config(embedding_width=3))

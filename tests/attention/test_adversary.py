@@ -149,7 +149,7 @@ def attended(request, layer):
 
 
 def test_masked_units_get_nothing_and_empty_rows_spread_over_their_text(layer, attended):
-    """Also where a bias of another kind is there; nothing reaches padding or another text."""
+    """Holds beside a bias of another kind, too; nothing reaches padding or another text."""
     keep = np.ones((4, 1, LENGTH, LENGTH), np.float32)
     keep[:, :, 1], keep[:, :, 0, 2] = 0, 0
     bias = np.float32(np.random.default_rng(2).standard_normal((1, HEADS, 1, LENGTH)))
@@ -169,7 +169,7 @@ def test_masked_units_get_nothing_and_empty_rows_spread_over_their_text(layer, a
 
 
 def slope(layer, attended, keep):
-    """What units learn of a loss of the output."""
+    """Check the gradients that reach kept and masked units from a loss of the output."""
     direction = jnp.asarray(np.random.default_rng(3).standard_normal((4, LENGTH, WIDTH)), jnp.float32)
     direction = jnp.where((layer[1] > 0)[..., None], direction, 0)
 
@@ -203,7 +203,7 @@ def test_masked_units_learn_nothing_and_kept_ones_c_times_as_much(layer, attende
 
 
 def test_empty_rows_do_not_move_the_encoder(attended, layer):
-    """What cannot change the attention has no gradient: queries and keys of a row of which everything is masked."""
+    """Where everything in a row is masked, its queries and keys cannot change the attention and get no gradient."""
 
     def loss(hidden, keep):
         _, weights, _ = attended(Fixed(keep), hidden=hidden)

@@ -67,7 +67,7 @@ def test_samples_of_a_uniform_distribution_are_neither_0_nor_1():
 
 
 def correlation(one, other):
-    """Of two masks of 0 and 1, in standard deviations of independent ones."""
+    """Return the correlation of two masks of 0 and 1, in standard deviations of independent masks."""
     a, b = (np.asarray(field, np.float64).ravel() - (1 - RATE) for field in (one, other))
     return (a * b).mean() / (RATE * (1 - RATE)) * np.sqrt(a.size)
 

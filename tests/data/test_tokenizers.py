@@ -184,7 +184,7 @@ def test_bad_tokenizer_files(made, tmp_path):
 
 
 def test_the_tokenizer_that_was_saved_last_is_loaded_whole_or_not(made, tmp_path):
-    """Also if a file of another kind, which comes before it in other directories, is left from an earlier one."""
+    """Holds although an earlier tokenizer left a file of another kind, which other directories would prefer."""
     (tmp_path / "source.model").write_bytes(sentencepiece_model(CORPUS[0].splitlines()))
     loaded = tokenizers.load(tmp_path / "source.model")
     (tmp_path / "source.model").unlink()
@@ -252,7 +252,7 @@ def two_families(begin: str = "[CLS]", end: str = "[SEP]", between: str = "[SEP]
 
 @pytest.mark.parametrize("delimiters", ["[CLS] [SEP] [SEP]", "<s> </s> </s> </s>", "<s> </s> </s>"])
 def test_the_tokens_that_delimit_a_text_are_those_of_the_post_processor(delimiters, tmp_path):
-    """Of two tokens with usual names, and as many separators as between the texts of its pairs."""
+    """The tokenizer has two tokens with usual names, and as many separators as between the texts of its pairs."""
     library = two_families(*delimiters.split(maxsplit=2))
     names = json.dumps({"mask_token": "[GAP]", "pad_token": {"content": "<pad>", "lstrip": False}})
     tokenizer = tokenizers.load(write(tmp_path, {"tokenizer.json": library.to_str(), SETTINGS: names, MAP: names}))
@@ -383,7 +383,7 @@ def test_languages_and_special_tokens(marian):
 
 
 def test_two_models_are_saved_and_loaded(marian, tmp_path_factory):
-    """Also where a tokenizer.json lies beside it, as in some models: that knows only one of the languages."""
+    """Holds beside a tokenizer.json, as in some models, which knows only one of the languages."""
     tokenizer, saved = tokenizers.load(marian), tmp_path_factory.mktemp("saved")
     tokenizer.save(saved)
     (saved / "tokenizer.json").write_text("{}")

@@ -40,7 +40,7 @@ CASES = {
 
 
 def logits_of(batch, kind, classes, score=5.0):
-    """What a model that knows the labels would say, with noise."""
+    """Return predictions of a model that knows the labels, with noise."""
     rng = np.random.default_rng(0)
     if kind in ("classification", "tagging"):
         return score * np.eye(classes)[batch["labels"]]

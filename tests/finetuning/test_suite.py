@@ -574,7 +574,7 @@ def test_what_is_wrong_is_found_before_anything_is_trained(train, tmp_path, call
 
 
 def test_what_the_checkpoint_or_the_number_of_steps_does_not_allow(tmp_path, data, monkeypatch):
-    """Of a warm-up too long; nine questions of SQuAD have more windows, and so more steps. And fixed attention."""
+    """The warm-up is too long; nine questions of SQuAD have more windows, and so more steps; attention is fixed."""
     opened = Pretrained(EncoderConfig(max_length=64), tasks.TOKENIZER, {}, "roberta", "step 9 of runs/x")
     fixed = dataclasses.replace(opened.config, fixed_attention=FixedConfig(offsets=(-1, 1)))
     settings = {"tasks.squad2.epochs": 1, "tasks.squad2.batch_sizes": (1,), "tasks.sst2.batch_sizes": (8, 16)}

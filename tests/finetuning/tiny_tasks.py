@@ -153,7 +153,7 @@ def guess(example, *key) -> tuple[object, object]:
 
 
 def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
-    """In the place of `job.run_trial`: writes what it would write, from guesses."""
+    """Stand in for `job.run_trial`: write the files that it would write, with guessed predictions."""
     directory.mkdir(parents=True, exist_ok=True)
     started = bool(start.description.startswith("trial"))
     key = (one.task, one.learning_rate, one.batch_size, one.seed, started, *one.swept.values())
@@ -192,7 +192,7 @@ def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
 
 
 def open_encoder(checkpoint, step=None, *, fresh=False):
-    """In the place of `opening.open_encoder`; the description of a run ends with its length in files, and its only
+    """Stand in for `opening.open_encoder`; the description of a run ends with its length in files, and its only
     parameter is the number in its file `params`.
     """
     params = {"encoder": np.float32((path := pathlib.Path(checkpoint) / "params").exists() and path.read_text())}

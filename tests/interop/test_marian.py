@@ -404,7 +404,7 @@ GENERATIONS = [  # (settings, beams, maximum, further keys, what they cannot say
 
 @pytest.mark.parametrize(("decoding", "beams", "maximum", "written", "lost", "read"), GENERATIONS)
 def test_settings_of_generation(decoding, beams, maximum, written, lost, read):
-    """What is written, what that cannot express, and what it is read as: the same settings where nothing is lost."""
+    """Settings are read back as they were written, except for those that the file cannot express."""
     found, said = marian.write_generation(decoding, 20, [3, 19], {"pad_token_id": 19})
     always = {"bad_words_ids": [[3], [19]], "forced_eos_token_id": None, "pad_token_id": 19}
     assert found == always | {"num_beams": beams, "max_length": maximum} | written

@@ -100,7 +100,7 @@ class Cloud:
         return self.run("tpu_run.sh", "one", *options, "--", *TRAIN, **environment)
 
     def calls(self):
-        """What gcloud was asked for since the last call, without `compute tpus`."""
+        """Return the commands of gcloud since the last call, without `compute tpus`."""
         path = self.folder / "calls"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         path.unlink(missing_ok=True)
@@ -129,7 +129,7 @@ def cloud(tmp_path):
 
 
 def words_of(command, line):
-    """What `command` gets when a shell reads the line."""
+    """Return the arguments that `command` gets when a shell reads the line."""
     shell = f"{command}() {{ printf '%s\\n' \"$@\"; }}\n{line}"
     return subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
 

@@ -92,7 +92,7 @@ def test_statistics_under_dropout(params, batch, after_dropout):
 
 
 def test_statistics_after_dropout_are_of_the_mask_that_mixes(params, batch):
-    """With the values' kernel at 0 and one-hot biases the output of a head is the sum of its thinned row."""
+    """If the values' kernel is 0 and their biases are one-hot, the output of a head is the sum of its thinned row."""
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], params["encoder"]["layers"]["attention"])
     one["value"] = {"kernel": np.zeros((12, 3, 4), np.float32), "bias": np.ones((3, 4), np.float32)}
     # Column h of the output adds up head h.

@@ -41,7 +41,7 @@ class Host(commands.Running):
 
     @property
     def output(self) -> str:
-        """What the host has printed so far."""
+        """Return the output of the host so far."""
         return self.stdout + self.stderr
 
 
@@ -65,7 +65,7 @@ def start(
 
 
 def finish(started: list[Host], status: int = 0) -> list[str]:
-    """What the hosts printed, once all have ended with `status`."""
+    """Return the output of all hosts, once all have ended with `status`."""
     statuses = [host.wait(240).returncode for host in started]
     outputs = [host.output for host in started]
     assert statuses == [status] * len(started), "\n\n".join(map(str, zip(statuses, outputs, strict=True)))

@@ -137,7 +137,7 @@ def test_until_freelb_begins_a_step_is_that_without_it():
 
 
 def test_until_an_attack_on_attention_begins_a_step_is_that_without_it():
-    """From then on, the loss has all terms, and the adversary learns."""
+    """Once it has begun, the loss has all terms, and the adversary learns."""
     inner, batch = tiny.supervised(tiny.task_model("classification", layers=1)), tiny.task_batch("classification")
     delayed = perturbed.attacked(inner, shape=inner.model.config, delay_steps=5)
     params = perturbed.params_of(delayed, batch)

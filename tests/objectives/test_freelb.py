@@ -84,7 +84,7 @@ def test_the_released_programs(count, init_magnitude, max_norm):
 
 
 def test_an_encoder_is_trained_in_parts_as_by_a_plain_loop():
-    """Beside guidance, with a row of the encoder for every candidate."""
+    """The model is guided, and every candidate is a row of the encoder."""
     model, batch = tiny.task_model("choice", layers=1), tiny.task_batch("choice")
     inner = tiny.guided(model, objective=tiny.supervised)
     params, config = tiny.params(model, batch), FreeLBConfig(steps=2, step_size=0.5, init_magnitude=0.0, max_norm=0.7)

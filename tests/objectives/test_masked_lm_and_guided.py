@@ -88,7 +88,7 @@ def test_terms_and_metrics(batch, params):
 
 
 def test_bias_mode_adds_alpha_times_the_target_to_the_scores(batch, params):
-    """Beside what was plugged in before."""
+    """The bias is added to one that the ports have already."""
     objective = tiny.guided(MODEL, MIXED, mode="bias", alpha=8.0)
     bias = np.zeros((6, 3, 11, 11))
     for b, row in enumerate(zip(batch["original"], batch["segment_ids"], strict=True)):

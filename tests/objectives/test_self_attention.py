@@ -64,7 +64,7 @@ def divergence_of(kind, clean, other, batch):
 
 @pytest.mark.parametrize("kind", some(KINDS, "regression", "choice", "tagging", "span_or_none"))
 def test_equation_9_for_every_head(kind):
-    """Beside the task's loss, and for multiple choice beside guidance, whose texts are the candidates."""
+    """The loss has the task's term, and for multiple choice guidance, whose texts are the candidates."""
     batch, inner = tiny.task_batch(kind), tiny.supervised(tiny.task_model(kind))
     if kind == "choice":
         inner = tiny.guided(inner.model, objective=tiny.supervised)
@@ -266,7 +266,7 @@ def test_an_evaluation_is_that_of_the_clean_model(case):
 
 @pytest.mark.parametrize("dropout", some(["shared", "independent"], "shared"))
 def test_dropout_of_the_attacked_pass(dropout):
-    """Of an attack that keeps everything, nothing is left but what dropout does differently."""
+    """If an attack masks nothing, both passes differ only by their dropout."""
     settings = tiny.DEBERTA_V1 | {"layers": 1, "mask_decoder_passes": 1}
     batch, model = tiny.mixed_batch(), tiny.model(attention_dropout=0.2, **settings)
     objective = attacked(Pretraining(model, HEAD), shape=model.config, keep_init=1 - 1e-12, dropout=dropout)

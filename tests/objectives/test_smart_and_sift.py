@@ -75,7 +75,7 @@ def test_smart_as_released_by_hand():
 
 
 def test_sift_by_hand():
-    """Of y = w . sum of normalised x: only the clean pass would teach embeddings, and R is (w . sum d)^2."""
+    """The model is y = w . sum of normalised x: only the clean pass would teach embeddings, and R is (w . sum d)^2."""
     batch, w, valid, delta, (loss, metrics, gradient), _ = by_hand(sift(perturbed.Linear(), SIFT, 3))
     x = batch["vectors"].astype(np.float64)
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-7) * valid

@@ -35,7 +35,7 @@ def workdir(config, tmp_path) -> epath.Path:
 
 
 def begin(config, workdir):
-    """What `run.train` does before the first step."""
+    """Return the corpus that `run.train` makes before the first step."""
     run.claim_workdir(config, workdir)
     corpus = prepare(config, workdir)
     record(config, workdir, corpus)

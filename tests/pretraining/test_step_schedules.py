@@ -46,7 +46,7 @@ def test_every_step_sees_the_rows_that_follow_those_before(whole):
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(whole, text, tmp_path):
-    """Also if the batch size was another one before it stopped."""
+    """Holds although the batch size was another one before it stopped."""
     config, workdir = settings(text, **CHANGED), epath.Path(tmp_path / "run")
     for step in (1, 5, None):
         run.train(config, workdir, pause_at=step)

@@ -118,7 +118,7 @@ def test_some_of_the_texts():
 
 @pytest.mark.parametrize("kind", some(["classification", "regression", "choice", "tagging", "span"], "tagging"))
 def test_a_tasks_losses_by_row_sum_to_those_of_its_objective(kind):
-    """Also without a head, against edited parameters."""
+    """Includes a model without a head, compared with edited parameters."""
     model, batch = tiny.task_model(kind), tiny.task_batch(kind)
     params, objective = tiny.params(model, batch), tiny.supervised(model)
     mask_NH = np.ones((2, 3), np.float32)

@@ -76,7 +76,7 @@ def test_rows_and_summary(uninterrupted):
 
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(uninterrupted, tmp_path):
-    """With the same checkpoints: the milestones 0, 1 and 12, and the three newest, which a translation may average."""
+    """Checkpoints are the same, too: milestones 0, 1 and 12, and the three newest, which a translation may average."""
     whole, summary = uninterrupted
     saving, directory = {"milestones": (0.0, 0.1, 1.0), "keep_last": 3}, epath.Path(tmp_path / "checkpoints")
     for step, number in ((6, signal.SIGINT), (9, signal.SIGTERM)):

@@ -176,7 +176,7 @@ def test_words_are_skipped_in_the_source_that_they_belong_to(config, tmp_path, c
     write(tmp_path, {"held_out.txt": text(5000, 5030)})
     with_text = pipeline.prepare(dataclasses.replace(config, validation_source=str(tmp_path / "held_out.txt")))
     assert with_text.documents == {"validation": 1, "train": 1 + 120 + 3}
-    assert not isinstance(with_text.validation, mixture.MixedRows), "text of its own for validation is read once"
+    assert not isinstance(with_text.validation, mixture.MixedRows), "a separate validation text is read once"
 
 
 def trained_on(config, monkeypatch):
