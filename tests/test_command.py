@@ -75,12 +75,18 @@ def rejected(capsys):
 
 def signalled(arguments: list[str], workdir: pathlib.Path, step: int, number: int) -> commands.Finished:
     """Run the command, send it a signal as soon as its metrics reach the step, and wait for it to end."""
-    running = commands.Running(arguments)
     metrics, deadline = workdir / "metrics.jsonl", time.monotonic() + 240
+
+    def is_logged() -> bool:
+        return metrics.exists() and f'"step": {step},' in metrics.read_text()
+
+    is_stale = is_logged()  # by a run that failed after its last checkpoint; a resumed run removes these rows first
+    running = commands.Running(arguments)
     while time.monotonic() < deadline and running.poll() is None:
-        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+        if is_logged() and not is_stale:
             running.send_signal(number)
             break
+        is_stale = is_stale and is_logged()
         time.sleep(0.002)
     return running.wait(120)
 
