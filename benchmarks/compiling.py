@@ -8,6 +8,7 @@ from ag_jax.data.text import batching
 from ag_jax.pretraining import build, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import sharding
+from ag_jax.training.config import MeshConfig
 from ag_jax.training.hyperparameters import Hyperparameters
 
 
@@ -20,7 +21,7 @@ def training_step(
     settings.model.update(layers=layers, heads=heads, max_length=length, remat=remat)
     settings.guidance.mode = mode
     settings.training.batch_size = rows
-    config, mesh = pretraining_config.parse(settings), sharding.make_mesh(sharding.MeshConfig())
+    config, mesh = pretraining_config.parse(settings), sharding.make_mesh(MeshConfig())
     program = build.make_program(config, workloads.VocabularyInfo(52_000), mesh)
     batch = {
         name: jax.ShapeDtypeStruct(field.shape, field.dtype)

@@ -43,7 +43,7 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.analysis import maps
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
 from ag_jax.data import pipeline
 from ag_jax.data.probes import minimal_pairs
 from ag_jax.interop import opening

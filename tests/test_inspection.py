@@ -16,7 +16,8 @@ from ag_jax import cli, config_reader
 from ag_jax.analysis import maps, pairs
 from ag_jax.analysis.figures import plots
 from ag_jax.analysis.figures.curves import Plateau
-from ag_jax.attention.guidance import Assignment, GuidanceConfig
+from ag_jax.attention.assignment import Assignment
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.command_line import verbs
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ag_jax.attention import guidance
-from ag_jax.attention.disentangled import DisentangledConfig
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import DisentangledConfig, GuidanceConfig
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.finetuning.kinds import KINDS
 from ag_jax.models.config import EncoderConfig

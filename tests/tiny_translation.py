@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.config import FixedConfig
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.seq2seq import TranslationModel
 from tests import reference

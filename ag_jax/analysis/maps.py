@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ag_jax.analysis import tables
 from ag_jax.attention import patterns
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment, is_usable
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.attention.visibility import band_of
 from ag_jax.data.json_files import check_unicode
@@ -347,7 +347,7 @@ def _target(maps: AttentionMaps, special: PatternTokens, name: str) -> tuple[np.
 
     A custom pattern that may not be imported has no target, which is printed.
     """
-    if not patterns.is_usable(name):
+    if not is_usable(name):
         warn_once(
             f"the target of the pattern {name} is not shown: its code is imported only with --trust_code "
             "(trust_code=True in Python)"

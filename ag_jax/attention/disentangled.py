@@ -18,66 +18,15 @@ Shape letters: B batch, L length, Q query position, K key position, H head, W wi
 R rows of the table of relative embeddings, S distances.
 """
 
-import dataclasses
 import math
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-TERMS = ("c2p", "p2c")
-
-
-@dataclasses.dataclass(frozen=True)
-class DisentangledConfig:
-    """Settings of DeBERTa's relative positions in an encoder; by default an encoder has none.
-
-    terms: any of `c2p` (content to position) and `p2c` (position to content), with a comma; "" is plain attention.
-    span: k, the distance from which on all are alike.
-    buckets: number of logarithmic buckets on each side of 0, an even number (DeBERTa v2: 256 for a span of 512); None
-        gives every distance its own.
-    shared: embeddings of distances are projected as content is (v2, v3); otherwise by projections of their own (v1).
-    normalized: LayerNorm on the embeddings of distances (v2, v3).
-    key_bias: whether the projections to keys, of content and of distances, have a bias (v1: not).
-    index: the row of a distance in p2c: of i - j as in the released `code`, or of j - i as in the `paper`, equation 4.
-    """
-
-    terms: str = ""
-    span: Annotated[int, ">= 1", "<= 1048576"] = 512
-    buckets: Annotated[int, ">= 1", "<= 1048576"] | None = None
-    shared: bool = True
-    normalized: bool = False
-    key_bias: bool = True
-    index: Literal["code", "paper"] = "code"
-
-    def __post_init__(self):
-        if len(set(self.names)) < len(self.names) or not set(self.names) <= set(TERMS):
-            raise ValueError(
-                f"model.relative.terms must be some of {', '.join(TERMS)}, each once, with a comma between, got "
-                f"{self.terms!r}"
-            )
-        if self.buckets is not None and (self.buckets % 2 or self.buckets >= self.span):
-            raise ValueError(
-                f"model.relative.buckets must be even and below model.relative.span={self.span}, or none, got "
-                f"{self.buckets}"
-            )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the enabled relative-position terms, such as `c2p` and `p2c`; empty for plain attention."""
-        return tuple(self.terms.split(",")) if self.terms else ()
-
-    @property
-    def half(self) -> int:
-        """Half the number of rows of the table of distance embeddings: `buckets` if set, otherwise `span`."""
-        return self.buckets or self.span
-
-    @property
-    def content_scale(self) -> float:
-        """Factor for plain attention's scale 1 / sqrt(width of a head): 1 / sqrt(1 + number of terms)."""
-        return 1.0 / math.sqrt(1 + len(self.names))
+from ag_jax.attention.config import DisentangledConfig
 
 
 def log_buckets(distances: np.ndarray, buckets: int, span: int) -> np.ndarray:

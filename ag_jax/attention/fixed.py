@@ -13,38 +13,17 @@ no queries and keys.
 Shape letters: B batch, Q query position, K key position, H head, W width of a head, S distances.
 """
 
-import dataclasses
 import math
-from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ag_jax.attention.config import FixedConfig
 from ag_jax.attention.visibility import band_of, visible_in_text
 
 # Standard deviations around the offset, beyond which weights are 0; with deviation 1, they would sum to 1.2e-8.
 REACH = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedConfig:
-    """Settings of hard-coded Gaussian attention, whose weights depend only on the distance of two tokens.
-
-    offsets: for each head, the center of its Gaussian, counted from the query: -1,1 are the previous and the next
-        token; repeated in turn if there are more heads; empty for learned attention.
-    deviation: sigma, the standard deviation of the Gaussian, in tokens.
-    normalized: divide the weights of each query by their sum, which is below 1 at the borders of a text; a query whose
-        text has no token within five standard deviations of the offset keeps weights of 0.
-    """
-
-    offsets: tuple[Annotated[int, ">= -64", "<= 64"], ...] = ()
-    deviation: Annotated[float, "> 0", "<= 16"] = 1.0
-    normalized: bool = False
-
-    def of_heads(self, heads: int) -> np.ndarray:
-        """Return the offset of each head's Gaussian, `H`: `offsets`, repeated as often as needed."""
-        return np.resize(np.asarray(self.offsets, np.int64), heads)
 
 
 def _density(config: FixedConfig, heads: int, distances: np.ndarray | Array) -> Array:

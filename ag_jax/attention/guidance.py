@@ -12,192 +12,20 @@ Shape letters: N layers, B batch, H guided heads, Q query position, K key positi
 
 import dataclasses
 import functools
-import math
-import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from ag_jax.attention import patterns, segments
+from ag_jax.attention.assignment import layer_numbers
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.attention.patterns import Columns, Shift, Target
 from ag_jax.attention.visibility import EVERYTHING, Band, band_of, visible_in_text, visible_targets, visible_tokens
 
 Schedule = Callable[[Array], Array]
-Reduction = Literal["type_mean", "head_mean", "frobenius"]
-Boundary = Literal["uniform", "zero", "ignore"]
-Absent = Literal["uniform", "ignore"]
-Probabilities = Literal["before_dropout", "after_dropout"]
-
-
-@dataclasses.dataclass(frozen=True)
-class GuidanceConfig:
-    """Settings of attention guidance, with the defaults of the released code where the paper differs.
-
-    mode: `loss` adds alpha(step) * L_AG to the objective, `bias` adds alpha(step) * P to the guided heads' scores,
-        `none` is no guidance.
-    fraction: lambda, the share of the heads of every layer that is guided: one Next, one Prev, the rest First.
-    heads: counts of heads for each pattern instead of `fraction`, from head 0 on, such as
-        next:1,prev:1,first:2,period:2. Patterns are next, prev, first, delim, period, same, and custom ones, named as
-        `module.function`.
-    layers: layers of the encoder whose heads are guided: `all`, `global` or `local` ones (without or with
-        `model.window`), or numbers from 0 with commas, such as 0-5,8.
-    decoder_heads: counts of heads for each pattern in a decoder's self-attention, such as prev:1; none for no guidance
-        of these heads.
-    cross_heads: counts of heads for each pattern in a decoder's attention to the source, such as first:1,diagonal:1,
-        where `diagonal` is the token at the same place of the source, in proportion to the lengths of both texts; none
-        for no guidance of these heads.
-    alpha: coefficient of the guidance at the first step; `schedule` says how it falls.
-    alpha_rule: `value` takes `alpha`. `auto` takes the power of ten that brings alpha * L_AG nearest to the model's own
-        loss, both of the first batch before the first step (in pre-training, with mode `loss`).
-    schedule: `hold_then_linear` keeps alpha for `hold_steps` and then lowers it to 0 at the last step, `linear` lowers
-        it from the start, `constant` keeps it.
-    hold_steps: steps for which `hold_then_linear` keeps alpha.
-    reduction: how the n x n errors of a text become one number: the mean over the heads of each pattern, summed over
-        patterns (`type_mean`); the mean over all guided heads (`head_mean`); or the plain sum (`frobenius`, the paper's
-        equations 2 and 3).
-    boundary: target of the first or last token of a text, which has no previous or next token: `uniform`, `zero`, or
-        `ignore` its row.
-    absent: target of a pattern whose token is not in the text, such as a period, or which a decoder has not read yet:
-        `uniform`, or `ignore` the rows without this token.
-    probabilities: guide the softmax itself (`before_dropout`, the paper) or what dropout leaves of it (`after_dropout`,
-        the code).
-    """
-
-    mode: Literal["none", "loss", "bias"] = "none"
-    fraction: Annotated[float, "> 0", "<= 1"] = 0.5
-    heads: str | None = None
-    layers: str = "all"
-    decoder_heads: str | None = None
-    cross_heads: str | None = None
-    alpha: Annotated[float, ">= 0"] = 10.0
-    alpha_rule: Literal["value", "auto"] = "value"
-    schedule: Literal["hold_then_linear", "linear", "constant"] = "hold_then_linear"
-    hold_steps: Annotated[int, ">= 0"] = 20_000
-    reduction: Reduction = "type_mean"
-    boundary: Boundary = "uniform"
-    absent: Absent = "uniform"
-    probabilities: Probabilities = "before_dropout"
-
-    @property
-    def in_effect(self) -> "GuidanceConfig":
-        """These settings, with every setting that has no effect at its default.
-
-        Without effect are all settings if `mode` is `none`, and `alpha` if the rule `auto` chooses it.
-        """
-        if self.mode == "none":
-            return GuidanceConfig()
-        return dataclasses.replace(self, alpha=GuidanceConfig.alpha) if self.alpha_rule == "auto" else self
-
-
-def assign_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of heads that it guides in every layer) for each pattern, in the order of the heads.
-
-    The remaining heads are free.
-
-    By lambda: one Next, one Prev and lambda * h - 2 First, lambda * h rounded half up (paper, section 5.3).
-    Raises ValueError if lambda * h < 2, or if the explicit counts are malformed or exceed `heads`.
-    """
-    if config.mode == "none":
-        return ()
-    if not config.heads:
-        # Not `round`, which rounds a half to the even number.
-        guided = math.floor(config.fraction * heads + 0.5)
-        if guided < 2:
-            # The smallest fraction that rounds to two heads is 1.5 / heads, here rounded up to three decimals.
-            raise ValueError(
-                f"guidance.fraction={config.fraction} of {heads} heads guides {guided}: at least 2 are needed, one for "
-                f"Next and one for Prev; use a fraction of at least {math.ceil(1500 / heads) / 1000}"
-            )
-        return tuple(item for item in (("next", 1), ("prev", 1), ("first", guided - 2)) if item[1])
-    return _parse_heads("guidance.heads", config.heads, heads)
-
-
-@dataclasses.dataclass(frozen=True)
-class Assignment:
-    """The pattern towards which guidance pulls each head of each layer of a model; free heads have none.
-
-    counts: patterns, each with the number of heads that it guides in every guided layer: the first pattern guides head
-        0 and the heads after it, the next pattern the heads that follow, and so on. Empty if no head is guided.
-    layers: numbers of the guided layers, from 0; None for all layers.
-    """
-
-    counts: tuple[tuple[str, int], ...] = ()
-    layers: tuple[int, ...] | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the patterns, in the order of the heads that they guide."""
-        return tuple(name for name, _ in self.counts)
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether every pattern is built in, or custom and allowed to be imported (`imported`)."""
-        return all(map(patterns.is_usable, self.names))
-
-    @property
-    def where(self) -> str:
-        """The guided layers in words, counted from 1, such as `layers 1-6, 9`; empty for all layers."""
-        if self.layers is None:
-            return ""
-        runs = self.runs(max(self.layers) + 1)
-        numbers = [str(run.stop) if len(run) == 1 else f"{run.start + 1}-{run.stop}" for run in runs]
-        return f"layer{'s' * (len(self.layers) > 1)} {', '.join(numbers)}"
-
-    def runs(self, layers: int) -> list[range]:
-        """Return the guided layers of a model with `layers` layers, as ranges of consecutive layers."""
-        runs: list[range] = []
-        for layer in range(layers) if self.layers is None else self.layers:
-            if runs and runs[-1].stop == layer:
-                runs[-1] = range(runs[-1].start, layer + 1)
-            else:
-                runs.append(range(layer, layer + 1))
-        return runs
-
-    def of_layer(self, heads: int) -> tuple[str | None, ...]:
-        """Return the pattern that guides each head of a guided layer, None for free heads.
-
-        Raises ValueError if more than `heads` heads are guided.
-        """
-        names = [name for name, count in self.counts for _ in range(count)]
-        if len(names) > heads:
-            raise ValueError(f"the assignment {self.counts} guides {len(names)} heads, but a layer has only {heads}")
-        return (*names, *[None] * (heads - len(names)))
-
-    def patterns(self, layers: int, heads: int) -> np.ndarray:
-        """Return the pattern that guides each head, None for free heads, as an array of objects `NH` (layer, head).
-
-        Raises ValueError if a guided layer, or a guided head, is not among the model's.
-        """
-        if self.layers is not None and not set(self.layers) <= set(range(layers)):
-            raise ValueError(f"the assignment guides {self.where}, but the model has only {layers} layers")
-        names_NH = np.full((layers, heads), None, object)
-        for run in self.runs(layers):
-            names_NH[run.start : run.stop] = self.of_layer(heads)
-        return names_NH
-
-    def is_guided(self, layers: int, heads: int) -> np.ndarray:
-        """Return booleans `NH` (layer, head): whether guidance pulls each head towards a pattern."""
-        return np.vectorize(lambda name: name is not None, otypes=[bool])(self.patterns(layers, heads))
-
-
-def assign_encoder_heads(config: GuidanceConfig, heads: int, is_local: Sequence[bool]) -> Assignment:
-    """Return which heads of which layers of an encoder are guided by which pattern.
-
-    In a guided layer (`guided_layers`), they are the heads of `assign_heads`.
-
-    is_local: for each layer of the encoder, whether its attention is limited to a window.
-
-    Raises ValueError as `assign_heads` and `guided_layers` do.
-    """
-    if config.mode == "none":
-        return Assignment()
-    layers = None if config.layers == "all" else tuple(_layer_numbers(config, is_local))
-    return Assignment(assign_heads(config, heads), layers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +49,7 @@ def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int 
     window: number of tokens of the window.
     Raises ValueError if `config.layers` is malformed, or names no layer of the encoder.
     """
-    numbers = _layer_numbers(config, is_local)
+    numbers = layer_numbers(config, is_local)
     kinds = sorted({is_local[layer] for layer in numbers})
     returned = [layer for layer, kind in enumerate(is_local) if kind in kinds]
     groups = []
@@ -230,114 +58,6 @@ def guided_layers(config: GuidanceConfig, is_local: Sequence[bool], window: int 
         band = band_of(causal=False, window=window) if kind else EVERYTHING
         groups.append(LayerGroup(layers, tuple(map(returned.index, layers)), band))
     return tuple(groups)
-
-
-def _layer_numbers(config: GuidanceConfig, is_local: Sequence[bool]) -> list[int]:
-    """Return the numbers, from 0, of the guided layers that `config.layers` names, in ascending order."""
-    kinds = {"all": (False, True), "global": (False,), "local": (True,)}
-    if config.layers not in kinds:
-        return _read_layers(config.layers, len(is_local))
-    numbers = [layer for layer, kind in enumerate(is_local) if kind in kinds[config.layers]]
-    if not numbers:
-        raise ValueError(
-            f"guidance.layers={config.layers}: no layer of the model is {config.layers}, see model.window and "
-            "model.global_every"
-        )
-    return numbers
-
-
-def _read_layers(text: str, layers: int) -> list[int]:
-    """Return the sorted layer numbers in a text such as `0-5,8`, for an encoder with `layers` layers."""
-    numbers: set[int] = set()
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", item)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if not first <= last < layers:
-            raise ValueError(
-                f"guidance.layers must be all, global, local, or layers from 0 to {layers - 1} with commas, such as "
-                f"0-{layers - 1}; got {item!r} in {text!r}"
-            )
-        numbers.update(range(first, last + 1))
-    return sorted(numbers)
-
-
-def assign_decoder_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of heads guided by it in every layer) for each pattern of decoder self-attention.
-
-    Raises ValueError for the pattern `next`, and for malformed counts.
-    """
-    if config.mode == "none" or not config.decoder_heads:
-        return ()
-    assignment = _parse_heads("guidance.decoder_heads", config.decoder_heads, heads)
-    if "next" in dict(assignment):
-        raise ValueError(
-            f"guidance.decoder_heads={config.decoder_heads!r}: next looks at a token that the decoder has not written "
-            "yet; use prev, same or first"
-        )
-    return assignment
-
-
-def assign_cross_heads(config: GuidanceConfig, heads: int) -> tuple[tuple[str, int], ...]:
-    """Return (pattern, number of heads guided by it in every layer) for each pattern of decoder cross-attention.
-
-    Raises ValueError for patterns of neighbours, such as `next`, and for malformed counts.
-    """
-    if config.mode == "none" or not config.cross_heads:
-        return ()
-    assignment = _parse_heads("guidance.cross_heads", config.cross_heads, heads, ("diagonal",))
-    if neighbours := [name for name, _ in assignment if name in ("next", "prev", "same")]:
-        raise ValueError(
-            f"guidance.cross_heads={config.cross_heads!r}: {neighbours[0]} points at a neighbour in the same text, "
-            "which attention to the source does not have; use first, delim, period or diagonal"
-        )
-    return assignment
-
-
-def _parse_heads(setting: str, text: str, heads: int, more: tuple[str, ...] = ()) -> tuple[tuple[str, int], ...]:
-    """Return ((pattern, number of heads), ...) of a setting such as `next:1,prev:1`, after a check that it is valid.
-
-    setting: name of the setting, for messages.
-    more: names of patterns that `patterns.check_name` does not know.
-    """
-    assignment = read_heads(setting, text)
-    for name, _ in assignment:
-        if name not in more:
-            patterns.check_name(name)
-    guided = sum(count for _, count in assignment)
-    if guided > heads:
-        raise ValueError(f"{setting}={text!r} guides {guided} heads, but a layer has only {heads}")
-    if len({name for name, _ in assignment}) < len(assignment):
-        raise ValueError(f"{setting}={text!r} names a pattern twice: give each pattern one count")
-    return assignment
-
-
-def not_allowed(config: GuidanceConfig) -> list[str]:
-    """Return the names of custom patterns in `config` whose code must not be imported without `--trust_code`.
-
-    Nothing is imported here.
-    """
-    counts = (config.heads, config.decoder_heads, config.cross_heads) if config.mode != "none" else ()
-    names = [name for text in counts if text for name, _ in read_heads("guidance", text)]
-    return [name for name in names if not patterns.is_usable(name)]
-
-
-def read_heads(setting: str, text: str) -> tuple[tuple[str, int], ...]:
-    """Return ((pattern, count), ...) from a text such as `next:1,prev:1`, without a check that the patterns exist.
-
-    A model that was trained with a custom pattern can thus be used where the pattern's module is not installed.
-
-    setting: name of the setting, for messages.
-    """
-    assignment = []
-    for item in text.split(","):
-        name, _, count = item.strip().rpartition(":")
-        if not name or not re.fullmatch("0*[1-9][0-9]{0,8}", count):
-            raise ValueError(
-                f"{setting} is a list of pattern:count with counts of at least 1, such as "
-                f"'next:1,prev:1,first:4'; got {item!r} in {text!r}"
-            )
-        assignment.append((name, int(count)))
-    return tuple(assignment)
 
 
 def coefficient_schedule(config: GuidanceConfig, total_steps: int) -> Schedule:

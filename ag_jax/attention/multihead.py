@@ -30,8 +30,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from ag_jax.attention import disentangled, fixed, guidance, rotary
 from ag_jax.attention.attack import Attack, AttentionMask
-from ag_jax.attention.disentangled import DisentangledConfig, rows_at
-from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.config import DisentangledConfig, FixedConfig
+from ag_jax.attention.disentangled import rows_at
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, Attend
 from ag_jax.attention.linear import Linear

@@ -31,8 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ag_jax import imported
 from ag_jax.attention import segments
+from ag_jax.attention.assignment import custom
 from ag_jax.attention.visibility import EVERYTHING, Band, visible_in_text, visible_targets
 
 
@@ -159,36 +159,12 @@ PATTERNS: dict[str, Pattern] = {
 _TYPE = "a function (tokens_BL, segments_BL, special) -> Shift or Columns"
 
 
-def is_usable(name: str) -> bool:
-    """Return whether the pattern called `name` is built in, or custom and may be imported."""
-    return name in PATTERNS or name == "diagonal" or imported.is_allowed(name)
-
-
-def check_name(name: str) -> None:
-    """Raise ValueError if there is no pattern called `name`.
-
-    Of a custom pattern that may not be imported (`imported.is_allowed`), only the form of its name is checked. A model
-    that was trained with a custom pattern can thus be used without the pattern's module.
-    """
-    if name in PATTERNS or (_is_import_path(name) and not imported.is_allowed(name)):
-        return
-    find_pattern(name)
-
-
-def _is_import_path(name: str) -> bool:
-    return "." in name and all(part.isidentifier() for part in name.split("."))
-
-
 def find_pattern(name: str) -> Pattern:
     """Return the pattern called `name`: a key of `PATTERNS`, or the import path `module.function` of a custom pattern.
 
     Raises ValueError as `imported.function` does, and if there is no such pattern.
     """
-    if name in PATTERNS:
-        return PATTERNS[name]
-    if not _is_import_path(name):
-        raise ValueError(f"expected an attention pattern ({', '.join(PATTERNS)}) or module.function, got {name!r}")
-    return imported.function(f"the attention pattern {name!r}", name)
+    return PATTERNS[name] if name in PATTERNS else custom(name)
 
 
 def find_target(name: str, tokens_BL: Array, segments_BL: Array, special: PatternTokens) -> Shift | Columns:

@@ -13,7 +13,7 @@ from etils import epath
 from ag_jax import config_reader
 from ag_jax.analysis import changes
 from ag_jax.analysis.changes import AttackedModel, AttackSetup
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.json_files import reading
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Examples, Task

@@ -5,14 +5,13 @@ import itertools
 import math
 from typing import Annotated, Any, Literal
 
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data import local
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.rows import SHORTEST
 from ag_jax.models.config import DType, Implementation, Pooling, Remat
 from ag_jax.objectives.adversarial.config import AdversarialConfig
-from ag_jax.training.optimizer import Decay
-from ag_jax.training.sharding import MeshConfig
+from ag_jax.training.config import Decay, MeshConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ from etils import epath
 
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
-from ag_jax.attention.guidance import Assignment, GuidanceConfig, assign_encoder_heads
+from ag_jax.attention.assignment import Assignment, assign_encoder_heads
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task, number_of_texts
 from ag_jax.distributed import hosts, shared_files, storage
@@ -27,12 +28,12 @@ from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig, Pooling
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
-from ag_jax.training.config import TrainingConfig
-from ag_jax.training.criterion import Criterion
+from ag_jax.training.config import OptimizerConfig, TrainingConfig
+from ag_jax.training.criterion import Criterion, Evaluation
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress
+from ag_jax.training.job import Beat, HostBatch, Job, Progress
 from ag_jax.training.loop import Loop
-from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule
+from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.state import TrainState, with_params
 from ag_jax.training.wandb_run import Labels, WandbRun
 

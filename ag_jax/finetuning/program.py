@@ -12,7 +12,7 @@ import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.finetuning.kinds import KINDS
@@ -26,10 +26,10 @@ from ag_jax.objectives.base import Objective
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.pretraining import build
 from ag_jax.training import sharding
+from ag_jax.training.config import MeshConfig, OptimizerConfig
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.optimizer import make_optimizer
 from ag_jax.training.program import Program, make_program
-from ag_jax.training.sharding import MeshConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from flax import traverse_util
 
 from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
-from ag_jax.attention.guidance import Assignment, read_heads
+from ag_jax.attention.assignment import Assignment, read_heads
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.data import tokenizers

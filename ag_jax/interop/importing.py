@@ -21,13 +21,13 @@ from ag_jax.interop.marian import Generation
 from ag_jax.interop.source import Source
 from ag_jax.models.heads import task_encoder
 from ag_jax.models.one_line import one_line
-from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
+from ag_jax.objectives.config import ReplacedTokensConfig
 from ag_jax.pretraining import build, run
 from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.training import sharding
-from ag_jax.training.config import TrainingConfig
+from ag_jax.training.config import MeshConfig, TrainingConfig
 
 POSITIONS = "encoder/embeddings/position/embedding"
 GENERATION = "generation_config.json"
@@ -316,7 +316,7 @@ def parameters(
     task_head: names of the tensors of the model's task head, which are left out where no parameter has them.
     Raises ValueError that names missing, extra and misshapen tensors (`names.check`).
     """
-    mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
+    mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
     program = build.make_program(config, tokenizer, mesh)
     fresh = names.flat(program.abstract.params)
     stored = sources.untied_shapes(source)

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from ag_jax.attention import guidance
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment, assign_cross_heads, assign_decoder_heads
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data.json_files import read_json
 from ag_jax.data.tokenizers import Tokenizer
@@ -231,8 +230,8 @@ def open_for_inspection(directory: epath.PathLike, step: int | None = None) -> I
         step=opened_run.step,
         steps=opened_run.steps,
         assignment=opened_run.assignment,
-        decoder_assignment=Assignment(guidance.assign_decoder_heads(config.guidance, config.model.heads)),
-        cross_assignment=Assignment(guidance.assign_cross_heads(config.guidance, config.model.heads)),
+        decoder_assignment=Assignment(assign_decoder_heads(config.guidance, config.model.heads)),
+        cross_assignment=Assignment(assign_cross_heads(config.guidance, config.model.heads)),
         translator=translate.translator_of(opened_run) if config.translates else None,
         attack=text_attack.of_run(opened_run) if reason is None else None,
         no_attack="" if reason is None or config.adversarial.method == "none" else reason,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ag_jax import config_reader
-from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.attention.config import DisentangledConfig
 from ag_jax.data.json_files import read_json, reading
 from ag_jax.interop import catalogue
 from ag_jax.interop.card import Card, read_card

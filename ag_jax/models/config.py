@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from ag_jax.attention.disentangled import DisentangledConfig
-from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.config import DisentangledConfig, FixedConfig
 
 DType = Literal["float32", "bfloat16"]
 Remat = Literal["none", "layer", "dots"]

@@ -11,7 +11,7 @@ Shape letters: B batch, C classes, L length, M positions of a row, D width, V vo
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax import Array
 from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
 from ag_jax.objectives.base import Outputs, WeightedSum, Wrapper
+from ag_jax.objectives.config import DivergenceConfig
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import (
     Prediction,
@@ -32,26 +33,7 @@ from ag_jax.objectives.predictions import (
 )
 from ag_jax.objectives.word_loss import over_chunks, over_slots
 
-Form = Literal["symmetric", "one_way"]
-StopGradient = Literal["none", "clean", "targets"]
 _SECOND_PASS = 0x5A  # purpose of random keys: a second pass with dropout of its own
-
-
-@dataclasses.dataclass(frozen=True)
-class DivergenceConfig:
-    """Settings of the divergence between the predictions of a clean and of a disturbed pass.
-
-    form: `symmetric` or `one_way`, from the clean prediction to the other; squared error of numbers is the same either
-        way.
-    stop_gradient: `none` lets both passes learn; `clean` makes the clean pass a teacher; `targets` keeps the gradient
-        from the first distribution of every KL.
-    legacy: as in the code released with adversarial self-attention: numbers are compared by softmax across the batch,
-        and tags summed over all positions, padding too, of a row.
-    """
-
-    form: Form = "symmetric"
-    stop_gradient: StopGradient = "none"
-    legacy: bool = False
 
 
 def divergence(clean: Prediction, other: Any, weights: PredictionWeights, config: DivergenceConfig) -> Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.attention import guidance, patterns, segments
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.attention.visibility import Band, band_of
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Params, Ports
@@ -39,7 +40,7 @@ class Guided(Wrapper):
     layers: number of layers of the encoder; needed with `layer_groups`.
     """
 
-    config: guidance.GuidanceConfig
+    config: GuidanceConfig
     assignment: tuple[tuple[str, int], ...]
     heads: int
     special: patterns.PatternTokens

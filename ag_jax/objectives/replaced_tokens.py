@@ -4,7 +4,7 @@ Shape letters: B batch, L length, M masked positions of a row.
 """
 
 import dataclasses
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,30 +19,6 @@ from ag_jax.objectives.word_loss import word_loss
 from ag_jax.objectives.word_samples import sample_words
 
 RTD = PrimaryMetric("rtd_loss", "rtd", "replaced-token loss", "nats per token", margin=0.02)
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplacedTokensConfig:
-    """Settings of replaced-token detection (Clark et al. 2020).
-
-    generator: `none` is masked language modelling instead; `unigram` goes with `data.masking.replacement=unigram`;
-        `mlm` is a small encoder that is trained jointly and shares its embeddings.
-    weight: of the detection's loss; None takes the usual one, 1 with `unigram` and 50 with `mlm`, whose own loss counts
-        once.
-    generator_fraction: of the encoder's width, heads and feed-forward features that the `mlm` generator has; layers are
-        as many.
-    tokens: `all` that are not padding are judged, or `words` alone, without those that begin and end a text.
-    """
-
-    generator: Literal["none", "unigram", "mlm"] = "none"
-    weight: Annotated[float, "> 0"] | None = None
-    generator_fraction: Annotated[float, "> 0", "<= 1"] = 0.25
-    tokens: Literal["all", "words"] = "all"
-
-    @property
-    def coefficient(self) -> float:
-        """The factor of the detection loss: `weight` if set, else 50 for the generator `mlm` and 1 for all others."""
-        return self.weight or (50.0 if self.generator == "mlm" else 1.0)
 
 
 def detection_loss(logits_BL: Array, replaced_BL: Array, judged_BL: Array) -> tuple[Array, dict[str, WeightedSum]]:

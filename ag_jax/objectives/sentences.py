@@ -4,16 +4,14 @@ Shape letters: B batch, L length, D width, T texts of a row, M masked positions.
 """
 
 import dataclasses
-from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
 
 from ag_jax.attention import segments
 from ag_jax.models.encoder import Batch
+from ag_jax.objectives.config import SentenceTerm
 from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, Values
-
-SentenceTerm = Literal["head", "softmax", "squares", "none"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ Shape letters: B batch, T target length, V vocabulary.
 """
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -12,59 +12,11 @@ from jax import Array
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, WeightedSum, apply_model
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.objectives.predictions import PredictionWeights, WordDistributions
 from ag_jax.objectives.word_loss import word_loss
 
 NLL = PrimaryMetric("nll", "translation", "NLL", "nats per target token", margin=0.3)
-
-
-@dataclasses.dataclass(frozen=True)
-class TranslationConfig:
-    """Settings of training to translate, and of the scores of translations.
-
-    label_smoothing: epsilon, the share of the probability that the model is trained to give to other tokens than the
-        right one (Szegedy et al. 2016); 0 is plain cross entropy.
-    smooth_over: epsilon is spread over the `others`, the V - 1 tokens but the right one (fairseq), or over `all` V
-        tokens, so that the right one has 1 - epsilon + epsilon / V.
-    average: number of newest checkpoints whose parameters are averaged before texts are translated (Vaswani et al.
-        2017, section 6.1); 1 takes the newest one.
-    tests: test sets whose translations `ag-jax evaluate` and `compare` score, each as NAME=SOURCE=TARGET with a file of
-        texts to translate and a file of their translations, line by line; for several, repeat the flag.
-    tokenize: how BLEU cuts texts into words, by sacreBLEU's name; `char` suits languages without spaces.
-    """
-
-    label_smoothing: Annotated[float, ">= 0", "< 1"] = 0.1
-    smooth_over: Literal["others", "all"] = "others"
-    average: Annotated[int, ">= 1"] = 1
-    tests: tuple[str, ...] = ()
-    tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
-
-    def __post_init__(self):
-        names = [test.partition("=")[0] for test in self.tests]
-        for test in self.tests:
-            parts = test.split("=")
-            if len(parts) != 3 or not all(parts):
-                raise ValueError(
-                    "translation.tests must be a list of NAME=SOURCE=TARGET, such as "
-                    f"test2016=test.en.gz=test.de.gz, got {test!r}"
-                )
-        if unsuitable := [name for name in names if "/" in name or name.startswith(".")]:
-            raise ValueError(
-                "translation.tests must have names that files can have, without a slash and not beginning with a dot, "
-                f"got {unsuitable[0]!r}"
-            )
-        if len(set(names)) < len(names):
-            raise ValueError(f"translation.tests must have different names, got {', '.join(names)}")
-
-    @property
-    def test_sets(self) -> dict[str, tuple[str, str]]:
-        """The files of each test set, as {name: (file of source texts, file of their translations)}."""
-        return {name: (source, target) for name, source, target in (test.split("=") for test in self.tests)}
-
-    def smoothing(self, words: int) -> float:
-        """Return the label smoothing as the probability spread over all `words` words, the right one included."""
-        share = self.label_smoothing
-        return share if self.smooth_over == "all" else share * words / (words - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from etils import epath
-
 from ag_jax import config_reader
-from ag_jax.data.json_files import read_json
 from ag_jax.distributed import hosts
 from ag_jax.pretraining.config import ExperimentConfig
 
@@ -47,15 +44,6 @@ def check_argument(source: str, verb: str) -> None:
             f"--config={source} chooses one arm, which would be ignored, because all of them are compared: leave out "
             f"arm={arm}, or use `ag-jax {verb}` for one arm"
         )
-
-
-def of_report(workdir: epath.PathLike) -> tuple[list[str], list[int]]:
-    """Return (names of the arms, seeds) of a finished comparison of pre-training runs, from its `report.json`.
-
-    Raises FileNotFoundError if there is no such comparison.
-    """
-    report = read_json(epath.Path(workdir) / "report.json", fields={"arms": dict, "seeds": list})
-    return list(report["arms"]), report["seeds"]
 
 
 def load(source: str, arm: str, overrides: Mapping[str, Any]) -> config_reader.ConfigDict:

@@ -13,7 +13,14 @@ import optax
 from jax.sharding import Mesh
 
 from ag_jax.attention import guidance
-from ag_jax.attention.guidance import Assignment, GuidanceConfig
+from ag_jax.attention.assignment import (
+    Assignment,
+    assign_cross_heads,
+    assign_decoder_heads,
+    assign_encoder_heads,
+    assign_heads,
+)
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.attention.kernels import dispatch
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.data import pipeline
@@ -27,9 +34,9 @@ from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.workloads import Model, Vocabulary, VocabularyInfo, reference_model, workload_of
 from ag_jax.training import fingerprint, program, sharding
-from ag_jax.training.config import TrainingConfig
+from ag_jax.training.config import OptimizerConfig, TrainingConfig
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, make_optimizer
+from ag_jax.training.optimizer import AdversaryOptimizer, make_optimizer
 from ag_jax.training.program import Program
 
 
@@ -57,7 +64,7 @@ def special_tokens(vocabulary: Vocabulary) -> PatternTokens:
 
 def assignment(config: ExperimentConfig) -> Assignment:
     """Return which heads of the encoder are guided by which pattern."""
-    return guidance.assign_encoder_heads(config.guidance, config.model.heads, config.model.local_layers)
+    return assign_encoder_heads(config.guidance, config.model.heads, config.model.local_layers)
 
 
 def make_objective(
@@ -99,12 +106,12 @@ def guided_and_attacked(
         objective = Guided(
             inner=objective,
             config=guidance_config,
-            assignment=guidance.assign_heads(guidance_config, encoder.heads),
+            assignment=assign_heads(guidance_config, encoder.heads),
             heads=encoder.heads,
             special=special,
             alpha=guidance.coefficient_schedule(guidance_config, steps),
-            decoder_assignment=guidance.assign_decoder_heads(guidance_config, encoder.heads),
-            cross_assignment=guidance.assign_cross_heads(guidance_config, encoder.heads),
+            decoder_assignment=assign_decoder_heads(guidance_config, encoder.heads),
+            cross_assignment=assign_cross_heads(guidance_config, encoder.heads),
             **_guided_layers(guidance_config, encoder),
         )
     # The attack is outermost: FreeLB must be, because it computes its gradient itself, and the second pass of the other

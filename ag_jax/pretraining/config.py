@@ -6,21 +6,17 @@ from typing import Annotated, Any
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.attention import guidance
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.assignment import assign_cross_heads, assign_decoder_heads, assign_heads, layer_numbers
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
 from ag_jax.data.json_files import read_json, reading
 from ag_jax.data.order import BatchSizes
-from ag_jax.distributed import storage
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
-from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
-from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.objectives.config import ReplacedTokensConfig, TranslationConfig
 from ag_jax.pretraining.search.config import SearchConfig
-from ag_jax.training.config import TrainingConfig
-from ag_jax.training.optimizer import OptimizerConfig
-from ag_jax.training.sharding import MeshConfig
+from ag_jax.training.config import MeshConfig, OptimizerConfig, TrainingConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +116,10 @@ class ExperimentConfig:
                 "layers"
             )
         # Only for their errors.
-        guidance.assign_heads(self.guidance, self.model.heads)
-        guidance.guided_layers(self.guidance, self.model.local_layers, self.model.window)
-        guidance.assign_decoder_heads(self.guidance, self.model.heads)
-        guidance.assign_cross_heads(self.guidance, self.model.heads)
+        assign_heads(self.guidance, self.model.heads)
+        layer_numbers(self.guidance, self.model.local_layers)
+        assign_decoder_heads(self.guidance, self.model.heads)
+        assign_cross_heads(self.guidance, self.model.heads)
 
     def check_rows(self, parts: int) -> None:
         """Raise ValueError if the rows of a microbatch cannot be split into `parts` parts of equal size."""
@@ -185,7 +181,7 @@ class ExperimentConfig:
                 "guidance.mode=bias changes the scores of the encoder only: set mode=loss, or remove "
                 "guidance.decoder_heads and guidance.cross_heads"
             )
-        of_decoder = dict(guidance.assign_decoder_heads(self.guidance, model.heads))
+        of_decoder = dict(assign_decoder_heads(self.guidance, model.heads))
         if "delim" in of_decoder and self.decoder.start == "zero":
             raise ValueError(
                 f"guidance.decoder_heads={self.guidance.decoder_heads!r}: with decoder.start=zero a decoder reads no "
@@ -338,15 +334,6 @@ def read_settings(path: epath.PathLike) -> dict[str, Any]:
             "`ag-jax import` makes one"
         )
     return settings
-
-
-def read_source(directory: str) -> tuple[epath.Path, ExperimentConfig]:
-    """Return (absolute path, config) of the run in `directory`, for a config file that takes a run as argument.
-
-    Raises FileNotFoundError or ValueError if `directory` is not a run directory.
-    """
-    path = storage.directory(directory)
-    return path, read(path / "config.json")
 
 
 def read(path: epath.PathLike) -> ExperimentConfig:

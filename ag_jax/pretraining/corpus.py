@@ -24,7 +24,7 @@ from ag_jax.data.parallel.pairs import LinesOfTest, PairFiles
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.distributed.parts import parse_part
 from ag_jax.evaluation import lines
-from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 

@@ -23,7 +23,8 @@ from etils import epath
 from ag_jax import config_reader, imported
 from ag_jax.attention import guidance
 from ag_jax.attention.adversary import split_params
-from ag_jax.attention.guidance import Assignment, GuidanceConfig
+from ag_jax.attention.assignment import Assignment, not_allowed
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.json_files import read_json, reading
@@ -46,9 +47,9 @@ from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
 from ag_jax.training import chips, loop, sharding, summary
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, saved_metrics, steps_in
-from ag_jax.training.criterion import Criterion
+from ag_jax.training.criterion import Criterion, Evaluation
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.job import Beat, Evaluation, HostBatch, Job, Progress, metrics_evaluator, no_checkpoint
+from ag_jax.training.job import Beat, HostBatch, Job, Progress, metrics_evaluator, no_checkpoint
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.program import Program
@@ -713,7 +714,7 @@ def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool 
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation_rows=None))
     if trust_code:
         imported.allow(config_reader.flat(config_reader.to_dict(config)))
-    if (unread := guidance.not_allowed(config.guidance)) and not bias_at(config, step):
+    if (unread := not_allowed(config.guidance)) and not bias_at(config, step):
         hosts.tell(
             f"the metrics of guidance are left out: {', '.join(unread)} is imported only with --trust_code "
             "(trust_code=True in Python)"

@@ -12,7 +12,7 @@ from ag_jax.analysis.markdown import table
 from ag_jax.evaluation import translation
 from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.evaluation.translation import Difference, Score
-from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import corpus, report, run, translate
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.scores import TestResult

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ag_jax.attention import guidance
+from ag_jax.attention.assignment import assign_cross_heads
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
 from ag_jax.data import pipeline
@@ -210,7 +210,7 @@ def start_token(config: ExperimentConfig, tokenizer: Tokenizer) -> int | None:
 def _translation_model(config: ExperimentConfig, vocabulary: Vocabulary, attend: ChooseAttend) -> TranslationModel:
     attention = attend(None)
     # Of the implementations, only the reference knows targets with a column for each row.
-    is_diagonal = "diagonal" in dict(guidance.assign_cross_heads(config.guidance, config.model.heads))
+    is_diagonal = "diagonal" in dict(assign_cross_heads(config.guidance, config.model.heads))
     cross = reference.attend if is_diagonal else attention
     return TranslationModel(model_config(config, vocabulary), config.decoder, attention, attention, cross)
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from ag_jax.data.probes.queries import Probe, Query
 from ag_jax.probing import scores
+from ag_jax.probing.config import Mode
 from ag_jax.probing.encoding import EncodedWindow, encode
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.rows import Convention, Unit, attention_rows
-from ag_jax.probing.scores import Choices, Mode
+from ag_jax.probing.scores import Choices
 
 TOO_LONG = "queries in a window with more tokens than the model can read"
 # The arrays of `Measured`, each with the queries as its first axis.

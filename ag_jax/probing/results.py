@@ -14,11 +14,10 @@ from etils import epath
 
 from ag_jax.data.probes.queries import Probe
 from ag_jax.probing import measuring, storing
-from ag_jax.probing.config import ProbeConfig
+from ag_jax.probing.config import Mode, ProbeConfig
 from ag_jax.probing.measuring import ARRAYS, Measured
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.rows import Convention
-from ag_jax.probing.scores import Mode
 
 VERSION = 2  # of the computation of scores; a new one makes stored results of the earlier ones invalid
 

@@ -23,10 +23,9 @@ import numpy as np
 from ag_jax.analysis import maps
 from ag_jax.models.encoder import Ports
 from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.probing.config import From, To
 from ag_jax.probing.encoding import EncodedWindow
 
-From = Literal["mean", "first"]
-To = Literal["sum", "mean"]
 Unit = Literal["word", "position"]
 LENGTH_STEP = 32  # rows are padded to multiples of it, so that few programs are compiled
 QUERIES = 64  # least number of queries of a batch, which is padded to a power of two for the same reason

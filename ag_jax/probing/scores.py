@@ -8,14 +8,13 @@ Shape letters: Q queries of a batch, N layers, H heads, U units (words or positi
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from ag_jax.data.probes.queries import Query
+from ag_jax.probing.config import Mode
 from ag_jax.probing.encoding import EncodedWindow
 
-Mode = Literal["mentions", "words", "positions"]
 MODES: tuple[Mode, ...] = ("mentions", "words", "positions")
 ROUNDING = 1e-6  # relative
 LEAST_MASS = 1e-9  # floor of attention to candidates, so that the confusion of a head that ignores them is finite

@@ -12,9 +12,9 @@ from ag_jax.data.probes.queries import ALL, Probe
 from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.probing import choosing, f1
 from ag_jax.probing.choosing import Chosen, Interval, Table
+from ag_jax.probing.config import Mode
 from ag_jax.probing.measuring import ARRAYS, Measured
 from ag_jax.probing.results import ProbeResult
-from ag_jax.probing.scores import Mode
 
 OFFSET = "offset"  # beginning of the names of baselines of a fixed distance
 CONFUSIONS = 5  # most frequent wrong answers that are reported

@@ -3,8 +3,7 @@
 from typing import Any
 
 from ag_jax import config_reader
-from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining.search import choose
+from ag_jax.pretraining import finished
 
 Config = Any  # an `ml_collections.ConfigDict` from `pretraining.config.default_config`
 
@@ -149,7 +148,7 @@ def searched(config: Config, directory: str, arm: str, **expected: Any) -> None:
     arm: "mlm" for the best point without guidance, "ag" for the best of all arms with guidance, whose names begin so.
     expected: arguments that the search must have had.
     """
-    config.update_from_flattened_dict(choose.read_best(directory, arm, expected))
+    config.update_from_flattened_dict(finished.search(directory, arm, expected))
 
 
 def epochs(config: Config, tokens: float, count: float) -> None:
@@ -266,7 +265,7 @@ def continue_from(config: Config, directory: str) -> None:
     512 tokens at most.
     Raises ValueError if `directory` is not a run directory.
     """
-    path, parsed = pretraining_config.read_source(directory)
+    path, parsed = finished.run(directory)
     settings = config_reader.to_dict(parsed)
     config.model.update(settings["model"])
     config.replaced_tokens.update(settings["replaced_tokens"])

@@ -12,6 +12,7 @@ from ag_jax.data.parallel import layouts
 from ag_jax.data.parallel import pairs as parallel_pairs
 from ag_jax.data.parallel.pairs import PairFiles
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining import finished
 
 Config = Any  # an `ml_collections.ConfigDict` from `pretraining.config.default_config`
 
@@ -329,7 +330,7 @@ def continue_from(config: Config, directory: str) -> None:
 
     Raises ValueError if `directory` is not a run directory, or its run does not translate.
     """
-    path, parsed = pretraining_config.read_source(directory)
+    path, parsed = finished.run(directory)
     if not parsed.translates:
         raise ValueError(
             f"run={directory} pre-trains an encoder, expected a run that translates; continue it with "

@@ -1,7 +1,82 @@
-"""Settings of the training loop: length, batches, logging, evaluations and checkpoints."""
+"""Settings of training: the optimizer, the mesh of devices, and the loop with its logs and checkpoints."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
+
+Decay = Literal["linear", "cosine", "one_minus_sqrt", "inverse_sqrt", "constant"]
+FALLS = ("linear", "cosine", "one_minus_sqrt")  # decays that end at the last step
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """Settings of the optimizer and its schedule; the defaults are those of the code released with Attention Guidance.
+
+    The default of `clip_norm` is from this code, too.
+
+    kind: `adamw`; `lion` (Chen et al. 2023), whose published `beta2` is 0.99, with learning rates 3 to 10 times lower
+        than AdamW's; or `muon` (Jordan et al. 2024), which makes the updates of the layers' matrices orthogonal, and
+        scales them so that AdamW's learning rate and weight decay can be kept (Liu et al. 2025). Embeddings, output
+        heads, biases and norms then have AdamW.
+    learning_rate: peak learning rate, reached after `warmup_steps`.
+    warmup_steps: number of steps in which the learning rate rises from 0 to its peak.
+    decay: how the learning rate falls from its peak to the last step: `linear`, `cosine` or `one_minus_sqrt` (1 -
+        sqrt(x), where x is the share of the fall's steps that are done); `constant` leaves it at the peak;
+        `inverse_sqrt` makes it peak * sqrt(max(warmup_steps, 1) / step), which with the peak (width *
+        warmup_steps)^-0.5 is the schedule of Vaswani et al. 2017, equation 3.
+    decay_steps: number of the last steps in which the learning rate falls; before them it stays at its peak (schedule
+        warm-up-stable-decay). None lets it fall from the end of warm-up on.
+    final_share: learning rate at the end of the fall, as a share of the peak.
+    beta1: decay rate of the gradient's running mean.
+    beta2: decay rate of the squared gradient's running mean; of `lion`, decay rate of its only running mean.
+    epsilon: added to the denominator of an update.
+    weight_decay: each step subtracts learning rate * weight_decay * weight from matrices; never from biases or
+        LayerNorm.
+    clip_norm: maximum global norm of the gradient; None does not clip it.
+    clip_updates: divide the update of a parameter by the root mean square of gradient / sqrt(second moment) where this
+        is above 1 (StableAdamW of Wortsman et al. 2023), for parameters that have AdamW; goes well with clip_norm=none.
+    """
+
+    kind: Literal["adamw", "lion", "muon"] = "adamw"
+    learning_rate: Annotated[float, ">= 1e-12"] = 1e-4  # less changes no float32 parameter
+    warmup_steps: Annotated[int, ">= 0"] = 0
+    decay: Decay = "linear"
+    decay_steps: Annotated[int, ">= 1"] | None = None
+    final_share: Annotated[float, ">= 0", "<= 1"] = 0.0
+    beta1: Annotated[float, ">= 0", "< 1"] = 0.9
+    beta2: Annotated[float, ">= 0", "< 1"] = 0.999
+    epsilon: Annotated[float, "> 0"] = 1e-8
+    weight_decay: Annotated[float, ">= 0"] = 0.0
+    clip_norm: Annotated[float, "> 0"] | None = 1.0
+    clip_updates: bool = False
+
+    def __post_init__(self):
+        if self.decay in ("constant", "inverse_sqrt"):
+            for name in ("decay_steps", "final_share"):
+                if (value := getattr(self, name)) != getattr(OptimizerConfig, name):
+                    raise ValueError(
+                        f"optimizer.{name}={value} is of a learning rate that falls to the last step, got "
+                        f"optimizer.decay={self.decay}: choose {', '.join(FALLS)}, or leave {name} out"
+                    )
+        if self.clip_updates and self.kind == "lion":
+            raise ValueError(
+                "optimizer.clip_updates=True divides by a second moment, which optimizer.kind=lion lacks: set it to "
+                "False, or choose adamw or muon"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Number of devices along each axis of the mesh.
+
+    data: number of devices over which the batch is split, with replicated parameters; None takes all devices that the
+        other axes leave.
+    fsdp: number of devices over which the batch is split, and the parameters along the width.
+    tensor: number of devices over which heads, feed-forward features and the vocabulary are split.
+    """
+
+    data: Annotated[int, ">= 1", "<= 1048576"] | None = None
+    fsdp: Annotated[int, ">= 1", "<= 1048576"] = 1
+    tensor: Annotated[int, ">= 1", "<= 1048576"] = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,21 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ag_jax.training.job import Evaluation
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The metrics that a job's evaluators returned after a training step.
+
+    step: number of updates done.
+    train_loss: mean of the primary metric over the steps since the previous evaluation; None if their weight is 0.
+    seconds: duration of these steps.
+    values: metrics returned by the evaluators.
+    """
+
+    step: int
+    train_loss: float | None
+    seconds: float
+    values: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 import flax.struct
 import numpy as np
 
-from ag_jax.attention.guidance import GuidanceConfig
-from ag_jax.training.optimizer import OptimizerConfig
+from ag_jax.attention.config import GuidanceConfig
+from ag_jax.training.config import OptimizerConfig
 
 
 @flax.struct.dataclass

@@ -13,6 +13,7 @@ from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import Checkpoint
 from ag_jax.training.config import TrainingConfig
+from ag_jax.training.criterion import Evaluation
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.metrics import Sums
 from ag_jax.training.program import Program
@@ -31,22 +32,6 @@ class Evaluator(Protocol):
     """
 
     def __call__(self, params: Any, step: int, beat: Beat) -> dict[str, Any]: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The metrics that a job's evaluators returned after a training step.
-
-    step: number of updates done.
-    train_loss: mean of the primary metric over the steps since the previous evaluation; None if their weight is 0.
-    seconds: duration of these steps.
-    values: metrics returned by the evaluators.
-    """
-
-    step: int
-    train_loss: float | None
-    seconds: float
-    values: dict[str, Any]
 
 
 @dataclasses.dataclass

@@ -16,7 +16,8 @@ from ag_jax.distributed.watchdog import Watchdog
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.job import Evaluation, Job, Progress
+from ag_jax.training.criterion import Evaluation
+from ag_jax.training.job import Job, Progress
 from ag_jax.training.metrics import MetricWriter
 from ag_jax.training.profile import Profile
 from ag_jax.training.progress import ProgressLine, Silence, ValidationProgress

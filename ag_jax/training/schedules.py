@@ -1,13 +1,13 @@
 """Schedules of the learning rate over the steps of a run."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-Decay = Literal["linear", "cosine", "one_minus_sqrt", "inverse_sqrt", "constant"]
+from ag_jax.training.config import Decay
 
 # Share of the fall that is left when the share x of its steps is done: 1 at x = 0, and 0 at x = 1.
 FALLS: dict[str, Callable[[Array], Array]] = {

@@ -5,15 +5,16 @@ width, `tensor` along heads, feed-forward features and vocabulary. Where there a
 them, because it needs the fewest messages: one sum of the gradients in a step.
 """
 
-import dataclasses
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ag_jax.training.config import MeshConfig
 
 RULES = {
     "vocabulary": "tensor",
@@ -24,21 +25,6 @@ RULES = {
 AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")  # axes that the batch is split over
 BATCH = PartitionSpec(ROWS)
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    """Number of devices along each axis of the mesh.
-
-    data: number of devices over which the batch is split, with replicated parameters; None takes all devices that the
-        other axes leave.
-    fsdp: number of devices over which the batch is split, and the parameters along the width.
-    tensor: number of devices over which heads, feed-forward features and the vocabulary are split.
-    """
-
-    data: Annotated[int, ">= 1", "<= 1048576"] | None = None
-    fsdp: Annotated[int, ">= 1", "<= 1048576"] = 1
-    tensor: Annotated[int, ">= 1", "<= 1048576"] = 1
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:

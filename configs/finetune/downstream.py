@@ -22,7 +22,7 @@ seed at a time.
 """
 
 from ag_jax import config_reader
-from ag_jax.pretraining import arms
+from ag_jax.pretraining import finished
 from ag_jax.recipes import finetuning
 
 
@@ -54,7 +54,7 @@ def get_config(argument: str = ""):
         arm="",
         scale=finetuning.SCALES,
     )
-    found, seeds = arms.of_report(chosen.runs)
+    found, seeds = finished.comparison(chosen.runs)
     if chosen.seed not in seeds:
         raise ValueError(f"seed={chosen.seed}: {chosen.runs} has the seeds {', '.join(map(str, seeds))}")
     arm = chosen.arm or found[0]

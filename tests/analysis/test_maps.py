@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ag_jax.analysis import maps
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.patterns import PATTERNS
 from tests import reference, tiny
 from tests.analysis import examples

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ag_jax.analysis import maps, pairs
-from ag_jax.attention.fixed import FixedConfig
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
+from ag_jax.attention.config import FixedConfig
 from ag_jax.models.config import DecoderConfig
 from ag_jax.models.seq2seq import TranslationModel
 from tests import tiny

@@ -8,7 +8,7 @@ import pytest
 
 from ag_jax.analysis import maps
 from ag_jax.analysis.figures import canvas, plots
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.patterns import PATTERNS
 from ag_jax.viewer import encode
 from tests import tiny

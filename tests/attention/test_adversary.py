@@ -9,7 +9,7 @@ from scipy import special as functions
 
 from ag_jax.attention.adversary import Adversary, initial_offset, reverse_gradient, straight_through
 from ag_jax.attention.attack import MaskPolicy
-from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.attention.config import DisentangledConfig
 from ag_jax.attention.multihead import MultiHeadAttention
 from tests import reference
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from ag_jax.attention import disentangled
-from ag_jax.attention.disentangled import DisentangledConfig
+from ag_jax.attention.config import DisentangledConfig
 from ag_jax.training import sharding
-from ag_jax.training.sharding import MeshConfig, make_mesh
+from ag_jax.training.config import MeshConfig
+from ag_jax.training.sharding import make_mesh
 from tests import reference, tiny
 from tests.cases import pairwise
 

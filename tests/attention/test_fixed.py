@@ -9,7 +9,7 @@ import pytest
 
 from ag_jax import config_reader
 from ag_jax.attention import fixed
-from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.config import FixedConfig
 from ag_jax.attention.multihead import MultiHeadAttention
 from tests import reference
 from tests.cases import some

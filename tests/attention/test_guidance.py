@@ -12,16 +12,15 @@ import pytest
 
 from ag_jax import config_reader
 from ag_jax.attention import guidance, patterns
-from ag_jax.attention.guidance import (
+from ag_jax.attention.assignment import (
     Assignment,
-    GuidanceConfig,
-    Guides,
     assign_cross_heads,
     assign_decoder_heads,
     assign_encoder_heads,
     assign_heads,
-    coefficient_schedule,
 )
+from ag_jax.attention.config import Absent, Boundary, GuidanceConfig, Probabilities, Reduction
+from ag_jax.attention.guidance import Guides, coefficient_schedule
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.attention.visibility import band_of
 from tests import reference
@@ -35,7 +34,7 @@ ASSIGNMENTS = {
 }
 OPTIONS = {"encoder": {}, "decoder": {"band": band_of(causal=True, window=None)}}
 LAYERS, HEADS = 3, 9  # of which 8, 6 and 5 are guided
-RULES = tuple(map(get_args, (guidance.Reduction, guidance.Boundary, guidance.Absent)))
+RULES = tuple(map(get_args, (Reduction, Boundary, Absent)))
 # Texts and their sources, row by row: several in a row, texts of one token, and an empty row.
 TARGET_TOKENS, TARGET_IDS = reference.packed([[8], [0], [4, 3], [1, 3, 2], [2, 5]], 8, seed=1)
 SOURCE_TOKENS, SOURCE_IDS = reference.packed([[5], [0], [2, 6], [3, 1, 4], [9, 1]], 10, seed=2)
@@ -143,7 +142,7 @@ def test_dense_targets_and_the_bias_equal_loops(kind):
 
 @pytest.mark.parametrize(
     ("kind", "reduction", "boundary", "absent", "probabilities"),
-    pairwise(tuple(ASSIGNMENTS), *RULES, get_args(guidance.Probabilities)),
+    pairwise(tuple(ASSIGNMENTS), *RULES, get_args(Probabilities)),
 )
 def test_losses_masses_and_gradients_equal_loops_over_dense_targets(kind, reduction, boundary, absent, probabilities):
     after = probabilities == "after_dropout"

@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 
 from ag_jax.analysis.figures import plots
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.tasks.task import Choices, Question, Referent, TaggedSentence, Texts
 from ag_jax.finetuning import attack, attacked, comparison, suite
 from ag_jax.interop import finetuned

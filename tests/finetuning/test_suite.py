@@ -11,7 +11,7 @@ import scipy.stats
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.config import FixedConfig
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.distributed import lock
 from ag_jax.finetuning import attacked, best, comparison, development, report, results, suite

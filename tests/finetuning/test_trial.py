@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax.attention.fixed import FixedConfig
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import FixedConfig, GuidanceConfig
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets

@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from ag_jax import cli
 from ag_jax.analysis import maps
-from ag_jax.attention.disentangled import DisentangledConfig
-from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.config import DisentangledConfig, FixedConfig
 from ag_jax.interop import catalogue, directories, exporting, importing, tensors
 from ag_jax.interop.settings import Settings
 from ag_jax.models.config import EncoderConfig

@@ -18,7 +18,7 @@ from ag_jax.interop import catalogue, importing, names, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.models.encoder import Encoder
 from ag_jax.models.replaced_tokens import generator_parameters
-from ag_jax.objectives.replaced_tokens import ReplacedTokensConfig
+from ag_jax.objectives.config import ReplacedTokensConfig
 from ag_jax.pretraining import run, workloads
 from tests import tiny
 from tests.cases import some

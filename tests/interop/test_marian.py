@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.config import FixedConfig
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.parallel import batching
@@ -22,7 +22,7 @@ from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop import catalogue, exporting, importing, marian, marian_tokenizer, names, opening
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
-from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import build, run, translate, workloads
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ag_jax import config_reader
-from ag_jax.attention.disentangled import DisentangledConfig
-from ag_jax.attention.fixed import FixedConfig
+from ag_jax.attention.config import DisentangledConfig, FixedConfig
 from ag_jax.models import config as module
 from ag_jax.models import decoding_config
 from ag_jax.models.config import EncoderConfig

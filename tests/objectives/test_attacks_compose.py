@@ -18,10 +18,11 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.adversarial.masking import LargestMasks, RandomMasks, Trace
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.training import sharding
+from ag_jax.training.config import MeshConfig, OptimizerConfig
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.optimizer import AdversaryOptimizer, OptimizerConfig, make_optimizer
+from ag_jax.training.optimizer import AdversaryOptimizer, make_optimizer
 from ag_jax.training.program import make_program
-from ag_jax.training.sharding import MeshConfig, make_mesh
+from ag_jax.training.sharding import make_mesh
 from tests import reference, tiny
 from tests.objectives import perturbed
 from tests.objectives.perturbed import RNGS, STEP, attacked, params_of, same_text, symmetric

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ag_jax import config_reader
-from ag_jax.attention.guidance import GuidanceConfig, guided_layers
+from ag_jax.attention.config import GuidanceConfig
+from ag_jax.attention.guidance import guided_layers
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import (
     AdversarialConfig,
@@ -23,8 +24,9 @@ from ag_jax.objectives.adversarial.config import (
 from ag_jax.objectives.adversarial.freelb import FreeLB
 from ag_jax.objectives.adversarial.r_drop import r_drop
 from ag_jax.objectives.base import Objective, Wrapper, loss_factors
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.translation import Translation, TranslationConfig
+from ag_jax.objectives.translation import Translation
 from tests import tiny
 from tests import tiny_translation as small
 from tests.objectives import perturbed

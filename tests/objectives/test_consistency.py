@@ -10,7 +10,8 @@ import pytest
 from scipy import special as functions
 
 from ag_jax.objectives import consistency, word_loss
-from ag_jax.objectives.consistency import DivergenceConfig, Form, StopGradient, divergence, total_weight
+from ag_jax.objectives.config import DivergenceConfig, Form, StopGradient
+from ag_jax.objectives.consistency import divergence, total_weight
 from ag_jax.objectives.predictions import Categorical, PredictionWeights, Values, WordDistributions, WordLabels, YesNo
 
 ALL = [DivergenceConfig(form, stopped) for form, stopped in itertools.product(get_args(Form), get_args(StopGradient))]

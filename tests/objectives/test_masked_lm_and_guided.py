@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special as functions
 
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.models.encoder import Ports
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.adversarial.config import AdversarialConfig

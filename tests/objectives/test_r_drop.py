@@ -7,7 +7,7 @@ from scipy import special as functions
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, RDropConfig
 from ag_jax.objectives.adversarial.r_drop import r_drop
-from ag_jax.objectives.consistency import DivergenceConfig
+from ag_jax.objectives.config import DivergenceConfig
 from tests import tiny
 from tests.objectives import perturbed
 from tests.objectives.test_consistency import expected

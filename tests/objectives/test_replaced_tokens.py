@@ -13,8 +13,9 @@ from scipy import stats
 from ag_jax.models.heads import task_encoder
 from ag_jax.models.replaced_tokens import ReplacedTokensModel, generator_parameters
 from ag_jax.objectives import word_loss
+from ag_jax.objectives.config import ReplacedTokensConfig
 from ag_jax.objectives.predictions import WordDistributions
-from ag_jax.objectives.replaced_tokens import ReplacedTokens, ReplacedTokensConfig, with_samples
+from ag_jax.objectives.replaced_tokens import ReplacedTokens, with_samples
 from ag_jax.objectives.word_samples import gumbel, sample_words
 from tests import reference, tiny
 from tests.cases import some

@@ -8,11 +8,12 @@ import pytest
 from scipy import special as functions
 
 from ag_jax.attention import guidance
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.objectives.guided import Guided
-from ag_jax.objectives.translation import Translation, TranslationConfig
+from ag_jax.objectives.translation import Translation
 from tests import reference, tiny, vaswani
 from tests import tiny_translation as small
 from tests.objectives import perturbed

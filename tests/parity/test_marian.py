@@ -19,11 +19,11 @@ from ag_jax.models import beam_search
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoder import reorder
 from ag_jax.models.decoding_config import DecodingConfig
-from ag_jax.objectives.translation import Translation, TranslationConfig
+from ag_jax.objectives.config import TranslationConfig
+from ag_jax.objectives.translation import Translation
 from ag_jax.pretraining import run, translate
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.training.config import TrainingConfig
-from ag_jax.training.optimizer import OptimizerConfig
+from ag_jax.training.config import OptimizerConfig, TrainingConfig
 from tests import marian_files, tiny
 from tests.cases import some
 

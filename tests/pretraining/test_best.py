@@ -12,8 +12,7 @@ from ag_jax import cli
 from ag_jax.command_line import verbs
 from ag_jax.pretraining import run
 from ag_jax.training.checkpoint import Checkpoints, steps_in
-from ag_jax.training.criterion import Criterion
-from ag_jax.training.job import Evaluation
+from ag_jax.training.criterion import Criterion, Evaluation
 from tests.pretraining.tiny_runs import LONG, SHORT, on_one_device, params, rows, settings
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -12,7 +12,7 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run
 from ag_jax.pretraining.branch import begin
 from ag_jax.training.checkpoint import Checkpoints, steps_in
-from ag_jax.training.job import Evaluation
+from ag_jax.training.criterion import Evaluation
 from tests.pretraining import tiny_runs
 from tests.pretraining.tiny_runs import LONG, SHORT, on_one_device, params, rows
 

@@ -16,7 +16,8 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.config import TrainingConfig
-from ag_jax.training.job import Evaluation, Progress, metrics_evaluator
+from ag_jax.training.criterion import Evaluation
+from ag_jax.training.job import Progress, metrics_evaluator
 from ag_jax.training.loop import Loop
 from tests.pretraining.tiny_runs import LONG, SHORT, params, rows, settings
 

@@ -9,7 +9,7 @@ import sacrebleu
 from etils import epath
 
 from ag_jax.data.parallel.pairs import LinesOfTest
-from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import scores
 from ag_jax.pretraining.translate import Translation
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from ag_jax.evaluation import translation
-from ag_jax.objectives.translation import TranslationConfig
+from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import translation_report
 from ag_jax.pretraining.scores import TestResult
 

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.probes.queries import Probe, Query, Window

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from ag_jax.analysis.figures import heads
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import config as pretraining_config

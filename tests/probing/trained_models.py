@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from ag_jax import config_reader
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe

@@ -10,10 +10,10 @@ from etils import epath
 
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.training import sharding, summary
-from ag_jax.training.config import TrainingConfig
+from ag_jax.training.config import MeshConfig, OptimizerConfig, TrainingConfig
 from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.job import Job, metrics_evaluator
-from ag_jax.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from ag_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from ag_jax.training.program import Program, make_program
 from tests import tiny
 
@@ -89,5 +89,5 @@ def tiny_program(steps: int) -> Program:
     def init(key):
         return model.init(key, batch(0), deterministic=True)["params"]
 
-    mesh = sharding.make_mesh(sharding.MeshConfig(data=1), jax.devices()[:1])
+    mesh = sharding.make_mesh(MeshConfig(data=1), jax.devices()[:1])
     return make_program(lambda _: objective, lambda _: make_optimizer(OPTIMIZER, steps), init, mesh)

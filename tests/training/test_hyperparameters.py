@@ -9,12 +9,13 @@ import optax
 import pytest
 
 from ag_jax.attention import guidance
-from ag_jax.attention.guidance import GuidanceConfig
+from ag_jax.attention.config import GuidanceConfig
 from ag_jax.models.masked_lm import PretrainingModel
+from ag_jax.training.config import MeshConfig, OptimizerConfig
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.optimizer import OptimizerConfig, decays, make_optimizer
+from ag_jax.training.optimizer import decays, make_optimizer
 from ag_jax.training.program import make_program
-from ag_jax.training.sharding import MeshConfig, make_mesh
+from ag_jax.training.sharding import make_mesh
 from ag_jax.training.state import TrainState
 from ag_jax.training.step import train_step
 from tests import tiny

@@ -8,7 +8,8 @@ import optax
 import pytest
 
 from ag_jax import config_reader
-from ag_jax.training.optimizer import OptimizerConfig, decays, learning_rate_schedule, make_optimizer, matrix_axes
+from ag_jax.training.config import OptimizerConfig
+from ag_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer, matrix_axes
 from tests import tiny
 
 

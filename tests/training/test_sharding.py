@@ -7,7 +7,8 @@ from jax.sharding import PartitionSpec
 
 from ag_jax import config_reader
 from ag_jax.training import sharding
-from ag_jax.training.sharding import MeshConfig, make_mesh
+from ag_jax.training.config import MeshConfig
+from ag_jax.training.sharding import make_mesh
 from tests import tiny
 
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.config import MeshConfig, OptimizerConfig
+from ag_jax.training.optimizer import make_optimizer
 from ag_jax.training.program import make_program
-from ag_jax.training.sharding import MeshConfig, make_mesh
+from ag_jax.training.sharding import make_mesh
 from tests import tiny
 from tests.cases import some
 

@@ -12,10 +12,11 @@ import pytest
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.objectives.base import Objective, Outputs
 from ag_jax.training import sharding
+from ag_jax.training.config import MeshConfig, OptimizerConfig
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.optimizer import OptimizerConfig, make_optimizer
+from ag_jax.training.optimizer import make_optimizer
 from ag_jax.training.program import make_program
-from ag_jax.training.sharding import MeshConfig, make_mesh
+from ag_jax.training.sharding import make_mesh
 from ag_jax.training.state import TrainState
 from ag_jax.training.step import gradient_norms, split_microbatches, train_step
 from tests import tiny

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from ag_jax.analysis.figures import canvas
 from ag_jax.analysis.figures.canvas import MEDIUM, SMALL, WEIGHTS, label
 from ag_jax.analysis.maps import title
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
 
 CHANGES = "RdBu_r"  # colour map of changes: red above zero, blue below
 

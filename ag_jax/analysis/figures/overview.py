@@ -23,7 +23,7 @@ from ag_jax.analysis.maps import (
     strongest_pattern,
     title,
 )
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.patterns import PATTERNS, PatternTokens
 from ag_jax.viewer import encode
 

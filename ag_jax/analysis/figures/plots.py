@@ -31,7 +31,7 @@ from ag_jax.analysis.maps import (
     strongest_pattern,
     title,
 )
-from ag_jax.attention.guidance import Assignment
+from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.patterns import PatternTokens
 
 MOST_INCHES = 4.1  # longest side of a map that grows to label all of its tokens

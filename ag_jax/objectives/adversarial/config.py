@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from ag_jax.objectives.consistency import DivergenceConfig
-from ag_jax.objectives.sentences import SentenceTerm
+from ag_jax.objectives.config import DivergenceConfig, SentenceTerm
 
 NAIVE = ("bernoulli", "scheduled", "magnitude")
 Method = Literal["none", "asa", "bernoulli", "scheduled", "magnitude", "freelb", "smart", "sift", "r_drop"]

@@ -9,7 +9,8 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial.config import RDropConfig
 from ag_jax.objectives.base import Objective, Outputs, Rngs
-from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
+from ag_jax.objectives.config import DivergenceConfig
+from ag_jax.objectives.consistency import SecondPass
 from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
 

@@ -21,7 +21,8 @@ from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial import delay
 from ag_jax.objectives.adversarial.config import AsaConfig
 from ag_jax.objectives.base import AttackedPass, Objective, Outputs, Rngs, WeightedSum
-from ag_jax.objectives.consistency import DivergenceConfig, SecondPass
+from ag_jax.objectives.config import DivergenceConfig
+from ag_jax.objectives.consistency import SecondPass
 from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
 

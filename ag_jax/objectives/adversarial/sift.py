@@ -15,7 +15,8 @@ from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.config import SiftConfig
 from ag_jax.objectives.adversarial.smoothness import Smooth
 from ag_jax.objectives.base import Objective
-from ag_jax.objectives.consistency import DivergenceConfig, divergence
+from ag_jax.objectives.config import DivergenceConfig
+from ag_jax.objectives.consistency import divergence
 from ag_jax.objectives.predictions import Prediction, PredictionWeights
 
 _VARIANCE = 1e-7  # added to variances and squared lengths, as in the released code

@@ -14,7 +14,8 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives.adversarial import perturbation
 from ag_jax.objectives.adversarial.perturbation import Perturbation
 from ag_jax.objectives.base import AttackedPass, Outputs, Rngs
-from ag_jax.objectives.consistency import DivergenceConfig, SecondPass, StopGradient, divergence
+from ag_jax.objectives.config import DivergenceConfig, StopGradient
+from ag_jax.objectives.consistency import SecondPass, divergence
 from ag_jax.objectives.predictions import Prediction, PredictionWeights, Values
 
 _NOISE, _PASS = 0x5317, 0x5A00  # purposes of random keys: the initial perturbation, and the perturbed passes

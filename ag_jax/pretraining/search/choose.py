@@ -2,19 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from etils import epath
-
 from ag_jax import config_reader
-from ag_jax.data.json_files import check_fields, read_json
-from ag_jax.distributed import storage
 from ag_jax.pretraining.search.points import Point, Study
 from ag_jax.pretraining.search.states import Numbers, RunState, States
 from ag_jax.training.criterion import Criterion
 
-BEST = "best.json"
 Status = Literal["done", "failed", "stopped", "unfinished"]
 
 
@@ -197,38 +192,6 @@ def best_json(study: Study, results: Sequence[Result]) -> dict[str, Any]:
             }
     of_file = {"command": study.command, "arguments": dict(study.arguments)}
     return {**of_file, "metric": study.search.metric, "arms": arms}
-
-
-def read_best(directory: epath.PathLike, arm: str, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a finished search chose for an arm, {"section.key": value}.
-
-    They are all settings that its grids search.
-
-    directory: the --workdir of the search.
-    arm: name of the arm; it stands also for all arms whose names begin with it and `_`, such as `ag` for `ag` and
-        `ag_strength`, and the best point of all of them is returned.
-    expected: arguments that the config file of the search must not have had with another value, {name: value}.
-
-    Raises FileNotFoundError if there is no `best.json`, and ValueError if the search had other arguments, or if there
-    is no such arm.
-    """
-    path = storage.directory(directory) / BEST
-    content = read_json(path, dict, {"arguments": dict, "arms": dict, "metric": str})
-    arguments = content["arguments"]
-    if other := [name for name in expected if arguments.get(name, expected[name]) != expected[name]]:
-        raise ValueError(
-            f"{path} is of a search with {', '.join(f'{name}={arguments[name]}' for name in other)}, expected "
-            f"{', '.join(f'{name}={expected[name]}' for name in other)}: give the --workdir of such a search"
-        )
-    arms, metric = content["arms"], content["metric"]
-    check_fields(path, arms, dict.fromkeys(arms, dict))
-    for winner in arms.values():
-        check_fields(path, winner, {"settings": dict, metric: float})
-    alike = [arms[name] for name in arms if name == arm or name.partition("_")[0] == arm]
-    if not alike:
-        raise ValueError(f"{path} has no best point of arm {arm}: it has {', '.join(arms) or 'none'}")
-    by = Criterion.of_objective(metric)
-    return dict(min(alike, key=lambda winner: by.cost(winner[metric]))["settings"])
 
 
 def values_of(results: Sequence[Result]) -> Iterator[tuple[str, list[Any]]]:

@@ -21,9 +21,10 @@ from ag_jax.distributed.parts import ALL, numbers_of, parse_part
 from ag_jax.pretraining import arms, build, comparable, mask_trace, run, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.finished import BEST
 from ag_jax.pretraining.report import first_step_below, settled_step
 from ag_jax.pretraining.search import choose, points, report, states
-from ag_jax.pretraining.search.choose import BEST, NextRun, Result
+from ag_jax.pretraining.search.choose import NextRun, Result
 from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.report import Threshold
 from ag_jax.pretraining.search.states import FAILURE, LOSSES, States

@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import corpus, run, words
+from ag_jax.pretraining import corpus, finished, run, words
 from ag_jax.pretraining.search import choose, points, report, states
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.pretraining.search.choose import NextRun
@@ -65,7 +65,7 @@ def read(workdir):
 
 
 def best(tmp_path, arm="mlm", arguments=None):
-    return choose.read_best(tmp_path / "made", arm, arguments or {})
+    return finished.search(tmp_path / "made", arm, arguments or {})
 
 
 def calls_of(names, step=None, seed=0):
