@@ -1,6 +1,6 @@
-"""Entry point of the command `ag-jax VERB [--config=...] [--workdir=...]`: print help, or run a verb by `cli`.
+"""Entry point of the command `ag-jax VERB [--config=...] [--workdir=...]`: print help, or run a verb.
 
-General help is printed without the import of JAX, which takes seconds.
+Help and errors of the command line are printed without the import of JAX, which takes seconds.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from ag_jax import interruption
-from ag_jax.command_line import huge_pages, manual, verbs
+from ag_jax.command_line import huge_pages, manual, parser
 
 
 def main(argv: list[str]) -> int:
@@ -33,17 +33,15 @@ def _run(arguments: Sequence[str]) -> int:
         if text is not None:
             print(text, flush=True)
             return 0 if arguments else 2
-        from ag_jax import cli  # with JAX, whose import takes seconds
-
-        verb, fields = verbs.parse(arguments)
+        verb = parser.parse(arguments)
     except BrokenPipeError:
         raise
     except (flags.Error, ValueError, OSError) as error:
-        from ag_jax import cli
-
-        print(cli.shortened(f"ag-jax: {error}"), file=sys.stderr)
+        print(parser.shortened(f"ag-jax: {error}"), file=sys.stderr)
         return 2
-    return cli.run_safely(verb, cli.Request(**fields))
+    from ag_jax.command_line import cli  # with JAX
+
+    return cli.run_safely(verb)
 
 
 def _help_text(arguments: Sequence[str]) -> str | None:
@@ -51,9 +49,9 @@ def _help_text(arguments: Sequence[str]) -> str | None:
     if not arguments:
         return manual.overview()
     if {"--help", "-h"} & set(arguments):
-        return manual.explain([argument for argument in arguments if not argument.startswith("-")][:1], _kinds)
+        return manual.explain([argument for argument in arguments if not argument.startswith("-")][:1])
     if arguments[0] == "help":
-        return manual.explain(arguments[1:], _kinds)
+        return manual.explain(arguments[1:])
     if "--version" in arguments:
         return manual.version()
     if arguments[0] != "configs":
@@ -64,12 +62,6 @@ def _help_text(arguments: Sequence[str]) -> str | None:
             "to read about one config, run ag-jax help CONFIG"
         )
     return manual.configs()
-
-
-def _kinds() -> Sequence[type]:
-    from ag_jax import cli
-
-    return cli.KINDS
 
 
 def console() -> None:

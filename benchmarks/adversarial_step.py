@@ -14,7 +14,6 @@ rows; the work per layer and row is the same.
 """
 
 import argparse
-import ast
 from typing import Any
 
 import jax
@@ -23,12 +22,12 @@ import turns
 from etils import epath
 from pretraining_throughput import SHARED, Runner, Variant
 
-from ag_jax import config_reader
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.data.text import pipeline
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import HloModule
-from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import config_files, schema
 
 CONFIG = "configs/asa/figure4_speed.py"
 ON_CPU = {"model.layers": 2, "model.vocabulary_size": None, "training.batch_size": 4}
@@ -46,7 +45,7 @@ def of_length(length: int, options: argparse.Namespace, overrides: dict[str, Any
     running = []
     for arm in options.arms.split(","):
         source = f"{CONFIG}:length={length},arm={arm}"
-        config = pretraining_config.parse(config_reader.load(source, overrides))
+        config = config_files.load(source, overrides).settings
         running.append(Runner(Variant(arm, arm), config, pipeline.prepare(config.data), epath.Path("never_written")))
         print(f"{length} tokens, {arm}: compiled in {running[-1].compile_seconds:.1f} s", flush=True)
     turns.take(running, options.rounds, options.steps)
@@ -79,14 +78,10 @@ def main() -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax"
     )
     options = parser.parse_args()
-    config_reader.check_overrides(config_reader.load(f"{CONFIG}:length=128,arm=plain", {}), options.set)
     overrides = (ON_CPU if on_cpu else {}) | SHARED | {"data.cache_dir": None}
     for item in options.set:
         name, _, text = item.partition("=")
-        try:
-            overrides[name] = ast.literal_eval(text)
-        except (SyntaxError, ValueError):  # a word
-            overrides[name] = text
+        overrides[name] = schema.from_texts(schema.hint_of(ExperimentConfig, name), [text])
     figures = {int(length): of_length(int(length), options, overrides) for length in options.lengths.split(",")}
     conditions = {"settings": overrides, "turns": turns.described(options.rounds, options.steps)}
     device = jax.devices()[0].device_kind.lower().replace(" ", "_")

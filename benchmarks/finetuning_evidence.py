@@ -40,14 +40,14 @@ import record
 from cells import Line
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.analysis import attacks
 from ag_jax.data.tasks import catalogue, readers
 from ag_jax.data.tasks.task import Examples, Task, is_held_out
 from ag_jax.finetuning import splits, suite, trial
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.config import Recipe
 from ag_jax.finetuning.splits import Splits
 from ag_jax.finetuning.suite import Suite
+from ag_jax.settings import config_files
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.stopping import Interrupted
 
@@ -285,7 +285,7 @@ def _prepared(cell: Cell, options: argparse.Namespace, root: epath.Path) -> Suit
         arguments["freelb_step"] = repr(cell.freelb_step)
     source = f"{CONFIG}:" + ",".join(f"{name}={value}" for name, value in arguments.items())
     overrides = {"seeds": (cell.seed,), "tensorboard": False}
-    config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
+    config = config_files.load(source, overrides).settings
     workdir = root / (cell.arm if cell.freelb_step is None else f"{cell.arm}_{cell.freelb_step}")
     return suite.prepare(config, workdir)
 

@@ -41,7 +41,6 @@ import record
 from cells import Line
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.analysis import maps
 from ag_jax.attention.assignment import Assignment
 from ag_jax.data import pipeline
@@ -53,6 +52,7 @@ from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.probing.minimal_pairs import report as pairs_report
 from ag_jax.probing.minimal_pairs import scoring
+from ag_jax.settings import config_files
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.stopping import Interrupted
@@ -109,9 +109,7 @@ AnyCell = TypeVar("AnyCell", Cell, DepthCell)
 
 def _parsed(source: str, overrides: dict[str, Any]) -> ExperimentConfig:
     """Return the config of a file with some settings changed, and without TensorBoard's files."""
-    return config_reader.parse(
-        ExperimentConfig, config_reader.load(source, overrides | {"training.tensorboard": False})
-    )
+    return config_files.load(source, overrides | {"training.tensorboard": False}).settings
 
 
 def selection() -> list[Cell]:

@@ -33,7 +33,6 @@ import record
 import turns
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.attention import dropout
 from ag_jax.data.text import pipeline
 from ag_jax.data.text.batching import HostBatch
@@ -41,6 +40,8 @@ from ag_jax.models import encoder, flops
 from ag_jax.models import layers as model_layers
 from ag_jax.pretraining import build, run, workloads
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import config_files, schema
 from ag_jax.training import chips, sharding
 
 ON_ACCELERATOR, ON_CPU = "configs/ag/table9_tpu_gpu.py:hardware=gpu", "configs/ag/table9_tpu_gpu.py:scale=small"
@@ -264,16 +265,15 @@ def runners(
 
     workdir: an empty directory.
     """
-    first = pretraining_config.parse(config_reader.load(options.config, overrides))
+    first = config_files.load(options.config, overrides).settings
     corpus = pipeline.prepare(first.data)
     known = choices(first.model.layers)
     variants = [Variant(arm, arm) for arm in options.arms.split(",")]
     variants += [variant for choice in filter(None, options.choices.split(",")) for variant in known[choice]]
     like = None
     for variant in variants:
-        source = config_reader.with_argument(options.config, "arm", variant.arm)
-        config = pretraining_config.parse(config_reader.load(source, overrides | variant.settings))
-        like = Runner(variant, config, corpus, workdir)
+        of_arm = config_files.load(options.config, overrides | variant.settings).with_argument("arm", variant.arm)
+        like = Runner(variant, of_arm.settings, corpus, workdir)
         print(f"{variant.name}: compiled in {like.compile_seconds:.1f} s", flush=True)
         yield like
     peer = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
@@ -296,12 +296,11 @@ def main() -> None:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as --config.* of ag-jax"
     )
     options = parser.parse_args()
-    config_reader.check_overrides(config_reader.load(options.config, {}), options.set)
     overrides = {} if on_cpu else {"model.vocabulary_size": 52_000}
     overrides |= SHARED | {"data.cache_dir": None}
     for item in options.set:
-        name, _, value = item.partition("=")
-        overrides[name] = int(value) if value.isdigit() else value
+        name, _, text = item.partition("=")
+        overrides[name] = schema.from_texts(schema.hint_of(ExperimentConfig, name), [text])
     with tempfile.TemporaryDirectory() as workdir:
         running = list(runners(options, overrides, epath.Path(workdir)))
         turns.take(running, options.rounds, options.steps)

@@ -24,8 +24,8 @@ from typing import Any
 import cells
 import pages
 
-from ag_jax import config_reader
 from ag_jax.analysis import markdown
+from ag_jax.settings import config_files
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS, PAGE = "benchmarks/results", "docs/papers.md"
@@ -186,7 +186,7 @@ def _planned(config: str) -> Sequence[str] | None:
     if config in ARMS or paper_of(config) not in PAPERS:
         return ARMS.get(config)
     source = next(word for word in command(config).split() if word.startswith("--config="))
-    loaded = config_reader.load(source.removeprefix("--config="))
+    loaded = config_files.read(source.removeprefix("--config="))
     arms = loaded.comparison.arms if "comparison" in loaded else loaded.get("arms")
     return arms.split(",") if arms else None
 

@@ -20,9 +20,9 @@ from typing import Any
 import cells
 import jax
 
-from ag_jax import config_reader
 from ag_jax.planning import compilation, plan, topology
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import config_files, schema
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "scaling.jsonl"
@@ -60,14 +60,14 @@ def planned(models: list[str]) -> Iterator[Cell]:
 def config_of(cell: Cell, chips: int) -> ExperimentConfig | None:
     """Return the config of a step; None if the batch has fewer sequences than there are chips."""
     source, rows = MODELS[cell.model]
-    values = config_reader.load(source)
+    values = config_files.read(source)
     values.model.scan_layers = True
     if cell.scaling == "weak":
         values.training.update(batch_size=rows * chips, microbatches=1)
     if values.training.batch_size < chips:
         return None
     values.training.microbatches = max(1, values.training.batch_size // (rows * chips))
-    return config_reader.parse(ExperimentConfig, values)
+    return schema.parse(ExperimentConfig, values)
 
 
 def measure(config: ExperimentConfig, of: topology.Topology, devices: list[jax.Device]) -> dict[str, Any]:

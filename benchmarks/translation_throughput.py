@@ -43,16 +43,15 @@ from etils import epath
 from pretraining_throughput import Runner, Variant
 from translation_peers import CTranslate2, ExportedModel, Peer, Transformers, export
 
-from ag_jax import config_reader
 from ag_jax.data import pipeline
 from ag_jax.data.corpus import Corpus
 from ag_jax.data.parallel import layouts, pairs
 from ag_jax.data.text.batching import HostBatch
 from ag_jax.models.decoding_config import DecodingConfig
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import translate
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.translate import Translator
+from ag_jax.settings import config_files
 
 CONFIG = "ag/table7_translation:scale=small,dataset=multi30k,data={data},arm={arm}"
 SETTINGS = {"data.cache_dir": None, "training.tensorboard": False}
@@ -96,7 +95,7 @@ class TrainingRunner(Runner):
 def training_config(data: str, arm: str, settings: Mapping[str, Any]) -> ExperimentConfig:
     """Return the config of an arm of table 7, with other settings over it."""
     source = CONFIG.format(data=data, arm=arm)
-    return pretraining_config.parse(config_reader.load(source, SETTINGS | dict(settings)))
+    return config_files.load(source, SETTINGS | dict(settings)).settings
 
 
 def trainers(options: argparse.Namespace, workdir: pathlib.Path) -> Iterator[TrainingRunner]:

@@ -19,24 +19,23 @@ at 512 tokens, as in table 11 of Deshpande & Narasimhan, and proportionally less
 guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, run: str, arm: OneOf("ag", "mlm") = "ag"):
+    """Return the config.
 
     run: directory of the run whose model, tokenizer and weights are continued from.
     arm: `mlm` without guidance, `ag` with guidance; a run that detects replaced tokens continues to do so.
     """
-    chosen = config_reader.arguments(argument, run=str, arm=("ag", "mlm"))
     config = pretraining_config.default_config()
-    pretraining.continue_from(config, chosen.run)
+    pretraining.continue_from(config, run)
     config.title = "Continued pre-training, with and without attention guidance"
     config.training.update(steps=12_500, batch_size=256, evaluate_every=2_500)
     config.optimizer.update(learning_rate=1e-4, warmup_steps=750, weight_decay=0.01, beta2=0.98, epsilon=1e-6)
-    if chosen.arm == "ag":
+    if arm == "ag":
         length = config.data.sequence_length
         config.guidance.update(mode="loss", fraction=0.5, alpha=10.0 * length / 512)
     config.comparison.arms = "mlm,ag"

@@ -17,12 +17,12 @@ Deviations: the paper trains from scratch. Here 10,000 steps of 32 rows start fr
 usual learning rate. alpha is 1, as in ag/table7_translation.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import translation
+from ag_jax.settings.config_files import OneOf
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, run: str, source: str, target: str, arm: OneOf("ag", "base") = "ag", alpha: int = 1):
+    """Return the config.
 
     run: directory of the run whose model, tokenizer and weights are continued from.
     source: file with the texts to translate, a line each.
@@ -30,15 +30,14 @@ def get_config(argument: str = ""):
     arm: `base` without guidance, `ag` with guidance.
     alpha: coefficient of the guidance at the first step.
     """
-    chosen = config_reader.arguments(argument, run=str, source=str, target=str, arm=("ag", "base"), alpha=1)
     config = translation.default("Continued training of a translation model")
-    translation.continue_from(config, chosen.run)
-    config.data.update(source=chosen.source, target=chosen.target)
+    translation.continue_from(config, run)
+    config.data.update(source=source, target=target)
     config.optimizer.update(
         learning_rate=3e-5, warmup_steps=1_000, decay="inverse_sqrt", beta1=0.9, beta2=0.98, epsilon=1e-9, clip_norm=1.0
     )
     config.training.update(steps=10_000, batch_size=32, evaluate_every=1_000, checkpoint_every=1_000)
-    if chosen.arm == "ag":
-        translation.guided(config, alpha=float(chosen.alpha))
+    if arm == "ag":
+        translation.guided(config, alpha=float(alpha))
     config.comparison.arms = "base,ag"
     return config

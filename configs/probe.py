@@ -37,12 +37,24 @@ Deviations: heads are chosen on development documents; papers report the best he
 the report, too. docs/probes.md explains data, modes and rules.
 """
 
-from ag_jax import config_reader
 from ag_jax.probing.config import SEED, ProbeConfig, ProbingConfig
+from ag_jax.settings import schema
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    arm: str = "",
+    coreference: str = "",
+    gap: str = "",
+    dependencies: str = "",
+    reflexives: str = "generated",
+    custom: str = "",
+    seeds: int = 0,
+    ablation: str = "none",
+    minimal_pairs: str = "none",
+):
+    """Return the config.
 
     checkpoint: run, trial or Hugging Face directory of the model to probe, or several, separated by commas; `{seed}` in
         a directory stands for the numbers of the seeds.
@@ -57,62 +69,49 @@ def get_config(argument: str = ""):
         development examples of a trial, a file with a text on each line, or `none`.
     minimal_pairs: file or folder of pairs of sentences, such as BLiMP's folder `data`, or `none`.
     """
-    chosen = config_reader.arguments(
-        argument,
-        checkpoint=str,
-        arm="",
-        coreference="",
-        gap="",
-        dependencies="",
-        reflexives="generated",
-        custom="",
-        seeds=0,
-        ablation=config_reader.NONE,
-        minimal_pairs=config_reader.NONE,
-    )
-    directories = chosen.checkpoint.split(",")
+    directories = checkpoint.split(",")
     models = {_name(directory)[-1]: directory for directory in directories}
     if len(models) < len(directories):  # the last names alone would not say which is which
         models = {"-".join(_name(directory)): directory for directory in directories}
     if len(models) < len(directories) or not all(models):
-        raise ValueError(f"checkpoint={chosen.checkpoint} must name different directories, each by its name")
-    if chosen.arm and chosen.arm not in models:
-        raise ValueError(f"arm={chosen.arm} is no model of checkpoint: expected one of {', '.join(models)}")
-    config = config_reader.default(ProbingConfig)
-    config.checkpoint = models[chosen.arm or next(iter(models))]
+        raise ValueError(f"checkpoint={checkpoint} must name different directories, each by its name")
+    if arm and arm not in models:
+        raise ValueError(f"arm={arm} is no model of checkpoint: expected one of {', '.join(models)}")
+    config = schema.default(ProbingConfig)
+    config.checkpoint = models[arm or next(iter(models))]
     config.arms = ",".join(models)
-    if any(SEED in directory for directory in directories) != (chosen.seeds > 0):
+    if any(SEED in directory for directory in directories) != (seeds > 0):
         raise ValueError(
             f"expected seeds, and {SEED} in checkpoint where the directories of the seeds differ, or neither; got "
-            f"checkpoint={chosen.checkpoint} and seeds={chosen.seeds}"
+            f"checkpoint={checkpoint} and seeds={seeds}"
         )
     if SEED in config.checkpoint:
-        config.seeds = tuple(range(chosen.seeds))
+        config.seeds = tuple(range(seeds))
 
     def add(name: str, **settings) -> None:
-        config.probes[name] = config_reader.default(ProbeConfig)
+        config.probes[name] = schema.default(ProbeConfig)
         config.probes[name].update(settings)
 
-    if chosen.coreference:
-        add("coreference", data=chosen.coreference, modes=("mentions", "words"))
-    if chosen.gap:
-        add("gap", kind="gap", data=chosen.gap, modes=("mentions", "words"))
-    if chosen.dependencies:
-        add("dependencies", kind="dependencies", data=chosen.dependencies, subtypes=False)
-        add("dependencies_to", kind="dependencies", data=chosen.dependencies, subtypes=False, transposed=True)
-    if chosen.reflexives != config_reader.NONE:
+    if coreference:
+        add("coreference", data=coreference, modes=("mentions", "words"))
+    if gap:
+        add("gap", kind="gap", data=gap, modes=("mentions", "words"))
+    if dependencies:
+        add("dependencies", kind="dependencies", data=dependencies, subtypes=False)
+        add("dependencies_to", kind="dependencies", data=dependencies, subtypes=False, transposed=True)
+    if reflexives != "none":
         add("reflexives", kind="reflexives", modes=("words", "positions"), distractor="before")
-        if chosen.reflexives != "generated":
-            config.probes.reflexives.data = chosen.reflexives
-    if chosen.custom:
-        name = chosen.custom.rpartition(".")[2]
+        if reflexives != "generated":
+            config.probes.reflexives.data = reflexives
+    if custom:
+        name = custom.rpartition(".")[2]
         if name in config.probes:
-            raise ValueError(f"custom={chosen.custom} has the name of another probe: give the function another name")
-        add(name, kind="custom", function=chosen.custom)
-    if chosen.ablation != config_reader.NONE:
-        config.ablation.data = chosen.ablation
-    if chosen.minimal_pairs != config_reader.NONE:
-        config.minimal_pairs.data = chosen.minimal_pairs
+            raise ValueError(f"custom={custom} has the name of another probe: give the function another name")
+        add(name, kind="custom", function=custom)
+    if ablation != "none":
+        config.ablation.data = ablation
+    if minimal_pairs != "none":
+        config.minimal_pairs.data = minimal_pairs
     return config
 
 

@@ -16,16 +16,15 @@ Deviations: everything is about a tenth of the paper's size. alpha_0 = 1 at 64 t
 tokens, because the guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.settings.config_files import OneOf
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, arm: OneOf("ag", "mlm") = "ag"):
+    """Return the config.
 
     arm: `mlm` without guidance, `ag` with guidance.
     """
-    chosen = config_reader.arguments(argument, arm=("ag", "mlm"))
     config = pretraining_config.default_config()
     config.title = "Masked language modelling with and without attention guidance: quickstart"
     config.data.source = "sotu"
@@ -39,7 +38,7 @@ def get_config(argument: str = ""):
     )
     # The best of six settings for the arm without guidance (benchmarks/results/quickstart_search.json); both have it.
     config.optimizer.update(learning_rate=2e-3, warmup_steps=config.training.steps // 5)
-    if chosen.arm == "ag":
+    if arm == "ag":
         config.guidance.update(mode="loss", fraction=0.5, alpha=1.0)
     config.comparison.arms = "mlm,ag"
     return config

@@ -19,18 +19,18 @@ and 5.23 with 16.
 Deviations: the learning rates are ten to forty times those of the paper (section 4.5), because the width is only 96.
 """
 
-from ag_jax import config_reader
+from ag_jax.settings import config_files
+from ag_jax.settings.config_files import OneOf
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, arm: OneOf("ag", "mlm", "mlm_deep", "ag_deep") = "ag"):
+    """Return the config.
 
     arm: `mlm` without guidance or `ag` with guidance, each with the quickstart's 8 layers, or deeper: `mlm_deep`,
         `ag_deep`.
     """
-    chosen = config_reader.arguments(argument, arm=("ag", "mlm", "mlm_deep", "ag_deep"))
-    name, _, deep = chosen.arm.partition("_")
-    config = config_reader.load(f"quickstart:arm={name}")
+    name, _, deep = arm.partition("_")
+    config = config_files.read(f"quickstart:arm={name}")
     if deep:
         config.model.layers = 12
     grid = {"optimizer": {"learning_rate": (1e-3, 2e-3, 4e-3), "warmup_steps": (0, config.training.steps // 5)}}

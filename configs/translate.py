@@ -40,12 +40,27 @@ byte-level BPE, and there is no early stopping. Where the warm-up of the learnin
 its peak is lower.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import translation
+from ag_jax.settings.config_files import OneOf
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    source: str,
+    target: str = "",
+    source_field: str = "source",
+    target_field: str = "target",
+    validation_source: str = "",
+    validation_target: str = "",
+    test_source: str = "",
+    test_target: str = "",
+    arm: OneOf("base", "hard_coded", "ag") = "base",
+    size: OneOf("auto", *translation.SIZES) = "auto",
+    steps: int = 0,
+    alpha: int = 1,
+    seeds: int = 1,
+):
+    """Return the config.
 
     source: texts to translate from: files or globs with a text in each line, also compressed (.gz); without `target`,
         .tsv or .jsonl files whose records have both sides.
@@ -62,30 +77,20 @@ def get_config(argument: str = ""):
     alpha: coefficient of the guidance at the first step.
     seeds: number of seeds of `ag-jax compare`.
     """
-    chosen = config_reader.arguments(
-        argument,
-        source=str,
-        target="",
-        source_field="source",
-        target_field="target",
-        validation_source="",
-        validation_target="",
-        test_source="",
-        test_target="",
-        arm=("base", "hard_coded", "ag"),
-        size=("auto", *translation.SIZES),
-        steps=0,
-        alpha=1,
-        seeds=1,
+    config = translation.default(f"Translation of {source}")
+    pair_count = translation.custom_pairs(
+        config,
+        train=(source, target),
+        validation=(validation_source, validation_target),
+        test=(test_source, test_target),
+        fields={"source_field": source_field, "target_field": target_field},
     )
-    config = translation.default(f"Translation of {chosen.source}")
-    pair_count = translation.custom_pairs(config, chosen)
-    size = translation.size_for(pair_count) if chosen.size == "auto" else chosen.size
-    translation.custom_size(config, size, pair_count, chosen.steps or None)
-    if chosen.arm == "hard_coded":
+    size = translation.size_for(pair_count) if size == "auto" else size
+    translation.custom_size(config, size, pair_count, steps or None)
+    if arm == "hard_coded":
         translation.hard_coded(config)
-    elif chosen.arm == "ag":
-        translation.guided(config, alpha=float(chosen.alpha))
+    elif arm == "ag":
+        translation.guided(config, alpha=float(alpha))
     config.comparison.arms = "base,hard_coded,ag"
-    config.comparison.seeds = tuple(range(chosen.seeds))
+    config.comparison.seeds = tuple(range(seeds))
     return config

@@ -60,13 +60,13 @@ DISK = "24m"  # the size of the tmpfs
 AGAIN = "To go on, run the same command again"
 WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
 SUITE = """
-from ag_jax import config_reader
+from ag_jax.settings import schema
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
-def get_config(argument=""):
-    config = config_reader.default(FinetuningConfig)
+def get_config():
+    config = schema.default(FinetuningConfig)
     config.checkpoint, config.data, config.seeds = {model!r}, {data!r}, (0, 1)
-    config.tasks["sst2"] = config_reader.default(Recipe)
+    config.tasks["sst2"] = schema.default(Recipe)
     config.tasks["sst2"].update(epochs=4, max_length=16, batch_sizes=(4,), learning_rates=(1e-3, 1e-2))
     return config
 """

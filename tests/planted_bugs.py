@@ -340,7 +340,7 @@ BUGS = (
     ),
     Bug(
         "smoothing is spread over all words, the label included",
-        "ag_jax/objectives/translation.py",
+        "ag_jax/objectives/config.py",
         "share * words / (words - 1)",
         "share",
         "tests/objectives/test_translation.py",
@@ -403,14 +403,14 @@ BUGS = (
     ),
     Bug(
         "an item of a list begins another argument",
-        "ag_jax/config_reader.py",
+        "ag_jax/settings/config_files.py",
         "if pairs and not equals:",
         "if not pairs and not equals:",
-        "tests/test_config_reader.py",
+        "tests/test_config_files.py",
     ),
     Bug(
         "help leaves out all but the first line of a setting's entry",
-        "ag_jax/command_line/settings.py",
+        "ag_jax/settings/documentation.py",
         'elif current and line.startswith(" "):',
         'elif not current and line.startswith(" "):',
         "tests/test_help.py",
@@ -570,10 +570,10 @@ BUGS = (
     ),
     Bug(
         "a flag for the grid of one arm changes that of the others",
-        "ag_jax/config_reader.py",
-        "value = copy.deepcopy(value)",
-        "pass",
-        "tests/test_config_reader.py",
+        "ag_jax/settings/schema.py",
+        "result = plain(values)",
+        "result = dict(values)",
+        "tests/test_schema.py",
     ),
     Bug(
         "points that differ in a setting of their recipe's sweep alone are one point",
@@ -619,8 +619,8 @@ BUGS = (
     ),
     Bug(
         "all layers count as guided, whatever guidance.layers says",
-        "ag_jax/attention/guidance.py",
-        'layers = None if config.layers == "all" else tuple(_layer_numbers(config, is_local))',
+        "ag_jax/attention/assignment.py",
+        'layers = None if config.layers == "all" else tuple(layer_numbers(config, is_local))',
         "layers = None",
         "tests/attention/test_guidance.py",
     ),
@@ -958,7 +958,7 @@ BUGS = (
     ),
     Bug(
         "label smoothing over the V - 1 other words is multiplied by (V - 1) / V, not by V / (V - 1)",
-        "ag_jax/objectives/translation.py",
+        "ag_jax/objectives/config.py",
         "share * words / (words - 1)",
         "share * (words - 1) / words",
         "tests/objectives/test_translation.py",

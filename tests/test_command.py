@@ -16,13 +16,16 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import cli, config_reader, main
+from ag_jax import main
+from ag_jax.command_line import cli, parser
 from ag_jax.data.text import pipeline
 from ag_jax.pretraining import run as run_room
+from ag_jax.settings import schema
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 from tests import commands
 from tests.commands import REPOSITORY, run
+from tests.verbs import verb_of
 
 STEPS = 40
 WORDS = "the house of our union is strong and we will build roads . they said no ; he went home early .".split()
@@ -156,7 +159,7 @@ def test_settings_that_may_be_none(text, tmp_path, capsys):
     changes |= {"data.tokenizer.path": "none", "guidance.mode": "none", "mesh.data": "2"}
     flags = [f"--config.{key}={value}" for key, value in changes.items()]
     assert main.main(["ag-jax", *command("train", text, tmp_path / "run"), *flags, "--print_config"]) == 0
-    settings = config_reader.flat(json.loads(capsys.readouterr().out))
+    settings = schema.flat(json.loads(capsys.readouterr().out))
     assert [settings[key] for key in changes] == [None, None, 7, None, "none", 2]
 
 
@@ -171,25 +174,17 @@ def test_the_tokenizer_is_trained(text, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "status", "named"),
     [
-        (["--config.training.stpes=3"], 2, "'training.steps'"),
-        (["--config.training.steps=many"], 2, "--config.training.steps=many"),
         (["--config.training.steps=1.5"], 2, "whole number"),
-        (["--config.training.steps=none"], 1, "training.steps"),
-        (["--config.optimizer.learning_rate=fast"], 2, "expected a number"),
-        (["--config.model.scan_layers=maybe"], 2, "True or False"),
-        (["--config.training.milestones=0.5,nan"], 1, "training.milestones"),
-        (["--model.layers=3"], 2, "--config.model.layers"),
-        (["--wrokdir=x"], 2, "workdir"),
-        (["--workdir=a"], 2, "--workdir"),
-        (["--config.model.heads=5"], 1, "model.heads"),
-        (["--config.search.seeds=1"], 1, "--config.search.seeds"),
-        (["--config.guidance.fraction=0.3"], 1, "guidance.fraction"),
-        (["--config.data.sequence_length=65"], 1, "65"),
+        (["--config.training.steps=none"], 2, "training.steps"),
+        (["--config.training.milestones=0.5,nan"], 2, "training.milestones"),
+        (["--config.model.heads=5"], 2, "model.heads"),
+        (["--config.guidance.fraction=0.3"], 2, "guidance.fraction"),
+        (["--config.data.sequence_length=65"], 2, "65"),
         (["--config.data.source=/not/there.txt"], 1, "/not/there.txt"),
         (["--config.training.batch_size=4000"], 1, "4000"),
         (["--config.mesh.tensor=3"], 1, "tensor=3"),
         (["--config.model.vocabulary_size=7"], 1, "vocabulary"),
-        (["--config.optimizer.warmup_steps=500"], 1, "optimizer.warmup_steps"),
+        (["--config.optimizer.warmup_steps=500"], 2, "optimizer.warmup_steps"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(text, tmp_path, one_device, rejected, more, status, named):
@@ -199,9 +194,9 @@ def test_nonsense_is_refused_in_one_line(text, tmp_path, one_device, rejected, m
 
 
 def test_long_lines_of_messages_are_shortened():
-    assert cli.shortened("x\n" + 2000 * "y") == "x\n" + 2000 * "y"
+    assert parser.shortened("x\n" + 2000 * "y") == "x\n" + 2000 * "y"
     long = 1000 * "a" + 1500 * "b" + 1000 * "c"
-    assert cli.shortened(f"{long}\nz") == f"{1000 * 'a'} ... 1,500 characters left out ... {1000 * 'c'}\nz"
+    assert parser.shortened(f"{long}\nz") == f"{1000 * 'a'} ... 1,500 characters left out ... {1000 * 'c'}\nz"
 
 
 def test_directories_that_cannot_be_used(text, uninterrupted, tmp_path, rejected):
@@ -220,31 +215,24 @@ TUNING = f"--config={REPOSITORY / 'configs/finetune/glue.py'}:checkpoint=c,tasks
 @pytest.mark.parametrize(
     ("arguments", "status", "named"),
     [
-        (["trian"], 2, "trian"),
-        (["train"], 1, "--config="),
-        (["train", TUNING], 1, "finetune and compare"),
-        (["train", TUNING, "--print_config"], 1, "finetune and compare"),
-        (["evaluate", TUNING], 1, "finetune and compare"),
-        (["finetune", "--config=quickstart"], 1, "train, compare and search"),
-        (["evaluate", "--config=quickstart", "--print_config"], 1, "probes"),
-        (["evaluate", "--config=probe:checkpoint=c", "--step=3"], 1, "--config.step=3"),
+        (["train", TUNING, "--print_config"], 2, "a config for pre-training"),
+        (["evaluate", TUNING], 2, "a config for probes"),
+        (["finetune", "--config=quickstart"], 2, "a config for fine-tuning"),
+        (["evaluate", "--config=probe:checkpoint=c", "--step=3"], 2, "--config.step=3"),
         (["compare", TUNING], 1, "no arms"),
         (["compare", "--config=quickstart:arm=ag"], 1, "arm=ag"),
         (["search", "--config=quickstart_search:arm=ag"], 1, "arm=ag"),
-        (["finetune", TUNING, "--config.arms=plain,plain"], 1, "--config.arms"),
-        (["finetune", TUNING, "--step=3"], 2, "--config.step=N"),
+        (["finetune", TUNING, "--config.arms=plain,plain"], 2, "--config.arms"),
+        (["finetune", TUNING, "--step=3"], 2, "--config.step"),
         (["finetune", TUNING, "--config.tasks.rte.epoch=3"], 2, "'tasks.rte.epochs'"),
-        (["finetune", TUNING, "--config.tasks.rte.learning_rates=(0.0,)"], 1, "tasks.rte.learning_rates"),
+        (["finetune", TUNING, "--config.tasks.rte.learning_rates=(0.0,)"], 2, "tasks.rte.learning_rates"),
         (["finetune", TUNING, "--config.data=/not/there"], 1, "rte: no split 'train' below /not/there"),
         (["finetune", TUNING + ",sst3"], 2, "'sst3'"),
         (["inspect", "--layers=1", "--heads=1.1"], 1, "--layers"),
-        (["plan", "--config=quickstart"], 1, "--topology"),
-        (["translate", "--input=a"], 1, "--output"),
     ],
 )
 def test_verbs_with_wrong_flags(tmp_path, rejected, arguments, status, named):
-    workdir = [] if arguments[0] in ("plan", "trian") else [f"--workdir={tmp_path / 'run'}"]
-    found, message = rejected(*arguments, *workdir)
+    found, message = rejected(*arguments, f"--workdir={tmp_path / 'run'}")
     assert found == status and named in message and not (tmp_path / "run").exists()
 
 
@@ -265,14 +253,12 @@ def test_a_directory_of_another_kind_is_named(there, tmp_path):
     for name, content in CONTENTS[there].items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
-    request = cli.Request(None, {}, str(tmp_path), None, None)
     for kind in CONTENTS.keys() - {cli.ARMS}:
         if there in (kind, *cli.MAY_HOLD.get(kind, ())):
-            assert request.directory(kind) == epath.Path(tmp_path)
+            assert cli.output_directory(str(tmp_path), kind) == epath.Path(tmp_path)
         else:
             with pytest.raises(ValueError, match=f"{there}, expected {kind}"):
-                request.directory(kind)
-    assert request.directory() == epath.Path(tmp_path)
+                cli.output_directory(str(tmp_path), kind)
 
 
 @pytest.mark.parametrize(
@@ -284,11 +270,11 @@ def test_a_directory_of_another_kind_is_named(there, tmp_path):
     ],
 )
 def test_what_the_machine_lacks_is_named(error, said, monkeypatch, capsys):
-    def fail(request):
+    def fail(verb):
         raise error
 
-    monkeypatch.setitem(cli.VERBS, "export", fail)
-    assert cli.run_safely("export", cli.Request(None, {}, None, None, None)) == 1
+    monkeypatch.setitem(cli.RUN_BY, "export", fail)
+    assert cli.run_safely(verb_of("export")) == 1
     assert said in capsys.readouterr().err
 
 

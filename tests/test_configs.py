@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.parallel import pairs, toys
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.models.encoder import Encoder
@@ -24,6 +23,7 @@ from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search import points
 from ag_jax.probing.config import ProbingConfig
 from ag_jax.recipes import pretraining, translation
+from ag_jax.settings import config_files, schema
 from tests.cases import some
 from tests.data.parallel import test_layouts as layouts
 from tests.goldens.make import GOLDENS
@@ -108,11 +108,11 @@ def corpora(tmp_path_factory):
 
 def load(name: str, *arguments: str, **overrides):
     argument = ",".join(filter(None, (REQUIRED.get(name), *arguments)))
-    return config_reader.load(f"{CONFIGS / name}:{argument}", overrides)
+    return config_files.load(f"{CONFIGS / name}:{argument}", overrides)
 
 
 def parsed(name: str, *arguments: str, **overrides) -> ExperimentConfig:
-    return pretraining_config.parse(load(name, *arguments, **overrides))
+    return load(name, *arguments, **overrides).settings
 
 
 def small(name: str) -> str:
@@ -131,15 +131,14 @@ def test_every_config_parses_and_its_arms_differ(name):
     spec.loader.exec_module(module)
     assert f"--config={name.removesuffix('.py')}" in module.__doc__ and "Deviations:" in module.__doc__
     for scale in {"", small(name)}:
-        kind = config_reader.kind_of(load(name, scale), (ExperimentConfig, FinetuningConfig, ProbingConfig))
+        config = load(name, scale).settings
+        kind = type(config)
         assert kind is (
             FinetuningConfig if name in FINETUNED else ProbingConfig if name in PROBES else ExperimentConfig
         )
-        parse = pretraining_config.parse if kind is ExperimentConfig else functools.partial(config_reader.parse, kind)
-        config = parse(load(name, scale))
         arms = config.comparison.arms if kind is ExperimentConfig else config.arms
         names = arms.split(",") if arms and name != "probe.py" else []
-        found = {json.dumps(config_reader.to_dict(parse(load(name, scale, f"arm={arm}")))) for arm in names}
+        found = {json.dumps(schema.to_dict(load(name, scale, f"arm={arm}").settings)) for arm in names}
         assert len(found) == len(names) and len(names) != 1
         if kind is FinetuningConfig and scale:
             assert {recipe.max_length for recipe in config.tasks.values()} == {64}
@@ -215,7 +214,7 @@ def test_table_11():
 
 def searched(name: str, argument: str = "") -> dict[str, list[str]]:
     """Return the names of the points of each arm of a search, as its config file has them."""
-    found = points.study(f"{CONFIGS / name}:{argument}", {})
+    found = points.study(config_files.load(f"{CONFIGS / name}:{argument}", {}))
     return {arm: [found.points[number].name for number in numbers] for arm, numbers in found.arms.items()}
 
 
@@ -285,7 +284,7 @@ def test_the_sizes_of_robertas_corpora():
 
 def test_the_tpu_and_the_gpu_run_differ_in_batch_epochs_title_and_loop_alone():
     tpu, gpu = (parsed("ag/table9_tpu_gpu.py", f"hardware={hardware},arm=ag") for hardware in ("tpu", "gpu"))
-    theirs, ours = (config_reader.flat(config_reader.to_dict(config)) for config in (tpu, gpu))
+    theirs, ours = (schema.flat(schema.to_dict(config)) for config in (tpu, gpu))
     different = {key for key in ours if theirs[key] != ours[key]}
     assert different == {"title", "training.batch_size", "training.steps", "model.scan_layers"}
     for config, epochs in ((tpu, 8), (gpu, 7)):  # appendix A.4
@@ -475,7 +474,7 @@ def test_custom_files(tmp_path):
 
     def read(fields="", **arguments):
         argument = ",".join(f"{name}={tmp_path / value}" for name, value in arguments.items())
-        return pretraining_config.parse(config_reader.load(f"{CONFIGS / CUSTOM}:{argument}{fields}", {}))
+        return config_files.load(f"{CONFIGS / CUSTOM}:{argument}{fields}", {}).settings
 
     tested = {"test_source": "test.source", "test_target": "test.target"}
     of_table = read(source="pairs.tsv.gz", **tested)

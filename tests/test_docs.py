@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import pytest
 from absl import flags
 
-from ag_jax import cli, config_reader, main
-from ag_jax.command_line import verbs
+from ag_jax import main
+from ag_jax.command_line import cli, parser
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
@@ -28,6 +28,7 @@ from ag_jax.models.config import DecoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import schema
 from tests import test_configs, tiny
 from tests.cases import some
 from tests.finetuning import tasks
@@ -57,10 +58,10 @@ def test_the_settings_with_which_a_run_may_be_resumed_are_all_listed():
             if "." in name:
                 section = name.split(".")[0]
             listed.add(name.removesuffix("*") if "." in name or name == "title" else f"{section}.{name}")
-    known = config_reader.flat(config_reader.to_dict(ExperimentConfig()))
-    may_differ = {key for key in known if config_reader.is_among(key, run.MAY_DIFFER)}
+    known = schema.flat(schema.to_dict(ExperimentConfig()))
+    may_differ = {key for key in known if schema.is_among(key, run.MAY_DIFFER)}
     expected = may_differ | {"data.validation_rows"}  # under a condition, which is in the table, too
-    assert {key for key in known if config_reader.is_among(key, listed)} == expected
+    assert {key for key in known if schema.is_among(key, listed)} == expected
 
 
 def test_links_lead_somewhere():
@@ -117,7 +118,7 @@ def readers_place(tmp_path_factory):
         finetuned.save(FineTuned(head, encoder, tokenizer, params), trial / "weights")
         result = trained_models.SUITE_OF | {"task": task, "examples": {"train": 24, "validation": 9}}
         (trial / "result.json").write_text(json.dumps(result))
-    (place / "runs" / "glue" / "config.json").write_text(json.dumps(config_reader.to_dict(suite)))
+    (place / "runs" / "glue" / "config.json").write_text(json.dumps(schema.to_dict(suite)))
     return place
 
 
@@ -150,8 +151,8 @@ def test_examples_run_where_a_reader_runs_them(page, number, readers_place, monk
     exec(compile(code, f"{page}, example {number}", "exec"), names)
     if "get_config" in names:
         config = names["get_config"]()
-        kind = config_reader.kind_of(config, (FinetuningConfig, ExperimentConfig))
-        parsed = config_reader.parse(kind, config)
+        kind = schema.kind_of(config)
+        parsed = schema.parse(kind, config)
         assert page != "search.md" or parsed.search.grids
         assert kind is ExperimentConfig or parsed.ordered_tasks
     if "open_run" in code:
@@ -249,18 +250,17 @@ def test_commands_have_verbs_flags_configs_and_settings_that_exist(page, place_o
         if words[0] in ("help", "configs"):
             assert main.main(["ag-jax", *words]) == 0, words
             continue
-        request = cli.Request(**verbs.parse(words)[1])
-        config = request.checked() if request.config else None
+        config = getattr(parser.parse(words), "config", None)
+        config = config and config.settings
         if isinstance(config, FinetuningConfig) and config.checkpoint.startswith(("runs/quickstart", "runs/asa")):
             assert {recipe.max_length for recipe in config.tasks.values()} == {64}  # the quickstart's positions
 
 
 def check_command(words: list[str]) -> None:
     """Parse a command and its config, with all arms, points and tasks, as `--print_config` does before it prints."""
-    verb, fields = verbs.parse(words)
-    request = cli.Request(**fields | {"print_config": True})
-    if request.config:
-        cli.run_verb(verb, request)
+    verb = parser.parse(words)
+    if getattr(verb, "config", None) is not None:
+        cli.run_verb(dataclasses.replace(verb, print_config=True))
 
 
 @pytest.mark.parametrize("name", some(OF_CONFIGS, *LAST))

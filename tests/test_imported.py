@@ -6,8 +6,9 @@ import types
 
 import pytest
 
-from ag_jax import config_reader, imported
+from ag_jax import imported
 from ag_jax.data.json_files import read_json
+from ag_jax.settings import config_files
 
 CONFIG = """
 from ag_jax.data.json_files import read_json
@@ -40,11 +41,12 @@ def test_what_a_stored_file_names_is_not_imported(path, tmp_path, monkeypatch):
     assert imported.function("metric", path) is print
 
 
-def test_a_config_file_may_name_functions_but_not_take_them_from_a_stored_file(tmp_path):
+def test_a_config_file_may_name_functions_but_not_take_them_from_a_stored_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "strange", types.SimpleNamespace(second=print))
     (tmp_path / "taken.json").write_text('{"heads": "strange.second:1"}')
     (tmp_path / "mine.py").write_text(CONFIG.format(path=str(tmp_path / "taken.json")))
     source = str(tmp_path / "mine.py")
-    assert config_reader.load(source).guidance.heads == "strange.second:1"
+    assert config_files.load(source).settings.guidance.heads == "strange.second:1"
     assert not imported.is_allowed("strange.second")
-    config_reader.load(source, {"guidance.heads": "strange.second:1"})
+    _ = config_files.load(source, {"guidance.heads": "strange.second:1"}).settings
     assert imported.is_allowed("strange.second")

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import cli, config_reader
 from ag_jax.analysis import maps, pairs
 from ag_jax.analysis.figures import plots
 from ag_jax.analysis.figures.curves import Plateau
 from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.config import GuidanceConfig
-from ag_jax.command_line import verbs
+from ag_jax.command_line import cli, parser
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.distributed import storage
@@ -35,9 +34,11 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.pretraining import comparison, origin, run, workloads
 from ag_jax.pretraining.config import ExperimentConfig, InspectionConfig
 from ag_jax.pretraining.report import ArmResults
+from ag_jax.settings import schema
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
 from tests.finetuning import tasks
+from tests.verbs import verb_of
 
 TOKENIZER, CONFIG = tasks.TOKENIZER, tasks.pretrained().config
 TEXT = "we build strong roads " * 5  # 20 tokens: of the models' 24 positions 22, of the run's 16 tokens 14 are free
@@ -62,7 +63,7 @@ def save_suite(directory, *names):
     directory.mkdir(parents=True)
     recipe = Recipe(learning_rates=(1e-5,), batch_sizes=(8,))
     config = FinetuningConfig(checkpoint="x", tasks=dict.fromkeys(names, recipe), seeds=(0, 1, 5))
-    (directory / "config.json").write_text(json.dumps(config_reader.to_dict(config)))
+    (directory / "config.json").write_text(json.dumps(schema.to_dict(config)))
     return directory
 
 
@@ -142,13 +143,13 @@ def drawn(monkeypatch):
     return recorded
 
 
-def request(place, text=TEXT, target=None, without=(), **more):
-    return cli.Request(None, {}, workdir=str(place), step=None, text=text, translation=target, without=without, **more)
+def request(name, place, text=TEXT, target=None, without=(), **more):
+    return verb_of(name, workdir=str(place), text=text, target=target, without=without, **more)
 
 
 def inspect(place, capsys, **given):
     """Run `inspect`; return its output, its warnings and the paths of the figures."""
-    status = cli.run_safely("inspect", request(place, **given))
+    status = cli.run_safely(request("inspect", place, **given))
     said, warned = capsys.readouterr()
     assert status == 0, warned
     paths = [epath.Path(line.removeprefix("drawn: ")) for line in said.splitlines() if line.startswith("drawn: ")]
@@ -274,7 +275,7 @@ def test_attention_that_is_not_finite_is_refused(places, monkeypatch, capsys, pl
         changes["translator"] = dataclasses.replace(opened.translator, params=params)
     monkeypatch.setattr(best, "open_for_inspection", lambda *_, **__: dataclasses.replace(opened, **changes))
     target = None if place == "run" else "we build the union"
-    assert cli.run_safely("inspect", request(places / place, target=target)) == 1
+    assert cli.run_safely(request("inspect", places / place, target=target)) == 1
     assert f"{opened.name}: the attention is not finite in layer 2" in capsys.readouterr().err.replace("\n", " ")
 
 
@@ -304,7 +305,7 @@ PAGE = {"html": "new.html"}
 def test_what_cannot_be_shown(places, place, given, named, drawn, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.html").write_text("<p>mine</p>")
-    assert cli.run_safely("inspect", request(places / place, **given)) == 1
+    assert cli.run_safely(request("inspect", places / place, **given)) == 1
     assert re.search(named, capsys.readouterr().err.replace("\n", " ")) and not drawn
     assert (tmp_path / "mine.html").read_text() == "<p>mine</p>" and not (tmp_path / "new.html").exists()
 
@@ -454,7 +455,7 @@ def test_a_read_only_run_is_inspected_and_evaluated(places, drawn, tmp_path, mon
     assert path.parent == epath.Path("ag-jax-output/run/figures") and str(places / "run") in warned
     for read_only, place in ((None, tmp_path / "ag-jax-output/run"), ("ag-jax-output", tmp_path), (tmp_path, None)):
         closed.append(epath.Path(read_only or "nothing"))
-        status = cli.run_safely("evaluate", cli.Request(None, {}, str(places / "run"), None, None))
+        status = cli.run_safely(verb_of("evaluate", workdir=str(places / "run")))
         said, warned = capsys.readouterr()
         assert json.loads(said) == {"step": 0, "mlm_loss": 2.5} and status == (place is None)
         if place is None:
@@ -507,4 +508,4 @@ def test_heads_of_a_page_that_another_model_lacks():
 
 def test_the_flag_of_a_page_needs_no_value():
     for given, name in ((["--html"], "maps.html"), (["--html=a.html"], "a.html"), (["--html", "b.html"], "b.html")):
-        assert verbs.parse(["inspect", *given, "--workdir=x"])[1]["html"] == name
+        assert parser.parse(["inspect", *given, "--workdir=x"]).html == name

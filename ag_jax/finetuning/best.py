@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from ag_jax import config_reader, imported
+from ag_jax import imported
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import storage
@@ -17,6 +17,7 @@ from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Inspected
 from ag_jax.pretraining import run
+from ag_jax.settings import schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _of_suites(named: epath.Path, directories: Sequence[epath.Path], task: str |
             if task not in (None, name) or not (saved := _with_weights(directory / name)):
                 continue
             with reading(f"{path}, task {name}", "put back the file as `ag-jax finetune` wrote it"):
-                recipe = config_reader.parse(Recipe, values)
+                recipe = schema.parse(Recipe, values)
                 metrics[name] = splits.find_task(name, recipe).metric
             # Other trials are left from an earlier sweep or from other seeds, and the suite's report is without them.
             planned = [suite.directory_of(directory, one) for one in suite.trials_of(name, recipe, settings["seeds"])]

@@ -9,7 +9,6 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.distributed import hosts, lock, parts, storage
 from ag_jax.evaluation.significance import over_seeds
 from ag_jax.finetuning import attacked, report, results, submission, suite
@@ -18,6 +17,8 @@ from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.suite import Suite
 from ag_jax.pretraining import arms, run
 from ag_jax.pretraining.report import differences_json
+from ag_jax.settings import schema
+from ag_jax.settings.config_files import Config
 from ag_jax.training.wandb_run import Labels
 
 ALONE = "score"  # the column of a suite without arms
@@ -36,27 +37,24 @@ JUDGED_BY = (
 )
 
 
-def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, FinetuningConfig]:
-    """Return {arm: checked config} for every arm of the config file `source`, with `overrides` on top.
+def arm_configs(base: Config) -> tuple[dict[str, FinetuningConfig], list[str]]:
+    """Return {arm: settings} of a comparison, and warnings about flags that override what the arms set.
 
     Raises ValueError if there are no arms, if two are the same, or if they cannot be compared seed by seed and task by
     task.
     """
-    config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
-    configs = {
-        arm: config_reader.parse(FinetuningConfig, arms.load(source, arm, overrides))
-        for arm in arms.names(source, config.arms, "config.arms", "finetune")
-    }
-    arms.check_distinct(source, {arm: of_arm.in_effect for arm, of_arm in configs.items()}, overrides)
+    of_arms = arms.configs_of(base, base.settings.arms, "config.arms", "finetune")
+    configs: dict[str, FinetuningConfig] = {arm: of_arm.settings for arm, of_arm in of_arms.items()}
+    arms.check_distinct(base, of_arms, {arm: of_arm.in_effect for arm, of_arm in configs.items()})
     for what in ("seeds", "data"):
-        _check_same(source, what, {arm: getattr(of_arm, what) for arm, of_arm in configs.items()})
-    _check_same(source, "tasks", {arm: sorted(of_arm.tasks) for arm, of_arm in configs.items()})
+        _check_same(base.source, what, {arm: getattr(of_arm, what) for arm, of_arm in configs.items()})
+    _check_same(base.source, "tasks", {arm: sorted(of_arm.tasks) for arm, of_arm in configs.items()})
     for task in next(iter(configs.values())).tasks:
         has_folds = any(of_arm.tasks[task].folds for of_arm in configs.values())
         for what in (*JUDGED_BY, *(("train_examples",) if has_folds else ())):  # of folds, all examples are tested
             values = {arm: getattr(of_arm.tasks[task], what) for arm, of_arm in configs.items()}
-            _check_same(source, f"tasks.{task}.{what}", values)
-    return configs
+            _check_same(base.source, f"tasks.{task}.{what}", values)
+    return configs, arms.overridden(of_arms)
 
 
 def _check_same(source: str, what: str, values: Mapping[str, Any]) -> None:
@@ -79,35 +77,28 @@ def count_trials(configs: Iterable[FinetuningConfig]) -> int:
     return sum(len(list(suite.trials(config, task))) for config in configs for task in config.tasks)
 
 
-def finetune(
-    source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
-) -> epath.Path | None:
+def finetune(base: Config, workdir: epath.PathLike, part: str | None = None) -> epath.Path | None:
     """Fine-tune one checkpoint on all tasks and write the report; return its path, None if other parts are not done.
 
-    source: the config file.
-    overrides: settings that replace those of the config file.
+    base: the config.
     part: see `compare`.
     """
-    config = config_reader.parse(FinetuningConfig, config_reader.load(source, overrides))
     workdir = storage.directory(workdir)
 
     def prepare() -> dict[str, Suite]:
-        return {ALONE: suite.prepare(config, workdir, labels=Labels(workdir.name))}
+        return {ALONE: suite.prepare(base.settings, workdir, labels=Labels(workdir.name))}
 
-    return _run("finetune", source, overrides, prepare, workdir, part)
+    return _run("finetune", base, prepare, workdir, part)
 
 
-def compare(
-    source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
-) -> epath.Path | None:
+def compare(base: Config, workdir: epath.PathLike, part: str | None = None) -> epath.Path | None:
     """Fine-tune every arm in `workdir/ARM` and write the report; return its path, None if other parts are not done.
 
-    overrides: settings that replace those of every arm of the config file `source`.
+    base: the config whose arms are compared.
     part: `K/N` trains every N-th trial from the K-th on, and the part that finds all trials done writes the report; if
         trials are left to other parts, or wait for them, the result is None. None trains all.
     """
-    configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
-    overridden = arms.overridden(source, configs, overrides)
+    (configs, overridden), workdir = arm_configs(base), storage.directory(workdir)
     arms.announce(overridden)
 
     def prepare() -> dict[str, Suite]:
@@ -118,13 +109,12 @@ def compare(
             suites[arm] = suite.prepare(config, workdir / arm, tuple(suites.values()), labels)
         return suites
 
-    return _run("compare", source, overrides, prepare, workdir, part, overridden)
+    return _run("compare", base, prepare, workdir, part, overridden)
 
 
 def _run(
     verb: str,
-    source: str,
-    overrides: dict[str, Any],
+    base: Config,
     prepare: Callable[[], dict[str, Suite]],
     workdir: epath.Path,
     part: str | None,
@@ -139,7 +129,7 @@ def _run(
         trained = {arm: Arm(of_arm, suite.run(of_arm)) for arm, of_arm in prepare().items()}
 
         def write() -> str:
-            return str(_write_report(verb, source, overrides, trained, workdir, overridden))
+            return str(_write_report(verb, base, trained, workdir, overridden))
 
         return epath.Path(hosts.from_first("the report", write))
 
@@ -162,8 +152,7 @@ def _run(
 
 def _write_report(
     verb: str,
-    source: str,
-    overrides: dict[str, Any],
+    base: Config,
     trained: dict[str, Arm],
     workdir: epath.Path,
     overridden: Sequence[str] = (),
@@ -197,7 +186,7 @@ def _write_report(
         }
     numbers = {
         "title": first.title,
-        "command": arms.command(verb, source, overrides),
+        "command": arms.command(verb, base),
         "seeds": list(first.seeds),
         "arms": list(configs),
         "baseline": baseline,
@@ -217,7 +206,7 @@ def _write_report(
     }
     # Before report.json is written, because `sections` adds the masked shares to `numbers`.
     sections = attacked.sections(trained, numbers, workdir)
-    flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
+    flat = {arm: schema.flat(schema.to_dict(config)) for arm, config in configs.items()}
     storage.write_whole(workdir / "report.json", json.dumps(numbers, indent=2) + "\n")
     storage.write_whole(workdir / "report.md", report.markdown(numbers, flat, sections) + "\n")
     return workdir / "report.md"

@@ -5,6 +5,8 @@ import itertools
 import math
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Le, Lt
+
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data import local
 from ag_jax.data.tasks.custom import CustomTask
@@ -31,11 +33,11 @@ class SweepConfig:
 
     # Trials run in the order of these fields, the last of which changes first. Trials that differ in the warm-up alone
     # share a compiled program, of which only a few are kept.
-    dropout: tuple[Annotated[float, ">= 0", "< 1"], ...] = ()
-    attention_dropout: tuple[Annotated[float, ">= 0", "< 1"], ...] = ()
-    head_dropout: tuple[Annotated[float, ">= 0", "< 1"], ...] = ()
-    weight_decay: tuple[Annotated[float, ">= 0"], ...] = ()
-    warmup_steps: tuple[Annotated[int, ">= 0"], ...] = ()
+    dropout: tuple[Annotated[float, Ge(0), Lt(1)], ...] = ()
+    attention_dropout: tuple[Annotated[float, Ge(0), Lt(1)], ...] = ()
+    head_dropout: tuple[Annotated[float, Ge(0), Lt(1)], ...] = ()
+    weight_decay: tuple[Annotated[float, Ge(0)], ...] = ()
+    warmup_steps: tuple[Annotated[int, Ge(0)], ...] = ()
 
     @property
     def values(self) -> dict[str, tuple[float, ...]]:
@@ -94,37 +96,37 @@ class Recipe:
     custom: the files and columns of a task that is not in the catalogue.
     """
 
-    batch_sizes: tuple[Annotated[int, ">= 1", "<= 1048576"], ...] = (32,)
-    learning_rates: tuple[Annotated[float, ">= 1e-12"], ...] = (2e-5,)
+    batch_sizes: tuple[Annotated[int, Ge(1), Le(1048576)], ...] = (32,)
+    learning_rates: tuple[Annotated[float, Ge(1e-12)], ...] = (2e-5,)
     sweep: SweepConfig = SweepConfig()
-    epochs: Annotated[int, ">= 1", "<= 1000000"] = 3
-    epochs_factor: Annotated[int, ">= 1", "<= 1000"] = 1
+    epochs: Annotated[int, Ge(1), Le(1000000)] = 3
+    epochs_factor: Annotated[int, Ge(1), Le(1000)] = 1
     scored_epoch: Literal["best", "last"] = "best"
-    patience: Annotated[int, ">= 1"] | None = None
-    warmup_fraction: Annotated[float, ">= 0", "< 1"] = 0.06
-    warmup_steps: Annotated[int, ">= 0"] | None = None
+    patience: Annotated[int, Ge(1)] | None = None
+    warmup_fraction: Annotated[float, Ge(0), Lt(1)] = 0.06
+    warmup_steps: Annotated[int, Ge(0)] | None = None
     decay: Decay = "linear"
-    weight_decay: Annotated[float, ">= 0"] = 0.01
-    beta1: Annotated[float, ">= 0", "< 1"] = 0.9
-    beta2: Annotated[float, ">= 0", "< 1"] = 0.999
-    epsilon: Annotated[float, "> 0"] = 1e-8
-    clip_norm: Annotated[float, "> 0"] | None = 1.0
-    max_length: Annotated[int, f">= {SHORTEST}", "<= 1048576"] = 128
-    dropout: Annotated[float, ">= 0", "< 1"] | None = None
-    attention_dropout: Annotated[float, ">= 0", "< 1"] | None = None
-    head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
+    weight_decay: Annotated[float, Ge(0)] = 0.01
+    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
+    epsilon: Annotated[float, Gt(0)] = 1e-8
+    clip_norm: Annotated[float, Gt(0)] | None = 1.0
+    max_length: Annotated[int, Ge(SHORTEST), Le(1048576)] = 128
+    dropout: Annotated[float, Ge(0), Lt(1)] | None = None
+    attention_dropout: Annotated[float, Ge(0), Lt(1)] | None = None
+    head_dropout: Annotated[float, Ge(0), Lt(1)] | None = None
     pooling: Pooling | None = None
-    microbatches: Annotated[int, ">= 1", "<= 1048576"] = 1
-    train_examples: Annotated[int, ">= 1"] | None = None
-    validation_examples: Annotated[int, ">= 1"] | None = None
-    subset_seed: Annotated[int, ">= 0"] = 0
+    microbatches: Annotated[int, Ge(1), Le(1048576)] = 1
+    train_examples: Annotated[int, Ge(1)] | None = None
+    validation_examples: Annotated[int, Ge(1)] | None = None
+    subset_seed: Annotated[int, Ge(0)] = 0
     metric: str | None = None
     ranking: bool = False
     answerability: bool = False
     first_question: bool = False
     skip_malformed: bool = False
     initial_task: str | None = None
-    folds: Annotated[int, ">= 3", "<= 1000"] | None = None  # one to train on, one to choose by, one to test
+    folds: Annotated[int, Ge(3), Le(1000)] | None = None  # one to train on, one to choose by, one to test
     legacy_eval: bool = False
     adversarial: AdversarialConfig = AdversarialConfig()
     custom: CustomTask = CustomTask()
@@ -250,11 +252,11 @@ class FinetuningConfig:
 
     title: str = "Fine-tuning"
     checkpoint: str | None = None
-    step: Annotated[int, ">= 0"] | None = None
+    step: Annotated[int, Ge(0)] | None = None
     fresh: bool = False
     data: str | None = None
     tasks: dict[str, Recipe] = dataclasses.field(default_factory=dict)
-    seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
+    seeds: tuple[Annotated[int, Ge(0)], ...] = (0,)
     arms: str | None = None
     keep: Literal["none", "best"] = "none"
     dtype: DType | None = None
@@ -262,16 +264,14 @@ class FinetuningConfig:
     attention: Implementation | None = None
     guidance: GuidanceConfig = GuidanceConfig()
     mesh: MeshConfig = MeshConfig()
-    checkpoint_every: Annotated[int, ">= 1"] = 1_000
-    step_timeout: Annotated[int, ">= 1"] | None = 1800
+    checkpoint_every: Annotated[int, Ge(1)] = 1_000
+    step_timeout: Annotated[int, Ge(1)] | None = 1800
     tensorboard: bool = True
     wandb: str | None = None
 
     def __post_init__(self):
         if not self.tasks:
-            raise ValueError(
-                "tasks must name at least one task, such as config.tasks.sst2 = config_reader.default(Recipe)"
-            )
+            raise ValueError("tasks must name at least one task, such as config.tasks.sst2 = schema.default(Recipe)")
         if not self.checkpoint:
             raise ValueError(
                 "checkpoint must be a run directory or a Hugging Face directory, got none; name one behind the config "

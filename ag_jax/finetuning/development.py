@@ -2,12 +2,12 @@
 
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.json_files import reading
 from ag_jax.data.tasks.task import Examples, Task
 from ag_jax.finetuning import results, splits, suite, trial
 from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import finetuned
+from ag_jax.settings import schema
 
 
 def read(directory: epath.Path, most: int | None = None) -> tuple[Task, Examples]:
@@ -28,7 +28,7 @@ def read(directory: epath.Path, most: int | None = None) -> tuple[Task, Examples
     settings, result = suite.read_settings(path), trial.read_result(place)
     name = result["task"]
     with reading(path, "put back the file as `ag-jax finetune` wrote it"):
-        recipe, data = config_reader.parse(Recipe, settings["tasks"][name]), settings["data"]
+        recipe, data = schema.parse(Recipe, settings["tasks"][name]), settings["data"]
     examples = splits.read(name, recipe, data)
     if recipe.folds:
         examples = splits.of_fold(examples, result["fold"], recipe.folds)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
 from ag_jax.attention.assignment import Assignment, assign_encoder_heads
 from ag_jax.attention.config import GuidanceConfig
@@ -27,6 +26,7 @@ from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig, Pooling
 from ag_jax.pretraining import build
+from ag_jax.settings import schema
 from ag_jax.training import sharding
 from ag_jax.training.config import OptimizerConfig, TrainingConfig
 from ag_jax.training.criterion import Criterion, Evaluation
@@ -415,7 +415,7 @@ class _Training:
         trial, config = self.trial, self.config
         if not config.wandb:
             return None
-        settings = config_reader.to_dict(config) | {"task": trial.task, "recipe": config_reader.to_dict(trial.recipe)}
+        settings = schema.to_dict(config) | {"task": trial.task, "recipe": schema.to_dict(trial.recipe)}
         settings |= {name: getattr(trial, name) for name in ("learning_rate", "batch_size", "seed", "fold")}
         del settings["tasks"]
         labels = dataclasses.replace(self.labels, tags=(*self.labels.tags, trial.task, f"seed{trial.seed}"))

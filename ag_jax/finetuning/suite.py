@@ -14,7 +14,7 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import config_reader, imported
+from ag_jax import imported
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import hosts, lock, parts, shared_files, storage
@@ -32,7 +32,8 @@ from ag_jax.interop.opening import Pretrained
 from ag_jax.models.heads import head_of
 from ag_jax.pretraining import mask_trace
 from ag_jax.pretraining import run as pretraining
-from ag_jax.pretraining.config import ExperimentConfig, check_scores
+from ag_jax.pretraining.config import check_scores
+from ag_jax.settings import schema
 from ag_jax.training.loop import NonFiniteError
 from ag_jax.training.wandb_run import Labels, check_installed
 
@@ -98,7 +99,7 @@ def read_settings(path: epath.Path) -> dict[str, Any]:
 
 
 def _is_pretraining(settings: dict[str, Any]) -> bool:
-    return config_reader.kind_of(settings, (FinetuningConfig, ExperimentConfig)) is ExperimentConfig
+    return "training" in settings and "tasks" not in settings
 
 
 def _check_tasks(path: epath.Path, settings: dict[str, Any]) -> None:
@@ -117,7 +118,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
         if not pretraining.is_begun(workdir):
             return
         raise ValueError(f"--workdir={workdir} holds a run of pre-training ({path}): choose another directory")
-    current = config_reader.to_dict(config)
+    current = schema.to_dict(config)
     if strange := sorted(stored.keys() - current.keys()):
         raise ValueError(
             f"{path} was written by another program, because {', '.join(strange[:3])} are no settings of `ag-jax "
@@ -132,7 +133,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     different = [
         f"  {key}: there {before.get(key)!r}, now {now.get(key)!r}"
         for key in sorted(before | now)
-        if before.get(key) != now.get(key) and not config_reader.is_among(key, MAY_DIFFER) and not key.endswith(SWEPT)
+        if before.get(key) != now.get(key) and not schema.is_among(key, MAY_DIFFER) and not key.endswith(SWEPT)
     ]
     if different:
         changed = [name for name in current["tasks"] if before.get(key := f"tasks.{name}{FINGERPRINT}") != now.get(key)]
@@ -160,7 +161,7 @@ def claim(config: FinetuningConfig, workdir: epath.Path) -> None:
     Raises ValueError as `check_directory` does, and OSError if the directory cannot be written.
     """
     check_directory(config, workdir)
-    current, path = config_reader.to_dict(config), workdir / "config.json"
+    current, path = schema.to_dict(config), workdir / "config.json"
     if path.exists():
         current["tasks"] = _begun_tasks(read_json(path), workdir) | current["tasks"]
     workdir.mkdir(parents=True, exist_ok=True)
@@ -201,7 +202,7 @@ def _comparable(values: dict[str, Any], tasks: Set[str]) -> dict[str, Any]:
         name: recipe | {"epochs": recipe["epochs"] * recipe["epochs_factor"], "epochs_factor": 1}
         for name, recipe in recipes.items()
     }
-    return config_reader.flat(values | {"tasks": recipes})
+    return schema.flat(values | {"tasks": recipes})
 
 
 def resolved(config: FinetuningConfig) -> FinetuningConfig:
@@ -253,11 +254,11 @@ def prepare(
     earlier: suites that are trained before this one, whose masked shares trials of this one may repeat.
     labels: labels of the trials' runs at Weights & Biases.
     """
-    config_reader.check(config)
-    imported.allow(config_reader.flat(config_reader.to_dict(config)), even_stored=False)
+    schema.check(config)
+    imported.allow(schema.flat(schema.to_dict(config)), even_stored=False)
     check_installed(config.wandb)
     config = resolved(config)
-    settings = config_reader.flat(config_reader.to_dict(config))
+    settings = schema.flat(schema.to_dict(config))
     hosts.agree("their settings", {key: value for key, value in settings.items() if not key.endswith(FINGERPRINT)})
     # On several hosts it is host 0 that looks at the directory, so that all decide alike.
     hosts.from_first("the directory of the suite", lambda: check_directory(config, workdir))

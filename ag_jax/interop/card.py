@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_jax import config_reader
 from ag_jax.data.config import MaskingConfig
 from ag_jax.interop import front_matter
 from ag_jax.interop.finetuned import FineTuned
@@ -18,6 +17,7 @@ from ag_jax.pretraining import workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import Origin
 from ag_jax.pretraining.run import OpenRun
+from ag_jax.settings import schema
 from ag_jax.training.checkpoint import saved_metrics
 
 _POSITION = ("step", "split", "tokens_seen")
@@ -255,7 +255,7 @@ def _settings(opened: OpenRun) -> list[str]:
     """
     config = opened.config
     config = dataclasses.replace(config, adversarial=config.adversarial.in_effect)
-    settings, defaults = (config_reader.flat(config_reader.to_dict(one)) for one in (config, ExperimentConfig()))
+    settings, defaults = (schema.flat(schema.to_dict(one)) for one in (config, ExperimentConfig()))
     left_out = list(_LEFT_OUT)
     if not opened.step:
         left_out += ["seed", "data.", "training.", "optimizer.", "guidance.", "adversarial.", "translation."]
@@ -265,7 +265,7 @@ def _settings(opened: OpenRun) -> list[str]:
     lines = [
         f"{name}={_typed(name, value)}"
         for name, value in settings.items()
-        if value != defaults[name] and not config_reader.is_among(name, left_out)
+        if value != defaults[name] and not schema.is_among(name, left_out)
     ]
     if not lines:
         return ["## Settings", "", f"All settings are the defaults of {_program()}."]
@@ -286,7 +286,7 @@ def _typed(name: str, value: Any) -> str:
         return ",".join(map(_file_names, value))
     if name in _SOURCES and value:
         return _source_names(value)
-    return config_reader.shown(tuple(value) if isinstance(value, list) else value)
+    return schema.shown(tuple(value) if isinstance(value, list) else value)
 
 
 def _source_names(sources: str) -> str:

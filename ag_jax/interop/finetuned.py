@@ -22,7 +22,6 @@ import safetensors.numpy
 from etils import epath
 from flax import traverse_util
 
-from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
 from ag_jax.attention.assignment import Assignment, read_heads
 from ag_jax.attention.kernels import reference
@@ -35,6 +34,7 @@ from ag_jax.models.config import EncoderConfig, Pooling
 from ag_jax.models.heads import TaskModel, example
 from ag_jax.models.one_line import one_line
 from ag_jax.pretraining.origin import Origin
+from ag_jax.settings import schema
 
 TASK, WEIGHTS, TOKENIZER = "task.json", "weights.safetensors", "tokenizer"
 FOLDER = "weights"  # of a trial
@@ -161,7 +161,7 @@ def load(directory: epath.PathLike) -> FineTuned:
     with reading(place / TASK, "copy the directory anew"):
         values = read_json(place / TASK)
         fingerprint = values.pop(FINGERPRINT)  # it covers the other values, so it is no part of the settings
-        settings = config_reader.parse(_Settings, values)
+        settings = schema.parse(_Settings, values)
         counts = read_heads("guided_heads", settings.guided_heads) if settings.guided_heads else ()
     weights = (place / WEIGHTS).read_bytes()
     if fingerprint != _fingerprint(values, weights):

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from ag_jax import config_reader
 from ag_jax.data.json_files import reading
 from ag_jax.data.tokenizers import SpecialTokens
 from ag_jax.interop.families import Family, dense, norm, to_heads, unlike_bert
@@ -25,6 +24,7 @@ from ag_jax.interop.tensors import Tensors
 from ag_jax.models import embeddings
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig, parse_length
+from ag_jax.settings import schema
 
 MODEL_TYPE = "marian"
 SIDES = ("encoder", "decoder")
@@ -468,7 +468,7 @@ def read_generation(
             min_length=str(shortest),
             max_length=DecodingConfig.max_length if longest >= positions - 1 else str(longest),
         )
-        config_reader.check(decoding, "decoding")
+        schema.check(decoding, "decoding")
     unsupported = [key for key, neutral in _NEUTRAL.items() if values.get(key) not in (None, neutral)]
     # Padding, begin and mask token are never predicted here. The model converted from Marian has a vector for padding,
     # which Marian had not, so that transformers must leave it out before it compares hypotheses.

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ag_jax import config_reader
 from ag_jax.attention.config import DisentangledConfig
 from ag_jax.data.json_files import read_json, reading
 from ag_jax.interop import catalogue
@@ -19,6 +18,7 @@ from ag_jax.interop.names import LAYER
 from ag_jax.interop.settings import Settings
 from ag_jax.interop.tensors import Tensors, open_directory
 from ag_jax.models.config import DecoderConfig, EncoderConfig
+from ag_jax.settings import schema
 
 _OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # as TensorFlow's checkpoints had it
 # Of an encoder that was saved without heads.
@@ -74,9 +74,9 @@ def read(directory: pathlib.Path) -> Source:
     _check_sizes(file, values, family, tensors)
     with reading(file, "copy the file anew, or choose another model"):
         decoder = DecoderConfig(**fields.pop("decoder", {}))
-        config_reader.check(decoder, "decoder")
+        schema.check(decoder, "decoder")
         config = EncoderConfig(**_with_relative(fields | family.from_constants(tensors, fields)))
-        config_reader.check(config, "model")
+        schema.check(config, "model")
     # A declared head without tensors counts, too, so that its tensors are reported as missing. So does every part of a
     # model that translates, because none of them could be randomly initialised.
     heads = (

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Le, Lt
+
 from ag_jax.attention.config import DisentangledConfig, FixedConfig
 
 DType = Literal["float32", "bfloat16"]
@@ -77,20 +79,20 @@ class EncoderConfig:
         (`auto`).
     """
 
-    vocabulary_size: Annotated[int, ">= 1", "<= 16777216"] | None = None
-    layers: Annotated[int, ">= 1", "<= 1000"] = 12
-    heads: Annotated[int, ">= 1", "<= 1024"] = 12
-    width: Annotated[int, ">= 1", "<= 65536"] = 768
-    feedforward: Annotated[int, ">= 1", "<= 1048576"] | None = None
-    embedding_width: Annotated[int, ">= 1", "<= 65536"] | None = None
-    max_length: Annotated[int, ">= 1", "<= 1048576"] = 512
-    position_offset: Annotated[int, ">= 0", "<= 65536"] = 2
+    vocabulary_size: Annotated[int, Ge(1), Le(16777216)] | None = None
+    layers: Annotated[int, Ge(1), Le(1000)] = 12
+    heads: Annotated[int, Ge(1), Le(1024)] = 12
+    width: Annotated[int, Ge(1), Le(65536)] = 768
+    feedforward: Annotated[int, Ge(1), Le(1048576)] | None = None
+    embedding_width: Annotated[int, Ge(1), Le(65536)] | None = None
+    max_length: Annotated[int, Ge(1), Le(1048576)] = 512
+    position_offset: Annotated[int, Ge(0), Le(65536)] = 2
     positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
     sinusoid: Literal["marian", "tensor2tensor"] = "marian"
     absolute_positions: Literal["input", "decoder", "none"] = "input"
-    rotary_base: Annotated[float, "> 1"] = 10_000.0
-    rotary_base_local: Annotated[float, "> 1"] | None = None
-    token_types: Annotated[int, ">= 0", "<= 65536"] = 1
+    rotary_base: Annotated[float, Gt(1)] = 10_000.0
+    rotary_base_local: Annotated[float, Gt(1)] | None = None
+    token_types: Annotated[int, Ge(0), Le(65536)] = 1
     embedding_norm: bool = True
     embedding_scale: bool = False
     norm_position: Literal["post", "pre"] = "post"
@@ -102,17 +104,17 @@ class EncoderConfig:
     gated: bool = False
     attention_biases: bool = True
     feedforward_biases: bool = True
-    window: Annotated[int, ">= 1", "<= 1048576"] | None = None
-    global_every: Annotated[int, ">= 1", "<= 1000"] | None = 1
+    window: Annotated[int, Ge(1), Le(1048576)] | None = None
+    global_every: Annotated[int, Ge(1), Le(1000)] | None = 1
     fixed_attention: FixedConfig = FixedConfig()
     relative: DisentangledConfig = DisentangledConfig()
-    mask_decoder_passes: Annotated[int, ">= 0", "<= 100"] = 0  # bounded: each pass is compiled separately
-    convolution: Annotated[int, ">= 1", "<= 1001"] | None = None
+    mask_decoder_passes: Annotated[int, Ge(0), Le(100)] = 0  # bounded: each pass is compiled separately
+    convolution: Annotated[int, Ge(1), Le(1001)] | None = None
     convolution_activation: Literal["tanh", "gelu"] = "tanh"
-    dropout: Annotated[float, ">= 0", "< 1"] = 0.1
-    attention_dropout: Annotated[float, ">= 0", "< 1"] = 0.1
-    layer_norm_epsilon: Annotated[float, "> 0"] = 1e-5
-    initializer_range: Annotated[float, "> 0"] = 0.02
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
+    attention_dropout: Annotated[float, Ge(0), Lt(1)] = 0.1
+    layer_norm_epsilon: Annotated[float, Gt(0)] = 1e-5
+    initializer_range: Annotated[float, Gt(0)] = 0.02
     initializer: Literal["normal", "scaled"] = "normal"
     dtype: DType = "float32"
     remat: Remat = "dots"
@@ -276,7 +278,7 @@ class DecoderConfig:
     fixed_attention: hard-coded weights of the decoder's self-attention, which are not learnt (You et al. 2020).
     """
 
-    layers: Annotated[int, ">= 0", "<= 1000"] = 0
+    layers: Annotated[int, Ge(0), Le(1000)] = 0
     start: Literal["zero", "begin"] = "zero"
     tie: Literal["all", "target", "none"] = "all"
     fixed_attention: FixedConfig = FixedConfig()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 
 LARGEST_FACTOR, LARGEST_CONSTANT = 1000, 2**16  # keep all lengths of sources below 2**16 tokens in 32 bits
 _LENGTH = re.compile(r"(?P<factor>[0-9]+(\.[0-9]+)?)x(\+(?P<added>[0-9]+))?|(?P<constant>[0-9]+)")
@@ -79,9 +80,9 @@ class DecodingConfig:
         one is cut off.
     """
 
-    beam_size: Annotated[int, ">= 1", "<= 1024"] = 4
+    beam_size: Annotated[int, Ge(1), Le(1024)] = 4
     normalization: Literal["gnmt", "power", "none"] = "gnmt"
-    length_penalty: Annotated[float, ">= 0", "<= 5"] = 0.6  # bounded: float32 holds 65536^5
+    length_penalty: Annotated[float, Ge(0), Le(5)] = 0.6  # bounded: float32 holds 65536^5
     stop: Literal["bound", "full"] = "bound"
     ends: Literal["all", "first"] = "all"
     min_length: str = "0"

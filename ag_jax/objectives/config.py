@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Le, Lt
+
 Form = Literal["symmetric", "one_way"]
 StopGradient = Literal["none", "clean", "targets"]
 SentenceTerm = Literal["head", "softmax", "squares", "none"]
@@ -39,8 +41,8 @@ class ReplacedTokensConfig:
     """
 
     generator: Literal["none", "unigram", "mlm"] = "none"
-    weight: Annotated[float, "> 0"] | None = None
-    generator_fraction: Annotated[float, "> 0", "<= 1"] = 0.25
+    weight: Annotated[float, Gt(0)] | None = None
+    generator_fraction: Annotated[float, Gt(0), Le(1)] = 0.25
     tokens: Literal["all", "words"] = "all"
 
     @property
@@ -64,9 +66,9 @@ class TranslationConfig:
     tokenize: how BLEU cuts texts into words, by sacreBLEU's name; `char` suits languages without spaces.
     """
 
-    label_smoothing: Annotated[float, ">= 0", "< 1"] = 0.1
+    label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.1
     smooth_over: Literal["others", "all"] = "others"
-    average: Annotated[int, ">= 1"] = 1
+    average: Annotated[int, Ge(1)] = 1
     tests: tuple[str, ...] = ()
     tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
 

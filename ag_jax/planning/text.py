@@ -4,7 +4,6 @@ import dataclasses
 import shlex
 from typing import Any
 
-from ag_jax import config_reader
 from ag_jax.planning.compilation import Compiled
 from ag_jax.planning.costs import BETWEEN_SLICES
 from ag_jax.planning.forecast import Forecast
@@ -12,6 +11,7 @@ from ag_jax.planning.plan import Attempt, Estimates, Plan, Speed, estimates
 from ag_jax.planning.roofline import Roofline
 from ag_jax.planning.search import needed
 from ag_jax.planning.topology import Topology
+from ag_jax.settings import schema
 
 GIB = 2**30
 _BINDS = {
@@ -56,7 +56,7 @@ def as_json(plan: Plan, price: float | None = None) -> dict[str, Any]:
         "price_per_chip_hour": price,
         "cost": timing and price and _costs(timing, price),
         "chip": dataclasses.asdict(plan.topology.chip),
-        "config": config_reader.to_dict(plan.own.config),
+        "config": schema.to_dict(plan.own.config),
     }
 
 
@@ -125,7 +125,7 @@ def _fit(plan: Plan) -> str:
         f"IT DOES NOT FIT: a device needs {_gib(attempt.outcome.needed)} and has {_gib(attempt.outcome.available)}."
     ]
     if plan.chosen:
-        flags = " ".join(map(shlex.quote, config_reader.flags(plan.chosen.settings)))
+        flags = " ".join(map(shlex.quote, schema.flags(plan.chosen.settings)))
         lines += [f"With {flags} it does; everything below is about that.", _memory(plan.chosen.compiled, usable)]
     else:
         lines.append("Neither do microbatches, rematerialisation or split parameters help: take more or larger chips.")

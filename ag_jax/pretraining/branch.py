@@ -56,7 +56,7 @@ def source(config: ExperimentConfig) -> tuple[epath.Path, int]:
 def check(config: ExperimentConfig, may_differ: tuple[str, ...]) -> None:
     """Raise ValueError or FileNotFoundError if the checkpoint `training.branch_from` is missing or its settings differ.
 
-    may_differ: settings in which any resumed run may differ, as in `config_reader.is_among`.
+    may_differ: settings in which any resumed run may differ, as in `schema.is_among`.
     """
     directory, step = source(config)
     setting = f"training.branch_from={directory}:{step}"

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ag_jax import config_reader
 from ag_jax.pretraining import arms, run
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import schema
 
 
 def warnings(of_runs: Mapping[str, ExperimentConfig], what: str) -> list[str]:
@@ -19,7 +19,7 @@ def warnings(of_runs: Mapping[str, ExperimentConfig], what: str) -> list[str]:
     sentences = []
     for setting in dict.fromkeys(key for settings in settings_of.values() for key in settings):
         values = {name: settings.get(setting) for name, settings in settings_of.items()}
-        distinct = dict.fromkeys(map(config_reader.shown, values.values()))
+        distinct = dict.fromkeys(map(schema.shown, values.values()))
         if len(distinct) > 1:
             listed = arms.listed(values) if what == "arms" else ", ".join(distinct)
             sentences.append(
@@ -39,5 +39,5 @@ def _measured_on(config: ExperimentConfig) -> dict[str, Any]:
             without += ["data.source", "data.target", "data.skip_words", "data.max_words"]
     if data.tokenizer.path is not None:  # it has its own
         without += ["data.tokenizer.kind", "data.tokenizer.vocabulary_size", "data.tokenizer.lowercase"]
-    flat = config_reader.flat({"data": dataclasses.asdict(data)})
-    return {key: value for key, value in flat.items() if not config_reader.is_among(key, without)}
+    flat = schema.flat({"data": dataclasses.asdict(data)})
+    return {key: value for key, value in flat.items() if not schema.is_among(key, without)}

@@ -1,5 +1,6 @@
 """`ag-jax compare` for pre-training: train every arm with every seed, and write the report."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -8,7 +9,6 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.analysis import attacks, maps
 from ag_jax.analysis.figures import attacks as attack_figures
 from ag_jax.analysis.figures import curves, plots
@@ -30,10 +30,11 @@ from ag_jax.pretraining import (
     words,
     workloads,
 )
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.report import ArmResults
+from ag_jax.settings import schema
+from ag_jax.settings.config_files import Config
 from ag_jax.training.checkpoint import saved_metrics
 from ag_jax.training.wandb_run import Labels
 from ag_jax.viewer import page as viewer
@@ -50,50 +51,47 @@ FIGURES = (  # files that a comparison draws
 )
 
 
-def arm_configs(source: str, overrides: dict[str, Any]) -> dict[tuple[str, int], ExperimentConfig]:
-    """Return {(arm, seed): checked config} of a comparison, from the config file `source` with `overrides` on top.
+def arm_configs(base: Config) -> tuple[dict[tuple[str, int], ExperimentConfig], list[str]]:
+    """Return {(arm, seed): settings} of a comparison, and warnings about flags that override what the arms set.
 
     Raises ValueError if there are no arms, if two are the same, if they are measured by different losses or their
     translations by different tests, if there is no milestone at which the report shows their attention, or if both
     steps and words give their length.
     """
-    config = pretraining_config.parse(config_reader.load(source, overrides))
-    arms.check_seed(config, config.comparison.seeds, "comparison.seeds")
-    arm_names, configs = arms.names(source, config.comparison.arms, "comparison.arms", "train"), {}
-    for seed in config.comparison.seeds:
-        for arm in arm_names:
-            settings = arms.load(source, arm, overrides)
-            settings.seed = seed
-            configs[arm, seed] = pretraining_config.parse(settings)
-            words.check_flags(configs[arm, seed], overrides)
-    # Seeds change no setting that tells two arms apart, so the first seed stands for all.
-    in_effect = {arm: of_arm.in_effect for (arm, seed), of_arm in configs.items() if seed == config.comparison.seeds[0]}
-    arms.check_distinct(source, in_effect, overrides)
+    seeds = base.settings.comparison.seeds
+    arms.check_seed(base.settings, seeds, "comparison.seeds")
+    of_arms = arms.configs_of(base, base.settings.comparison.arms, "comparison.arms", "train")
+    for of_arm in of_arms.values():
+        words.check_flags(of_arm.settings, base.overrides)
+    configs = {
+        (arm, seed): dataclasses.replace(of_arm.settings, seed=seed)
+        for seed in seeds
+        for arm, of_arm in of_arms.items()
+    }
+    arms.check_distinct(base, of_arms, {arm: of_arm.settings.in_effect for arm, of_arm in of_arms.items()})
     losses = {workloads.workload_of(config).primary_metric.label for config in configs.values()}
     if len(losses) > 1:
         raise ValueError(
-            f"the arms of {source} are measured by different losses ({', '.join(sorted(losses))}), which cannot "
-            "be compared: set replaced_tokens.generator=none, and decoder.layers, alike in every arm"
+            f"the arms of {base.source} are measured by different losses ({', '.join(sorted(losses))}), which "
+            "cannot be compared: set replaced_tokens.generator=none, and decoder.layers, alike in every arm"
         )
     if len({(config.translation.tests, config.translation.tokenize) for config in configs.values()}) > 1:
         raise ValueError(
-            f"the arms of {source} differ in translation.tests or translation.tokenize, so that their translations "
-            "cannot be compared: set both alike in every arm"
+            f"the arms of {base.source} differ in translation.tests or translation.tokenize, so that their "
+            "translations cannot be compared: set both alike in every arm"
         )
     if any(not config.training.milestones for config in configs.values()):
         raise ValueError(
-            f"the report of {source} shows attention maps at training.milestones, of which there are none: give at "
-            "least one, such as --config.training.milestones=1.0"
+            f"the report of {base.source} shows attention maps at training.milestones, of which there are none: give "
+            "at least one, such as --config.training.milestones=1.0"
         )
-    return configs
+    return configs, arms.overridden(of_arms)
 
 
-def compare(
-    source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None
-) -> epath.Path | None:
+def compare(base: Config, workdir: epath.PathLike, part: str | None = None) -> epath.Path | None:
     """Train or resume a comparison's runs, and return the path of its report; None while other parts have runs left.
 
-    overrides: settings that replace those of every arm of the config file `source`.
+    base: the config whose arms are compared.
     workdir: the directory of `report.md`, `report.json`, `figures/` and the runs, `ARM-seedN`.
     part: `K/N` trains every N-th run from the K-th on, and the part that finds all runs finished writes the report; if
         runs of other parts are left, the result is None. None trains all.
@@ -101,13 +99,12 @@ def compare(
     Finished runs are not trained again. On several hosts, host 0 writes the report.
     """
     share = None if part is None else parts.parse_part(part)
-    configs, workdir = arm_configs(source, overrides), storage.directory(workdir)
-    overridden = arms.overridden(source, list(dict.fromkeys(arm for arm, _ in configs)), overrides)
+    (configs, overridden), workdir = arm_configs(base), storage.directory(workdir)
     incomparable = comparable.warnings({arm: config for (arm, _), config in configs.items()}, "arms")
     arms.announce([*overridden, *incomparable])
     if share is None:
         with lock.hold(workdir):
-            return _compare(source, overrides, configs, workdir, overridden, incomparable)
+            return _compare(base, configs, workdir, overridden, incomparable)
     # Parts train at the same time, so each locks only the runs that it trains, and the directory for the report alone.
     if unfinished := _train_share(configs, workdir, share):
         hosts.tell(
@@ -116,7 +113,7 @@ def compare(
         )
         return None
     with lock.hold_in_turn(workdir, hosts.tell):
-        return _compare(source, overrides, configs, workdir, overridden, incomparable)
+        return _compare(base, configs, workdir, overridden, incomparable)
 
 
 def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epath.Path, share: parts.Share) -> int:
@@ -177,8 +174,7 @@ def _directory(workdir: epath.Path, arm: str, seed: int) -> epath.Path:
 
 
 def _compare(
-    source: str,
-    overrides: dict[str, Any],
+    base: Config,
     configs: dict[tuple[str, int], ExperimentConfig],
     workdir: epath.Path,
     overridden: Sequence[str],
@@ -221,7 +217,7 @@ def _compare(
     ]
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(first.data, directories[first_run]))
     numbers = report.numbers(results, seeds, headline, workload.plateau_loss(first, corpus))
-    command = arms.command("compare", source, overrides)
+    command = arms.command("compare", base)
     opened = {arm: (directories[arm, seeds[0]], configs[arm, seeds[0]]) for arm in arm_names}
     leaving_steps = {arm: of_arm["left_plateau_at_step"] for arm, of_arm in numbers["arms"].items()}
     figures = _figures(workdir, opened, results, corpus, Plateau(numbers["plateau_loss"], leaving_steps))
@@ -256,7 +252,7 @@ def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]
     runs: config and summary of each run. The summary has the limit by which the run ended, if one did.
     """
     return [
-        f"{name} was ended by training.{key}={summary[key]}, which is {config_reader.shown(now)} now, so its "
+        f"{name} was ended by training.{key}={summary[key]}, which is {schema.shown(now)} now, so its "
         "losses are those of another length"
         for name, (config, summary) in runs.items()
         for key in ("time_limit", "patience")
@@ -266,7 +262,7 @@ def _other_limits(runs: Mapping[str, tuple[ExperimentConfig, Mapping[str, Any]]]
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
     """Return {name: value} of an arm's settings for the report, without title, seed and settings without effect."""
-    flat = config_reader.flat(config_reader.to_dict(config))
+    flat = schema.flat(schema.to_dict(config))
     unused = ["guidance."] * (config.guidance.mode == "none") + ["adversarial."] * (config.adversarial.method == "none")
     shown_settings = ("guidance.mode", "adversarial.method")
     return {

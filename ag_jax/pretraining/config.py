@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Annotated, Any
 
+from annotated_types import Ge
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.attention.assignment import assign_cross_heads, assign_decoder_heads, assign_heads, layer_numbers
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.config import PAIR_FORMATS, DataConfig
@@ -16,6 +16,7 @@ from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
 from ag_jax.objectives.config import ReplacedTokensConfig, TranslationConfig
 from ag_jax.pretraining.search.config import SearchConfig
+from ag_jax.settings import schema
 from ag_jax.training.config import MeshConfig, OptimizerConfig, TrainingConfig
 
 
@@ -28,7 +29,7 @@ class ComparisonConfig:
     """
 
     arms: str | None = None
-    seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
+    seeds: tuple[Annotated[int, Ge(0)], ...] = (0,)
 
     def __post_init__(self):
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -57,7 +58,7 @@ class ExperimentConfig:
     """
 
     title: str = "Pre-training"
-    seed: Annotated[int, ">= 0"] = 0
+    seed: Annotated[int, Ge(0)] = 0
     data: DataConfig = DataConfig()
     model: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
@@ -290,14 +291,14 @@ def check_scores(encoder: EncoderConfig, guided: GuidanceConfig, adversarial: Ad
         )
 
 
-def default_config() -> config_reader.ConfigDict:
+def default_config() -> schema.ConfigDict:
     """Return all settings of a run at their defaults, for a config file to change."""
-    return config_reader.default(ExperimentConfig)
+    return schema.default(ExperimentConfig)
 
 
-def parse(config: config_reader.ConfigDict | dict[str, Any]) -> ExperimentConfig:
+def parse(config: schema.ConfigDict | dict[str, Any]) -> ExperimentConfig:
     """Convert settings to a checked config. Raises ValueError with the setting and its allowed values."""
-    return config_reader.parse(ExperimentConfig, config)
+    return schema.parse(ExperimentConfig, config)
 
 
 def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -305,20 +306,20 @@ def both_settings(stored: dict[str, Any], config: ExperimentConfig) -> tuple[dic
 
     Missing settings get their defaults as in `parse`.
     """
-    before = config_reader.flat(config_reader.to_dict(ExperimentConfig())) | config_reader.flat(stored)
-    return before, config_reader.flat(config_reader.to_dict(config))
+    before = schema.flat(schema.to_dict(ExperimentConfig())) | schema.flat(stored)
+    return before, schema.flat(schema.to_dict(config))
 
 
 def different_settings(stored: dict[str, Any], config: ExperimentConfig, may_differ: tuple[str, ...]) -> list[str]:
     """Return a line of text for each setting whose stored value differs from its value in a config.
 
-    may_differ: settings that are left out, as in `config_reader.is_among`.
+    may_differ: settings that are left out, as in `schema.is_among`.
     """
     before, after = both_settings(stored, config)
     return [
         f"  {key}: there {before.get(key)!r}, now {after.get(key)!r}"
         for key in sorted(before | after)
-        if before.get(key) != after.get(key) and not config_reader.is_among(key, may_differ)
+        if before.get(key) != after.get(key) and not schema.is_among(key, may_differ)
     ]
 
 

@@ -10,12 +10,13 @@ from typing import Annotated
 
 import numpy as np
 import safetensors.numpy
+from annotated_types import Ge, Le, Lt
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.json_files import read_json, reading
 from ag_jax.distributed import storage
 from ag_jax.models.config import Pooling
+from ag_jax.settings import schema
 
 FILE, POOLER = "origin.json", "pooler.safetensors"
 Pooler = dict[str, np.ndarray]  # `kernel` and `bias`; empty if there is none
@@ -38,7 +39,7 @@ class SentenceVectors:
 
     pooling: Pooling = "mean"
     normalize: bool = False
-    max_length: Annotated[int, ">= 1"] | None = None
+    max_length: Annotated[int, Ge(1)] | None = None
     lower_case: bool = False
     strip: bool = False
     prompt: str = ""
@@ -75,10 +76,10 @@ class Origin:
     new: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     pooling: Pooling = "first"
-    head_dropout: Annotated[float, ">= 0", "< 1"] | None = None
+    head_dropout: Annotated[float, Ge(0), Lt(1)] | None = None
     vectors: SentenceVectors = SentenceVectors()
     commit: str = ""
-    second_type: Annotated[int, ">= 0", "<= 1"] | None = None
+    second_type: Annotated[int, Ge(0), Le(1)] | None = None
 
     def untrained(self, step: int) -> tuple[str, ...]:
         """Return the names of the parts of the parameters, such as `word_head`, that are still random after `step`.
@@ -113,7 +114,7 @@ def read(directory: epath.Path, width: int) -> tuple[Origin, Pooler]:
     if not path.exists():
         return Origin(), {}
     with reading(path, "copy it anew, or import the model again"):
-        origin = config_reader.parse(Origin, read_json(path))
+        origin = schema.parse(Origin, read_json(path))
     return origin, _read_pooler(directory / POOLER, width)
 
 

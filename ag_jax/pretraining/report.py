@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ag_jax import config_reader
 from ag_jax.analysis.attacks import masked_share, masked_table
 from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import PairedDifference, over_seeds, spread
@@ -12,6 +11,7 @@ from ag_jax.objectives.base import PrimaryMetric
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining.alpha import GUIDANCE_LOSS
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import schema
 
 MEASURES = {
     "train_loss": "Train",
@@ -186,7 +186,7 @@ def markdown(
     lines += more
     shares = {(arm.name,): share for arm in arms if (share := masked_share(arm.metrics)) is not None}
     lines += masked_table(["Arm"], shares) if shares else []
-    defaults = config_reader.flat(config_reader.to_dict(ExperimentConfig()))
+    defaults = schema.flat(schema.to_dict(ExperimentConfig()))
     lines += [
         "## What differs between the arms",
         "",
@@ -295,5 +295,5 @@ def settings_table(arms: Mapping[str, Mapping[str, Any]], defaults: Mapping[str,
     keys = [key for key in names if len(values[key]) > 1 and values[key] != at_default[key]]
     if not keys:
         return ["Nothing.", ""]
-    rows = [[f"`{key}`", *(config_reader.shown(arm.get(key, absent)) for arm in arms.values())] for key in keys]
+    rows = [[f"`{key}`", *(schema.shown(arm.get(key, absent)) for arm in arms.values())] for key in keys]
     return table(["Setting", *arms], rows)

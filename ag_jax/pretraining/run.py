@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from ag_jax import config_reader, imported
+from ag_jax import imported
 from ag_jax.attention import guidance
 from ag_jax.attention.adversary import split_params
 from ag_jax.attention.assignment import Assignment, not_allowed
@@ -45,6 +45,7 @@ from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.origin import Origin, Pooler
+from ag_jax.settings import schema
 from ag_jax.training import chips, loop, sharding, summary
 from ag_jax.training.checkpoint import ASIDE, Checkpoints, saved_metrics, steps_in
 from ag_jax.training.criterion import Criterion, Evaluation
@@ -139,7 +140,7 @@ def make_job(
 
     def read_progress(stored: dict[str, Any]) -> Progress:
         check_settings(stored, config, workdir)
-        return dataclasses.replace(Progress.from_json(stored), settings=config_reader.to_dict(config))
+        return dataclasses.replace(Progress.from_json(stored), settings=schema.to_dict(config))
 
     # Called only if there is no checkpoint, so a resumed run does not need the run that its weights came from.
     def create() -> TrainState:
@@ -323,7 +324,7 @@ def _wandb_run(config: ExperimentConfig, workdir: epath.Path, labels: Labels) ->
     if not config.training.wandb:
         return None
     labels = dataclasses.replace(labels, tags=(*labels.tags, f"seed{config.seed}"))
-    return WandbRun(config.training.wandb, workdir, config_reader.to_dict(config), labels)
+    return WandbRun(config.training.wandb, workdir, schema.to_dict(config), labels)
 
 
 def versions() -> dict[str, str]:
@@ -342,7 +343,7 @@ def claim_workdir(config: ExperimentConfig, workdir: epath.Path) -> None:
     Raises ValueError, with the settings that differ, if another config was run there, if the hosts have different ones,
     or if they do not share the directory.
     """
-    settings = config_reader.flat(config_reader.to_dict(config))
+    settings = schema.flat(schema.to_dict(config))
     hosts.agree("their settings", {key: value for key, value in settings.items() if key != "data.cache_dir"})
     hosts.from_first("the run directory", lambda: _claim(config, workdir))
     check_shared(workdir)
@@ -381,7 +382,7 @@ def check_workdir(config: ExperimentConfig, workdir: epath.Path) -> int | None:
             )
         return None
     settings = pretraining_config.read_settings(path)
-    if is_begun(workdir) or not settings.keys() <= config_reader.to_dict(config).keys():  # a file of another program
+    if is_begun(workdir) or not settings.keys() <= schema.to_dict(config).keys():  # a file of another program
         return _check_resumable(settings, config, workdir)
     return None
 
@@ -397,7 +398,7 @@ def _claim(config: ExperimentConfig, workdir: epath.Path) -> None:
         extension.begin(steps, config, workdir)
     elif path.exists():
         _remove_attempt(workdir)
-    storage.write_whole(path, json.dumps(config_reader.to_dict(config), indent=2) + "\n")
+    storage.write_whole(path, json.dumps(schema.to_dict(config), indent=2) + "\n")
 
 
 def _write_new_values(config: ExperimentConfig, workdir: epath.Path) -> None:
@@ -408,7 +409,7 @@ def _write_new_values(config: ExperimentConfig, workdir: epath.Path) -> None:
     path = workdir / "config.json"
     stored = pretraining_config.read_settings(path)
     before, after = pretraining_config.both_settings(stored, config)
-    changed = [key for key in after if config_reader.is_among(key, AFTER_TRAINING) and before[key] != after[key]]
+    changed = [key for key in after if schema.is_among(key, AFTER_TRAINING) and before[key] != after[key]]
     if not changed:
         return
     for key in changed:
@@ -480,8 +481,8 @@ def train(
 
     Raises ValueError if a setting is not allowed, or if another process trains there.
     """
-    config_reader.check(config)
-    imported.allow(config_reader.flat(config_reader.to_dict(config)), even_stored=False)
+    schema.check(config)
+    imported.allow(schema.flat(schema.to_dict(config)), even_stored=False)
     check_installed(config.training.wandb)
     workdir = storage.directory(workdir)
     if config.training.initial_weights and not is_begun(workdir):
@@ -605,8 +606,8 @@ def check_initial_weights(config: ExperimentConfig) -> None:
     source = storage.directory(config.training.initial_weights)
     runs = read_config(source), config
     sections = ("model", "decoder") if all(one.translates for one in runs) else ("model",)
-    settings = (config_reader.to_dict(one) for one in runs)
-    before, after = (config_reader.flat({section: of[section] for section in sections}) for of in settings)
+    settings = (schema.to_dict(one) for one in runs)
+    before, after = (schema.flat({section: of[section] for section in sections}) for of in settings)
     if None in (before["model.vocabulary_size"], after["model.vocabulary_size"]):  # that of a tokenizer not loaded yet
         before["model.vocabulary_size"] = after["model.vocabulary_size"]
     different = {
@@ -677,7 +678,7 @@ def write(config: ExperimentConfig, workdir: epath.PathLike, tokenizer: Tokenize
     optimizer = build.optimizer_of(config, Hyperparameters())
     params = jax.tree.map(jnp.asarray, params)
     checkpoints = Checkpoints(workdir / "checkpoints")
-    checkpoints.save(create_state(params, optimizer), Progress(settings=config_reader.to_dict(config)).to_json())
+    checkpoints.save(create_state(params, optimizer), Progress(settings=schema.to_dict(config)).to_json())
     checkpoints.close()
 
 
@@ -713,7 +714,7 @@ def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool 
     check_settings(checkpoints.restore_progress(step), config, workdir)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, validation_rows=None))
     if trust_code:
-        imported.allow(config_reader.flat(config_reader.to_dict(config)))
+        imported.allow(schema.flat(schema.to_dict(config)))
     if (unread := not_allowed(config.guidance)) and not bias_at(config, step):
         hosts.tell(
             f"the metrics of guidance are left out: {', '.join(unread)} is imported only with --trust_code "

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.attention.adversary import split_params
 from ag_jax.data.json_files import read_json
 from ag_jax.data.text import fields, files
@@ -34,6 +33,7 @@ from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.pretraining import run, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.run import OpenRun
+from ag_jax.settings import schema
 from ag_jax.training.checkpoint import Checkpoints
 
 WINDOW = 1024  # lines that are read before they are translated, sorted by length; then they are written
@@ -166,7 +166,7 @@ class Translator:
     def with_decoding(self, **settings: Any) -> "Translator":
         """Return this translator with other settings of decoding. Raises ValueError for values that are not allowed."""
         config = dataclasses.replace(self.config, **settings)
-        config_reader.check(config, "decoding")
+        schema.check(config, "decoding")
         return dataclasses.replace(self, config=config)
 
     def settings(self) -> dict[str, Any]:
@@ -179,11 +179,11 @@ class Translator:
             digest.update(np.ascontiguousarray(leaf).tobytes())
         return {
             "parameters": digest.hexdigest()[:16],
-            "model": config_reader.to_dict(self.model.config),  # two models may have the same parameters
-            "decoder": config_reader.to_dict(self.model.decoder_config),
+            "model": schema.to_dict(self.model.config),  # two models may have the same parameters
+            "decoder": schema.to_dict(self.model.decoder_config),
             "tokenizer": self.tokenizer.fingerprint(),
             "start": self.start,
-            "decoding": config_reader.to_dict(self.config),
+            "decoding": schema.to_dict(self.config),
         }
 
 
@@ -308,7 +308,7 @@ def open_translator(
     Raises ValueError for a run that does not translate, and for settings that do not exist.
     """
     config = config or run.read_config(workdir)
-    settings = config_reader.parse(DecodingConfig, config_reader.to_dict(config.decoding) | _settings(decoding))
+    settings = schema.parse(DecodingConfig, schema.to_dict(config.decoding) | _settings(decoding))
     if not config.translates:
         raise _does_not_translate(workdir)
     opened = dataclasses.replace(run.open_run(workdir, step), config=config)
@@ -345,14 +345,14 @@ def _settings(items: Sequence[str]) -> dict[str, Any]:
 
     Raises ValueError for unknown names and wrong types.
     """
-    defaults: dict[str, Any] = config_reader.to_dict(DecodingConfig())
+    defaults: dict[str, Any] = schema.to_dict(DecodingConfig())
     settings = {}
     for item in items:
         name, separator, value = (part.strip() for part in item.partition("="))
         if not separator:
             raise ValueError(f"--decoding is a list of NAME=VALUE, such as beam_size=1, got {item!r}")
         if name not in defaults:
-            raise ValueError(f"--decoding: {config_reader.unknown_key(name, list(defaults))}")
+            raise ValueError(f"--decoding: {schema.unknown_key(name, list(defaults))}")
         kind = type(defaults[name])
         try:
             settings[name] = kind(value)
@@ -610,7 +610,7 @@ def _check_begun(output: pathlib.Path, settings: dict[str, Any]) -> Done:
     Raises ValueError if other settings, or another program, made the file.
     """
     done, stored = _existing_output(output)
-    before, after = config_reader.flat(stored), config_reader.flat(settings)
+    before, after = schema.flat(stored), schema.flat(settings)
     different = [
         f"  {key}: there {before.get(key)!r}, now {after.get(key)!r}"
         for key in sorted(before | after)

@@ -1,5 +1,6 @@
 """`ag-jax evaluate --config` and `ag-jax compare` for probes: probe the models of every arm, then write the report."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,6 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.analysis.changes import without_dropout
 from ag_jax.analysis.figures import accuracies, canvas, heads
 from ag_jax.data.probes import minimal_pairs
@@ -15,7 +15,6 @@ from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.interop import opening
 from ag_jax.pretraining import arms, run
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.probing import models, probes, report, results, summary
 from ag_jax.probing.ablation import report as ablation_report
@@ -28,6 +27,8 @@ from ag_jax.probing.minimal_pairs import results as pair_results
 from ag_jax.probing.minimal_pairs.results import Judged
 from ag_jax.probing.models import ProbedModel
 from ag_jax.probing.results import ProbeResult
+from ag_jax.settings import config_files, schema
+from ag_jax.settings.config_files import Config
 
 ALONE = "model"  # the name of a model without arms
 RANDOM = "random"  # the name of the models with random weights
@@ -36,68 +37,66 @@ JudgedModels = dict[str, list[list[Judged]]]  # for each arm and model, its chec
 Results = dict[str, dict[str, list[ProbeResult]]]  # for each arm and probe, those of its models
 
 
-def arm_configs(source: str, overrides: dict[str, Any]) -> dict[str, ProbingConfig]:
-    """Return {arm: checked config} for every arm of the config file `source`, with `overrides` on top.
+def arm_configs(base: Config) -> tuple[dict[str, ProbingConfig], list[str]]:
+    """Return {arm: settings} of a comparison, and warnings about flags that override what the arms set.
 
     Raises ValueError if there are no arms, if two are the same, if one has the name of the random models, or if their
     probes, ablation, resamples or seeds do not go together.
     """
-    config = config_reader.parse(ProbingConfig, config_reader.load(source, overrides))
-    configs = {
-        arm: config_reader.parse(ProbingConfig, arms.load(source, arm, overrides))
-        for arm in arms.names(source, config.arms, "config.arms", "evaluate")
-    }
-    arms.check_distinct(source, configs, overrides)
+    of_arms = arms.configs_of(base, base.settings.arms, "config.arms", "evaluate")
+    configs: dict[str, ProbingConfig] = {arm: of_arm.settings for arm, of_arm in of_arms.items()}
+    arms.check_distinct(base, of_arms, configs)
     if reserved := [arm for arm in configs if arm.startswith(RANDOM)]:
-        raise ValueError(f"{source} has an arm called {reserved[0]}, a name of the random models: choose another name")
+        raise ValueError(
+            f"{base.source} has an arm called {reserved[0]}, a name of the random models: choose another name"
+        )
     for arm, of_arm in configs.items():
         for setting in ("probes", "ablation", "minimal_pairs", "resamples", "random_seeds"):
-            if getattr(of_arm, setting) != getattr(config, setting):
+            if getattr(of_arm, setting) != getattr(base.settings, setting):
                 raise ValueError(
-                    f"the arms of {source} must have the same {setting}, to be compared, but those of {arm} differ: "
-                    "give all arms the same"
+                    f"the arms of {base.source} must have the same {setting}, to be compared, but those of {arm} "
+                    "differ: give all arms the same"
                 )
     seeds_of_arms = {arm: of_arm.seeds for arm, of_arm in configs.items() if len(of_arm.seeds) > 1}
     if len(set(seeds_of_arms.values())) > 1:
         listing = "; ".join(f"{arm} {', '.join(map(str, seeds))}" for arm, seeds in seeds_of_arms.items())
-        raise ValueError(f"the arms of {source} must have the same seeds, because they are paired, but have {listing}")
-    return configs
+        raise ValueError(
+            f"the arms of {base.source} must have the same seeds, because they are paired, but have {listing}"
+        )
+    return configs, arms.overridden(of_arms)
 
 
-def evaluate(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+def evaluate(base: Config, workdir: epath.PathLike) -> epath.Path:
     """Probe one model and write the report; return the path of `report.md`.
 
-    source: the config file.
-    overrides: settings that replace those of the config file.
+    base: the config.
     """
-    config = config_reader.parse(ProbingConfig, config_reader.load(source, overrides))
-    if config.arms and "," in config.arms and "arm=" not in source.partition(":")[2]:
+    listed = base.settings.arms
+    if listed and "," in listed and "arm" not in base.texts:
         raise ValueError(
-            f"{source} has several models ({config.arms}), but evaluate probes one: use `ag-jax compare`, or choose a "
+            f"{base.source} has several models ({listed}), but evaluate probes one: use `ag-jax compare`, or choose a "
             "model with the argument arm=NAME"
         )
-    return _run("evaluate", source, overrides, {ALONE: config}, storage.directory(workdir), [])
+    return _run("evaluate", base, {ALONE: base.settings}, storage.directory(workdir), [])
 
 
-def compare(source: str, overrides: dict[str, Any], workdir: epath.PathLike) -> epath.Path:
+def compare(base: Config, workdir: epath.PathLike) -> epath.Path:
     """Probe the models of every arm and write the report; return the path of `report.md`.
 
     Models are in `workdir/ARM-seedN`, if they are trained first, the results of probes in
     `workdir/probes/ARM-seedN/PROBE`, those of head ablation in `workdir/ablation/ARM-seedN`, and those of minimal pairs
     in `workdir/minimal_pairs/ARM-seedN`. What is trained or measured already is not done again.
 
-    overrides: settings that replace those of every arm of the config file `source`.
+    base: the config whose arms are compared.
     """
-    configs = arm_configs(source, overrides)
-    overridden = arms.overridden(source, configs, overrides)
+    configs, overridden = arm_configs(base)
     arms.announce(overridden)
-    return _run("compare", source, overrides, configs, storage.directory(workdir), overridden)
+    return _run("compare", base, configs, storage.directory(workdir), overridden)
 
 
 def _run(
     verb: str,
-    source: str,
-    overrides: dict[str, Any],
+    base: Config,
     configs: Mapping[str, ProbingConfig],
     workdir: epath.Path,
     overridden: Sequence[str],
@@ -157,9 +156,7 @@ def _run(
         }
         judged = _judge(configs, pairs, workdir)
         descriptions = {arm: [probed.description for probed in of_arm.values()] for arm, of_arm in compared.items()}
-        return _write_report(
-            verb, source, overrides, configs, descriptions, scores, ablated, (pairs, judged), workdir, overridden
-        )
+        return _write_report(verb, base, configs, descriptions, scores, ablated, (pairs, judged), workdir, overridden)
 
 
 def _check_word_heads(
@@ -237,19 +234,16 @@ def _training(arm: str, config: ProbingConfig, workdir: epath.Path) -> dict[epat
     """
     if config.train is None:
         return {}
-    by_folder = {}
-    arms.check_seed(pretraining_config.parse(config_reader.load(config.train)), config.seeds, "seeds")
-    for seed in config.seeds:
-        values = config_reader.load(config.train)
-        values.seed = seed
-        by_folder[workdir / f"{arm}-seed{seed}"] = pretraining_config.parse(values)
-    return by_folder
+    trained = config_files.load(config.train).settings
+    if not isinstance(trained, ExperimentConfig):
+        raise ValueError(f"train={config.train} must be a config for pre-training, such as quickstart:arm=ag")
+    arms.check_seed(trained, config.seeds, "seeds")
+    return {workdir / f"{arm}-seed{seed}": dataclasses.replace(trained, seed=seed) for seed in config.seeds}
 
 
 def _write_report(
     verb: str,
-    source: str,
-    overrides: dict[str, Any],
+    base: Config,
     configs: Mapping[str, ProbingConfig],
     descriptions: Mapping[str, Sequence[str]],
     scores_of_arms: Results,
@@ -262,7 +256,7 @@ def _write_report(
     first = next(iter(configs.values()))
     content: dict[str, Any] = {
         "title": first.title,
-        "command": arms.command(verb, source, overrides),
+        "command": arms.command(verb, base),
         "baseline": next(iter(configs)),
         **({"overridden": list(overridden)} if overridden else {}),
         "models": descriptions,
@@ -303,7 +297,7 @@ def _write_report(
         if first.minimal_pairs.milestones:
             points, caption = pair_report.points(content["minimal_pairs"]), f"{workdir.name}: minimal pairs"
             canvas.save(accuracies.draw(points, "pairs that are right (%)", caption), workdir / pair_report.FIGURE)
-    flat = {arm: config_reader.flat(config_reader.to_dict(config)) for arm, config in configs.items()}
+    flat = {arm: schema.flat(schema.to_dict(config)) for arm, config in configs.items()}
     if first.probes:
         storage.write_whole(workdir / SCORES, report.csv_text(scores_of_arms))
     written = {*figures.values(), *([SCORES] if first.probes else [])}

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
+
 from ag_jax.data import local
 
 SEED = "{seed}"  # stands for the seed in the path of a checkpoint
@@ -53,7 +55,7 @@ class ProbeConfig:
     data: str | None = None
     function: str | None = None
     modes: tuple[Mode, ...] = ("words",)
-    window: Annotated[int, ">= 8", "<= 1048576"] = 128
+    window: Annotated[int, Ge(8), Le(1048576)] = 128
     direction: Literal["before", "both"] = "before"
     head_word: Literal["rule", "last", "parse"] = "rule"
     distractor: Literal["before", "after", "none"] = "before"
@@ -104,7 +106,7 @@ class AblationConfig:
     """
 
     data: str | None = None
-    most: Annotated[int, ">= 1"] | None = 256
+    most: Annotated[int, Ge(1)] | None = 256
 
     def __post_init__(self):
         if self.data == "":
@@ -127,7 +129,7 @@ class MinimalPairsConfig:
     """
 
     data: str | None = None
-    most: Annotated[int, ">= 1"] | None = None
+    most: Annotated[int, Ge(1)] | None = None
     milestones: bool = False
 
     def __post_init__(self):
@@ -162,15 +164,15 @@ class ProbingConfig:
 
     title: str = "Probes of attention heads"
     checkpoint: str | None = None
-    step: Annotated[int, ">= 0"] | None = None
+    step: Annotated[int, Ge(0)] | None = None
     train: str | None = None
     probes: dict[str, ProbeConfig] = dataclasses.field(default_factory=dict)
     ablation: AblationConfig = AblationConfig()
     minimal_pairs: MinimalPairsConfig = MinimalPairsConfig()
-    seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
-    random_seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
+    seeds: tuple[Annotated[int, Ge(0)], ...] = (0,)
+    random_seeds: tuple[Annotated[int, Ge(0)], ...] = (0,)
     arms: str | None = None
-    resamples: Annotated[int, ">= 100", "<= 1000000"] = 1_000
+    resamples: Annotated[int, Ge(100), Le(1000000)] = 1_000
 
     def __post_init__(self):
         if not self.probes and not self.ablation.data and not self.minimal_pairs.data:

@@ -6,7 +6,6 @@ The tracks, the limit of ten epochs and the milestones are those of the challeng
 
 from typing import Any
 
-from ag_jax.config_reader import ConfigDict
 from ag_jax.data.text import babylm as files
 from ag_jax.recipes import pretraining
 
@@ -33,7 +32,7 @@ def milestones(words: int) -> tuple[int, ...]:
     return tuple(count for count in counts if count <= words)
 
 
-def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale: str) -> None:
+def track(config: Any, name: str, arm: str, source: str, dev: str, scale: str) -> None:
     """Set a config to pre-train the encoder `arm`, one of `ARMS`, for the track `name` of the BabyLM challenge.
 
     name: track, a key of `TRACKS`.
@@ -80,7 +79,7 @@ def track(config: ConfigDict, name: str, arm: str, source: str, dev: str, scale:
     config.comparison.arms = COMPARED
 
 
-def _arm(config: ConfigDict, arm: str, length: int, is_small: bool) -> None:
+def _arm(config: Any, arm: str, length: int, is_small: bool) -> None:
     """Set architecture, objective and guidance to those of `arm`, one of the compared encoders in `ARMS`."""
     sizes: dict[str, Any] = {name: config.model[name] for name in ("layers", "heads", "width", "max_length")}
     if arm == "guided":

@@ -1,18 +1,13 @@
 """Fine-tuning recipes that several config files share, each with its source."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ag_jax import config_reader
 from ag_jax.data.tasks import catalogue
-from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
+from ag_jax.settings import schema
 
 Config = Any  # an `ml_collections.ConfigDict`
-
-SCALES = ("paper", "small")
-SWEEPS = ("short", "paper")
 
 # Learning rate, batch size, epochs, warm-up fraction, max_length in tokens, temperature tau (Wu et al. 2022,
 # Adversarial Self-Attention, table 5).
@@ -93,35 +88,22 @@ _WARMUP_THAT_FITS = {"rte": (50, 100), "mrpc": (50, 100, 500), "stsb": (50, 100,
 _DEBERTA_LENGTHS = {"squad1": 384, "squad2": 384, "swag": 128, "conll2003": 256}
 
 
-def suite(title: str, arguments: Any) -> Config:
-    """Return a config for `ag-jax finetune` without tasks, filled from the arguments in `--config=FILE:arguments`.
+def suite(title: str, *, seeds: int, data: str | None = None, checkpoint: str | None = None) -> Config:
+    """Return a config for `ag-jax finetune` without tasks.
 
     `add` and functions such as `roberta_glue` add tasks.
 
     title: title of the report.
-    arguments: these arguments as attributes: `seeds` (a number), `data` and optionally `checkpoint`.
+    seeds: number of seeds with which every trial is repeated.
+    data: folder with the tasks' files; "" or None reads TensorFlow Datasets.
+    checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     """
-    config = config_reader.default(FinetuningConfig)
+    config = schema.default(FinetuningConfig)
     config.title = title
-    config.seeds = tuple(range(arguments.seeds))
-    config.data = arguments.data or None
-    if "checkpoint" in vars(arguments):
-        config.checkpoint = arguments.checkpoint
+    config.seeds = tuple(range(seeds))
+    config.data = data or None
+    config.checkpoint = checkpoint
     return config
-
-
-def names(text: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """Split a text such as `sst2,rte` into names; `all` stands for all of `choices`.
-
-    Raises ValueError for a name that is not in `choices`.
-    """
-    result = tuple(choices) if text == "all" else config_reader.listed(text)
-    for name in result:
-        if name not in choices:
-            raise ValueError(
-                f"in the argument of the config file: expected names among {', '.join(choices)}, or all, got {name!r}"
-            )
-    return result
 
 
 def add(config: Config, task: str, **settings: Any) -> None:
@@ -129,7 +111,7 @@ def add(config: Config, task: str, **settings: Any) -> None:
 
     QQP's official train.tsv has broken lines, which are left out, as in ASA's released code, and counted.
     """
-    config.tasks[task] = config_reader.default(Recipe)
+    config.tasks[task] = schema.default(Recipe)
     config.tasks[task].update({"skip_malformed": task == "qqp", **settings})
 
 
@@ -316,22 +298,18 @@ def small(config: Config, examples: int = 6400) -> None:
     for recipe in config.tasks.values():
         recipe.update(batch_sizes=(32,), learning_rates=(5e-4,), epochs=4, warmup_steps=None, max_length=64)
         recipe.update(train_examples=examples, validation_examples=None if recipe.folds else 1000)
-        recipe.sweep = config_reader.default(SweepConfig)
+        recipe.sweep = schema.default(SweepConfig)
 
 
-def custom(config: Config, task: str, arguments: Any) -> None:
+def custom(config: Config, task: str, **settings: Any) -> None:
     """Set a task to read custom files or, without a training file, replace the tags of a task of the catalogue.
 
-    arguments: the arguments of the config file: fields of `data.tasks.custom.CustomTask`, of which an empty text leaves
-        the default. Without `train`, the task is one of the catalogue, and `labels` are its tags.
+    settings: fields of `data.tasks.custom.CustomTask`; those that are empty keep their defaults. Without `train`, the
+        task is one of the catalogue, and `labels` are its tags.
 
     Raises ValueError if neither a training file nor labels are given, or files without a training file.
     """
-    settings = {field.name: getattr(arguments, field.name, "") for field in dataclasses.fields(CustomTask)}
-    settings["separator"] = settings["separator"].replace("auto", "")
-    settings = {name: value for name, value in settings.items() if value != ""}
-    for name in {"choices", "labels"} & set(settings):
-        settings[name] = tuple(part.strip() for part in settings[name].split(","))
+    settings = {name: value for name, value in settings.items() if value not in (None, "", ())}
     if "train" not in settings:
         if "labels" not in settings:
             raise ValueError(
@@ -343,8 +321,6 @@ def custom(config: Config, task: str, arguments: Any) -> None:
             raise ValueError(f"the argument {others[0]} needs the argument train, a file with training examples")
         settings = {"labels": settings["labels"]}
     config.tasks[task].custom.update(settings)
-    if settings.get("kind") == "span" and arguments.protocol == "moderate" and arguments.scale != "small":
-        config.tasks[task].max_length = 384  # a context is long, as in Devlin et al. 2019
     if settings.get("kind") == "span":
         config.tasks[task].sweep.head_dropout = ()  # the head has none
 
@@ -352,18 +328,18 @@ def custom(config: Config, task: str, arguments: Any) -> None:
 _SEVERAL_ROWS = ("dream", "hellaswag")  # tasks whose examples have a row for each candidate
 
 
-def asa_suite(title: str, arguments: Any, tasks: Sequence[str]) -> Config:
+def asa_suite(title: str, tasks: Sequence[str], scale: str, **settings: Any) -> Config:
     """Return a suite with the tasks of a table or figure of the Adversarial Self-Attention paper, without an attack.
 
     The function `attack` adds one.
 
-    arguments: the config file's arguments: those of `suite`, `scale`, and `tasks`, which may replace `tasks` by others
-        of table 5.
-    tasks: the tasks of the table or figure.
+    tasks: tasks of the paper's table 5.
+    scale: `paper`, or `small` for small models on 2 CPU cores.
+    settings: arguments of `suite`.
     """
-    config = suite(title, arguments)
-    asa(config, names(arguments.tasks, tuple(ASA_TABLE_5)) if arguments.tasks else tasks)
-    if arguments.scale == "small":
+    config = suite(title, **settings)
+    asa(config, tasks)
+    if scale == "small":
         small(config)
         for task in set(_SEVERAL_ROWS) & set(config.tasks):
             config.tasks[task].update(train_examples=800, validation_examples=400)

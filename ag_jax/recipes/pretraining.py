@@ -1,9 +1,10 @@
 """Pre-training settings that several config files share, each with its source."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from ag_jax import config_reader
 from ag_jax.pretraining import finished
+from ag_jax.settings import schema
 
 Config = Any  # an `ml_collections.ConfigDict` from `pretraining.config.default_config`
 
@@ -189,26 +190,22 @@ _GIGABYTES = {("books", "wikipedia"): 16.0, ("cc_news",): 76.0, ("openwebtext",)
 CORPORA = tuple(name for names in _GIGABYTES for name in names)
 
 
-def roberta_corpora(config: Config, data: str, names: str = "all") -> None:
+def roberta_corpora(config: Config, data: str, names: Sequence[str]) -> None:
     """Set the text of a config to some of RoBERTa's corpora.
 
     data: folder with a folder for each corpus in `CORPORA`; "" takes the English Wikipedia of TensorFlow Datasets.
-    names: comma-separated names of corpora, or `all`.
+    names: some of `CORPORA`.
 
     The size of the files is compared with what the paper states, except for only one of `books` and `wikipedia`.
-    Raises ValueError for a name that is not in `CORPORA`, or if names are given without `data`.
+    Raises ValueError if only some of them are given, without `data`.
     """
-    corpora = CORPORA if names == "all" else config_reader.listed(names)
-    for name in corpora:
-        if name not in CORPORA:
-            raise ValueError(f"corpora={names}: expected names among {', '.join(CORPORA)}, or all, got {name!r}")
-    if not data and names != "all":
-        raise ValueError(f"corpora={names} are folders in data=FOLDER: give data, too")
-    source = ",".join(f"{data.rstrip('/')}/{name}" for name in corpora) if data else "tfds:wikipedia/20230601.en"
+    if not data and tuple(names) != CORPORA:
+        raise ValueError(f"corpora={','.join(names)} are folders in data=FOLDER: give data, too")
+    source = ",".join(f"{data.rstrip('/')}/{name}" for name in names) if data else "tfds:wikipedia/20230601.en"
     config.data.update(source=source, validation_fraction=0.01)
     # The paper states one size for books and Wikipedia together, so it says nothing about one of them alone.
-    stated = [group for group in _GIGABYTES if set(group) & set(corpora)]
-    if data and all(set(group) <= set(corpora) for group in stated):
+    stated = [group for group in _GIGABYTES if set(group) & set(names)]
+    if data and all(set(group) <= set(names) for group in stated):
         config.data.expected_gigabytes = sum(_GIGABYTES[group] for group in stated)
 
 
@@ -266,7 +263,7 @@ def continue_from(config: Config, directory: str) -> None:
     Raises ValueError if `directory` is not a run directory.
     """
     path, parsed = finished.run(directory)
-    settings = config_reader.to_dict(parsed)
+    settings = schema.to_dict(parsed)
     config.model.update(settings["model"])
     config.replaced_tokens.update(settings["replaced_tokens"])
     config.data.update(format=settings["data"]["format"], sequence_length=min(512, config.model.max_length))

@@ -4,17 +4,18 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ag_jax import config_reader
 from ag_jax.data.parallel import layouts
 from ag_jax.data.parallel import pairs as parallel_pairs
 from ag_jax.data.parallel.pairs import PairFiles
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import finished
+from ag_jax.settings import schema
 
 Config = Any  # an `ml_collections.ConfigDict` from `pretraining.config.default_config`
+Files = tuple[str, str]  # files or globs of texts, and of their translations
 
 DATASETS = ("multi30k", "iwslt16", "iwslt14", "wmt14")
 
@@ -250,24 +251,22 @@ def custom_size(config: Config, name: str, pair_count: int, steps: int | None = 
     config.optimizer.warmup_steps = warmup
 
 
-def custom_pairs(config: Config, arguments: Any) -> int:
+def custom_pairs(config: Config, train: Files, validation: Files, test: Files, fields: Mapping[str, str]) -> int:
     """Set a config to read custom pairs of texts from files; return the number of training pairs.
 
-    arguments: those of a config file; for each of `source`, `validation_source` and `test_source` the files with
-        the texts, empty if there are none, and for `target` and so on the files with their translations; `source_field`
-        and `target_field` are the keys or columns of files that have both.
+    train, validation, test: the files with the texts and those with their translations, empty if there are none.
+    fields: the keys or columns `source_field` and `target_field` of files that have both.
 
     The first text of `source` becomes the one whose attention maps reports show. Raises ValueError or FileNotFoundError
     for files that cannot be used. Also the test set is read: it is needed only after the training, when an error would
     come late.
     """
-    fields = {"source_field": arguments.source_field, "target_field": arguments.target_field}
-    train = PairFiles(arguments.source, arguments.target or None, **fields, setting="source", target_setting="target")
-    pair_count = train.line_count()
-    config.data.update(source=train.source, target=train.target, **fields)
-    _show_first(config, train)
-    for part in ("validation", "test"):
-        source, target = getattr(arguments, f"{part}_source"), getattr(arguments, f"{part}_target")
+    source, target = train
+    pairs = PairFiles(source, target or None, **fields, setting="source", target_setting="target")
+    pair_count = pairs.line_count()
+    config.data.update(source=pairs.source, target=pairs.target, **fields)
+    _show_first(config, pairs)
+    for part, (source, target) in {"validation": validation, "test": test}.items():
         if target and not source:
             raise ValueError(f"{part}_target={target} translates nothing: give its texts as {part}_source")
         if part == "validation" and source:
@@ -336,7 +335,7 @@ def continue_from(config: Config, directory: str) -> None:
             f"run={directory} pre-trains an encoder, expected a run that translates; continue it with "
             "--config=continue_pretraining"
         )
-    settings = config_reader.to_dict(parsed)
+    settings = schema.to_dict(parsed)
     for section in ("model", "decoder", "decoding"):
         getattr(config, section).update(settings[section])
     config.data.update(format="parallel", pack=True, sequence_length=min(256, config.model.max_length))

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Le, Lt
+
 Decay = Literal["linear", "cosine", "one_minus_sqrt", "inverse_sqrt", "constant"]
 FALLS = ("linear", "cosine", "one_minus_sqrt")  # decays that end at the last step
 
@@ -37,16 +39,16 @@ class OptimizerConfig:
     """
 
     kind: Literal["adamw", "lion", "muon"] = "adamw"
-    learning_rate: Annotated[float, ">= 1e-12"] = 1e-4  # less changes no float32 parameter
-    warmup_steps: Annotated[int, ">= 0"] = 0
+    learning_rate: Annotated[float, Ge(1e-12)] = 1e-4  # less changes no float32 parameter
+    warmup_steps: Annotated[int, Ge(0)] = 0
     decay: Decay = "linear"
-    decay_steps: Annotated[int, ">= 1"] | None = None
-    final_share: Annotated[float, ">= 0", "<= 1"] = 0.0
-    beta1: Annotated[float, ">= 0", "< 1"] = 0.9
-    beta2: Annotated[float, ">= 0", "< 1"] = 0.999
-    epsilon: Annotated[float, "> 0"] = 1e-8
-    weight_decay: Annotated[float, ">= 0"] = 0.0
-    clip_norm: Annotated[float, "> 0"] | None = 1.0
+    decay_steps: Annotated[int, Ge(1)] | None = None
+    final_share: Annotated[float, Ge(0), Le(1)] = 0.0
+    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
+    epsilon: Annotated[float, Gt(0)] = 1e-8
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    clip_norm: Annotated[float, Gt(0)] | None = 1.0
     clip_updates: bool = False
 
     def __post_init__(self):
@@ -74,9 +76,9 @@ class MeshConfig:
     tensor: number of devices over which heads, feed-forward features and the vocabulary are split.
     """
 
-    data: Annotated[int, ">= 1", "<= 1048576"] | None = None
-    fsdp: Annotated[int, ">= 1", "<= 1048576"] = 1
-    tensor: Annotated[int, ">= 1", "<= 1048576"] = 1
+    data: Annotated[int, Ge(1), Le(1048576)] | None = None
+    fsdp: Annotated[int, Ge(1), Le(1048576)] = 1
+    tensor: Annotated[int, Ge(1), Le(1048576)] = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,28 +127,28 @@ class TrainingConfig:
     wandb: Weights & Biases project to which metrics are sent; None sends nothing.
     """
 
-    steps: Annotated[int, ">= 1"] = 100_000
-    words: Annotated[int, ">= 1"] | None = None
-    max_epochs: Annotated[float, "> 0"] | None = None
-    time_limit: Annotated[int, ">= 1"] | None = None
-    batch_size: Annotated[int, ">= 1", "<= 1048576"] = 84
-    earlier_batch_sizes: tuple[Annotated[int, ">= 1", "<= 1048576"], ...] = ()
-    earlier_batch_sizes_until: tuple[Annotated[int, ">= 1"], ...] = ()
-    microbatches: Annotated[int, ">= 1", "<= 1048576"] = 1
-    log_every: Annotated[int, ">= 1"] = 100
-    evaluate_every: Annotated[int, ">= 1"] | None = 5_000
-    checkpoint_every: Annotated[int, ">= 1"] = 1_000
-    keep_last: Annotated[int, ">= 1", "<= 1000000"] = 2
+    steps: Annotated[int, Ge(1)] = 100_000
+    words: Annotated[int, Ge(1)] | None = None
+    max_epochs: Annotated[float, Gt(0)] | None = None
+    time_limit: Annotated[int, Ge(1)] | None = None
+    batch_size: Annotated[int, Ge(1), Le(1048576)] = 84
+    earlier_batch_sizes: tuple[Annotated[int, Ge(1), Le(1048576)], ...] = ()
+    earlier_batch_sizes_until: tuple[Annotated[int, Ge(1)], ...] = ()
+    microbatches: Annotated[int, Ge(1), Le(1048576)] = 1
+    log_every: Annotated[int, Ge(1)] = 100
+    evaluate_every: Annotated[int, Ge(1)] | None = 5_000
+    checkpoint_every: Annotated[int, Ge(1)] = 1_000
+    keep_last: Annotated[int, Ge(1), Le(1000000)] = 2
     keep_best: bool = False
-    patience: Annotated[int, ">= 1"] | None = None
+    patience: Annotated[int, Ge(1)] | None = None
     best_metric: str | None = None
-    keep_every: Annotated[int, ">= 1"] | None = None
-    milestones: tuple[Annotated[float, ">= 0", "<= 1"], ...] = (0.0, 0.1, 1.0)
-    milestone_words: tuple[Annotated[int, ">= 1"], ...] = ()
-    step_timeout: Annotated[int, ">= 1"] | None = 1800
+    keep_every: Annotated[int, Ge(1)] | None = None
+    milestones: tuple[Annotated[float, Ge(0), Le(1)], ...] = (0.0, 0.1, 1.0)
+    milestone_words: tuple[Annotated[int, Ge(1)], ...] = ()
+    step_timeout: Annotated[int, Ge(1)] | None = 1800
     initial_weights: str | None = None
     branch_from: str | None = None
-    profile: tuple[Annotated[int, ">= 1"], ...] = ()
+    profile: tuple[Annotated[int, Ge(1)], ...] = ()
     tensorboard: bool = True
     wandb: str | None = None
 

@@ -30,32 +30,32 @@ about an eighth of the paper's values, because the guidance loss is about eight 
 as in 512.
 """
 
-from ag_jax import config_reader
+from ag_jax.settings import config_files
+from ag_jax.settings.config_files import OneOf, Scale
 
 LEARNING_RATES, DROPOUTS, WARMUPS = (1e-5, 5e-5, 1e-4), (0.0, 0.1), (0, 1_000, 10_000)
 FRACTIONS, ALPHAS = (0.25, 0.5, 0.75, 1.0), (1.0, 10.0, 100.0)
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    language: OneOf("english", "filipino", "oromo") = "english",
+    layers: OneOf(8, 12, 16) = 8,
+    arm: OneOf("ag", "mlm", "ag_strength") = "ag",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     language: language of the text, at scale=paper.
     layers: number of layers of the model.
     arm: `mlm` without guidance, `ag` with guidance, `ag_strength` with the lowest lambda and alpha_0 of their grid.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        language=("english", "filipino", "oromo"),
-        layers=(8, 12, 16),
-        arm=("ag", "mlm", "ag_strength"),
-        scale=("paper", "small"),
-    )
-    arm, small = chosen.arm.partition("_")[0], chosen.scale == "small"
-    table3 = f"ag/table3_language_modeling:language={chosen.language},layers={chosen.layers},arm={arm}"
-    config = config_reader.load(f"quickstart:arm={arm}" if small else table3)
+    small, base = scale == "small", arm.partition("_")[0]
+    table3 = f"ag/table3_language_modeling:language={language},layers={layers},arm={base}"
+    config = config_files.read(f"quickstart:arm={base}" if small else table3)
     if small:
-        config.model.layers = chosen.layers
+        config.model.layers = layers
     steps = config.training.steps
     rates = (2e-4, 1e-3, 2e-3) if small else LEARNING_RATES
     warmups = (0, round(0.03 * steps), steps // 5) if small else tuple(filter(steps.__gt__, WARMUPS))
@@ -68,9 +68,9 @@ def get_config(argument: str = ""):
         "guidance": {"fraction": FRACTIONS, "alpha": alphas},
         "optimizer": {"learning_rate": rates[-1:], "warmup_steps": (0,)},
     }
-    if chosen.arm == "ag_strength":
+    if arm == "ag_strength":
         config.guidance.update(fraction=FRACTIONS[0], alpha=alphas[0])
-    config.title = f"Hyperparameters of pre-training ({'small' if small else chosen.language}, {chosen.layers} layers)"
+    config.title = f"Hyperparameters of pre-training ({'small' if small else language}, {layers} layers)"
     config.search.grids = {"mlm": grid, **({"ag": grid} if small else {}), "ag_strength": strength}
     config.comparison.arms = "mlm,ag,ag_strength"
     return config

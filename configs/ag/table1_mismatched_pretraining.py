@@ -18,15 +18,25 @@ Deviations: the paper takes the random model's numbers from Kovaleva et al. and 
 are those of the released code's README: 32 sequences of 128 tokens, learning rate 2e-5, 3 epochs.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 TASKS = ("sst2", "mrpc", "qnli")
 ARMS = ("random", "chinese", "french", "english")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    english: str,
+    french: str = "",
+    chinese: str = "",
+    tasks: ListOf(*TASKS) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    arm: OneOf(*ARMS) = ARMS[0],
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     english: run pre-trained on English.
     french: run pre-trained on French.
@@ -37,22 +47,12 @@ def get_config(argument: str = ""):
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        english=str,
-        french="",
-        chinese="",
-        tasks="all",
-        seeds=5,
-        data="",
-        arm=ARMS,
-        scale=finetuning.SCALES,
-    )
-    config = finetuning.suite("English tasks after mismatched pre-training", chosen)
-    config.fresh = chosen.arm == "random"
-    config.checkpoint = chosen.english if config.fresh else getattr(chosen, chosen.arm)
-    finetuning.attention_guidance(config, finetuning.names(chosen.tasks, TASKS))
-    if chosen.scale == "small":
+    config = finetuning.suite("English tasks after mismatched pre-training", seeds=seeds, data=data)
+    runs = {"english": english, "french": french, "chinese": chinese}
+    config.fresh = arm == "random"
+    config.checkpoint = english if config.fresh else runs[arm]
+    finetuning.attention_guidance(config, tasks)
+    if scale == "small":
         finetuning.small(config)
-    config.arms = ",".join(arm for arm in ARMS if arm == "random" or getattr(chosen, arm))
+    config.arms = ",".join(arm for arm in ARMS if arm == "random" or runs[arm])
     return config

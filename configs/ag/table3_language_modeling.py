@@ -29,16 +29,23 @@ in the paper, alpha_0 is held for 20,000 steps before it falls (a fifth of a sho
 over n x n, and AdamW has beta2 = .999, epsilon = 1e-8, no weight decay, and gradients clipped at norm 1.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 # Tokens of the training text (table 2), passes over it (section 4.5), share held out for validation (table 2).
 CORPORA = {"english": (pretraining.ENGLISH_TOKENS, 10, 0.01), "filipino": (36e6, 40, 0.10), "oromo": (4.6e6, 40, 0.03)}
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    language: OneOf(*CORPORA) = "english",
+    layers: OneOf(12, 8, 16) = 12,
+    arm: OneOf("ag", "mlm") = "ag",
+    scale: Scale = "paper",
+    best: str = "",
+):
+    """Return the config.
 
     language: language of the text.
     layers: number of layers of the model.
@@ -46,31 +53,28 @@ def get_config(argument: str = ""):
     scale: `paper` as published, or `small` for 2 CPU cores.
     best: directory of a finished `ag-jax search`, whose best points are taken instead of table 11.
     """
-    chosen = config_reader.arguments(
-        argument, language=tuple(CORPORA), layers=(12, 8, 16), arm=("ag", "mlm"), scale=("paper", "small"), best=""
-    )
-    tokens, passes, held_out = CORPORA[chosen.language]
+    tokens, passes, held_out = CORPORA[language]
     config = pretraining_config.default_config()
-    config.title = f"Language modelling ({chosen.language}, RoBERTa-{chosen.layers})"
+    config.title = f"Language modelling ({language}, RoBERTa-{layers})"
     pretraining.attention_guidance_code(config)
-    pretraining.table_11(config, chosen.language, chosen.layers, chosen.arm)
+    pretraining.table_11(config, language, layers, arm)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=held_out)
-    if chosen.language != "english":
-        config.data.source = f"data/{chosen.language}/*.txt"
-    if chosen.language == "filipino":
+    if language != "english":
+        config.data.source = f"data/{language}/*.txt"
+    if language == "filipino":
         config.data.format = "segment_pair_nsp"
         config.data.tokenizer.update(kind="wordpiece", vocabulary_size=30_101)
         config.model.update(token_types=2, position_offset=0, layer_norm_epsilon=1e-12)
     config.model.dtype = "bfloat16"
     pretraining.epochs(config, tokens, passes)
-    if chosen.scale == "small":
+    if scale == "small":
         # As in the quickstart, whose search chose them without guidance: with the ratios of table 11, the arm mlm would
         # not leave the plateau before the end of the run.
         pretraining.small(config, steps=1_100)
         config.optimizer.update(learning_rate=2e-3, warmup_steps=220)
         config.model.heads = 6
-    if chosen.best:
-        of_text = {"language": chosen.language} if chosen.scale == "paper" else {}  # at scale=small there is one text
-        pretraining.searched(config, chosen.best, chosen.arm, layers=chosen.layers, scale=chosen.scale, **of_text)
+    if best:
+        of_text = {"language": language} if scale == "paper" else {}  # at scale=small there is one text
+        pretraining.searched(config, best, arm, layers=layers, scale=scale, **of_text)
     config.comparison.arms = "mlm,ag"
     return config

@@ -28,14 +28,24 @@ tests over seeds and over examples. The paper names no fine-tuning settings. Tho
 README: 32 sequences of 128 tokens, learning rate 2e-5, 3 epochs. QQP's broken lines are left out and counted.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import OneOf, Scale
 
 LANGUAGES = {"english": ("mnli", "qnli", "qqp"), "filipino": ("filipino_hatespeech",), "oromo": ("oromo_ner",)}
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    mlm: str,
+    ag: str,
+    language: OneOf(*LANGUAGES) = "english",
+    tasks: tuple[str, ...] = (),
+    seeds: int = 5,
+    data: str = "",
+    arm: OneOf("ag", "mlm") = "ag",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     mlm: checkpoint of masked language modelling without guidance.
     ag: checkpoint with attention guidance.
@@ -46,25 +56,16 @@ def get_config(argument: str = ""):
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        mlm=str,
-        ag=str,
-        language=tuple(LANGUAGES),
-        tasks="",
-        seeds=5,
-        data="",
-        arm=("ag", "mlm"),
-        scale=finetuning.SCALES,
+    config = finetuning.suite(
+        "Downstream of masked language modelling, with and without attention guidance", seeds=seeds, data=data
     )
-    config = finetuning.suite("Downstream of masked language modelling, with and without attention guidance", chosen)
-    config.checkpoint = getattr(chosen, chosen.arm)
-    tasks = config_reader.listed(chosen.tasks) if chosen.tasks else LANGUAGES[chosen.language]
-    if chosen.language == "oromo":
+    config.checkpoint = {"mlm": mlm, "ag": ag}[arm]
+    tasks = tasks or LANGUAGES[language]
+    if language == "oromo":
         finetuning.oromo(config, tasks)
     else:
         finetuning.attention_guidance(config, tasks)
-    if chosen.scale == "small":
+    if scale == "small":
         finetuning.small(config)
     config.arms = "mlm,ag"
     return config

@@ -18,9 +18,9 @@ learning rate and alpha fall to 0 at step 100,000; the paper does not say whethe
 longer runs. Optimizer and schedule of alpha are as in ag/table3_language_modeling.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 HEADS = {"next": 1, "prev": 1, "first": 2, "period": 1, "delim": 1}
 OMITTED = {
@@ -32,13 +32,12 @@ OMITTED = {
 }
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, arm: OneOf(*OMITTED) = "all", scale: Scale = "paper"):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, arm=tuple(OMITTED), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Ablation of attention patterns (RoBERTa-12)"
     pretraining.attention_guidance_code(config)
@@ -47,9 +46,9 @@ def get_config(argument: str = ""):
     config.model.dtype = "bfloat16"
     config.training.steps = 100_000
     config.data.expected_tokens = int(pretraining.ENGLISH_TOKENS)
-    kept = {name: count for name, count in HEADS.items() if name not in OMITTED[chosen.arm]}
+    kept = {name: count for name, count in HEADS.items() if name not in OMITTED[arm]}
     config.guidance.heads = ",".join(f"{name}:{count}" for name, count in kept.items())
-    if chosen.scale == "small":
+    if scale == "small":
         pretraining.small(config)
     config.comparison.arms = ",".join(OMITTED)
     return config

@@ -31,39 +31,41 @@ although its heads followed their patterns: 6 layers and 1,024 words, 1,200 step
 4 layers and weights of 0.02, 900 steps.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 BOOKS_CORPUS = 985e6  # words (Zhu et al. 2015, table 2)
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    arm: OneOf("ag", "electra") = "ag",
+    generator: OneOf("unigram", "mlm") = "unigram",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     generator: how tokens are replaced: by a unigram distribution or by a small masked language model.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, arm=("ag", "electra"), generator=("unigram", "mlm"), scale=("paper", "small")
-    )
     config = pretraining_config.default_config()
     config.title = "Replaced-token detection (ELECTRA-12)"
     pretraining.attention_guidance_code(config)
-    pretraining.table_11(config, "english", 12, "ag" if chosen.arm == "ag" else "mlm")
+    pretraining.table_11(config, "english", 12, "ag" if arm == "ag" else "mlm")
     config.data.source = "data/books/*.txt"
     config.data.tokenizer.update(kind="wordpiece", vocabulary_size=30_522, lowercase=True)
     config.data.masking.count = "fixed"
     config.model.update(token_types=2, position_offset=0, layer_norm_epsilon=1e-12, dtype="bfloat16")
-    config.replaced_tokens.generator = chosen.generator
-    if chosen.generator == "unigram":
+    config.replaced_tokens.generator = generator
+    if generator == "unigram":
         config.data.masking.replacement = "unigram"
     else:
         config.data.masking.update(mask_fraction=0.85, random_fraction=0.0)
     pretraining.epochs(config, BOOKS_CORPUS, 2)
     config.data.expected_tokens = None  # the number of tokens is not stated, only that of words
-    if chosen.scale == "small":
+    if scale == "small":
         config.data.tokenizer.lowercase = False
         pretraining.small(config, steps=3000)
         config.title = "Replaced-token detection (a small ELECTRA)"
@@ -71,7 +73,7 @@ def get_config(argument: str = ""):
         # About 1 / sqrt(width): a narrow model with small weights is nearly linear, but detecting replaced tokens
         # needs products of the token and its neighbours.
         config.model.update(layers=2, heads=4, initializer_range=0.1)
-        config.optimizer.update(learning_rate=1e-3, warmup_steps=0 if chosen.arm == "ag" else 240)
+        config.optimizer.update(learning_rate=1e-3, warmup_steps=0 if arm == "ag" else 240)
         config.training.update(log_every=100, evaluate_every=500)
         config.guidance.alpha = 1.0
         config.inspection.sentence = "We will rebuild our roads, and we will do it together."

@@ -36,8 +36,8 @@ divided by one token too many for each text, so they are about 4 % below ours. B
 in the report.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import translation
+from ag_jax.settings.config_files import OneOf, Scale
 
 ARMS = ("base", "hard_coded", "ag")
 # Arms of the search, with the arguments of `translation.guided` in which they differ from `ag`.
@@ -52,8 +52,18 @@ SEARCHED = {
 }
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    data: str,
+    dataset: OneOf("iwslt16", "wmt14", "multi30k", "iwslt14") = "iwslt16",
+    languages: str = "en-de",
+    arm: OneOf(*ARMS, *SEARCHED) = ARMS[0],
+    scale: Scale = "paper",
+    alpha: int = 1,
+    search: bool = False,
+    seeds: int = 3,
+):
+    """Return the config.
 
     data: folder with the files of the corpus, as its archives name them.
     dataset: the corpus.
@@ -64,28 +74,17 @@ def get_config(argument: str = ""):
     search: whether `ag-jax compare` also trains the arms of the search over patterns and alpha.
     seeds: number of seeds.
     """
-    chosen = config_reader.arguments(
-        argument,
-        data=str,
-        dataset=("iwslt16", "wmt14", "multi30k", "iwslt14"),
-        languages="en-de",
-        arm=(*ARMS, *SEARCHED),
-        scale=("paper", "small"),
-        alpha=1,
-        search=(False, True),
-        seeds=3,
-    )
-    config = translation.default(f"Translation with guided attention: {chosen.dataset}")
-    (translation.small if chosen.scale == "small" else translation.RECIPES[chosen.dataset])(config)
-    source, target = translation.languages(chosen.languages)
-    folder = translation.folder_of(chosen.dataset, chosen.data)
-    translation.corpus(config, chosen.dataset, folder, source, target)
-    if chosen.arm == "hard_coded":
+    config = translation.default(f"Translation with guided attention: {dataset}")
+    (translation.small if scale == "small" else translation.RECIPES[dataset])(config)
+    source, target = translation.languages(languages)
+    folder = translation.folder_of(dataset, data)
+    translation.corpus(config, dataset, folder, source, target)
+    if arm == "hard_coded":
         translation.hard_coded(config)
-    elif chosen.arm != "base":
-        translation.guided(config, **{"alpha": float(chosen.alpha), **SEARCHED.get(chosen.arm, {})})
+    elif arm != "base":
+        translation.guided(config, **{"alpha": float(alpha), **SEARCHED.get(arm, {})})
     if source == "en":
         config.inspection.sentence = "A brown dog runs through the snow with a red ball."
-    config.comparison.arms = ",".join([*ARMS, *(SEARCHED if chosen.search else ())])
-    config.comparison.seeds = tuple(range(chosen.seeds))
+    config.comparison.arms = ",".join([*ARMS, *(SEARCHED if search else ())])
+    config.comparison.seeds = tuple(range(seeds))
     return config

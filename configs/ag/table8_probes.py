@@ -49,8 +49,9 @@ them). The MLM loss of a run that was trained is `validation_loss` in DIR/ARM-se
 explains data, modes and rules; ag/table8_training says how scale=small differs.
 """
 
-from ag_jax import config_reader
 from ag_jax.probing.config import SEED, ProbeConfig, ProbingConfig
+from ag_jax.settings import schema
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 ARMS = ("mlm", "ag", "ag_all")
 SEEDS = 3
@@ -63,8 +64,19 @@ PROBES = {
 }
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    data: str,
+    mlm: str = "",
+    ag: str = "",
+    ag_all: str = "",
+    arm: OneOf(*ARMS) = ARMS[0],
+    scale: Scale = "paper",
+    steps: int = 0,
+    seeds: int = 0,
+    probes: ListOf(*PROBES) = tuple(PROBES),
+):
+    """Return the config.
 
     data: folder that has the folders litbank_coref, gap, ud_english_ewt and, for scale=small, litbank_novels; always
         needed.
@@ -77,47 +89,33 @@ def get_config(argument: str = ""):
     seeds: number of seeds of models to train, of which 0 takes 3, or of models whose directory has `{seed}`.
     probes: what is asked, separated by commas.
     """
-    chosen = config_reader.arguments(
-        argument,
-        data=str,
-        mlm="",
-        ag="",
-        ag_all="",
-        arm=ARMS,
-        scale=("paper", "small"),
-        steps=0,
-        seeds=0,
-        probes="coreference,reflexives,gap,dependencies",
-    )
-    config = config_reader.default(ProbingConfig)
+    config = schema.default(ProbingConfig)
     config.title = "Probes of models with no, half and all heads guided"
     config.arms = ",".join(ARMS)
-    given = {arm: getattr(chosen, arm) for arm in ARMS}
+    given = {"mlm": mlm, "ag": ag, "ag_all": ag_all}
     if all(given.values()):
-        if chosen.scale == "small" or chosen.steps:
+        if scale == "small" or steps:
             raise ValueError("scale and steps are for models to be trained, but mlm, ag and ag_all name models")
-        if any(SEED in directory for directory in given.values()) != (chosen.seeds > 0):
+        if any(SEED in directory for directory in given.values()) != (seeds > 0):
             raise ValueError(
-                f"expected seeds, and {SEED} in mlm, ag and ag_all, or neither; got seeds={chosen.seeds} and "
+                f"expected seeds, and {SEED} in mlm, ag and ag_all, or neither; got seeds={seeds} and "
                 f"{', '.join(f'{arm}={directory}' for arm, directory in given.items())}"
             )
-        config.checkpoint = given[chosen.arm]
+        config.checkpoint = given[arm]
         if SEED in config.checkpoint:
-            config.seeds = tuple(range(chosen.seeds))
+            config.seeds = tuple(range(seeds))
     elif any(given.values()):
         missing = ", ".join(arm for arm, directory in given.items() if not directory)
         raise ValueError(f"give all three models, mlm, ag and ag_all, or none, to train them first; missing: {missing}")
     else:
-        of_training = {"arm": chosen.arm, "scale": chosen.scale, "steps": chosen.steps}
-        if chosen.scale == "small":
-            of_training["data"] = chosen.data
+        of_training = {"arm": arm, "scale": scale, "steps": steps}
+        if scale == "small":
+            of_training["data"] = data
         config.train = "ag/table8_training:" + ",".join(f"{name}={value}" for name, value in of_training.items())
-        config.seeds = tuple(range(chosen.seeds or SEEDS))
-    for name in config_reader.listed(chosen.probes):
-        if name not in PROBES:
-            raise ValueError(f"probes={chosen.probes}: expected {', '.join(PROBES)}, got {name!r}")
-        config.probes[name] = config_reader.default(ProbeConfig)
+        config.seeds = tuple(range(seeds or SEEDS))
+    for name in probes:
+        config.probes[name] = schema.default(ProbeConfig)
         config.probes[name].update({"kind": name, **PROBES[name]})
         if name in FOLDERS:
-            config.probes[name].data = f"{chosen.data.rstrip('/')}/{FOLDERS[name]}"
+            config.probes[name].data = f"{data.rstrip('/')}/{FOLDERS[name]}"
     return config

@@ -25,16 +25,23 @@ the learning rate and warm-up of the quickstart in all arms, and alpha_0 = 10 at
 the guidance loss is a mean over n x n that shrinks as 1/n.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 FRACTIONS = {"ag": 0.5, "ag_all": 1.0}  # lambda, the share of the heads that is guided
 SKIPPED = 3500  # words at the beginning of each novel
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    arm: OneOf("ag", "mlm", "ag_all") = "ag",
+    scale: Scale = "paper",
+    data: str = "",
+    steps: int = 0,
+    seeds: int = 1,
+):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
@@ -42,31 +49,28 @@ def get_config(argument: str = ""):
     steps: number of updates; 0 takes that of the scale.
     seeds: number of seeds of `ag-jax compare`.
     """
-    chosen = config_reader.arguments(
-        argument, arm=("ag", "mlm", "ag_all"), scale=("paper", "small"), data="", steps=0, seeds=1
-    )
-    if bool(chosen.data) != (chosen.scale == "small"):
+    if bool(data) != (scale == "small"):
         raise ValueError(
             "scale=small trains on the novels in data=FOLDER, and scale=paper on Wikipedia: give data with "
-            f"scale=small, and not with scale=paper; got scale={chosen.scale} and data={chosen.data or 'none'}"
+            f"scale=small, and not with scale=paper; got scale={scale} and data={data or 'none'}"
         )
     config = pretraining_config.default_config()
     config.title = "Models with no, half and all heads guided"
     pretraining.attention_guidance_code(config)
-    if chosen.scale == "small":
-        _small(config, chosen.data)
+    if scale == "small":
+        _small(config, data)
     else:
-        pretraining.table_11(config, "english", 12, "mlm" if chosen.arm == "mlm" else "ag")
+        pretraining.table_11(config, "english", 12, "mlm" if arm == "mlm" else "ag")
         config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
         config.model.dtype = "bfloat16"
         pretraining.epochs(config, pretraining.ENGLISH_TOKENS, 10)
-    if chosen.steps:
-        config.training.steps = chosen.steps
-        config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, chosen.steps // 5)
-    if chosen.arm in FRACTIONS:
-        config.guidance.update(mode="loss", fraction=FRACTIONS[chosen.arm])
+    if steps:
+        config.training.steps = steps
+        config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps // 5)
+    if arm in FRACTIONS:
+        config.guidance.update(mode="loss", fraction=FRACTIONS[arm])
     config.comparison.arms = "mlm,ag,ag_all"
-    config.comparison.seeds = tuple(range(chosen.seeds))
+    config.comparison.seeds = tuple(range(seeds))
     return config
 
 

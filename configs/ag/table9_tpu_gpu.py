@@ -43,32 +43,31 @@ silent, optimizer, guidance loss and the schedule of alpha are those of the rele
 ag/table3_language_modeling.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 EPOCHS = {"tpu": 8, "gpu": 7}
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, hardware: OneOf("tpu", "gpu") = "tpu", arm: OneOf("ag", "mlm") = "ag", scale: Scale = "paper"):
+    """Return the config.
 
     hardware: accelerator whose batch and mesh are used.
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, hardware=("tpu", "gpu"), arm=("ag", "mlm"), scale=("paper", "small"))
     config = pretraining_config.default_config()
-    config.title = f"RoBERTa-12 on {chosen.hardware.upper()}"
+    config.title = f"RoBERTa-12 on {hardware.upper()}"
     pretraining.attention_guidance_code(config)
-    pretraining.table_11(config, "english", 12, chosen.arm)
+    pretraining.table_11(config, "english", 12, arm)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
-    if chosen.hardware == "tpu":
+    if hardware == "tpu":
         config.training.batch_size = 256
         config.model.scan_layers = False
-    pretraining.epochs(config, pretraining.ENGLISH_TOKENS, EPOCHS[chosen.hardware])
-    if chosen.scale == "small":
+    pretraining.epochs(config, pretraining.ENGLISH_TOKENS, EPOCHS[hardware])
+    if scale == "small":
         pretraining.small(config)
     config.comparison.arms = "mlm,ag"
     return config

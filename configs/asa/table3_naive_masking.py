@@ -24,16 +24,24 @@ baseline `plain` is from the paper's tables 1 and 2. The deviations of asa/table
 asa/table2_robustness apply, too.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 TASKS = ("paws_qqp", "hellaswag", "wnut17")
 SHARES = {"bernoulli_0.05": 0.05, "bernoulli_0.1": 0.1}
 ARMS = ("plain", "asa", *SHARES, "scheduled", "magnitude")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.ASA_TABLE_5) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    arm: OneOf(*ARMS) = ARMS[0],
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
@@ -42,17 +50,21 @@ def get_config(argument: str = ""):
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="", seeds=5, data="", arm=ARMS, scale=finetuning.SCALES
+    config = finetuning.asa_suite(
+        "Adversarial self-attention and naive masking",
+        tasks,
+        scale,
+        checkpoint=checkpoint,
+        seeds=seeds,
+        data=data,
     )
-    config = finetuning.asa_suite("Adversarial self-attention and naive masking", chosen, TASKS)
-    if chosen.arm == "asa":
+    if arm == "asa":
         finetuning.attack(config, "asa")
-    elif chosen.arm == "magnitude":
+    elif arm == "magnitude":
         finetuning.attack(config, "magnitude", share=0.1)
-    elif chosen.arm == "scheduled":
+    elif arm == "scheduled":
         finetuning.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
-    elif chosen.arm in SHARES:
-        finetuning.attack(config, "bernoulli", share=SHARES[chosen.arm])
+    elif arm in SHARES:
+        finetuning.attack(config, "bernoulli", share=SHARES[arm])
     config.arms = ",".join(ARMS)
     return config

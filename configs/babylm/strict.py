@@ -29,20 +29,19 @@ the tokens masked. The mask decoder of DeBERTa is left out, because transformers
 nothing can be said about the challenge.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import babylm
+from ag_jax.settings.config_files import OneOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, source: str, arm: OneOf(*babylm.ARMS) = babylm.ARMS[0], dev: str = "", scale: Scale = "paper"):
+    """Return the config.
 
     source: folder with the six training files of the challenge; with scale=small, any text.
     arm: variant to train; `ag-jax compare` trains all but `electra`.
     dev: folder with the six held-out files, if they are not in `source`.
     scale: `paper` for the track, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, source=str, arm=babylm.ARMS, dev="", scale=("paper", "small"))
     config = pretraining_config.default_config()
-    babylm.track(config, "strict", chosen.arm, chosen.source, chosen.dev, chosen.scale)
+    babylm.track(config, "strict", arm, source, dev, scale)
     return config

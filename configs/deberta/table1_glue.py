@@ -26,14 +26,23 @@ learning rate starts from the peak; the released program does neither, so its up
 of steps, and its rate drops at once when the warm-up ends.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 TASKS = tuple(task for task in finetuning.GLUE if task != "wnli")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*TASKS) = TASKS,
+    mnli_first: bool = True,
+    seeds: int = 5,
+    data: str = "",
+    sweep: OneOf("short", "paper") = "short",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -44,21 +53,11 @@ def get_config(argument: str = ""):
         dropout.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        checkpoint=str,
-        tasks="all",
-        mnli_first=(True, False),
-        seeds=5,
-        data="",
-        sweep=finetuning.SWEEPS,
-        scale=finetuning.SCALES,
-    )
-    config = finetuning.suite("GLUE by DeBERTa's settings", chosen)
-    finetuning.deberta_large(config, finetuning.names(chosen.tasks, TASKS))
-    finetuning.deberta_sweep(config, chosen.sweep, "deberta_large")
-    if chosen.mnli_first and "mnli" in config.tasks:
+    config = finetuning.suite("GLUE by DeBERTa's settings", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.deberta_large(config, tasks)
+    finetuning.deberta_sweep(config, sweep, "deberta_large")
+    if mnli_first and "mnli" in config.tasks:
         finetuning.start_from_mnli(config)
-    if chosen.scale == "small":
+    if scale == "small":
         finetuning.small(config)
     return config

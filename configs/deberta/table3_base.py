@@ -24,14 +24,22 @@ program does neither, so its updates are larger in the first hundreds of steps, 
 warm-up ends.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 TASKS = ("mnli", "squad1", "squad2")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*TASKS) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    sweep: OneOf("short", "paper") = "short",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -41,12 +49,11 @@ def get_config(argument: str = ""):
         over warm-up (64) and, for MNLI, dropout (192).
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="all", seeds=5, data="", sweep=finetuning.SWEEPS, scale=finetuning.SCALES
+    config = finetuning.suite(
+        "MNLI and SQuAD by DeBERTa's settings for base models", checkpoint=checkpoint, seeds=seeds, data=data
     )
-    config = finetuning.suite("MNLI and SQuAD by DeBERTa's settings for base models", chosen)
-    finetuning.deberta(config, finetuning.names(chosen.tasks, TASKS))
-    finetuning.deberta_sweep(config, chosen.sweep, "deberta")
-    if chosen.scale == "small":
+    finetuning.deberta(config, tasks)
+    finetuning.deberta_sweep(config, sweep, "deberta")
+    if scale == "small":
         finetuning.small(config)
     return config

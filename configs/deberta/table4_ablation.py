@@ -46,9 +46,9 @@ drawn. scale=small has the learning rate and the number of steps with which the 
 (the loss of guessing words without context). Nothing was tuned for a single arm.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 # The parts of the model that each arm keeps.
 ARMS = {
@@ -62,28 +62,32 @@ ARMS = {
 }
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    arm: OneOf(*ARMS) = "deberta",
+    positions: OneOf("none", "input") = "none",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     positions: absolute positions of the arms without the mask decoder, except `roberta`: `none`, or `input` as in BERT.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, arm=tuple(ARMS), positions=("none", "input"), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Parts of DeBERTa"
     pretraining.deberta_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
-    if chosen.scale == "small":
+    if scale == "small":
         pretraining.small(config, steps=900)
         config.optimizer.update(learning_rate=2e-3, warmup_steps=100)
         config.model.layers = 4
         config.model.relative.span = config.data.sequence_length  # as 512 is in the paper
-    parts = ARMS[chosen.arm]
+    parts = ARMS[arm]
     config.model.relative.terms = ",".join(part for part in parts if part != "emd")
     if "emd" not in parts:
-        positions = chosen.positions if parts else "input"
+        positions = positions if parts else "input"
         config.model.update(absolute_positions=positions, mask_decoder_passes=0)
     config.comparison.arms = ",".join(ARMS)
     return config

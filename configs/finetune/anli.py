@@ -23,14 +23,21 @@ and for testing: the paper puts the tests together, and calls its training data 
 training uses only PAWS's train set, without a tenth of it that chooses the epoch.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 TASKS = ("anli", "anli_r1", "anli_r2", "anli_r3", "paws_qqp")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*TASKS) = ("anli", "paws_qqp"),
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -38,11 +45,8 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets, which has only ANLI.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="anli,paws_qqp", seeds=5, data="", scale=finetuning.SCALES
-    )
-    config = finetuning.suite("Robustness", chosen)
-    finetuning.asa(config, finetuning.names(chosen.tasks, TASKS))
-    if chosen.scale == "small":
+    config = finetuning.suite("Robustness", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.asa(config, tasks)
+    if scale == "small":
         finetuning.small(config)
     return config

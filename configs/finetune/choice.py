@@ -18,14 +18,21 @@ code reads only the first question (--config.tasks.dream.first_question=True) an
 ReCoRD's sequences have 512 tokens. `race` is middle and high school together.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 TASKS = ("hellaswag", "swag", "dream", "record", "race", "race_middle", "race_high")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*TASKS) = ("hellaswag", "dream"),
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -33,16 +40,12 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="hellaswag,dream", seeds=5, data="", scale=finetuning.SCALES
-    )
-    config = finetuning.suite("Multiple choice", chosen)
-    tasks = finetuning.names(chosen.tasks, TASKS)
+    config = finetuning.suite("Multiple choice", checkpoint=checkpoint, seeds=seeds, data=data)
     of_race = [task for task in tasks if task.startswith("race")]
     finetuning.asa(config, [task for task in tasks if task not in of_race], like="hellaswag")
     finetuning.roberta_race(config, of_race)
     if "record" in tasks:
         config.tasks.record.max_length = 512
-    if chosen.scale == "small":
+    if scale == "small":
         finetuning.small(config, examples=320)
     return config

@@ -21,13 +21,24 @@ head, as sweep=paper does for all tasks, with up to 192 points each. With severa
 seed at a time.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import finished
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import OneOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    runs: str,
+    tasks: tuple[str, ...],
+    protocol: OneOf(*finetuning.PROTOCOLS) = "roberta",
+    sweep: OneOf("short", "paper") = "short",
+    seed: int = 0,
+    seeds: int = 5,
+    data: str = "",
+    arm: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     runs: directory of a finished comparison of pre-training.
     tasks: comma-separated names of tasks.
@@ -42,29 +53,17 @@ def get_config(argument: str = ""):
     arm: variant to fine-tune; `ag-jax compare` fine-tunes them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        runs=str,
-        tasks=str,
-        protocol=tuple(finetuning.PROTOCOLS),
-        sweep=finetuning.SWEEPS,
-        seed=0,
-        seeds=5,
-        data="",
-        arm="",
-        scale=finetuning.SCALES,
-    )
-    found, seeds = finished.comparison(chosen.runs)
-    if chosen.seed not in seeds:
-        raise ValueError(f"seed={chosen.seed}: {chosen.runs} has the seeds {', '.join(map(str, seeds))}")
-    arm = chosen.arm or found[0]
-    if arm not in found:
-        raise ValueError(f"arm={arm}: {chosen.runs} has the arms {', '.join(found)}")
-    config = finetuning.suite("Downstream tasks of the models of a comparison", chosen)
-    config.checkpoint = f"{chosen.runs.rstrip('/')}/{arm}-seed{chosen.seed}"
-    finetuning.PROTOCOLS[chosen.protocol](config, config_reader.listed(chosen.tasks))
-    finetuning.deberta_sweep(config, chosen.sweep, chosen.protocol)
-    if chosen.scale == "small":
+    arms, pretrained = finished.comparison(runs)
+    if seed not in pretrained:
+        raise ValueError(f"seed={seed}: {runs} has the seeds {', '.join(map(str, pretrained))}")
+    arm = arm or arms[0]
+    if arm not in arms:
+        raise ValueError(f"arm={arm}: {runs} has the arms {', '.join(arms)}")
+    config = finetuning.suite("Downstream tasks of the models of a comparison", seeds=seeds, data=data)
+    config.checkpoint = f"{runs.rstrip('/')}/{arm}-seed{seed}"
+    finetuning.PROTOCOLS[protocol](config, tasks)
+    finetuning.deberta_sweep(config, sweep, protocol)
+    if scale == "small":
         finetuning.small(config)
-    config.arms = ",".join(found)
+    config.arms = ",".join(arms)
     return config

@@ -18,14 +18,21 @@ warm-up like Cruz & Cheng. The marks [LINK], [MENTION] and [HASHTAG] of the twee
 tokens.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 TASKS = ("filipino_hatespeech", "filipino_sentiment")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*TASKS) = ("filipino_hatespeech",),
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -33,14 +40,10 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="filipino_hatespeech", seeds=5, data="", scale=finetuning.SCALES
-    )
-    config = finetuning.suite("Filipino", chosen)
-    tasks = finetuning.names(chosen.tasks, TASKS)
+    config = finetuning.suite("Filipino", checkpoint=checkpoint, seeds=seeds, data=data)
     finetuning.attention_guidance(config, tasks)
     for task in tasks:
         config.tasks[task].warmup_fraction = 0.1
-    if chosen.scale == "small":
+    if scale == "small":
         finetuning.small(config)
     return config

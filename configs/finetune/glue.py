@@ -28,12 +28,21 @@ broken lines, which are left out and counted (skip_malformed); ASA's released co
 that is not part of GLUE, so QQP has no legacy_eval.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.GLUE) = finetuning.GLUE,
+    protocol: OneOf(*finetuning.PROTOCOLS) = "roberta",
+    seeds: int = 5,
+    data: str = "",
+    mnli_first: bool = False,
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -44,21 +53,10 @@ def get_config(argument: str = ""):
     mnli_first: start RTE, STS-B and MRPC from MNLI's weights.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        checkpoint=str,
-        tasks="all",
-        protocol=tuple(finetuning.PROTOCOLS),
-        seeds=5,
-        data="",
-        mnli_first=(False, True),
-        scale=finetuning.SCALES,
-    )
-    config = finetuning.suite("GLUE", chosen)
-    tasks = finetuning.names(chosen.tasks, finetuning.GLUE)
-    finetuning.PROTOCOLS[chosen.protocol](config, tasks)
-    if chosen.mnli_first:
+    config = finetuning.suite("GLUE", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.PROTOCOLS[protocol](config, tasks)
+    if mnli_first:
         finetuning.start_from_mnli(config)
-    if chosen.scale == "small":
+    if scale == "small":
         finetuning.small(config)
     return config

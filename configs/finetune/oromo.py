@@ -21,14 +21,21 @@ each fold is tested once, the next fold chooses the epoch, and F1 is over the en
 report has the mean of the folds, too). Training has 10 epochs, batches of 16 sentences and the learning rate 5e-5.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 TASKS = ("oromo_ner", "oromo_news")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*TASKS) = ("oromo_ner",),
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -36,11 +43,8 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="oromo_ner", seeds=5, data="", scale=finetuning.SCALES
-    )
-    config = finetuning.suite("Oromo", chosen)
-    finetuning.oromo(config, finetuning.names(chosen.tasks, TASKS))
-    if chosen.scale == "small":
+    config = finetuning.suite("Oromo", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.oromo(config, tasks)
+    if scale == "small":
         finetuning.small(config)
     return config

@@ -27,14 +27,38 @@ as warm-up, and an end after 3 epochs without a better score. The other protocol
 protocol=deberta has a sweep of 16 points, and with sweep=paper of 192.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import OneOf, Scale
 
-KINDS = ("classification", "regression", "choice", "tagging", "span")
+PROTOCOLS = {"moderate": finetuning.moderate, **finetuning.PROTOCOLS}
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    kind: OneOf("classification", "regression", "choice", "tagging", "span") = "classification",
+    train: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    text: str | None = None,
+    second: str | None = None,
+    label: str | None = None,
+    choices: tuple[str, ...] = (),
+    id: str | None = None,
+    labels: tuple[str, ...] = (),
+    held_out: int = 10,
+    separator: OneOf("auto", "comma", "semicolon", "tab") = "auto",
+    reader: str | None = None,
+    metric: str | None = None,
+    task: str = "own",
+    protocol: OneOf(*PROTOCOLS) = "moderate",
+    sweep: OneOf("short", "paper") = "short",
+    arm: OneOf("plain", "longer", "r_drop", "asa", "freelb", "smart", "sift") = "plain",
+    seeds: int = 1,
+    data: str | None = None,
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     kind: what is predicted for each example: a class, a number, the right one of several candidates, a BIO tag for each
@@ -64,43 +88,35 @@ def get_config(argument: str = ""):
     data: folder that the files are in; without it paths are relative to the working directory.
     scale: `paper` as the protocol says, or `small` for small models on 2 CPU cores.
     """
-    protocols = {"moderate": finetuning.moderate, **finetuning.PROTOCOLS}
-    chosen = config_reader.arguments(
-        argument,
-        checkpoint=str,
-        kind=KINDS,
-        train="",
-        validation="",
-        test="",
-        text="",
-        second="",
-        label="",
-        choices="",
-        id="",
-        labels="",
-        held_out=10,
-        separator=("auto", "comma", "semicolon", "tab"),
-        reader="",
-        metric="",
-        task="own",
-        protocol=tuple(protocols),
-        sweep=finetuning.SWEEPS,
-        arm=("plain", "longer", "r_drop", "asa", "freelb", "smart", "sift"),
-        seeds=1,
-        data="",
-        scale=finetuning.SCALES,
-    )
-    config = finetuning.suite(f"Custom task: {chosen.task}", chosen)
-    protocols[chosen.protocol](config, [chosen.task])
-    finetuning.deberta_sweep(config, chosen.sweep, chosen.protocol)
-    if chosen.scale == "small":
+    config = finetuning.suite(f"Custom task: {task}", checkpoint=checkpoint, seeds=seeds, data=data)
+    PROTOCOLS[protocol](config, [task])
+    finetuning.deberta_sweep(config, sweep, protocol)
+    if scale == "small":
         finetuning.small(config)
     config.keep = "best"
-    config.tasks[chosen.task].metric = chosen.metric or None
-    finetuning.custom(config, chosen.task, chosen)
-    if chosen.arm == "longer":
+    config.tasks[task].metric = metric
+    finetuning.custom(
+        config,
+        task,
+        kind=kind,
+        train=train,
+        validation=validation,
+        test=test,
+        text=text,
+        second=second,
+        label=label,
+        choices=choices,
+        id=id,
+        labels=labels,
+        held_out=held_out,
+        separator=separator.replace("auto", ""),
+        reader=reader,
+    )
+    if kind == "span" and train and protocol == "moderate" and scale != "small":
+        config.tasks[task].max_length = 384  # a context is long, as in Devlin et al. 2019
+    if arm == "longer":
         finetuning.longer(config)
-    elif chosen.arm != "plain":
-        finetuning.attack(config, chosen.arm)
+    elif arm != "plain":
+        finetuning.attack(config, arm)
     config.arms = "plain,asa"
     return config

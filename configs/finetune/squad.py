@@ -27,12 +27,19 @@ xquad_de's development part have longer ones, so that 3.5 points of its exact ma
 of 86 with BERT's).
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.SQUAD) = ("squad1", "squad2"),
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -40,11 +47,8 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="squad1,squad2", seeds=5, data="", scale=finetuning.SCALES
-    )
-    config = finetuning.suite("SQuAD", chosen)
-    finetuning.roberta_squad(config, finetuning.names(chosen.tasks, finetuning.SQUAD))
-    if chosen.scale == "small":
+    config = finetuning.suite("SQuAD", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.roberta_squad(config, tasks)
+    if scale == "small":
         finetuning.small(config)
     return config

@@ -31,15 +31,27 @@ sweep=paper add --config.tasks.wsc.sweep.head_dropout= (with no value). MultiRC 
 MultiRC and ReCoRD a passage that is too long is cut.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 _CHOICES = ("copa", "record")
 _FEW = ("cb", "copa", "superglue_rte", "wsc")  # tasks whose trials can have fewer than DeBERTa's 500 warm-up steps
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.SUPERGLUE) = finetuning.SUPERGLUE,
+    protocol: OneOf(
+        "deberta_large", *(name for name in finetuning.PROTOCOLS if name != "deberta_large")
+    ) = "deberta_large",
+    sweep: OneOf("short", "paper") = "short",
+    seeds: int = 5,
+    data: str = "",
+    arm: OneOf("plain", "sift") = "plain",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -51,25 +63,14 @@ def get_config(argument: str = ""):
     arm: variant to train, without an attack (plain) or with SiFT; `ag-jax compare` trains both.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        checkpoint=str,
-        tasks="all",
-        protocol=("deberta_large", *(name for name in finetuning.PROTOCOLS if name != "deberta_large")),
-        sweep=finetuning.SWEEPS,
-        seeds=5,
-        data="",
-        arm=("plain", "sift"),
-        scale=finetuning.SCALES,
-    )
-    config = finetuning.suite("SuperGLUE", chosen)
-    finetuning.PROTOCOLS[chosen.protocol](config, finetuning.names(chosen.tasks, finetuning.SUPERGLUE))
+    config = finetuning.suite("SuperGLUE", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.PROTOCOLS[protocol](config, tasks)
     for task in set(_FEW) & set(config.tasks):
         config.tasks[task].warmup_steps = None
-    finetuning.deberta_sweep(config, chosen.sweep, chosen.protocol)
-    if chosen.arm == "sift":
+    finetuning.deberta_sweep(config, sweep, protocol)
+    if arm == "sift":
         finetuning.attack(config, "sift")
-    if chosen.scale == "small":
+    if scale == "small":
         finetuning.small(config)
         for task in set(_CHOICES) & set(config.tasks):
             config.tasks[task].update(train_examples=800, validation_examples=400)

@@ -18,14 +18,21 @@ Deviations: F1 is over whole entities; ASA's released code has F1 over tokens, a
 has the settings of WNUT-17, with sequences of 128 tokens.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 TASKS = ("wnut17", "conll2003")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*TASKS) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -33,11 +40,10 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
-    config = finetuning.suite("Named entities", chosen)
-    for task in finetuning.names(chosen.tasks, TASKS):
+    config = finetuning.suite("Named entities", checkpoint=checkpoint, seeds=seeds, data=data)
+    for task in tasks:
         finetuning.asa(config, [task], like="wnut17")
         config.tasks[task].max_length = {"wnut17": 64, "conll2003": 128}[task]
-    if chosen.scale == "small":
+    if scale == "small":
         finetuning.small(config)
     return config

@@ -24,7 +24,8 @@ with the learning rate of their guided arm and the warm-up of the arm without gu
 no position embeddings. Pre-norm has one more LayerNorm, after the last layer. Everything else is equal.
 """
 
-from ag_jax import config_reader
+from ag_jax.settings import config_files
+from ag_jax.settings.config_files import OneOf, Scale
 
 ARMS = ("none", "all", "next", "prev", "first")
 LEARNING_RATES = {  # with scale=small
@@ -35,8 +36,15 @@ LEARNING_RATES = {  # with scale=small
 }
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    positions: OneOf("learned", "rotary") = "learned",
+    norm: OneOf("post", "pre") = "post",
+    optimizer: OneOf("adamw", "muon") = "adamw",
+    arm: OneOf(*ARMS) = ARMS[0],
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     positions: `learned` position embeddings or `rotary` positions.
     norm: LayerNorm after each residual sum (`post`) or before attention and feed-forward (`pre`).
@@ -44,25 +52,17 @@ def get_config(argument: str = ""):
     arm: patterns that heads are guided by; `ag-jax compare` trains all arms.
     scale: `paper` for the size of Deshpande & Narasimhan 2020, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument,
-        positions=("learned", "rotary"),
-        norm=("post", "pre"),
-        optimizer=("adamw", "muon"),
-        arm=ARMS,
-        scale=("paper", "small"),
-    )
-    guided = config_reader.load("ag/table3_language_modeling:arm=ag")
-    config = config_reader.load("ag/table3_language_modeling:arm=mlm")
+    guided = config_files.read("ag/table3_language_modeling:arm=ag")
+    config = config_files.read("ag/table3_language_modeling:arm=mlm")
     alpha, learning_rate = guided.guidance.alpha, guided.optimizer.learning_rate
-    if chosen.scale == "small":
-        config = config_reader.load("quickstart:arm=mlm")
-        alpha, learning_rate = 1.0, LEARNING_RATES[chosen.norm, chosen.optimizer]
-    config.title = f"Attention guidance with {chosen.positions} positions, {chosen.norm}-norm and {chosen.optimizer}"
-    config.model.update(positions=chosen.positions, norm_position=chosen.norm)
-    config.optimizer.update(kind=chosen.optimizer, learning_rate=learning_rate)
-    if chosen.arm != "none":
-        heads = None if chosen.arm == "all" else f"{chosen.arm}:1"
+    if scale == "small":
+        config = config_files.read("quickstart:arm=mlm")
+        alpha, learning_rate = 1.0, LEARNING_RATES[norm, optimizer]
+    config.title = f"Attention guidance with {positions} positions, {norm}-norm and {optimizer}"
+    config.model.update(positions=positions, norm_position=norm)
+    config.optimizer.update(kind=optimizer, learning_rate=learning_rate)
+    if arm != "none":
+        heads = None if arm == "all" else f"{arm}:1"
         config.guidance.update(mode="loss", fraction=0.5, alpha=alpha, heads=heads)
     config.comparison.arms = ",".join(ARMS)
     return config

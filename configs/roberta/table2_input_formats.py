@@ -28,31 +28,30 @@ enlarges their batches so that a step sees about as many tokens, but does not sa
 factor here is 4 for sentence pairs and 1.25 for document sentences.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 BATCH_FACTORS = {"segment_pair_nsp": 1.0, "sentence_pair_nsp": 4.0, "full_sentences": 1.0, "doc_sentences": 1.25}
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, arm: OneOf(*BATCH_FACTORS) = "segment_pair_nsp", scale: Scale = "paper"):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, arm=tuple(BATCH_FACTORS), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Input formats and next-sentence prediction"
     pretraining.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
-    config.training.batch_size = round(config.training.batch_size * BATCH_FACTORS[chosen.arm])
-    if chosen.scale == "small":
+    config.training.batch_size = round(config.training.batch_size * BATCH_FACTORS[arm])
+    if scale == "small":
         pretraining.small(config)
         config.model.layers = 4
-    config.data.format = chosen.arm
-    if chosen.arm.endswith("_nsp"):
+    config.data.format = arm
+    if arm.endswith("_nsp"):
         config.model.token_types = 2
     config.comparison.arms = ",".join(BATCH_FACTORS)
     return config

@@ -24,9 +24,9 @@ is 10,000, 7,500 and 1,875 steps, 1 % of the run with 256 sequences and 6 % of t
 have 8, 32 and 128 sequences and the learning rates 3e-4, 6e-4 and 1.2e-3, which were not tuned.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 # Rows a step, steps, peak learning rate, warm-up steps, microbatches a step.
 PAPER = {
@@ -37,24 +37,23 @@ PAPER = {
 SMALL = {"256": (8, 2400, 3e-4, 144, 1), "2k": (32, 600, 6e-4, 36, 1), "8k": (128, 150, 1.2e-3, 9, 4)}
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, arm: OneOf(*PAPER) = "256", scale: Scale = "paper"):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, arm=tuple(PAPER), scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "Batch size at equal passes over the text"
     pretraining.bert_base(config)
     config.data.update(source="tfds:wikipedia/20230601.en", validation_fraction=0.01)
     config.model.dtype = "bfloat16"
     sizes = PAPER
-    if chosen.scale == "small":
+    if scale == "small":
         pretraining.small(config)
         config.model.layers = 4
         sizes = SMALL
-    batch_size, steps, learning_rate, warmup_steps, microbatches = sizes[chosen.arm]
+    batch_size, steps, learning_rate, warmup_steps, microbatches = sizes[arm]
     config.training.update(batch_size=batch_size, steps=steps, microbatches=microbatches)
     config.optimizer.update(learning_rate=learning_rate, warmup_steps=warmup_steps)
     config.comparison.arms = ",".join(PAPER)

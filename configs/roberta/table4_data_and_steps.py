@@ -31,32 +31,31 @@ scale=small, `100k` reads State of the Union messages alone, the other arms also
 parts of its own text; compare them downstream.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import OneOf, Scale
 
 STEPS = {"100k": 100_000, "more_text": 100_000, "300k": 300_000, "500k": 500_000}
 SMALL_STEPS = {"100k": 600, "more_text": 600, "300k": 1800, "500k": 3000}
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(*, arm: OneOf(*STEPS) = "100k", data: str, scale: Scale = "paper"):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     data: folder with a folder of text for each corpus.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, arm=tuple(STEPS), data=str, scale=("paper", "small"))
     config = pretraining_config.default_config()
     config.title = "RoBERTa with more text and more steps"
     pretraining.roberta_table_9(config, "large")
-    pretraining.roberta_corpora(config, chosen.data, "books,wikipedia" if chosen.arm == "100k" else "all")
+    pretraining.roberta_corpora(config, data, ("books", "wikipedia") if arm == "100k" else pretraining.CORPORA)
     config.model.dtype = "bfloat16"
-    config.training.steps = STEPS[chosen.arm]
-    if chosen.scale == "small":
-        pretraining.small(config, steps=SMALL_STEPS[chosen.arm])
+    config.training.steps = STEPS[arm]
+    if scale == "small":
+        pretraining.small(config, steps=SMALL_STEPS[arm])
         config.model.update(layers=4, heads=6)
-        if chosen.arm != "100k":
-            config.data.source = f"sotu,{chosen.data.rstrip('/')}/litbank_novels"
+        if arm != "100k":
+            config.data.source = f"sotu,{data.rstrip('/')}/litbank_novels"
     config.comparison.arms = ",".join(STEPS)
     return config

@@ -27,12 +27,20 @@ chosen by Pearson's correlation, where fairseq chooses by the loss. Every epoch 
 as for the other tasks, where fairseq's command has 25 %. QQP's broken lines are left out and counted.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.GLUE) = finetuning.GLUE,
+    mnli_first: bool = False,
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -41,13 +49,10 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, checkpoint=str, tasks="all", mnli_first=(False, True), seeds=5, data="", scale=finetuning.SCALES
-    )
-    config = finetuning.suite("GLUE by RoBERTa's protocol", chosen)
-    finetuning.roberta_glue(config, finetuning.names(chosen.tasks, finetuning.GLUE))
-    if chosen.mnli_first:
+    config = finetuning.suite("GLUE by RoBERTa's protocol", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.roberta_glue(config, tasks)
+    if mnli_first:
         finetuning.start_from_mnli(config)
-    if chosen.scale == "small":
+    if scale == "small":
         finetuning.small(config)
     return config

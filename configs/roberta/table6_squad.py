@@ -18,14 +18,21 @@ say whether it tunes a threshold: `f1` and `exact_match` have none, `best_f1` an
 that is best on the development set.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 TASKS = ("squad1", "squad2")
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*TASKS) = TASKS,
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -33,9 +40,8 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, checkpoint=str, tasks="all", seeds=5, data="", scale=finetuning.SCALES)
-    config = finetuning.suite("SQuAD by RoBERTa's protocol", chosen)
-    finetuning.roberta_squad(config, finetuning.names(chosen.tasks, TASKS))
-    if chosen.scale == "small":
+    config = finetuning.suite("SQuAD by RoBERTa's protocol", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.roberta_squad(config, tasks)
+    if scale == "small":
         finetuning.small(config)
     return config

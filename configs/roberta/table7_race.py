@@ -18,12 +18,19 @@ Deviations: the table's scores for middle and high school are parts of one model
 README has 0.01.
 """
 
-from ag_jax import config_reader
 from ag_jax.recipes import finetuning
+from ag_jax.settings.config_files import ListOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    checkpoint: str,
+    tasks: ListOf(*finetuning.RACE) = ("race",),
+    seeds: int = 5,
+    data: str = "",
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     checkpoint: run directory or Hugging Face directory of the model to fine-tune.
     tasks: comma-separated names of tasks, or `all`.
@@ -31,9 +38,8 @@ def get_config(argument: str = ""):
     data: folder with the tasks' files; without it they are read from TensorFlow Datasets.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(argument, checkpoint=str, tasks="race", seeds=5, data="", scale=finetuning.SCALES)
-    config = finetuning.suite("RACE by RoBERTa's protocol", chosen)
-    finetuning.roberta_race(config, finetuning.names(chosen.tasks, finetuning.RACE))
-    if chosen.scale == "small":
+    config = finetuning.suite("RACE by RoBERTa's protocol", checkpoint=checkpoint, seeds=seeds, data=data)
+    finetuning.roberta_race(config, tasks)
+    if scale == "small":
         finetuning.small(config, examples=160)
     return config

@@ -26,13 +26,20 @@ BPE of 50,265 tokens is trained. 1 % of the text is held out. The arm `ag` has h
 settings. Both compute in bfloat16.
 """
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import pretraining
+from ag_jax.settings.config_files import ListOf, OneOf, Scale
 
 
-def get_config(argument: str = ""):
-    """Return the config for the arguments in `argument`, such as `name=value,name=value`.
+def get_config(
+    *,
+    arm: OneOf("mlm", "ag") = "mlm",
+    size: OneOf("base", "large") = "base",
+    data: str = "",
+    corpora: ListOf(*pretraining.CORPORA) = pretraining.CORPORA,
+    scale: Scale = "paper",
+):
+    """Return the config.
 
     arm: variant to train; `ag-jax compare` trains them all.
     size: `base` (12 layers of width 768) or `large` (24 layers of width 1024).
@@ -40,17 +47,14 @@ def get_config(argument: str = ""):
     corpora: comma-separated names of the corpora in `data`, or `all`.
     scale: `paper` as published, or `small` for 2 CPU cores.
     """
-    chosen = config_reader.arguments(
-        argument, arm=("mlm", "ag"), size=("base", "large"), data="", corpora="all", scale=("paper", "small")
-    )
     config = pretraining_config.default_config()
-    config.title = f"RoBERTa, {chosen.size}"
-    pretraining.roberta_table_9(config, chosen.size)
-    pretraining.roberta_corpora(config, chosen.data, chosen.corpora)
+    config.title = f"RoBERTa, {size}"
+    pretraining.roberta_table_9(config, size)
+    pretraining.roberta_corpora(config, data, corpora)
     config.model.dtype = "bfloat16"
-    if chosen.arm == "ag":
+    if arm == "ag":
         config.guidance.update(mode="loss", fraction=0.5, alpha=10.0, hold_steps=20_000)
-    if chosen.scale == "small":
+    if scale == "small":
         pretraining.small(config)
     config.comparison.arms = "mlm,ag"
     return config

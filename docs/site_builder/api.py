@@ -88,9 +88,10 @@ PUBLIC = (
         "Config files",
         "A config file has a function `get_config` that returns a config. [Settings](../guide.md#settings) explains "
         "them.",
-        "ag_jax.config_reader",
-        ("default", "parse"),
+        "ag_jax.settings.config_files",
+        ("load", "read", "Config", "OneOf", "ListOf"),
     ),
+    ("", "", "ag_jax.settings.schema", ("default", "parse")),
     ("", "", "ag_jax.pretraining.config", ("default_config", "parse")),
     ("", "Fine-tuning: `FinetuningConfig` and `Recipe`.", "ag_jax.finetuning.config", ()),
     (

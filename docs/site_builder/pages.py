@@ -4,9 +4,9 @@ import json
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from ag_jax import cli, config_reader
-from ag_jax.command_line import manual, settings, verbs
-from ag_jax.command_line.verbs import FLAGS, HOSTS, VERBS, Flag
+from ag_jax.command_line import manual
+from ag_jax.command_line.verbs import KINDS, VERBS, Flag, OnHosts, flags_of
+from ag_jax.settings import config_files, documentation
 from site_builder import api, papers
 from site_builder.docstrings import plain, to_markdown
 from site_builder.links import GENERATED, OTHERS, Site
@@ -46,8 +46,8 @@ def generated(site: Site) -> Iterator[tuple[str, str]]:
     for file, name in OTHERS.items():
         yield name, site.rewritten((ROOT / file).read_text(), (ROOT / file).parent, folder)
     yield "verbs", of_verbs()
-    for kind in cli.KINDS:
-        yield f"settings_{SETTINGS[manual.purpose(kind)]}", of_settings(kind)
+    for kind, (purpose, _) in KINDS.items():
+        yield f"settings_{SETTINGS[purpose]}", of_settings(kind)
     yield "configs", of_configs()
     for paper in papers.titles():
         yield f"paper_{paper}", papers.page(paper, site, folder)
@@ -61,32 +61,36 @@ def of_verbs() -> str:
     """Return the page of all verbs with their flags, from the tables that the command line is parsed with."""
     parts = ["# Verbs", "`ag-jax help VERB` prints the same."]
     for name, verb in VERBS.items():
-        parts += [f"## ag-jax {name}", f"{plain(sentence(verb.summary))}"]
-        parts += [fence("bash", f"ag-jax {name} {verb.usage}".rstrip())]
-        own = {key: FLAGS[key] for key in verb.flags if key not in HOSTS}
-        if verb.has_config:
-            own = {"config": Flag("file", verbs.CONFIG), "config.SECTION.KEY": Flag("value", verbs.SETTING)} | own
-        parts += [definitions((flag_head(key, flag), flag_meaning(flag)) for key, flag in own.items())] if own else []
-        if set(verb.flags) & set(HOSTS):
+        flags = flags_of(verb)
+        own = {word: flag for word, flag in flags.items() if word not in OnHosts.__annotations__}
+        entries = [(f"`{manual.flag_head(word, flag)}`", flag_meaning(flag)) for word, flag in own.items()]
+        if verb.kinds:
+            settings_entry = ("`--config.SECTION.KEY=VALUE`", f"{plain(sentence(manual.SETTING).removesuffix('.'))}.")
+            entries = [
+                ("`--config=CONFIG`", f"{plain(sentence(manual.CONFIG.format('quickstart')))}"),
+                settings_entry,
+                *entries,
+            ]
+        parts += [f"## ag-jax {name}", plain(manual.summary(verb))]
+        parts += [fence("bash", f"ag-jax {name} {manual.usage(verb)}"), definitions(entries)]
+        if len(own) < len(flags):
             parts += ["It also reads the [flags for several machines](#several-machines)."]
         parts += [fence("bash", "\n".join(verb.examples))]
+    for name, (summary, usage, examples) in manual.EXPLAINING.items():
+        parts += [f"## ag-jax {name}", summary, fence("bash", f"ag-jax {name} {usage}".rstrip())]
+        parts += [fence("bash", "\n".join(examples))]
+    hosts = {word: flag for word, flag in flags_of(VERBS["train"]).items() if word in OnHosts.__annotations__}
     parts += [
         "## Several machines",
         "On several machines, run the same command on each. A TPU pod slice needs none of these flags.",
-        definitions((flag_head(key, FLAGS[key]), flag_meaning(FLAGS[key])) for key in HOSTS),
+        definitions((f"`{manual.flag_head(word, flag)}`", flag_meaning(flag)) for word, flag in hosts.items()),
     ]
     return joined(parts)
 
 
-def flag_head(name: str, flag: Flag) -> str:
-    """Return a flag with the kind of its value, such as `--step=NUMBER`."""
-    return f"`--{name}`" if flag.kind == "switch" else f"`--{name}={flag.kind.upper()}`"
-
-
 def flag_meaning(flag: Flag) -> str:
     """Return the meaning of a flag and its default, if it has one."""
-    default = "" if flag.default in (None, "", (), False) else f" (default `{flag.default}`)"
-    return f"{plain(sentence(flag.meaning).removesuffix('.'))}{default}."
+    return f"{plain(sentence(manual.flag_meaning(flag)).removesuffix('.'))}."
 
 
 # --- Settings ----------------------------------------------------------------------------------------
@@ -94,8 +98,8 @@ def flag_meaning(flag: Flag) -> str:
 
 def of_settings(kind: type) -> str:
     """Return the page with all settings of a config, by section, from the dataclass and its docstrings."""
-    purpose = manual.purpose(kind)
-    found = list(settings.of(kind))
+    purpose, _ = KINDS[kind]
+    found = list(documentation.of(kind))
     sections = [setting for setting in found if setting.is_section]
     parts = [
         f"# Settings of {purpose.replace(' or ', ' and ')}",
@@ -111,12 +115,12 @@ def of_settings(kind: type) -> str:
     return joined(parts)
 
 
-def members(section: str, found: Iterable[settings.Setting]) -> list[settings.Setting]:
+def members(section: str, found: Iterable[documentation.Setting]) -> list[documentation.Setting]:
     """Return the settings that are directly in a section, "" for those outside sections."""
     return [setting for setting in found if not setting.is_section and setting.path.rpartition(".")[0] == section]
 
 
-def entry(setting: settings.Setting) -> tuple[str, str]:
+def entry(setting: documentation.Setting) -> tuple[str, str]:
     """Return a setting's name, and its meaning with type, allowed values and default."""
     facts = f"*{plain(sentence(setting.allowed).removesuffix('.'))}; default* `{setting.default or '(empty)'}`"
     return f"`{setting.path}`", f"{plain(sentence(setting.meaning))}\\\n{facts}"
@@ -127,7 +131,7 @@ def entry(setting: settings.Setting) -> tuple[str, str]:
 
 def of_configs() -> str:
     """Return the page of the config files that are not in the folder of a paper."""
-    names = [name for name in config_reader.packaged() if name.partition("/")[0] not in papers.titles()]
+    names = [name for name in config_files.packaged() if name.partition("/")[0] not in papers.titles()]
     parts = [
         "# Configs",
         "Config files that come with the program, except those of the papers, which are under *Reproduction*. "
@@ -140,15 +144,15 @@ def of_configs() -> str:
 
 def of_config(name: str) -> list[str]:
     """Return what a config's docstring says of it, and its arguments."""
-    path = config_reader.packaged()[name]
-    choices = config_reader.choices_of(name)
-    meanings = settings.entries(manual.docstring_of(path, "get_config"), choices)
+    path = config_files.packaged()[name]
+    taken = config_files.arguments_of(name)
+    meanings = documentation.entries(manual.docstring_of(path, "get_config"), taken)
     arguments = (
         (
-            f"`{argument}`",
-            f"{plain(sentence(meanings[argument]))} *{plain(sentence(manual.options_in_words(options)))}*",
+            f"`{name}`",
+            f"{plain(sentence(meanings[name]))} *{plain(sentence(manual.in_words(argument)))}*",
         )
-        for argument, options in choices.items()
+        for name, argument in taken.items()
     )
     return [to_markdown(manual.docstring_of(path)), "Arguments:", definitions(arguments)]
 

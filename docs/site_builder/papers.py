@@ -40,7 +40,7 @@ def page(paper: str, site: Site, folder: pathlib.Path) -> str:
     folder: folder of the page.
     """
     rows = {config: names for config, names in reproductions.rows().items() if config.startswith(f"{paper}/")}
-    more = [name for name in pages.config_reader.packaged() if name.startswith(f"{paper}/") and name not in rows]
+    more = [name for name in pages.config_files.packaged() if name.startswith(f"{paper}/") and name not in rows]
     parts = [
         f"# {plain(titles()[paper])}",
         "For each experiment: its commands, the numbers of the paper and how the experiment differs from the paper, "

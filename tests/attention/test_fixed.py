@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax import config_reader
 from ag_jax.attention import fixed
 from ag_jax.attention.config import FixedConfig
 from ag_jax.attention.multihead import MultiHeadAttention
+from ag_jax.settings import schema
 from tests import reference
 from tests.cases import some
 
@@ -124,4 +124,4 @@ def test_the_module_has_neither_queries_nor_keys():
 @pytest.mark.parametrize("setting", [{"offsets": (0, 65)}, {"deviation": 0.0}, {"deviation": 17.0}])
 def test_impossible_settings(setting):
     with pytest.raises(ValueError, match=f"model.fixed_attention.{next(iter(setting))} "):
-        config_reader.check(FixedConfig(**setting), "model.fixed_attention")
+        schema.check(FixedConfig(**setting), "model.fixed_attention")

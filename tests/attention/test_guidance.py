@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax import config_reader
 from ag_jax.attention import guidance, patterns
 from ag_jax.attention.assignment import (
     Assignment,
@@ -23,6 +22,7 @@ from ag_jax.attention.config import Absent, Boundary, GuidanceConfig, Probabilit
 from ag_jax.attention.guidance import Guides, coefficient_schedule
 from ag_jax.attention.patterns import PatternTokens
 from ag_jax.attention.visibility import band_of
+from ag_jax.settings import schema
 from tests import reference
 from tests.cases import pairwise
 
@@ -311,7 +311,7 @@ def test_heads_that_cannot_be_guided(setting, text, named):
 )
 def test_impossible_settings(setting):
     with pytest.raises(ValueError, match=f"guidance.{next(iter(setting))} "):
-        config_reader.check(GuidanceConfig(**setting), "guidance")
+        schema.check(GuidanceConfig(**setting), "guidance")
 
 
 @pytest.mark.parametrize(

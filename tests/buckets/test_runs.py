@@ -25,13 +25,13 @@ import optax
 import pytest
 from etils import epath
 
-from ag_jax import cli
-from ag_jax.config_reader import shown
+from ag_jax.command_line import cli
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.distributed import storage
 from ag_jax.distributed.bucket import Bucket
 from ag_jax.pretraining import run
+from ag_jax.settings.schema import shown
 from ag_jax.training import loop
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, MetricWriter, read_metrics
@@ -41,6 +41,7 @@ from tests import commands, marian_files
 from tests.bucket import CUT, FROZEN, LOST
 from tests.commands import REPOSITORY
 from tests.training.jobs import tiny_job
+from tests.verbs import verb_of
 
 CONFIG = str(REPOSITORY / "configs" / "quickstart.py")
 TEXT = "The state of the union is strong. We will build roads, and we will build them well. Thank you. "
@@ -68,12 +69,13 @@ def overrides(tmp_path):
     }
 
 
-def request(workdir, config=None, overrides=None, **more):
-    return cli.Request(config, overrides or {}, workdir, None, None, False, **more)
+def request(name, workdir, config=None, overrides=None, **more):
+    more |= {"workdir": workdir} if workdir is not None else {}
+    return verb_of(name, config, overrides, **more)
 
 
 def test_compare_evaluate_inspect_export_and_import(bucket, overrides, capsys, tmp_path, one_device):
-    cli.run_verb("compare", request("gs://bucket/runs", CONFIG, overrides))
+    cli.run_verb(request("compare", "gs://bucket/runs", CONFIG, overrides))
     assert "gs://bucket/runs/report.md" in capsys.readouterr().out
     report = epath.Path("gs://bucket/runs/report.md")
     assert "| Validation |" in report.read_text() and json.loads((report.parent / "report.json").read_text())
@@ -85,27 +87,27 @@ def test_compare_evaluate_inspect_export_and_import(bucket, overrides, capsys, t
     assert [row["step"] for row in read_metrics(workdir)] == [1, 2, 3, 4, 4]
     assert list((workdir / "tensorboard").iterdir())
 
-    cli.run_verb("evaluate", request(str(workdir)))
+    cli.run_verb(request("evaluate", str(workdir)))
     found, summary = (json.loads((workdir / f"{name}.json").read_text()) for name in ("evaluation", "summary"))
     assert found["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
-    cli.run_verb("inspect", request(str(workdir)))
+    cli.run_verb(request("inspect", str(workdir)))
     assert f"{workdir}/figures/attention_overview_step4.png" in capsys.readouterr().out
     with pytest.raises(ValueError, match="model.layers: there 1, now 2"):
-        cli.run_verb("train", request(str(workdir), CONFIG, overrides | {"model.layers": 2}))
+        cli.run_verb(request("train", str(workdir), CONFIG, overrides | {"model.layers": 2}))
 
     model = tmp_path / "model"
     with pytest.raises(ValueError, match="gs://bucket/model"):
-        cli.run_verb("export", request(str(workdir), target="gs://bucket/model"))
-    cli.run_verb("export", request(str(workdir), target=str(model)))
-    cli.run_verb("import", request("gs://bucket/imported", source=str(model)))
+        cli.run_verb(request("export", str(workdir), destination="gs://bucket/model"))
+    cli.run_verb(request("export", str(workdir), destination=str(model)))
+    cli.run_verb(request("import", "gs://bucket/imported", source=str(model)))
     imported, trained = (run.open_run(epath.Path(path)).params for path in ("gs://bucket/imported", workdir))
     for one, other in zip(jax.tree.leaves(imported["encoder"]), jax.tree.leaves(trained["encoder"]), strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(ValueError, match="gs://bucket/imported exists"):
-        cli.run_verb("import", request("gs://bucket/imported", source=str(model)))
+        cli.run_verb(request("import", "gs://bucket/imported", source=str(model)))
     bucket.plan = lambda asked: 403 if asked.is_write and "checkpoints" in asked.name else None
     with pytest.raises(storage.StoreError, match="Forbidden"):
-        cli.run_verb("import", request("gs://bucket/again", source=str(model)))
+        cli.run_verb(request("import", "gs://bucket/again", source=str(model)))
 
 
 def test_tokenizers_come_back(bucket, tmp_path):
@@ -222,14 +224,14 @@ def test_directories_that_cannot_be_used(bucket, capsys):
     assert storage.directory("gs://bucket/filed") and storage.directory("gs://bucket/fil")
     for workdir, named in {"gs://none/run": "no bucket none", "gs://bucket/file": "gs://bucket/file is"}.items():
         for verb in ("train", "evaluate", "inspect", "export"):
-            config = CONFIG if verb == "train" else None
-            assert cli.run_safely(verb, request(workdir, config, {}, target="model")) == 1
+            more = {"train": {"config": CONFIG}, "export": {"destination": "model"}}.get(verb, {})
+            assert cli.run_safely(request(verb, workdir, **more)) == 1
             printed = capsys.readouterr().err
             assert named in printed and printed.count("\n") == 1, printed
-    assert cli.run_safely("train", request("runs/a", CONFIG, store_timeout=0)) == 1
+    assert cli.run_safely(request("train", "runs/a", CONFIG, store_timeout=0)) == 1
     assert "--store_timeout" in capsys.readouterr().err
     bucket.plan = lambda asked: 403 if asked.is_write else None  # credentials that may only read
-    assert cli.run_safely("train", request("gs://bucket/run", CONFIG)) == 1
+    assert cli.run_safely(request("train", "gs://bucket/run", CONFIG)) == 1
     printed = capsys.readouterr().err
     assert "Forbidden: gs://bucket/run/lock.json" in printed and printed.count("\n") == 1
 
@@ -349,9 +351,9 @@ def test_requests_of_a_run_are_few(bucket, overrides, one_device, monkeypatch):
     monkeypatch.setattr(StopSignal, "reached", reached)
     overrides |= {"training.steps": 8, "training.checkpoint_every": 2}
     with pytest.raises(Interrupted):
-        cli.run_verb("train", request("gs://bucket/run", CONFIG, overrides))
+        cli.run_verb(request("train", "gs://bucket/run", CONFIG, overrides))
     bucket.asked.clear()
-    cli.run_verb("train", request("gs://bucket/run", CONFIG, overrides))
+    cli.run_verb(request("train", "gs://bucket/run", CONFIG, overrides))
     assert set(counted["upload"]) <= {0, 2, 4} and 4 in counted["upload"], "two for each of the two files"
     # The rest of a save is under way while it begins, and is counted in part.
     assert 50 < max(counted["save"]) <= 220 and statistics.median(counted["begin of a save"]) <= 30

@@ -13,11 +13,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ag_jax import cli, config_reader
+from ag_jax.command_line import cli
 from ag_jax.data.pipeline import prepare_tokenizer
 from ag_jax.data.probes.queries import Probe, Query, Window
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
+from ag_jax.settings import config_files
 from ag_jax.training.metrics import CLOCK_FIELDS
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import test_preparing
@@ -31,15 +31,14 @@ ONLY_NAMES = (".png", ".html")
 # Checkpoints are written by Orbax, and the names of TensorBoard's files have the time.
 LEFT_OUT = ("checkpoints/", "tensorboard/")
 SUITE = """
-from ag_jax import config_reader
+from ag_jax.settings import schema
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
-def get_config(argument=""):
-    chosen = config_reader.arguments(argument, model=str, data=str)
-    config = config_reader.default(FinetuningConfig)
-    config.checkpoint, config.data, config.seeds, config.keep = chosen.model, chosen.data, (0,), "best"
+def get_config(*, model: str, data: str):
+    config = schema.default(FinetuningConfig)
+    config.checkpoint, config.data, config.seeds, config.keep = model, data, (0,), "best"
     for task in ("sst2", "rte"):
-        config.tasks[task] = config_reader.default(Recipe)
+        config.tasks[task] = schema.default(Recipe)
         config.tasks[task].update(max_length=16, epochs=2, batch_sizes=(8,), learning_rates=(3e-3,))
     config.tasks.rte.initial_task = "sst2"
     return config
@@ -141,7 +140,7 @@ def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_devic
     def finetune(number):
         workdir, start = places[number]
         source = f"{tmp_path / 'suite.py'}:model={start},data={data}"
-        cli.run_verb("finetune", request(str(workdir), source))
+        cli.run_verb(request("finetune", str(workdir), source))
 
     def after_the_first():
         kept = files(places[1][0], bucket)
@@ -162,7 +161,7 @@ def test_a_suite_that_is_stopped_in_its_second_trial(bucket, tmp_path, one_devic
 def test_a_run_in_a_bucket_can_be_continued(bucket):
     """The config file reads its settings, its tokenizer and its weights."""
     place = upload(REPOSITORY / "tests" / "goldens" / "stored" / "finished", bucket, "runs/first")
-    config = pretraining_config.parse(config_reader.load(f"continue_pretraining:run={place},arm=mlm"))
+    config = config_files.load(f"continue_pretraining:run={place},arm=mlm").settings
     run.check_initial_weights(config)
     opened = run.open_run(config.training.initial_weights)
     assert opened.tokenizer.fingerprint() == prepare_tokenizer(config.data).fingerprint() and opened.step > 0
@@ -188,7 +187,7 @@ def test_probes(bucket, tmp_path, one_device, monkeypatch):
 
     def measure(workdir, model):
         source = f"{REPOSITORY / 'configs' / 'probe.py'}:checkpoint={model},reflexives=none,custom=my_probes.made_up"
-        cli.run_verb("evaluate", request(str(workdir), source, {"resamples": 100}))
+        cli.run_verb(request("evaluate", str(workdir), source, {"resamples": 100}))
         return results(workdir, bucket, model)
 
     on_disk, in_bucket = (measure(*place) for place in places)
@@ -206,7 +205,7 @@ def test_two_machines_share_the_preparation_of_a_corpus(bucket, tmp_path, capsys
     test_preparing.write_documents(tmp_path / "text")
     settings = {"data.source": str(tmp_path / "text"), "data.cache_dir": str(tmp_path / "cache")}
     settings |= {"data.tokenizer.vocabulary_size": 320}
-    cli.run_verb("prepare", request(None, str(REPOSITORY / "configs" / "quickstart.py"), settings))
+    cli.run_verb(request("prepare", None, str(REPOSITORY / "configs" / "quickstart.py"), settings))
     expected = json.loads(capsys.readouterr().out)
     source = upload(tmp_path / "text", bucket, "text")
     running = [

@@ -4,10 +4,9 @@ import json
 import pathlib
 import threading
 
-import pytest
 from etils import epath
 
-from ag_jax import cli, config_reader
+from ag_jax.command_line import cli
 from ag_jax.data import entries
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.data.text import prepare as text_parts
@@ -16,34 +15,23 @@ from ag_jax.finetuning import comparison
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining import run
+from ag_jax.settings import config_files
 from tests.distributed.fake_hosts import FakeHosts
-from tests.multihost.launch import REPOSITORY, free_port
+from tests.multihost.launch import REPOSITORY
 from tests.test_preparing import write_documents
+from tests.verbs import verb_of
 
 CONFIG = str(REPOSITORY / "configs" / "quickstart.py")
 
 
-@pytest.mark.parametrize(
-    ("verb", "flags", "overrides", "named"),
-    [
-        ("train", {"coordinator": "x:1"}, {}, "--hosts=N"),
-        ("train", {"join_timeout": 0}, {}, "--join_timeout"),
-        ("inspect", {"coordinator": "x:1", "hosts": "2", "host": 1}, {}, "inspect"),
-        # Before anyone is waited for.
-        ("train", {"coordinator": "", "hosts": "2", "host": 0, "join_timeout": 600}, {"model.heads": 5}, "model.heads"),
-    ],
-)
-def test_nonsense_is_refused_in_one_line(tmp_path, capsys, verb, flags, overrides, named):
-    if "coordinator" in flags and not flags["coordinator"]:
-        flags = flags | {"coordinator": f"localhost:{free_port()}"}
-    request = cli.Request(CONFIG, overrides, str(tmp_path / "run"), None, None, False, **flags)
-    assert cli.run_safely(verb, request) == 1
+def test_a_host_that_does_not_say_of_how_many_is_refused_in_one_line(tmp_path, capsys):
+    assert cli.run_safely(verb_of("train", CONFIG, workdir=str(tmp_path / "run"), coordinator="x:1")) == 1
     said = capsys.readouterr().err
-    assert named in said and len(said.splitlines()) == 1 and not (tmp_path / "run").exists()
+    assert "--hosts=N" in said and len(said.splitlines()) == 1 and not (tmp_path / "run").exists()
 
 
 def config(**settings) -> pretraining_config.ExperimentConfig:
-    return pretraining_config.parse(config_reader.load(CONFIG, settings))
+    return config_files.load(CONFIG, settings).settings
 
 
 def claims(monkeypatch, hosts, of_host):
@@ -77,7 +65,11 @@ def test_hosts_that_do_not_share_the_directory_are_refused(tmp_path, monkeypatch
     source = f"{REPOSITORY}/configs/finetune/glue.py:checkpoint=not_there,data=not_there,tasks=rte"
     for part in (None, "1/2"):
         suites = FakeHosts(monkeypatch, 2)
-        found.append(suites.run(lambda host, part=part: comparison.finetune(source, {}, places[host] / "suite", part)))
+        found.append(
+            suites.run(
+                lambda host, part=part: comparison.finetune(config_files.load(source, {}), places[host] / "suite", part)
+            )
+        )
     for errors in found:
         assert all("the same directory" in str(error) and "host 1 does not" in str(error) for error in errors), errors
 

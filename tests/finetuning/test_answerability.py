@@ -12,6 +12,7 @@ from ag_jax import pipelines
 from ag_jax.evaluation import answers
 from ag_jax.finetuning import comparison
 from ag_jax.interop import exporting, finetuned
+from ag_jax.settings import config_files
 from tests.finetuning import tiny_tasks
 
 CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs" / "finetune" / "squad.py"
@@ -35,7 +36,7 @@ def score_with(threshold, rows, score):
 def test_the_command_its_report_and_what_becomes_of_the_model(data, checkpoint, tmp_path, one_device):
     source = f"{CONFIG}:checkpoint={checkpoint},tasks=squad2,seeds=2,scale=small,data={data}"
     few = {f"tasks.squad2.{key}": value for key, value in tiny_tasks.FEW.items()}
-    comparison.finetune(source, few | {"keep": "best"}, epath.Path(tmp_path / "w"))
+    comparison.finetune(config_files.load(source, few | {"keep": "best"}), epath.Path(tmp_path / "w"))
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["squad2"]["arms"]["score"]
     trials = sorted((tmp_path / "w" / "squad2").glob("*seed*"))
     assert len(trials) == 2 and set(numbers["ensemble"]["validation"]) == set(numbers["splits"]["validation"])

@@ -19,26 +19,31 @@ from ag_jax.interop.finetuned import FineTuned, Head
 from ag_jax.models.config import EncoderConfig
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig
+from ag_jax.settings import config_files
 from tests import tiny
 from tests.finetuning import tiny_tasks
 from tests.finetuning.tasks import TOKENIZER
 
 FILE = """
-from ag_jax import config_reader
+from ag_jax.settings import schema
+from ag_jax.settings.config_files import OneOf
 from ag_jax.recipes import finetuning
 from ag_jax.finetuning.config import FinetuningConfig
 
-def get_config(argument=""):
-    arms = ("plain", "asa", "strong", "scheduled")
-    chosen = config_reader.arguments(argument, model=str, data=str, arm=arms, tasks="sst2", arms="plain-asa-scheduled")
-    config = config_reader.default(FinetuningConfig)
-    config.update(checkpoint=chosen.model, data=chosen.data, seeds=(0, 1), arms=chosen.arms.replace("-", ","))
-    for task in config_reader.listed(chosen.tasks):
+ARMS = ("plain", "asa", "strong", "scheduled")
+
+def get_config(
+    *, model: str, data: str, arm: OneOf(*ARMS) = "plain", tasks: tuple[str, ...] = ("sst2",),
+    arms: str = "plain-asa-scheduled",
+):
+    config = schema.default(FinetuningConfig)
+    config.update(checkpoint=model, data=data, seeds=(0, 1), arms=arms.replace("-", ","))
+    for task in tasks:
         finetuning.add(config, task, learning_rates=(1e-4, 2e-4), max_length=32, epochs=2)
-    if chosen.arm == "scheduled":
+    if arm == "scheduled":
         finetuning.attack(config, "scheduled", trace="{arms}/asa/{task}/{trial}")
-    elif chosen.arm != "plain":
-        finetuning.attack(config, "asa", tau=0.6 if chosen.arm == "asa" else 0.3)
+    elif arm != "plain":
+        finetuning.attack(config, "asa", tau=0.6 if arm == "asa" else 0.3)
     return config
 """
 LAYERS = EncoderConfig().layers
@@ -81,17 +86,17 @@ def numbers_of(workdir):
 def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, trained):
     """A part waits for the schedules that another part records."""
     workdir = epath.Path(tmp_path / "w")
-    assert comparison.compare(source, {}, workdir, "2/3") is None
+    assert comparison.compare(config_files.load(source, {}), workdir, "2/3") is None
     assert {name.split("/")[0] for name in trained} == {"plain", "asa"} and len(trained) == 3
     for part in ("1/3", "3/3", "2/3", "1/3"):
-        found = comparison.compare(source, {}, workdir, part)
+        found = comparison.compare(config_files.load(source, {}), workdir, part)
     assert len(trained) == 12 and found == workdir / "report.md"
     for name, one in trained.items():
         arm, task, trial = name.split("/")
         trace = str(workdir / "asa" / task / trial) if arm == "scheduled" else None
         assert one.recipe.adversarial.masking.trace == trace
     assert "{arms}" in (workdir / "scheduled" / "config.json").read_text()
-    comparison.compare(source, {"seeds": (0, 1, 2)}, workdir)
+    comparison.compare(config_files.load(source, {"seeds": (0, 1, 2)}), workdir)
     assert len(trained) == 12 + 6, "the trials of the third seed, whose traces are not there yet either"
 
 
@@ -99,22 +104,22 @@ def test_a_schedule_is_that_of_the_same_trial_of_another_arm(source, tmp_path, t
 def test_a_schedule_that_is_not_there_or_of_another_model_is_refused(source, tmp_path, trained, arms):
     workdir = epath.Path(tmp_path / "w")
     with pytest.raises(ValueError, match="masking.trace=.*/w/asa/sst2/lr0.0001-bs32-seed0"):
-        comparison.compare(f"{source},arms={arms}", {}, workdir)
+        comparison.compare(config_files.load(f"{source},arms={arms}", {}), workdir)
     assert not trained
-    comparison.compare(f"{source},arms=asa", {}, workdir)
+    comparison.compare(config_files.load(f"{source},arms=asa", {}), workdir)
     trace = workdir / "asa/sst2/lr0.0002-bs32-seed1/metrics.jsonl"
     before = trace.read_text()
     trace.write_text('{"step": 1, "split": "train", "masked": 0.1, "masked/layers": [0.1]}\n')
     with pytest.raises(ValueError, match=f"lr0.0002-bs32-seed1 .*{LAYERS} layers .*has 1"):
-        comparison.compare(f"{source},arms={arms}", {}, workdir)
+        comparison.compare(config_files.load(f"{source},arms={arms}", {}), workdir)
     trace.write_text(before)
-    comparison.compare(f"{source},arms={arms}", {}, workdir)
+    comparison.compare(config_files.load(f"{source},arms={arms}", {}), workdir)
     assert {name.split("/")[0] for name in trained} == {*arms.split("-"), "asa"}
 
 
 def test_the_report_has_what_was_masked_by_the_chosen_point_and_scores_against_tau(source, tmp_path, trained):
-    given = f"{source},arms=plain-asa-strong-scheduled,tasks=sst2,stsb", {}, epath.Path(tmp_path / "w")
-    text, numbers = comparison.compare(*given).read_text(), numbers_of(tmp_path / "w")
+    config, workdir = config_files.load(f"{source},arms=plain-asa-strong-scheduled,tasks=sst2,stsb"), tmp_path / "w"
+    text, numbers = comparison.compare(config, workdir).read_text(), numbers_of(workdir)
     assert "masked" not in numbers["sst2"]["arms"]["plain"]
     for task, arm in itertools.product(("sst2", "stsb"), ("asa", "scheduled")):
         # The last fifth of training is the second row; the seeds have 0.1 and 0.2 over its number.
@@ -131,7 +136,7 @@ def test_the_report_has_what_was_masked_by_the_chosen_point_and_scores_against_t
     (tmp_path / "w" / "asa" / "sst2" / f"lr{chosen:g}-bs32-seed1" / "metrics.jsonl").write_text(
         json.dumps({"step": 2, "split": "train", "masked": 0.55, "masked/layers": [0.55] * LAYERS})
     )
-    comparison.compare(*given)
+    comparison.compare(config, workdir)
     found = numbers_of(tmp_path / "w")["sst2"]["arms"]["asa"]["masked"]["all"]
     assert found == pytest.approx((0.05 + 0.55) / 2)
 
@@ -163,7 +168,7 @@ def test_maps_of_the_arms_that_kept_weights(source, tmp_path, trained, monkeypat
 
     monkeypatch.setattr(finetuned, "load", load)
     monkeypatch.setattr(plots, "map_figure", lambda *given: columns.append(given) or honest(*given))
-    text = comparison.compare(source, {"keep": "best"}, epath.Path(tmp_path / "w")).read_text()
+    text = comparison.compare(config_files.load(source, {"keep": "best"}), epath.Path(tmp_path / "w")).read_text()
     assert [place.parts[-3] for place in drawn] == ["asa", "plain", "asa", "scheduled"], "the first for the change"
     assert all(place.name.endswith("seed0") and (place / "weights").exists() for place in drawn)
     change = numbers_of(tmp_path / "w")["sst2"]["arms"]["asa"]["attention_change"]

@@ -2,23 +2,23 @@
 
 import pytest
 
-from ag_jax import config_reader
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
 from ag_jax.interop import task_heads
 from ag_jax.models import heads
+from ag_jax.settings import schema
 
 BIAS = {"guidance.mode": "bias"}
 LAST = {f"tasks.{name}.scored_epoch": "last" for name in ("sst2", "rte", "mnli")}
 
 
 def suite(**settings):
-    values = config_reader.default(FinetuningConfig)
+    values = schema.default(FinetuningConfig)
     values.checkpoint = "runs/x"
     for name in ("sst2", "rte", "mnli"):
-        values.tasks[name] = config_reader.default(Recipe)
+        values.tasks[name] = schema.default(Recipe)
     values.update_from_flattened_dict(settings)
-    return config_reader.parse(FinetuningConfig, values)
+    return schema.parse(FinetuningConfig, values)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_is_possible_survives():
         LAST | BIAS | {"guidance.schedule": "linear"},
     ):
         config = suite(**settings)
-        assert config_reader.parse(FinetuningConfig, config_reader.to_dict(config)) == config
+        assert schema.parse(FinetuningConfig, schema.to_dict(config)) == config
     assert list(kinds.KINDS) == list(heads.HEADS) == list(task_heads.HEADS)
 
 

@@ -6,11 +6,10 @@ import pathlib
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.finetuning import comparison, splits
 from ag_jax.finetuning.config import FinetuningConfig, SweepConfig
-from ag_jax.pretraining import arms
 from ag_jax.recipes import finetuning
+from ag_jax.settings import config_files, schema
 from tests.finetuning import tiny_tasks
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
@@ -18,11 +17,11 @@ TABLE_4 = f"{CONFIGS / 'asa/table4_adversarial_training.py'}:checkpoint=C"
 
 
 def parsed(name: str, argument: str = "checkpoint=C") -> FinetuningConfig:
-    return config_reader.parse(FinetuningConfig, config_reader.load(f"{CONFIGS / name}.py:{argument}"))
+    return config_files.load(f"{CONFIGS / name}.py:{argument}").settings
 
 
 def compared(source: str, **overrides) -> dict[str, FinetuningConfig]:
-    return comparison.arm_configs(f"{CONFIGS}/{source}", overrides)
+    return comparison.arm_configs(config_files.load(f"{CONFIGS}/{source}", overrides))[0]
 
 
 def test_metrics_of_glue_and_broken_lines_of_qqp():
@@ -168,7 +167,7 @@ hellaswag 2e-5 32 3 0.1  128 0.3
 
 
 def test_table_5_of_asa():
-    config = config_reader.default(FinetuningConfig)
+    config = schema.default(FinetuningConfig)
     finetuning.asa(config, tuple(finetuning.ASA_TABLE_5))
     rows = {row.split()[0]: [float(value) for value in row.split()[1:]] for row in PAPERS_TABLE_5.strip().splitlines()}
     rows |= {f"anli_r{number}": rows["anli"] for number in (1, 2, 3)}
@@ -212,7 +211,7 @@ def test_the_attacks_of_asas_tables_and_figures():
 
 def test_freelbs_settings():
     """The released settings: step size, initial magnitude, largest norm, and steps as fairseq counts them."""
-    config = config_reader.default(FinetuningConfig)
+    config = schema.default(FinetuningConfig)
     finetuning.asa(config, ("mnli", "hellaswag", "dream", "qnli", "qqp", "paws_qqp", "sst2", "stsb"))
     finetuning.roberta_glue(config, ("cola", "mrpc", "rte"))
     finetuning.freelb(config)
@@ -234,13 +233,13 @@ def test_freelbs_settings():
 
 def test_twice_the_epochs_is_twice_those_of_a_flag():
     overrides = {"arms": "plain,asa,longer", "tasks.sst2.epochs": 2}
-    configs = comparison.arm_configs(f"{TABLE_4},tasks=sst2", overrides)
+    configs, overridden = comparison.arm_configs(config_files.load(f"{TABLE_4},tasks=sst2", overrides))
     assert [config.tasks["sst2"].total_epochs for config in configs.values()] == [2, 2, 4]
-    assert arms.overridden(TABLE_4, configs, overrides) == [], "it is no setting in which they differ"
+    assert overridden == [], "it is no setting in which they differ"
     # Arms that a flag makes the same are an error, also where settings differ that are not read.
     with pytest.raises(ValueError, match="plain and freelb .* same settings"):
         flags = {"tasks.sst2.adversarial.method": "none", "arms": "plain,freelb"}
-        comparison.arm_configs(f"{TABLE_4},tasks=sst2", flags)
+        comparison.arm_configs(config_files.load(f"{TABLE_4},tasks=sst2", flags))[0]
 
 
 @pytest.mark.exhaustive
@@ -248,7 +247,7 @@ def test_cross_validation(data, checkpoint, tmp_path, one_device):
     few = {f"tasks.oromo_ner.{key}": value for key, value in tiny_tasks.FEW.items()} | {"tasks.oromo_ner.folds": 3}
     arguments = f"mlm={checkpoint},ag={checkpoint},language=oromo,arm=ag,seeds=1,scale=small,data={data}"
     source = f"{CONFIGS / 'ag/table4_downstream.py'}:{arguments}"
-    report = comparison.finetune(source, few, epath.Path(tmp_path / "w"))
+    report = comparison.finetune(config_files.load(source, few), epath.Path(tmp_path / "w"))
     (of_arm,) = json.loads((report.parent / "report.json").read_text())["tasks"]["oromo_ner"]["arms"].values()
     assert 0 <= of_arm["splits"]["all folds"]["entity_f1"]["mean"] <= 1 and of_arm["counts"]["trials"] == 3
 
@@ -259,7 +258,9 @@ def test_every_naive_mask_beside_the_adversary_that_it_follows(data, checkpoint,
     few = {f"tasks.sst2.{key}": value for key, value in tiny_tasks.FEW.items()} | {"keep": "best"}
     arguments = f"checkpoint={checkpoint},tasks=sst2,seeds=1,scale=small,data={data}"
     source = f"{CONFIGS / 'asa/table3_naive_masking.py'}:{arguments}"
-    report = comparison.compare(source, few | {"arms": "plain,asa,scheduled,magnitude"}, epath.Path(tmp_path / "w"))
+    report = comparison.compare(
+        config_files.load(source, few | {"arms": "plain,asa,scheduled,magnitude"}), epath.Path(tmp_path / "w")
+    )
     of = json.loads((report.parent / "report.json").read_text())["tasks"]["sst2"]["arms"]
     assert abs(of["asa"]["masked"]["all"] - of["scheduled"]["masked"]["all"]) < 0.1 < of["asa"]["masked"]["all"] < 0.9
     assert (report.parent / "figures" / "attention_sst2_layer1.png").read_bytes().startswith(b"\x89PNG")

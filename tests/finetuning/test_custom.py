@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader, main, pipelines
+from ag_jax import main, pipelines
 from ag_jax.data.tasks.custom import CustomTask
 from ag_jax.data.tasks.task import Question, TaggedSentence, Texts
 from ag_jax.finetuning import best, comparison, development, kinds, splits, suite
-from ag_jax.finetuning.config import FinetuningConfig, Recipe
+from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import exporting
+from ag_jax.settings import config_files
 from tests.finetuning import tiny_tasks
 
 CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs" / "finetune" / "own.py"
@@ -42,7 +43,7 @@ def metrics(monkeypatch):
 
 
 def tasks_of(argument):
-    return config_reader.parse(FinetuningConfig, config_reader.load(f"{CONFIG}:checkpoint=C,{argument}")).tasks
+    return config_files.load(f"{CONFIG}:checkpoint=C,{argument}").settings.tasks
 
 
 def test_a_table_becomes_a_report_a_function_and_an_exported_model(folder, checkpoint, tmp_path, one_device, capsys):
@@ -51,7 +52,7 @@ def test_a_table_becomes_a_report_a_function_and_an_exported_model(folder, check
     source = f"{CONFIG}:checkpoint={checkpoint},{argument},data={folder},scale=small"
 
     def train():
-        return comparison.finetune(source, few, epath.Path(tmp_path / "w"))
+        return comparison.finetune(config_files.load(source, few), epath.Path(tmp_path / "w"))
 
     flags = [f"--config.{name}={value}" for name, value in few.items()]
     assert main.main(["ag-jax", "finetune", f"--config={source}", *flags, f"--workdir={tmp_path / 'w'}"]) == 0

@@ -16,6 +16,7 @@ from ag_jax.finetuning.job import make_head
 from ag_jax.interop import exporting, opening
 from ag_jax.interop.finetuned import Head
 from ag_jax.pretraining import run
+from ag_jax.settings import config_files
 from tests import tiny
 from tests.finetuning import tasks, tiny_tasks
 from tests.interop.copies import tune
@@ -51,7 +52,7 @@ def wnli(data, tmp_path_factory):
 @pytest.mark.exhaustive
 def test_the_command(checkpoint, wnli, tmp_path, one_device):
     source = f"{CONFIG}:checkpoint={checkpoint},tasks=wnli,seeds=2,scale=small,data={wnli}"
-    report = comparison.finetune(source, FEW, epath.Path(tmp_path / "w"))
+    report = comparison.finetune(config_files.load(source, FEW), epath.Path(tmp_path / "w"))
     numbers = json.loads((tmp_path / "w" / "report.json").read_text())["tasks"]["wnli"]
     shown, averages = numbers["arms"]["score"]["splits"]["validation"]["accuracy"], []
     for seed in (0, 1):
@@ -82,10 +83,12 @@ def test_a_model_that_ranks_phrases_is_neither_exported_nor_a_start(checkpoint, 
     assert start.has_words and not opening.open_encoder(str(kept)).has_words
     source = f"{CONFIG}:checkpoint=%s,tasks=%s,seeds=2,scale=small,data={wnli}"
     with pytest.raises(ValueError, match=f"tasks.wnli.ranking .*{kept}"):
-        comparison.finetune(source % (kept, "wnli"), FEW, epath.Path(tmp_path / "x"))
+        comparison.finetune(config_files.load(source % (kept, "wnli"), FEW), epath.Path(tmp_path / "x"))
     chained = {"tasks.wnli.initial_task": "sst2", "tasks.sst2.max_length": 32, "keep": "best"}
     with pytest.raises(ValueError, match="tasks.wnli.initial_task"):
-        comparison.finetune(source % (checkpoint, "wnli,sst2"), FEW | chained, epath.Path(tmp_path / "y"))
+        comparison.finetune(
+            config_files.load(source % (checkpoint, "wnli,sst2"), FEW | chained), epath.Path(tmp_path / "y")
+        )
 
 
 def test_scores_are_those_of_the_model_of_pre_training(checkpoint, tmp_path):

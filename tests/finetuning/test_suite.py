@@ -10,7 +10,6 @@ import pytest
 import scipy.stats
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.attention.config import FixedConfig
 from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.distributed import lock
@@ -19,23 +18,26 @@ from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
+from ag_jax.settings import config_files, schema
 from ag_jax.training.loop import NonFiniteError
 from tests.finetuning import tasks, tiny_tasks
 
 FILE = """
-from ag_jax import config_reader
+from ag_jax.settings import schema
+from ag_jax.settings.config_files import OneOf
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
-def get_config(argument=""):
-    chosen = config_reader.arguments(argument, model=str, data=str, tasks="sst2", seeds=3, arm=("ag", "mlm"))
-    config = config_reader.default(FinetuningConfig)
-    config.checkpoint = chosen.model
-    config.data = chosen.data
-    config.seeds = tuple(range(chosen.seeds))
-    for task in config_reader.listed(chosen.tasks):
-        config.tasks[task] = config_reader.default(Recipe)
+def get_config(
+    *, model: str, data: str, tasks: tuple[str, ...] = ("sst2",), seeds: int = 3, arm: OneOf("ag", "mlm") = "ag"
+):
+    config = schema.default(FinetuningConfig)
+    config.checkpoint = model
+    config.data = data
+    config.seeds = tuple(range(seeds))
+    for task in tasks:
+        config.tasks[task] = schema.default(Recipe)
         config.tasks[task].update(
-            max_length=32, epochs=2, learning_rates=(1e-4, 2e-4) if chosen.arm == "ag" else (3e-4, 1e-4)
+            max_length=32, epochs=2, learning_rates=(1e-4, 2e-4) if arm == "ag" else (3e-4, 1e-4)
         )
         if task == "oromo_ner":
             config.tasks[task].folds = 4
@@ -80,13 +82,13 @@ def calls(monkeypatch, tmp_path):
 
 
 def config(tmp_path, data, tasks=("sst2",), seeds=(0, 1, 2), **settings) -> FinetuningConfig:
-    values = config_reader.default(FinetuningConfig)
+    values = schema.default(FinetuningConfig)
     values.update(checkpoint=str(tmp_path / "model"), data=data, seeds=seeds)
     for task in tasks:
-        values.tasks[task] = config_reader.default(Recipe)
+        values.tasks[task] = schema.default(Recipe)
         values.tasks[task].update(max_length=32, epochs=2)
     values.update_from_flattened_dict(settings)
-    return config_reader.parse(FinetuningConfig, values)
+    return schema.parse(FinetuningConfig, values)
 
 
 @pytest.fixture
@@ -135,32 +137,35 @@ def test_killed_or_in_parts_is_the_same_table(source, tmp_path, calls):
         for name in ("report.md", "report.json"):
             assert (workdir / name).read_text() == (tmp_path / "whole" / name).read_text()
 
-    comparison.compare(source, {}, epath.Path(tmp_path / "whole"))
+    comparison.compare(config_files.load(source, {}), epath.Path(tmp_path / "whole"))
     whole = [*calls]
     assert len(whole) == 12 and len(set(whole)) == 9, "two arms, two points, three seeds; a point in common"
     for stop in (1, 9):
         calls.clear()
         calls.stop, workdir = stop, epath.Path(tmp_path / f"killed{stop}")
         with pytest.raises(KeyboardInterrupt):
-            comparison.compare(source, {}, workdir)
+            comparison.compare(config_files.load(source, {}), workdir)
         assert not (workdir / "report.md").exists()
         calls.stop = None
-        comparison.compare(source, {}, workdir)
+        comparison.compare(config_files.load(source, {}), workdir)
         assert [name for number, name in enumerate(calls, 1) if number != stop] == whole
         check(workdir)
 
     calls.clear()
     calls.stop, workdir = 2, epath.Path(tmp_path / "parts")
     with pytest.raises(KeyboardInterrupt):
-        comparison.compare(source, {}, workdir, "1/5")
-    found = [comparison.compare(source, {}, workdir, f"{number}/5") for number in (1, 2, 3, 4, 5)]
+        comparison.compare(config_files.load(source, {}), workdir, "1/5")
+    found = [comparison.compare(config_files.load(source, {}), workdir, f"{number}/5") for number in (1, 2, 3, 4, 5)]
     assert found == [None] * 4 + [workdir / "report.md"]
     del calls[1]
     assert calls == [name for number in range(5) for name in whole[number::5]], "every fifth trial, over both arms"
     check(workdir)
     (tmp_path / "model").rmdir()  # what is done needs no checkpoint
     for part in ("1/2", None):
-        assert comparison.compare(source, {}, workdir, part) == workdir / "report.md" and len(calls) == 12
+        assert (
+            comparison.compare(config_files.load(source, {}), workdir, part) == workdir / "report.md"
+            and len(calls) == 12
+        )
 
 
 def test_two_processes_never_train_one_trial(source, tmp_path, calls):
@@ -168,22 +173,22 @@ def test_two_processes_never_train_one_trial(source, tmp_path, calls):
     with lock.hold(workdir / "mlm" / "sst2" / "lr0.0003-bs32-seed1"):
         for part in ("2/4", None):
             with pytest.raises(ValueError, match="mlm/sst2/lr0.0003-bs32-seed1 is in use"):
-                comparison.compare(source, {}, workdir, part)
+                comparison.compare(config_files.load(source, {}), workdir, part)
     assert calls == ["sst2/lr0.0003-bs32-seed0"]
 
 
 def test_a_part_waits_for_the_weights_that_another_part_trains(source, tmp_path, calls, capsys):
     (tmp_path / "c.py").write_text(CHAIN)
     source, settings = f"{source},tasks=sst2,rte", {"seeds": (0, 1)}
-    expected = comparison.finetune(source, settings, epath.Path(tmp_path / "whole")).read_text()
+    expected = comparison.finetune(config_files.load(source, settings), epath.Path(tmp_path / "whole")).read_text()
     whole, workdir = [*calls], epath.Path(tmp_path / "w")
     calls.clear()
     for part, trained in (("1/3", (0, 3)), ("2/3", (1, 7)), ("3/3", (2, 5)), ("1/3", (6,))):
         before = len(calls)  # the third trial of part 1 needs what sst2 learns with its seed at both points
-        assert comparison.finetune(source, settings, workdir, part) is None
+        assert comparison.finetune(config_files.load(source, settings), workdir, part) is None
         assert calls[before:] == [whole[number] for number in trained]
         assert before or "part 1/3: 1 trials wait" in capsys.readouterr().err
-    assert comparison.finetune(source, settings, workdir, "2/3").read_text() == expected
+    assert comparison.finetune(config_files.load(source, settings), workdir, "2/3").read_text() == expected
     assert sorted(calls) == sorted(whole)
     kept = [sorted(path.parts[-3:] for path in (tmp_path / at).glob("*/*/weights")) for at in ("w", "whole")]
     assert kept[0] == kept[1] and len(kept[0]) == 4
@@ -206,12 +211,13 @@ def test_weights_are_deleted_once_they_cannot_be_the_best(source, tmp_path, call
         assert {path.parent.name for path in folder.glob("*/weights")} == highest
 
     monkeypatch.setattr(suite.job, "run_trial", lambda *given: check() or honest(*given))
-    calls.stop, given = 5, (source, {"tasks.sst2.learning_rates": rates, "seeds": (0, 1), "keep": "best"})
+    settings = {"tasks.sst2.learning_rates": rates, "seeds": (0, 1), "keep": "best"}
+    calls.stop, config = 5, config_files.load(source, settings)
     with pytest.raises(KeyboardInterrupt):
-        comparison.finetune(*given, epath.Path(tmp_path / "w"), "3/3")
+        comparison.finetune(config, epath.Path(tmp_path / "w"), "3/3")
     assert len(calls) == 5
     for part in ("3/3", "1/3", "2/3"):
-        reported = comparison.finetune(*given, epath.Path(tmp_path / "w"), part)
+        reported = comparison.finetune(config, epath.Path(tmp_path / "w"), part)
     check()
     assert reported is not None and len(calls) == len(scores) + 1
 
@@ -248,7 +254,7 @@ SWEPT = {"tasks.sst2.sweep.head_dropout": DROPOUTS, "tasks.sst2.sweep.warmup_ste
 def test_a_point_is_chosen_among_all_settings_that_are_swept(source, tmp_path, calls, data):
     """Numbers are those of the predictions, and of several points with the same median the first is chosen."""
     overrides = SWEPT | FROM_SST2 | {"tasks.sst2.learning_rates": (1e-4, 2e-4), "keep": "best"}
-    comparison.finetune(f"{source},tasks=sst2,rte", overrides, epath.Path(tmp_path / "w"))
+    comparison.finetune(config_files.load(f"{source},tasks=sst2,rte", overrides), epath.Path(tmp_path / "w"))
     scores = {
         (rate, dropout, steps): [sst2_scores(data, rate, 32, seed, False, dropout, steps) for seed in range(3)]
         for dropout in DROPOUTS
@@ -465,7 +471,7 @@ def ensemble(examples, rate):
 
 
 def test_numbers_are_those_of_the_predictions(source, tmp_path, calls, data):
-    report_md = comparison.compare(source, {}, epath.Path(tmp_path / "w")).read_text()
+    report_md = comparison.compare(config_files.load(source, {}), epath.Path(tmp_path / "w")).read_text()
     numbers = numbers_of(tmp_path / "w")
     splits = task_splits.read("sst2", Recipe(), data)
     rates, values, chosen = {"mlm": (3e-4, 1e-4), "ag": (1e-4, 2e-4)}, {}, {}
@@ -532,7 +538,7 @@ def test_models_that_always_predict_the_same_are_reported():
 
 def test_folds_are_pooled_and_averaged(source, tmp_path, calls, data):
     settings = {"tasks.oromo_ner.learning_rates": (1e-4,), "keep": "best"}
-    comparison.finetune(f"{source},tasks=oromo_ner,seeds=2", settings, epath.Path(tmp_path / "w"))
+    comparison.finetune(config_files.load(f"{source},tasks=oromo_ner,seeds=2", settings), epath.Path(tmp_path / "w"))
     assert len(calls) == 2 * 4 == len([*(tmp_path / "w").glob("oromo_ner/*/weights")])
     (of_arm,) = numbers_of(tmp_path / "w")["tasks"]["oromo_ner"]["arms"].values()
     assert of_arm["headline"] == "all folds"
@@ -606,19 +612,21 @@ def test_what_the_checkpoint_or_the_number_of_steps_does_not_allow(tmp_path, dat
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("seeds = (0,) if chosen.arm == 'ag' else (1,)", "same seeds"),
-        ("tasks.sst2.ranking = chosen.arm == 'ag'", "tasks.sst2.ranking"),
-        ("tasks.sst2.scored_epoch = 'last' if chosen.arm == 'ag' else 'best'", "tasks.sst2.scored_epoch"),
-        ("tasks.sst2.validation_examples = len(chosen.arm)", "tasks.sst2.validation_examples"),
-        ("tasks.oromo_ner.train_examples = 9 if chosen.arm == 'ag' else None", "tasks.oromo_ner.train_examples"),
-        ("checkpoint = '/not/there' if chosen.arm == 'ag' else config.checkpoint", "/not/there"),
+        ("seeds = (0,) if arm == 'ag' else (1,)", "same seeds"),
+        ("tasks.sst2.ranking = arm == 'ag'", "tasks.sst2.ranking"),
+        ("tasks.sst2.scored_epoch = 'last' if arm == 'ag' else 'best'", "tasks.sst2.scored_epoch"),
+        ("tasks.sst2.validation_examples = len(arm)", "tasks.sst2.validation_examples"),
+        ("tasks.oromo_ner.train_examples = 9 if arm == 'ag' else None", "tasks.oromo_ner.train_examples"),
+        ("checkpoint = '/not/there' if arm == 'ag' else config.checkpoint", "/not/there"),
     ],
 )
 def test_arms_that_cannot_be_paired_are_refused_before_the_first_is_trained(source, tmp_path, calls, change, named):
     (tmp_path / "c.py").write_text(FILE.replace("    return config", f"    config.{change}\n    return config"))
     flags = {"tasks.oromo_ner.learning_rates": (1e-4,)} if "oromo" in change else {}
     with pytest.raises((ValueError, FileNotFoundError), match=named):
-        comparison.compare(f"{source},tasks=sst2{',oromo_ner' * bool(flags)}", flags, epath.Path(tmp_path / "w"))
+        comparison.compare(
+            config_files.load(f"{source},tasks=sst2{',oromo_ner' * bool(flags)}", flags), epath.Path(tmp_path / "w")
+        )
     assert not calls
 
 

@@ -7,7 +7,6 @@ import zlib
 import numpy as np
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.tasks import catalogue
 from ag_jax.data.tasks.task import TaggedSentence, Texts
 from ag_jax.data.text import batching, pipeline
@@ -16,6 +15,7 @@ from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run, workloads
+from ag_jax.settings import schema
 from tests import tiny
 from tests.finetuning.tasks import TOKENIZER
 
@@ -127,7 +127,7 @@ def checkpoint(folder: pathlib.Path) -> pathlib.Path:
     }
     values = pretraining_config.default_config()
     values.update_from_flattened_dict(settings)
-    config = config_reader.parse(pretraining_config.ExperimentConfig, values)
+    config = schema.parse(pretraining_config.ExperimentConfig, values)
     tokenizer = pipeline.prepare_tokenizer(config.data)
     params = tiny.params(workloads.reference_model(config, tokenizer), batching.empty_batch(config.data, 1))
     run.write(config, epath.Path(folder / "run"), tokenizer, params)

@@ -12,8 +12,8 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from ag_jax import config_reader
 from ag_jax.distributed import hosts
+from ag_jax.settings import config_files, schema
 from tests import commands
 from tests.fuzz import cases
 from tests.fuzz.cases import Finding
@@ -176,7 +176,7 @@ class Commands:
 def _settings(flags: Sequence[str]) -> list[str]:
     named = next((flag for flag in flags if flag.startswith("--config=configs/")), "")
     try:
-        return sorted(config_reader.flat(config_reader.load(named.removeprefix("--config=")).to_dict()))
+        return sorted(schema.flat(config_files.load(named.removeprefix("--config=")).values))
     except Exception:
         return []
 

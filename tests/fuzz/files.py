@@ -10,15 +10,13 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 
-from ag_jax import cli
+from ag_jax.command_line import cli
+from ag_jax.command_line.verbs import Import
 from tests.fuzz import cases, loaders, mutations
 from tests.fuzz.cases import Finding
 from tests.fuzz.loaders import Target
 
-VERB = "fuzz"
 HASH = re.compile("[0-9a-f]{16,}")
-EMPTY = {field.name: None for field in dataclasses.fields(cli.Request) if field.default is dataclasses.MISSING}
-EMPTY["overrides"] = {}
 
 
 @dataclasses.dataclass
@@ -116,10 +114,11 @@ class _Cases:
     def _load(self) -> tuple[str, str, dict[str, str]]:
         """How the loader ended: a word, what it printed, and the digest of what it returned."""
         result: dict[str, str] = {}
-        cli.VERBS[VERB] = lambda _: result.update(loaders.signature(self.target.load()))
+        verb = Import(source="", workdir="")  # any verb that runs on one machine
+        cli.RUN_BY["import"] = lambda _: result.update(loaders.signature(self.target.load()))
         with cases.captured() as (_, err):
             try:
-                status = "rejected" if cli.run_safely(VERB, cli.Request(**EMPTY)) else "returned"
+                status = "rejected" if cli.run_safely(verb) else "returned"
             except loaders.Accepted as accepted:
                 return f"accepted {accepted}", err.getvalue(), {}
             except cases.TooLong:

@@ -16,7 +16,6 @@ import numpy as np
 import sentencepiece
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data import tokenizers
 from ag_jax.data.tasks import custom
 from ag_jax.data.tasks.custom import CustomTask
@@ -27,6 +26,7 @@ from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import catalogue, finetuned, importing, opening, tokenizer_files
 from ag_jax.pretraining import build, comparison, run
 from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.settings import config_files, schema
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import MetricWriter, read_metrics
 from tests.fuzz import commands, material
@@ -90,7 +90,7 @@ def _check_shapes(model: Any, params: Any, file: str) -> None:
 def _open_run(name: str) -> Result:
     opened = run.open_run(epath.Path(os.path.abspath(name)))
     _check_shapes(opened.model, opened.params, "config.json")
-    found = {"config": config_reader.to_dict(opened.config), "tokenizer": opened.tokenizer.fingerprint()}
+    found = {"config": schema.to_dict(opened.config), "tokenizer": opened.tokenizer.fingerprint()}
     return found | {"params": _finite(opened.params | opened.adversary_params), "step": opened.step}
 
 
@@ -182,7 +182,9 @@ def _trial() -> Result:
 
 def _suite() -> Result:
     """`finetune` of a suite that is done."""
-    path = finetuning.finetune("configs/finetuning.py:points=2", {}, epath.Path(os.path.abspath("suite")))
+    path = finetuning.finetune(
+        config_files.load("configs/finetuning.py:points=2"), epath.Path(os.path.abspath("suite"))
+    )
     return {"report": path.read_text()}
 
 
@@ -192,7 +194,9 @@ def _comparison() -> Result:
     before, comparison._figures = comparison._figures, lambda *_: []
     try:
         with _untrained(*(f"comparison/{arm}-seed3/summary.json" for arm in ("mlm", "ag"))):
-            found["report"] = comparison.compare("configs/pretraining.py", reading.COMPARED, workdir).read_text()
+            found["report"] = comparison.compare(
+                config_files.load("configs/pretraining.py", reading.COMPARED), workdir
+            ).read_text()
     finally:
         comparison._figures = before
     return found

@@ -17,10 +17,10 @@ from unittest import mock
 
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.finetuning import comparison as finetuning
 from ag_jax.interop import exporting, importing
 from ag_jax.pretraining import comparison, config, run
+from ag_jax.settings import config_files
 from ag_jax.training import checkpoint
 from ag_jax.training.fingerprint import of_json
 from ag_jax.training.stopping import Interrupted, StopSignal
@@ -48,17 +48,17 @@ def make(here: epath.Path) -> None:
     run.train(_experiment("asa"), here / "adversarial")
     with _stopped():
         run.train(_experiment("ag"), here / "interrupted")
-    comparison.compare("configs/pretraining.py", reading.COMPARED, here / "comparison")
+    comparison.compare(config_files.load("configs/pretraining.py", reading.COMPARED), here / "comparison")
     exporting.convert(here / "finished", None, str(here / "exported"))
     importing.convert(str(here / "exported"), here / "imported")
     with _stopped():
-        finetuning.finetune("configs/finetuning.py", {}, here / "trial_interrupted")
-    finetuning.finetune("configs/finetuning.py:keep=best", {}, here / "trial_kept")
-    finetuning.finetune("configs/finetuning.py:points=2", {}, here / "suite")
+        finetuning.finetune(config_files.load("configs/finetuning.py"), here / "trial_interrupted")
+    finetuning.finetune(config_files.load("configs/finetuning.py:keep=best"), here / "trial_kept")
+    finetuning.finetune(config_files.load("configs/finetuning.py:points=2"), here / "suite")
 
 
 def _experiment(arm: str) -> config.ExperimentConfig:
-    return config.parse(config_reader.load(f"configs/pretraining.py:arm={arm}"))
+    return config_files.load(f"configs/pretraining.py:arm={arm}").settings
 
 
 @contextlib.contextmanager

@@ -10,12 +10,12 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
-from ag_jax import config_reader
 from ag_jax.finetuning import comparison as finetuning
 from ag_jax.finetuning import results, suite
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import finetuned, importing
 from ag_jax.pretraining import run
+from ag_jax.settings import config_files, schema
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 
 RUNS = ("interrupted", "finished", "imported")
@@ -29,7 +29,7 @@ SPLITS = ("validation", "test")
 
 def stored(here: pathlib.Path) -> dict[str, Any]:
     """Read the goldens in the working directory `here`. The suite's report is made again from its trials."""
-    finetuning.finetune("configs/finetuning.py:points=2", {}, epath.Path(here / "suite"))
+    finetuning.finetune(config_files.load("configs/finetuning.py:points=2"), epath.Path(here / "suite"))
     kept = here / "trial_kept" / TRIAL
     tuned = finetuned.load(kept)
     return {
@@ -52,7 +52,7 @@ def trained(here: pathlib.Path) -> dict[str, Any]:
     summary = run.train(run.read_config(workdir), workdir)
     suite_of_trial = epath.Path(here / "trial_interrupted")
     settings = suite.read_settings(suite_of_trial / "config.json")
-    config = config_reader.parse(FinetuningConfig, settings)
+    config = schema.parse(FinetuningConfig, settings)
     suite.run(suite.prepare(config, suite_of_trial))
     directory = suite_of_trial / TRIAL
     return {

@@ -10,12 +10,11 @@ import pytest
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from ag_jax import cli, config_reader
 from ag_jax.data.text import pipeline
 from ag_jax.interop import exporting, finetuned, importing, names
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run
+from ag_jax.settings import config_files
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
@@ -83,16 +82,10 @@ def refused(directory, tmp_path, *parts, error=ValueError, **options):
         assert part in str(caught.value), (part, str(caught.value))
 
 
-def request(**flags):
-    """The flags of a command."""
-    empty = dict.fromkeys(("config", "workdir", "step", "text", "print_config")) | {"overrides": {}}
-    return cli.Request(**empty | flags)
-
-
 def continuing(workdir, text, arm="mlm", **overrides):
     """The config of a run that goes on from another one, for a few steps."""
     source = f"{CONFIGS / 'continue_pretraining.py'}:run={workdir},arm={arm}"
-    return pretraining_config.parse(config_reader.load(source, FEW | {"data.source": text} | overrides))
+    return config_files.load(source, FEW | {"data.source": text} | overrides).settings
 
 
 def start(wanted, workdir, step=0, prepare=pipeline.prepare):

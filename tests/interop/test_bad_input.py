@@ -13,15 +13,16 @@ import safetensors
 from etils import epath
 from safetensors.numpy import load_file, save_file
 
-from ag_jax import cli
 from ag_jax.analysis import maps
 from ag_jax.attention.config import DisentangledConfig, FixedConfig
+from ag_jax.command_line import cli
 from ag_jax.interop import catalogue, directories, exporting, importing, tensors
 from ag_jax.interop.settings import Settings
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import run
 from tests import tiny
-from tests.interop.copies import GOLDENS, change, refused, request, with_tensors
+from tests.interop.copies import GOLDENS, change, refused, with_tensors
+from tests.verbs import verb_of
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 WORDS, OUTPUT = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
@@ -264,11 +265,11 @@ def test_a_full_disk_leaves_nothing(verb, run_of, tmp_path, capsys, monkeypatch)
     def exhausted(*_, **__):
         raise ValueError('RESOURCE_EXHAUSTED: Error writing "x": No space left on device')
 
-    places = {"target": str(tmp_path / "out"), "workdir": str(run_of("bert_pairs"))}
+    places = {"destination": str(tmp_path / "out"), "workdir": str(run_of("bert_pairs"))}
     places = places if verb == "export" else {"source": str(GOLDENS / "bert_pairs"), "workdir": str(tmp_path / "run")}
     monkeypatch.setattr(tensors, "save_file", full)
     monkeypatch.setattr(ocp.CheckpointManager, "save", exhausted)
-    assert cli.run_safely(verb, request(**places)) == 1
+    assert cli.run_safely(verb_of(verb, **places)) == 1
     assert "No space left on device" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 

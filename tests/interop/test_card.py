@@ -9,7 +9,7 @@ import pytest
 import yaml
 from etils import epath
 
-from ag_jax import cli, config_reader
+from ag_jax.command_line import cli
 from ag_jax.finetuning.job import make_head
 from ag_jax.interop import card, exporting, finetuned, front_matter, names
 from ag_jax.interop.finetuned import FineTuned
@@ -17,9 +17,11 @@ from ag_jax.interop.front_matter import Statements
 from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import Origin
+from ag_jax.settings import schema
 from tests import tiny
 from tests.finetuning import tasks
-from tests.interop.copies import GOLDENS, exported, request, with_tensors
+from tests.interop.copies import exported, with_tensors
+from tests.verbs import verb_of
 
 
 def parts(text):
@@ -33,8 +35,8 @@ def test_import_and_export_as_they_are_typed(tmp_path, capsys):
     directory = with_tensors("bert", tmp_path / "hf")
     (directory / "README.md").write_text("---\ntags: [x]\nlicense: apache-2.0\n---\n# A model\nlicense: no\n")
     workdir = str(tmp_path / "run")
-    assert cli.run_safely("import", request(source=str(directory), workdir=workdir)) == 0
-    assert cli.run_safely("export", request(target=str(tmp_path / "out"), workdir=workdir)) == 0
+    assert cli.run_safely(verb_of("import", source=str(directory), workdir=workdir)) == 0
+    assert cli.run_safely(verb_of("export", destination=str(tmp_path / "out"), workdir=workdir)) == 0
     said, notes = capsys.readouterr()
     assert not notes and "of bert" in said and "BertForMaskedLM" in said and "pooler" in said
     front, rest = parts((tmp_path / "out" / "README.md").read_text())
@@ -46,7 +48,7 @@ def test_import_and_export_as_they_are_typed(tmp_path, capsys):
     }
     assert "`hf` (bert)" in rest and str(tmp_path) not in rest
     flags = {"license": "cc-by-4.0", "language": ["no", "en"], "datasets": ["someone/texts"]}
-    assert cli.run_safely("export", request(target=str(tmp_path / "mine"), workdir=workdir, **flags)) == 0
+    assert cli.run_safely(verb_of("export", destination=str(tmp_path / "mine"), workdir=workdir, **flags)) == 0
     stated, rest = parts((tmp_path / "mine" / "README.md").read_text())
     # The code is not False, which YAML reads in an unquoted no.
     assert stated == front | {"license": "cc-by-4.0", "language": ["no", "en"], "datasets": ["someone/texts"]}
@@ -59,17 +61,14 @@ def test_import_and_export_as_they_are_typed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("verb", "flags", "named"),
     [
-        ("import", {"workdir": "y"}, "--from"),
-        ("import", {"source": str(GOLDENS / "bert")}, "--workdir"),
-        ("export", {"workdir": "y"}, "--to"),
-        ("export", {"target": "out", "workdir": "nowhere"}, "nowhere/config.json"),
-        ("export", {"target": "out", "workdir": "y", "license": "my own"}, "--license"),
-        ("export", {"target": "out", "workdir": "y", "language": ["en", "german"]}, "--language"),
-        ("export", {"target": "out", "workdir": "y", "datasets": ["https://x/y"]}, "--datasets"),
+        ("export", {"destination": "out", "workdir": "nowhere"}, "nowhere/config.json"),
+        ("export", {"destination": "out", "workdir": "y", "license": "my own"}, "--license"),
+        ("export", {"destination": "out", "workdir": "y", "language": ["en", "german"]}, "--language"),
+        ("export", {"destination": "out", "workdir": "y", "datasets": ["https://x/y"]}, "--datasets"),
     ],
 )
 def test_flags_that_lack_or_are_wrong_are_named(verb, flags, named, capsys):
-    assert cli.run_safely(verb, request(**flags)) == 1
+    assert cli.run_safely(verb_of(verb, **flags)) == 1
     assert named in capsys.readouterr().err
 
 
@@ -140,9 +139,9 @@ def test_a_card_of_a_trained_run(run_of, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
 
     def of(**changed):
-        values = config_reader.flat(config_reader.to_dict(opened.config)) | changed
+        values = schema.flat(schema.to_dict(opened.config)) | changed
         values = names.nested({key.replace(".", "/"): value for key, value in values.items()})
-        trained = dataclasses.replace(opened, config=config_reader.parse(ExperimentConfig, values), step=50)
+        trained = dataclasses.replace(opened, config=schema.parse(ExperimentConfig, values), step=50)
         text = card.text(trained, opened.model.config, "BertForMaskedLM", "float32", Statements(), "./mine", [])
         front, rest = parts(text)
         return front["tags"], rest, rest.split("```\n")[-2].splitlines()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.pretraining import run
+from ag_jax.settings import config_files
 from tests.cases import some
 from tests.interop.copies import CONFIGS, GOLDENS, continuing, exported, parameters, same, start
 
@@ -69,6 +69,6 @@ def test_what_other_weights_do_not_fit_is_refused(run_of, text, tmp_path, one_de
 def test_no_run_to_start_from(name, tmp_path):
     rest = ",source=a,target=b" if name == "translation" else ""
     with pytest.raises(ValueError, match=f"{tmp_path}/config.json"):
-        config_reader.load(f"{CONFIGS / f'continue_{name}.py'}:run={tmp_path}{rest}")
+        config_files.load(f"{CONFIGS / f'continue_{name}.py'}:run={tmp_path}{rest}")
     with pytest.raises(ValueError, match="argument run"):
-        config_reader.load(f"{CONFIGS / f'continue_{name}.py'}:{rest.strip(',') or 'arm=mlm'}")
+        config_files.load(f"{CONFIGS / f'continue_{name}.py'}:{rest.strip(',') or 'arm=mlm'}")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.attention.config import FixedConfig
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
@@ -24,8 +23,8 @@ from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.config import TranslationConfig
 from ag_jax.pretraining import build, run, translate, workloads
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import config_files
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.hyperparameters import Hyperparameters
@@ -568,7 +567,7 @@ def test_going_on_with_an_imported_model(tmp_path, one_device):
         for side, name in zip(("source", "target"), ("en", "de"), strict=True)
     }
     source = f"{CONFIGS / 'continue_translation.py'}:{arguments}"
-    config = pretraining_config.parse(config_reader.load(source, few | held_out))
+    config = config_files.load(source, few | held_out).settings
     assert config.decoding.beam_size == 6 and config.guidance.heads == "next:1,prev:1"
     workdir = start(config, tmp_path / "on", step=2, prepare=parallel.prepare)
     on = run.open_run(workdir)

@@ -164,9 +164,9 @@ def test_scripts_of_jobs(slurm):
     assert directives["output"] == "/x y/%x-%j.out"
     for limit in ("3", "2:01", "0:02:01", "0-1", "1-0:1", "1-00:00:01", "99:00:00"):
         assert shown(slurm, f"--time={limit}", "--", *slurm.train)[0]["time"] == limit
-    for verb in verbs.RUNNING:
+    for verb in verbs.VERBS:
         assert shown(slurm, "--", verb, "--workdir=x")[1] == [verb, "--workdir=x"]
-    for verb in (verb for verb, of in verbs.VERBS.items() if of.parts and verb != "export"):
+    for verb in (verb for verb, of in verbs.VERBS.items() if "part" in verbs.flags_of(of) and verb != "export"):
         assert shown(slurm, "--array=4", "--", verb, "--workdir=x")[1][-1] == "--part=3/4"
     assert slurm.done() == [] and not (slurm.folder / "sbatch").exists() and not (slurm.repository / "runs").exists()
     assert not (slurm.folder.parent / "shared disk").exists(), "--dry_run writes nothing"

@@ -456,7 +456,7 @@ def test_a_wrong_command_is_found_before_anything_is_asked_for(cloud, case):
     assert (cloud.folder.parent / "checked").read_text() == f"{cloud.repository}: {' '.join(command)} --print_config\n"
     assert result.returncode == (0 if is_run else 1) and ("# start" in result.stdout) == is_run
     assert is_run or (result.stderr.startswith(said) and result.stdout == "" and cloud.calls() == [])
-    for verb in (name for name in verbs.RUNNING if "print_config" not in verbs.VERBS[name].flags):
+    for verb in (name for name, of in verbs.VERBS.items() if "print_config" not in verbs.flags_of(of)):
         result = cloud.run("tpu_run.sh", "one", "--dry_run", "--zone=a", "--", verb, "--workdir=gs://bucket/run")
         assert result.returncode == 0 and f"ag-jax {verb}" in result.stderr, result.stderr
 

@@ -7,12 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from ag_jax import config_reader
 from ag_jax.attention.config import DisentangledConfig, FixedConfig
 from ag_jax.models import config as module
 from ag_jax.models import decoding_config
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
+from ag_jax.settings import schema
 
 C2P, FIXED = {"relative": DisentangledConfig("c2p")}, {"fixed_attention": FixedConfig((0,))}
 DECODER = {"absolute_positions": "decoder", "mask_decoder_passes": 2}
@@ -53,13 +53,13 @@ REFUSED = [
 @pytest.mark.parametrize(("setting", "named"), REFUSED)
 def test_impossible_settings(setting, named):
     with pytest.raises(ValueError, match=named):
-        config_reader.check(EncoderConfig(**setting), "model")
+        schema.check(EncoderConfig(**setting), "model")
 
 
 def test_impossible_relative_positions():
     for setting in ({"terms": "c2p,p2p"}, {"terms": "c2p,c2p"}, {"buckets": 5}, {"buckets": 512}):
         with pytest.raises(ValueError, match=f"model.relative.{next(iter(setting))}"):
-            config_reader.check(DisentangledConfig(**setting), "model.relative")
+            schema.check(DisentangledConfig(**setting), "model.relative")
 
 
 def test_the_largest_model(monkeypatch):

@@ -8,15 +8,14 @@ from tests.test_stored_directories import nearly_equal
 
 # RTE starts from the best weights of SST-2, which host 0 writes and both hosts read.
 FILE = """
-from ag_jax import config_reader
+from ag_jax.settings import schema
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 
-def get_config(argument=""):
-    chosen = config_reader.arguments(argument, model=str, data=str)
-    config = config_reader.default(FinetuningConfig)
-    config.checkpoint, config.data, config.seeds = chosen.model, chosen.data, (0,)
+def get_config(*, model: str, data: str):
+    config = schema.default(FinetuningConfig)
+    config.checkpoint, config.data, config.seeds = model, data, (0,)
     for task in ("sst2", "rte"):
-        config.tasks[task] = config_reader.default(Recipe)
+        config.tasks[task] = schema.default(Recipe)
         config.tasks[task].update(max_length=24, epochs=4, batch_sizes=(8,), learning_rates=(3e-3,))
     config.tasks.rte.initial_task = "sst2"
     config.mesh.fsdp = 2

@@ -15,15 +15,15 @@ transformers = pytest.importorskip("transformers", reason="needs the extra: pip 
 import jax
 from etils import epath
 
-from ag_jax import config_reader, main
+from ag_jax import main
 from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.interop import exporting
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.pretraining import build, run, words
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.recipes import babylm
+from ag_jax.settings import config_files
 from ag_jax.training import sharding
 from tests.cases import some
 from tests.interop.test_milestones import train
@@ -122,7 +122,7 @@ def test_every_arm_is_taken(arm, tmp_path, one_device):
     given |= {"data.source": "sotu", "data.tokenizer.path": str(tmp_path / "tokenizer")}
     tokenizer.save(tmp_path / "tokenizer")
     source = f"{CONFIGS / 'babylm/strict_small.py'}:source=x,scale=small,arm={arm}"
-    config = pretraining_config.parse(config_reader.load(source, given))
+    config = config_files.load(source, given).settings
     program = build.shared_program(config, tokenizer, sharding.make_mesh(config.mesh))
     workdir = epath.Path(tmp_path / "run")
     run.write(config, workdir, tokenizer, program.create(jax.random.key(3)).params)

@@ -1,13 +1,13 @@
 """The plan of a config: refusals, the search, arithmetic, and real compilations for TPUs."""
 
-import dataclasses
 import importlib.util
 import json
 
 import jax
 import pytest
 
-from ag_jax import cli
+from ag_jax.command_line import cli
+from ag_jax.command_line.verbs import Verb
 from ag_jax.planning import plan, search, text, topology
 from ag_jax.planning.compilation import Compiled, KernelCycles, Memory, TooLarge, too_large
 from ag_jax.planning.costs import Collective, Costs
@@ -15,6 +15,7 @@ from ag_jax.planning.roofline import roofline
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.training import chips
 from tests.cases import pairwise
+from tests.verbs import verb_of
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'ag_jax[tpu]'"
@@ -139,27 +140,20 @@ def test_why_there_is_no_forecast(costs, kernels, reason):
     assert found.forecast is None and reason in found.parts
 
 
-def request(**flags) -> cli.Request:
-    needed = [field.name for field in dataclasses.fields(cli.Request) if field.default is dataclasses.MISSING]
-    given = dict.fromkeys(needed)
+def request(name: str, **flags) -> Verb:
     source = "configs/ag/table9_tpu_gpu.py:scale=small"
-    overrides = flags.pop("overrides", {})
-    return cli.Request(**(given | {"config": source, "overrides": overrides, "search_batch": False} | flags))
+    return verb_of(name, source, flags.pop("overrides", {}), **({"search_batch": False} | flags))
 
 
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({}, "--topology"),
         ({"topology": "v5e:5x5"}, "'5x5'"),
         ({"topology": "v5e:2x2", "slices": 0}, "--slices"),
-        ({"topology": "v5e:2x2", "config": None}, "--config"),
-        ({"topology": "v5e:2x2", "price": -1.2}, "--price"),
-        ({"topology": "v5e:2x2", "price": float("nan")}, "--price"),
     ],
 )
 def test_refusals(flags, named, capsys):
-    assert cli.run_safely("plan", request(**flags)) == 1
+    assert cli.run_safely(request("plan", **flags)) == 1
     assert named in capsys.readouterr().err
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.text import pipeline
 from ag_jax.interop import opening
 from ag_jax.objectives.adversarial.config import AdversarialConfig, FixedMaskConfig
 from ag_jax.pretraining import build, mask_trace, run, workloads
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.settings import schema
 from ag_jax.training.hyperparameters import Hyperparameters
 from tests.pretraining import tiny_runs
 from tests.pretraining.tiny_runs import SHORT, on_one_device, params, rows
@@ -68,8 +68,8 @@ def test_the_adversary_stays_behind(whole, tmp_path, one_device):
     assert set(opened.params) == {"encoder", "word_head"} and set(opened.adversary_params) == {"adversary"}
     assert run.evaluate(workdir)["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
     assert set(opening.open_encoder(str(workdir)).params) == {"encoder", "task_head"}
-    values = config_reader.default(pretraining_config.ExperimentConfig)
-    values.update(config_reader.to_dict(run.read_config(workdir)))
+    values = schema.default(pretraining_config.ExperimentConfig)
+    values.update(schema.to_dict(run.read_config(workdir)))
     scheduled = {"adversarial.method": "scheduled", "adversarial.masking.trace": str(workdir), "guidance.mode": "none"}
     length = {"training.initial_weights": str(workdir), "training.steps": 1, "training.log_every": 1}
     values.update_from_flattened_dict(scheduled | length)

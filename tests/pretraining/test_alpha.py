@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
 from ag_jax.pretraining import alpha, run
+from ag_jax.settings import schema
 from tests.pretraining import tiny_runs
 from tests.pretraining.tiny_runs import rows
 
@@ -68,7 +68,7 @@ def test_a_run_has_the_alpha_of_its_first_losses(text, tmp_path, one_device):
 
 def test_an_attempt_with_nothing_to_keep_leaves_no_alpha(tmp_path):
     config = settings(**AUTO)
-    (tmp_path / "config.json").write_text(json.dumps(config_reader.to_dict(config)))
+    (tmp_path / "config.json").write_text(json.dumps(schema.to_dict(config)))
     (tmp_path / alpha.ALPHA).write_text("{}")
     run.claim_workdir(config, epath.Path(tmp_path))
     assert not (tmp_path / alpha.ALPHA).exists()
@@ -79,6 +79,6 @@ def test_the_rule_needs_a_guidance_loss_in_pretraining():
         settings(**AUTO, **{"guidance.mode": "bias"})
     suite = {"checkpoint": "never read", "tasks": {"rte": {}}, "guidance": {"mode": "loss", "alpha_rule": "auto"}}
     with pytest.raises(ValueError, match="alpha_rule=auto"):
-        config_reader.parse(FinetuningConfig, suite)
+        schema.parse(FinetuningConfig, suite)
     chosen = settings(**AUTO, **{"guidance.alpha": 3.0}).in_effect
     assert chosen == settings(**AUTO).in_effect, "alpha has no effect"

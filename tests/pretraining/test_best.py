@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import cli
-from ag_jax.command_line import verbs
+from ag_jax.command_line import cli, parser
 from ag_jax.pretraining import run
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.criterion import Criterion, Evaluation
@@ -133,13 +132,12 @@ def test_the_metric_may_be_another_one(text, tmp_path, scripted):
 def test_the_best_checkpoint_is_chosen_on_the_command_line(stopped, tmp_path, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(stopped[0], workdir)
-    verb, fields = verbs.parse(["evaluate", f"--workdir={workdir}", "--step=best"])
-    cli.run_verb(verb, cli.Request(**fields))
+    cli.run_verb(parser.parse(["evaluate", f"--workdir={workdir}", "--step=best"]))
     assert "that of step 4" in capsys.readouterr().err
     assert json.loads((workdir / "evaluation.json").read_text())["step"] == 4
-    assert verbs.parse(["evaluate", "--step=8"])[1]["step"] == 8
+    assert parser.parse(["evaluate", "--workdir=w", "--step=8"]).step == 8
     with pytest.raises(Exception, match="or best"):
-        verbs.parse(["evaluate", "--step=worst"])
+        parser.parse(["evaluate", "--workdir=w", "--step=worst"])
     shutil.rmtree(workdir / "checkpoints" / "4")  # of the one that is left, only the evaluation is missing
     (workdir / "checkpoints" / "8").rename(workdir / "checkpoints" / "7")
     with pytest.raises(FileNotFoundError, match="steps 7"):

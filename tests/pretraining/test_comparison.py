@@ -10,24 +10,25 @@ import pytest
 import scipy.stats
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.distributed import lock
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.pretraining import comparable, comparison, report, run
 from ag_jax.pretraining.report import ArmResults
+from ag_jax.settings import config_files, schema
 from tests.pretraining.tiny_runs import SHORT, on_one_device, rows
 from tests.training.jobs import wandb_runs
 
 ROW = {"step": 1, "split": "train", "mlm_loss": 5.0, "tokens_per_second": 1.0}
 SEEDS, RUNS = (3, 8), ("mlm-seed3", "ag-seed3", "mlm-seed8", "ag-seed8")
 CONFIG = '''
-from ag_jax import config_reader
+from ag_jax.settings import schema
+from ag_jax.settings.config_files import OneOf
 from ag_jax.pretraining import config as pretraining_config
 from tests.pretraining import tiny_runs
 
-def get_config(argument=""):
+def get_config(*, arm: OneOf("mlm", "ag") = "mlm"):
     """arm: mlm or ag."""
-    ag = config_reader.arguments(argument, arm=("mlm", "ag")).arm == "ag"
+    ag = arm == "ag"
     config = pretraining_config.default_config()
     config.update_from_flattened_dict(tiny_runs.flat(TEXT, **(tiny_runs.GUIDED if ag else {})))
     config.guidance.alpha = 1.0 if ag else 10.0
@@ -78,12 +79,12 @@ def compared(source, overrides, at_wandb, tmp_path_factory):
     with on_one_device(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "train", dies_in_the_third_run)
         with pytest.raises(KeyboardInterrupt):
-            comparison.compare(source, overrides, workdir)
+            comparison.compare(config_files.load(source, overrides), workdir)
         assert calls == [*RUNS[:3]] and not (workdir / "report.md").exists()
         first_run = (workdir / "ag-seed3" / "metrics.jsonl").read_bytes()
         (workdir / "figures").mkdir()
         (workdir / "figures" / "maps_layer9_head9.png").write_bytes(b"")  # of an earlier report
-        path = comparison.compare(source, overrides, workdir)
+        path = comparison.compare(config_files.load(source, overrides), workdir)
         assert (workdir / "ag-seed3" / "metrics.jsonl").read_bytes() == first_run
     for name, one in zip(RUNS, at_wandb, strict=True):
         (project, directory, settings, labels), (arm, seed) = one.started, name.split("-seed")
@@ -179,7 +180,7 @@ def test_flags_that_override_the_arms_are_reported(compared):
 )
 def test_comparisons_that_cannot_be(tmp_path, overrides, named):
     with pytest.raises(ValueError, match=named):
-        comparison.arm_configs("quickstart", overrides)
+        comparison.arm_configs(config_files.load("quickstart", overrides))[0]
 
 
 @pytest.mark.parametrize(
@@ -196,12 +197,12 @@ def test_arms_that_are_measured_by_other_things_are_not_compared(tmp_path, line,
         "    c.decoder.layers, c.translation.tests = 1, ('news=a=b',)\n"
     )
     (tmp_path / "c.py").write_text(
-        "from ag_jax.pretraining import config\ndef get_config(argument=''):\n    c = config.default_config()\n"
+        "from ag_jax.pretraining import config\ndef get_config(*, arm: str = 'a'):\n    c = config.default_config()\n"
         f"    c.comparison.arms = 'a,b'\n{translates if 'translation' in line else ''}"
-        f"    if 'arm=b' in argument:\n        c.seed = 1\n        c.{line}\n    return c\n"
+        f"    if arm == 'b':\n        c.seed = 1\n        c.{line}\n    return c\n"
     )
     with pytest.raises(ValueError, match=named):
-        comparison.arm_configs(str(tmp_path / "c.py"), {})
+        comparison.arm_configs(config_files.load(str(tmp_path / "c.py"), {}))[0]
 
 
 @pytest.fixture
@@ -224,13 +225,13 @@ def interrupted(compared, tmp_path, monkeypatch):
 
 
 def test_parts_are_one_comparison(compared, interrupted, source, overrides, capsys):
-    assert comparison.compare(source, overrides, interrupted, "1/3") is None
+    assert comparison.compare(config_files.load(source, overrides), interrupted, "1/3") is None
     assert interrupted.trained == [("mlm-seed3", ("mlm",))], "the fourth run, which is its own, too, is finished"
     assert "2 of 4 runs" in capsys.readouterr().err
-    assert comparison.compare(source, overrides, interrupted, "3/3") is None
+    assert comparison.compare(config_files.load(source, overrides), interrupted, "3/3") is None
     assert not (interrupted / "report.md").exists()
     with lock.hold(interrupted / "ag-seed8"):  # by a process that has finished its run, but not yet ended
-        assert comparison.compare(source, overrides, interrupted, "2/3") == interrupted / "report.md"
+        assert comparison.compare(config_files.load(source, overrides), interrupted, "2/3") == interrupted / "report.md"
     assert [name for name, _ in interrupted.trained] == ["mlm-seed3", "mlm-seed8", "ag-seed3"]
     for name in ("report.md", "report.json"):
         theirs = (compared.parent / name).read_text().replace(compared.parent.name, "copy")
@@ -242,13 +243,13 @@ def test_a_run_that_another_process_trains_is_left_alone(source, overrides, tmp_
     """Its directory holds nothing worth keeping yet, and would be cleared by a process that claims it."""
     directory = epath.Path(tmp_path / "mlm-seed3")
     (directory / "checkpoints" / "0.orbax-checkpoint-tmp").mkdir(parents=True)
-    stored = json.dumps(config_reader.to_dict(comparison.arm_configs(source, overrides)["ag", 8]))
+    stored = json.dumps(schema.to_dict(comparison.arm_configs(config_files.load(source, overrides))[0]["ag", 8]))
     for name, text in (("config.json", stored), ("corpus.json", "{}"), ("metrics.jsonl", "")):
         (directory / name).write_text(text)
     with lock.hold(directory):
         before = {path.name: path.is_dir() or path.read_text() for path in directory.iterdir()}
         with pytest.raises(ValueError, match=f"--workdir={directory} is in use by process"):
-            comparison.compare(source, overrides, epath.Path(tmp_path), part)
+            comparison.compare(config_files.load(source, overrides), epath.Path(tmp_path), part)
         assert {path.name: path.is_dir() or path.read_text() for path in directory.iterdir()} == before
         assert list((directory / "checkpoints").iterdir())
 
@@ -262,7 +263,7 @@ def test_what_cannot_be_trained_is_found_before_anything_is_trained(interrupted,
         ({"model.layers": 3}, None, "model.layers"),
     ):
         with pytest.raises(ValueError, match=named):
-            comparison.compare(source, overrides | changed, interrupted, part)
+            comparison.compare(config_files.load(source, overrides | changed), interrupted, part)
     assert not interrupted.trained and (interrupted / "ag-seed8" / "config.json").read_bytes() == before
 
 
@@ -310,7 +311,7 @@ def test_speed_and_plateau_of_a_run():
 
 
 def test_arms_whose_losses_are_of_other_tokens_are_named(source):
-    configs = {arm: config for (arm, _), config in comparison.arm_configs(source, {}).items()}
+    configs = {arm: config for (arm, _), config in comparison.arm_configs(config_files.load(source, {}))[0].items()}
     assert not comparable.warnings(configs, "arms")
 
     def with_data(**changes):

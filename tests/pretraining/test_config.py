@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from ag_jax import config_reader
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig, default_config, different_settings, parse
+from ag_jax.settings import schema
 
 
 def made(**flat) -> ExperimentConfig:
@@ -29,7 +29,7 @@ def test_defaults_are_the_dataclasses():
 def test_config_survives_json():
     guided = {"guidance.mode": "loss", "guidance.heads": "next:1,prev:2", "guidance.alpha": 3}
     parsed = made(**guided, **{"seed": 3, "training.milestones": (0.0, 0.5), "comparison.seeds": (4, 5)})
-    assert parse(json.loads(json.dumps(config_reader.to_dict(parsed)))) == parsed != ExperimentConfig()
+    assert parse(json.loads(json.dumps(schema.to_dict(parsed)))) == parsed != ExperimentConfig()
     assert isinstance(parsed.guidance.alpha, float)
 
 
@@ -155,7 +155,7 @@ def test_what_is_wrong_is_named(settings, named):
 def test_a_config_that_translates(settings):
     config = made(**TRANSLATES | settings)
     assert config.translates and not parse(default_config()).translates
-    assert parse(json.loads(json.dumps(config_reader.to_dict(config)))) == config
+    assert parse(json.loads(json.dumps(schema.to_dict(config)))) == config
 
 
 def test_a_delay_that_leaves_no_steps_after_the_warm_up():
@@ -188,7 +188,7 @@ def test_rotations_may_change_when_weights_are_taken_over(tmp_path, capsys):
     """Not other settings of the encoder; the change is printed."""
     config = default_config()
     config.model.update(positions="rotary", rotary_base=10_000.0, window=16, global_every=3)
-    (tmp_path / "config.json").write_text(json.dumps(config_reader.to_dict(parse(config))))
+    (tmp_path / "config.json").write_text(json.dumps(schema.to_dict(parse(config))))
     config.training.initial_weights = str(tmp_path)
     run.check_initial_weights(parse(config))
     assert not capsys.readouterr().err
@@ -211,6 +211,6 @@ def test_rotations_may_change_when_weights_are_taken_over(tmp_path, capsys):
     ],
 )
 def test_settings_with_which_a_run_may_be_resumed(setting, value, may_differ):
-    stored = config_reader.to_dict(ExperimentConfig())
+    stored = schema.to_dict(ExperimentConfig())
     found = different_settings(stored, made(**{setting: value}), run.MAY_DIFFER)
     assert [line.split(":")[0].strip() for line in found] == ([] if may_differ else [setting])

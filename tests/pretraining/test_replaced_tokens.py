@@ -7,23 +7,22 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.analysis import maps
 from ag_jax.data.text import pipeline
 from ag_jax.data.text.unigram import Unigram
 from ag_jax.pretraining import comparison, plateau, run, workloads
-from ag_jax.pretraining import config as pretraining_config
+from ag_jax.settings import config_files
 from tests.pretraining import tiny_runs
 from tests.pretraining.tiny_runs import on_one_device, rows
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs" / "ag" / "table6_electra.py")
 ARMS = f'''
-from ag_jax import config_reader
+from ag_jax.settings import config_files
+from ag_jax.settings.config_files import OneOf
 
-def get_config(argument=""):
+def get_config(*, arm: OneOf("slow", "fast") = "slow"):
     """arm: slow or fast."""
-    arm = config_reader.arguments(argument, arm=("slow", "fast")).arm
-    config = config_reader.load("{CONFIG}:generator=mlm,scale=small,arm=ag", {{}})
+    config = config_files.read("{CONFIG}:generator=mlm,scale=small,arm=ag")
     config.optimizer.learning_rate = 1e-4 if arm == "slow" else 1e-2
     config.comparison.arms = "slow,fast"
     return config
@@ -48,7 +47,7 @@ def compared(overrides, tmp_path_factory):
     (workdir / "arms.py").write_text(ARMS)
     with on_one_device(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "_figures", lambda *given: [])  # drawn in test_comparison.py
-        return comparison.compare(str(workdir / "arms.py"), overrides, workdir)
+        return comparison.compare(config_files.load(str(workdir / "arms.py"), overrides), workdir)
 
 
 def test_the_report_is_about_the_detection(compared):
@@ -96,7 +95,7 @@ def test_the_plateau_is_what_replacing_costs_whoever_knows_the_frequencies(overr
     """The best constant guess for each word, over many batches, has just that loss."""
     small = f"{CONFIG}:scale=small,arm=electra"
     longer = {"data.sequence_length": 24, "model.max_length": 24}
-    config = pretraining_config.parse(config_reader.load(small, overrides | longer))
+    config = config_files.load(small, overrides | longer).settings
     corpus = pipeline.prepare(config.data)
     batches = pipeline.Batches(corpus.train, corpus.tokenizer, config.data, 32, seed=0)
     drawn = [batches.at(step) for step in range(800)]

@@ -5,7 +5,6 @@ from typing import get_args
 import jax.numpy as jnp
 import pytest
 
-from ag_jax import config_reader
 from ag_jax.finetuning import encoded, job, program, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.objectives.adversarial import wrap as adversarial
@@ -22,6 +21,7 @@ from ag_jax.objectives.adversarial.sift import SiftPerturbation
 from ag_jax.objectives.adversarial.smart import MtDnnPerturbation, SmartPerturbation
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.pretraining import run
+from ag_jax.settings import schema
 from ag_jax.training.hyperparameters import Hyperparameters
 from tests import tiny
 from tests.finetuning import tasks
@@ -50,7 +50,7 @@ def test_the_method_chooses():
     assert isinstance(compat.perturbation, MtDnnPerturbation) and compat.stop_gradient == "targets"
     assert set(RIVALS) < set(get_args(Method)) and AdversarialConfig("sift").sentence_prediction == "none"
     with pytest.raises(ValueError, match="adversarial.method"):
-        config_reader.check(AdversarialConfig("pgd"), "adversarial")
+        schema.check(AdversarialConfig("pgd"), "adversarial")
 
 
 def test_in_a_trial():

@@ -7,11 +7,11 @@ import os
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.config import DataConfig
 from ag_jax.distributed import lock
 from ag_jax.pretraining import comparison, run
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import config_files, schema
 
 FIRST = ExperimentConfig()
 CORRECTED = dataclasses.replace(FIRST, seed=5)
@@ -49,7 +49,7 @@ def test_what_is_worth_keeping_keeps_its_config(workdir, kept):
 
 
 def test_another_limit_of_validation_rows_is_accepted_only_if_both_read_all_rows(workdir):
-    settings = config_reader.to_dict(FIRST)
+    settings = schema.to_dict(FIRST)
     settings["data"]["validation_rows"] = None
     (workdir / "checkpoints" / "0").mkdir(parents=True)
     (workdir / "config.json").write_text(json.dumps(settings))
@@ -67,7 +67,7 @@ def test_another_limit_of_validation_rows_is_accepted_only_if_both_read_all_rows
 @pytest.mark.parametrize(("average", "more", "may_differ"), [(1, 0, True), (2, 0, False), (2, 9, True)])
 def test_checkpoints_that_are_averaged_stay_equally_far_apart(tmp_path, average, more, may_differ):
     """Unless a finished run is extended."""
-    values = config_reader.to_dict(FIRST)
+    values = schema.to_dict(FIRST)
     values["translation"]["average"] = average
     (tmp_path / "checkpoints" / "0").mkdir(parents=True)
     (tmp_path / "config.json").write_text(json.dumps(values))
@@ -96,7 +96,7 @@ def test_one_process_at_a_time(tmp_path, verb):
         with pytest.raises(ValueError, match=f"{workdir} is in use by process {os.getpid()} on "):
             if verb == "train":
                 run.train(dataclasses.replace(FIRST, data=DataConfig(source="/not/there.txt")), workdir)
-            comparison.compare("quickstart", {"data.source": "/not/there.txt"}, workdir)
+            comparison.compare(config_files.load("quickstart", {"data.source": "/not/there.txt"}), workdir)
         assert [path.name for path in workdir.iterdir()] == [lock.FILE]
 
 

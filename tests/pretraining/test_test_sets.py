@@ -6,11 +6,10 @@ import pathlib
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.parallel import toys
 from ag_jax.pretraining import comparison, run
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.settings import config_files, schema
 
 LONGEST = "lo hundo " * 30
 WRONG = [
@@ -51,7 +50,7 @@ def config_of(folder, source):
     """A function of the test files, and of other settings, that returns a config."""
 
     def made(*files, **changed):
-        return pretraining_config.parse(config_reader.load(source, settings(folder, *files) | changed))
+        return config_files.load(source, settings(folder, *files) | changed).settings
 
     return made
 
@@ -62,7 +61,7 @@ def test_test_sets_are_checked_before_training(folder, source, config_of, files,
         run.train(config_of(*files), tmp_path / "run")
     assert not (tmp_path / "run").exists(), "the directory is not claimed"
     with pytest.raises((ValueError, FileNotFoundError), match=named):
-        comparison.compare(source, settings(folder, *files), tmp_path / "compared")
+        comparison.compare(config_files.load(source, settings(folder, *files)), tmp_path / "compared")
     assert not list((tmp_path / "compared").glob("*/checkpoints"))
 
 
@@ -105,9 +104,7 @@ def test_a_resumed_run_takes_other_settings_of_translation(config_of, begun, tmp
     config = config_of("test.source", "test.target", **changed, **stays)
     run.check_tests(config, workdir)
     run.claim_workdir(config, workdir)
-    found, there, here = (
-        config_reader.flat(config_reader.to_dict(of)) for of in (run.read_config(workdir), before, config)
-    )
+    found, there, here = (schema.flat(schema.to_dict(of)) for of in (run.read_config(workdir), before, config))
     taken = {"translation.tests", *changed}
     assert {key for key in found if found[key] != there[key]} == taken
     assert {key: found[key] for key in taken} == {key: here[key] for key in taken}

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader, main
+from ag_jax import main
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import run, words
+from ag_jax.settings import config_files
 from ag_jax.training.checkpoint import steps_in
 from tests.pretraining import tiny_runs
 from tests.pretraining.tiny_runs import SHORT, TEXT, on_one_device, params, rows
@@ -191,7 +192,7 @@ def test_prepare_prints_the_steps(text, tmp_path, capsys):
 )
 def test_steps_of_a_flag_do_not_go_with_words(overrides, is_error):
     flags = {"optimizer.warmup_steps": 0, **overrides}
-    found = pretraining_config.parse(config_reader.load("babylm/strict_small:source=novels,scale=small", flags))
+    found = config_files.load("babylm/strict_small:source=novels,scale=small", flags).settings
     if is_error:
         with pytest.raises(ValueError, match="--config.training.steps and training.words"):
             words.check_flags(found, flags)

@@ -23,6 +23,7 @@ from ag_jax.probing.ablation import trained
 from ag_jax.probing.ablation.heads import HeadAblation
 from ag_jax.probing.ablation.results import Ablated, AblationConfig
 from ag_jax.probing.ablation.summary import Summary
+from ag_jax.settings import config_files
 from tests.conftest import REPOSITORY
 from tests.probing import trained_models
 from tests.probing.trained_models import TEXTS, TOKENIZER
@@ -49,7 +50,7 @@ def test_a_comparison(places, tmp_path):
     run.write(config, epath.Path(tmp_path / "guided"), TOKENIZER, params)
     source = f"{PROBE}:checkpoint={tmp_path / 'plain'},{tmp_path / 'guided'},reflexives=none"
     source += f",ablation={tmp_path / 'texts.txt'}"
-    workdir = comparison.compare(source, FLAGS, tmp_path / "compared").parent
+    workdir = comparison.compare(config_files.load(source, FLAGS), tmp_path / "compared").parent
     content, rows, text = read(workdir)
     numbers = content["ablation"]
     assert list(numbers["models"]) == ["plain", "guided"] and len(rows) == 8
@@ -82,7 +83,7 @@ def test_a_comparison(places, tmp_path):
 def test_a_trial_on_its_development_examples(places, tmp_path):
     """Without any probe: no random models, no scores; and no intervals for 9 examples."""
     source = f"{PROBE}:checkpoint={places / TRIAL},reflexives=none,ablation=held_out"
-    workdir = comparison.evaluate(source, FLAGS, tmp_path / "trial").parent
+    workdir = comparison.evaluate(config_files.load(source, FLAGS), tmp_path / "trial").parent
     content, rows, _ = read(workdir)
     assert list(content["models"]) == ["model"] and not content["probes"] and not (workdir / "scores.csv").exists()
     (of,) = content["ablation"]["models"]["model"]
@@ -111,7 +112,7 @@ def test_what_is_rejected_before_anything_is_measured(places, tmp_path, monkeypa
     data = tmp_path / texts if texts.endswith(".txt") else texts
     with pytest.raises(ValueError, match=named):
         source = f"{PROBE}:checkpoint={places / place},reflexives=none,ablation={data}"
-        comparison.evaluate(source, flags, tmp_path / "wrong")
+        comparison.evaluate(config_files.load(source, flags), tmp_path / "wrong")
 
 
 def test_runs_without_a_loss_of_masked_words_are_rejected_before_they_are_trained():

@@ -18,6 +18,7 @@ from ag_jax.probing import comparison, measuring, probes
 from ag_jax.probing import report as report_text
 from ag_jax.probing.config import ProbeConfig
 from ag_jax.probing.models import ProbedModel
+from ag_jax.settings import config_files
 from tests.conftest import REPOSITORY
 from tests.probing import examples
 
@@ -66,7 +67,7 @@ def source(place, models=MODELS, more=",seeds=2"):
 
 @pytest.fixture(scope="module")
 def report(place):
-    return comparison.compare(source(place), FLAGS, place / "compared").parent
+    return comparison.compare(config_files.load(source(place), FLAGS), place / "compared").parent
 
 
 def test_the_numbers_are_those_of_all_heads_in_scores_csv(report):
@@ -122,7 +123,7 @@ def test_what_was_measured_is_not_measured_again(place, report, monkeypatch):
     monkeypatch.setattr(measuring, "measure", lambda *given, **more: pytest.fail("measured again"))
     for name in ("ablation.csv", "figures/ablation.png", "figures/heads_gap_words.png"):
         (report / name).write_text("of an earlier command with other probes")
-    comparison.compare(source(place), FLAGS, report)
+    comparison.compare(config_files.load(source(place), FLAGS), report)
     assert (report / "report.json").read_text() == before
     assert set((report / "figures").iterdir()) == figures and not (report / "ablation.csv").exists()
 
@@ -161,7 +162,7 @@ def test_a_custom_probe_with_many_kinds(place, module):
     module.many = many
     config = f"{PROBE}:checkpoint={place / 'plain-seed0'},reflexives=none,custom=my_probes.many"
     flags = {"probes.many.modes": ("mentions",), "random_seeds": ()}
-    path = comparison.evaluate(config, flags, place / "many")
+    path = comparison.evaluate(config_files.load(config, flags), place / "many")
     numbers = json.loads((path.parent / "report.json").read_text())["probes"]["many"]["mentions"]
     assert "root" in numbers["kinds"] and numbers["unanswerable"] == ["root"]
     table = {line.split(" | ")[0][2:]: line.split(" | ") for line in path.read_text().splitlines() if line[:2] == "| "}
@@ -216,4 +217,6 @@ def test_what_cannot_be_evaluated(place, module, models, more, flags, named):
     module.wrong = lambda data: [data]
     module.outside = lambda data: examples.probe([Query(0, 99, 0, (), (), (), "x")] * 2)
     with pytest.raises((ValueError, FileNotFoundError), match=named):
-        comparison.evaluate(source(place, models, more), flags | {"random_seeds": ()}, place / "wrong")
+        comparison.evaluate(
+            config_files.load(source(place, models, more), flags | {"random_seeds": ()}), place / "wrong"
+        )

@@ -15,6 +15,7 @@ from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.probing import comparison
 from ag_jax.probing.minimal_pairs import report, results, scoring
+from ag_jax.settings import config_files
 from tests import tiny
 from tests.conftest import REPOSITORY
 from tests.finetuning import tasks
@@ -227,7 +228,7 @@ def data(tmp_path_factory):
 def test_the_command_scores_the_milestones_of_runs_once(places, data, tmp_path, monkeypatch, scored):
     source = f"{PROBE}:checkpoint={places / 'run'},reflexives=none,minimal_pairs={data}"
     flags = {"minimal_pairs.milestones": True}
-    path = comparison.evaluate(source, flags, tmp_path / "out")
+    path = comparison.evaluate(config_files.load(source, flags), tmp_path / "out")
     content = json.loads((tmp_path / "out" / "report.json").read_text())["minimal_pairs"]
     (checkpoints,) = content["models"]["model"]
     assert [(of["step"], of["tokens"], of["default"]) for of in checkpoints] == [(0, 0, "word_l2r")]
@@ -239,10 +240,10 @@ def test_the_command_scores_the_milestones_of_runs_once(places, data, tmp_path, 
     assert checkpoints[0]["word_l2r"]["all"]["all"]["accuracy"] == pytest.approx(expected[0])
     assert "## Minimal pairs" in path.read_text() and (tmp_path / "out" / report.FIGURE).exists()
     monkeypatch.setattr(scoring, "score", lambda *arguments: pytest.fail("scored again"))
-    assert comparison.evaluate(source, flags, tmp_path / "out").read_text() == path.read_text()
-    comparison.evaluate(source, {}, tmp_path / "out")
+    assert comparison.evaluate(config_files.load(source, flags), tmp_path / "out").read_text() == path.read_text()
+    comparison.evaluate(config_files.load(source, {}), tmp_path / "out")
     assert not (tmp_path / "out" / report.FIGURE).exists()
     stored = tmp_path / "out" / "minimal_pairs" / "model-seed0-step0" / "scores.npz"
     stored.write_bytes(stored.read_bytes()[:-1])
     with pytest.raises(pytest.fail.Exception, match="scored again"):
-        comparison.evaluate(source, {}, tmp_path / "out")
+        comparison.evaluate(config_files.load(source, {}), tmp_path / "out")

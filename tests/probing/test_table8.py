@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from ag_jax import config_reader
 from ag_jax.data.probes import conll
 from ag_jax.data.text import sources
 from ag_jax.pretraining import build
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.probing import comparison
+from ag_jax.settings import config_files, schema
 from tests.conftest import REPOSITORY
 
 TABLE = str(REPOSITORY / "configs" / "ag" / "table8_probes.py")
@@ -17,8 +16,8 @@ TABLE = str(REPOSITORY / "configs" / "ag" / "table8_probes.py")
 
 def trained(arguments):
     """Return the config of the run that each arm trains."""
-    configs = comparison.arm_configs(f"{TABLE}:{arguments}", {})
-    return {arm: pretraining_config.parse(config_reader.load(config.train)) for arm, config in configs.items()}
+    configs = comparison.arm_configs(config_files.load(f"{TABLE}:{arguments}", {}))[0]
+    return {arm: config_files.load(config.train).settings for arm, config in configs.items()}
 
 
 def test_the_runs_differ_in_guidance():
@@ -30,7 +29,7 @@ def test_the_runs_differ_in_guidance():
         [*guided, ("first", 1)],
         [*guided, ("first", 4)],
     ]
-    flat = [config_reader.flat(config_reader.to_dict(config)) for config in runs.values()]
+    flat = [schema.flat(schema.to_dict(config)) for config in runs.values()]
     assert {key for key in flat[0] if len({str(of[key]) for of in flat}) > 1} == {"guidance.mode", "guidance.fraction"}
     assert (runs["mlm"].data.source, runs["mlm"].data.skip_words) == ("sotu,texts/litbank_novels", (0, 3500))
     runs = trained("data=texts")
@@ -40,7 +39,9 @@ def test_the_runs_differ_in_guidance():
 
 
 def test_models_that_exist():
-    configs = comparison.arm_configs(f"{TABLE}:mlm=a{{seed}},ag=b{{seed}},ag_all=c,data=texts,seeds=2", {})
+    configs = comparison.arm_configs(
+        config_files.load(f"{TABLE}:mlm=a{{seed}},ag=b{{seed}},ag_all=c,data=texts,seeds=2", {})
+    )[0]
     assert [(arm, config.checkpoint, config.seeds) for arm, config in configs.items()] == [
         *(("mlm", "a{seed}", (0, 1)), ("ag", "b{seed}", (0, 1)), ("ag_all", "c", (0,)))
     ]

@@ -6,33 +6,32 @@ import pytest
 
 from ag_jax.pretraining import run
 from ag_jax.probing import comparison, measuring
+from ag_jax.settings import config_files
 from tests.probing.test_comparison import documents
 
 TRAINED = """
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
 
-def get_config(argument=""):
-    chosen = config_reader.arguments(argument, width=12, seed=0)
+def get_config(*, width: int = 12, seed: int = 0):
     config = pretraining_config.default_config()
-    config.seed = chosen.seed
+    config.seed = seed
     config.data.update(source="{folder}/text.txt", sequence_length=64)
     config.data.tokenizer.vocabulary_size = 300
-    config.model.update(layers=1, heads=3, width=chosen.width, max_length=64)
+    config.model.update(layers=1, heads=3, width=width, max_length=64)
     config.training.update(steps=1, batch_size=8, evaluate_every=None, milestones=(), tensorboard=False)
     config.optimizer.warmup_steps = 0
     config.guidance.update(mode="loss", heads="next:1")
     return config
 """
 PROBED = """
-from ag_jax import config_reader
+from ag_jax.settings import schema
 from ag_jax.probing.config import ProbeConfig, ProbingConfig
 
-def get_config(argument=""):
-    config = config_reader.default(ProbingConfig)
-    config.train = "{folder}/trained.py:" + argument
+def get_config(*, width: int = 12, seed: int = 0):
+    config = schema.default(ProbingConfig)
+    config.train = "{folder}/trained.py:width=%d,seed=%d" % (width, seed)
     config.update(seeds=(3,), resamples=100, random_seeds=())
-    config.probes.stories = config_reader.default(ProbeConfig)
+    config.probes.stories = schema.default(ProbeConfig)
     config.probes.stories.data = "{folder}/stories.conll"
     return config
 """
@@ -57,7 +56,7 @@ def test_a_run_is_trained_and_nothing_is_done_twice(place, one_device, monkeypat
     monkeypatch.setattr(
         measuring, "measure", lambda model, *given, **more: measured.append(model) or measure(model, *given, **more)
     )
-    report = comparison.evaluate(f"{place / 'probed.py'}", {}, place / "w").parent
+    report = comparison.evaluate(config_files.load(f"{place / 'probed.py'}", {}), place / "w").parent
     before, folder = (report / "report.json").read_text(), report / "model-seed3"
     models = json.loads(before)["models"]
     assert list(models) == ["model"] and str(folder) in models["model"][0]
@@ -65,10 +64,10 @@ def test_a_run_is_trained_and_nothing_is_done_twice(place, one_device, monkeypat
     assert run.read_config(folder).seed == 3 and json.loads((folder / "summary.json").read_text())["steps"] == 1
     (folder / "summary.json").unlink()  # as if killed at the end of the training
     (report / "probes" / "model-seed3" / "stories" / "result.json").unlink()
-    comparison.evaluate(f"{place / 'probed.py'}", {}, report)
+    comparison.evaluate(config_files.load(f"{place / 'probed.py'}", {}), report)
     assert trained == [3, 3] and len(measured) == 2 and (report / "report.json").read_text() == before
     with pytest.raises(ValueError, match="model.width"):
-        comparison.evaluate(f"{place / 'probed.py'}:width=15", {}, report)
+        comparison.evaluate(config_files.load(f"{place / 'probed.py'}:width=15", {}), report)
     assert len(trained) == 2
 
 
@@ -79,4 +78,4 @@ def test_what_cannot_be_trained(place, tmp_path):
     # The runs have the seeds of the probes, not that of the config file which trains them.
     for argument, flags, named in (("", {"train": translates}, "translates"), ("seed=77", {}, "seed=77")):
         with pytest.raises(ValueError, match=named):
-            comparison.evaluate(f"{place / 'probed.py'}:{argument}", flags, place / "wrong")
+            comparison.evaluate(config_files.load(f"{place / 'probed.py'}:{argument}", flags), place / "wrong")

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning import splits
@@ -20,6 +19,7 @@ from ag_jax.interop.opening import WordModel
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.pretraining import origin, run
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.settings import schema
 from ag_jax.training.config import TrainingConfig
 from tests import tiny
 from tests.finetuning import tasks, tiny_tasks
@@ -79,7 +79,7 @@ def write(directory):
     suite = FinetuningConfig(checkpoint="x", data=str(tiny_tasks.write(directory / "tasks")), tasks={"sst2": recipe})
     place = directory / "suite" / "sst2" / "lr1e-05-bs8-seed0"
     place.mkdir(parents=True)
-    (directory / "suite" / "config.json").write_text(json.dumps(config_reader.to_dict(suite)))
+    (directory / "suite" / "config.json").write_text(json.dumps(schema.to_dict(suite)))
     found = splits.read("sst2", recipe, suite.data)
     head = make_head(found.task, "roberta", LENGTH)
     params = tiny.params(head.model(CONFIG), tiny.task_batch("classification"))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.distributed import storage
+from ag_jax.settings import schema
 from ag_jax.training import loop, progress
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
@@ -256,4 +256,4 @@ def test_a_run_that_is_interrupted_ends_the_trace(tmp_path):
 @pytest.mark.parametrize("steps", [(3,), (5, 3), (3, 13), (1, 2, 3), (0, 3)])
 def test_other_steps_are_rejected(steps):
     with pytest.raises(ValueError, match="training.profile"):
-        config_reader.check(TrainingConfig(steps=12, profile=steps), "training")
+        schema.check(TrainingConfig(steps=12, profile=steps), "training")

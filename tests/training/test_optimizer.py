@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from ag_jax import config_reader
+from ag_jax.settings import schema
 from ag_jax.training.config import OptimizerConfig
 from ag_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer, matrix_axes
 from tests import tiny
@@ -209,4 +209,4 @@ def test_muon_takes_the_kernels_of_layers_of_every_family(name):
 )
 def test_impossible_settings(settings, named):
     with pytest.raises(ValueError, match=named):
-        config_reader.check(OptimizerConfig(**settings), "optimizer")
+        schema.check(OptimizerConfig(**settings), "optimizer")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from ag_jax import config_reader
+from ag_jax.settings import schema
 from ag_jax.training import sharding
 from ag_jax.training.config import MeshConfig
 from ag_jax.training.sharding import make_mesh
@@ -48,7 +48,7 @@ def test_data_takes_the_devices_that_are_left(eight_devices, settings, shape):
 )
 def test_a_mesh_that_does_not_fit(eight_devices, settings, named):
     with pytest.raises(ValueError, match=named):
-        config_reader.check(MeshConfig(**settings), "mesh")
+        schema.check(MeshConfig(**settings), "mesh")
         make_mesh(MeshConfig(**settings), eight_devices)
 
 

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from annotated_types import Ge
+
 from ag_jax.data import local
 from ag_jax.data.tasks import catalogue, custom_labels, custom_records, lookalikes, readers
 from ag_jax.data.tasks.containers import LocatedRecord, Record
@@ -83,7 +85,7 @@ class CustomTask:
     lowest: float | None = None
     highest: float | None = None
     answerable: bool | None = None
-    held_out: Annotated[int, ">= 2"] = 10
+    held_out: Annotated[int, Ge(2)] = 10
     separator: Separator | None = None
     reader: str | None = None
     fingerprint: str | None = None

@@ -3,13 +3,15 @@
 import dataclasses
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Le, Lt
+
 from ag_jax.objectives.config import DivergenceConfig, SentenceTerm
 
 NAIVE = ("bernoulli", "scheduled", "magnitude")
 Method = Literal["none", "asa", "bernoulli", "scheduled", "magnitude", "freelb", "smart", "sift", "r_drop"]
 SecondPassDropout = Literal["independent", "shared"]
 # Beyond the limit, float32 loses the scores of a row that is masked as a whole beside what is taken from them.
-Strength = Annotated[float, "> 0", "<= 1e6"]
+Strength = Annotated[float, Gt(0), Le(1e6)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,19 +35,19 @@ class AsaConfig:
     clip_norm: largest norm of the adversary's gradient; None does not clip it.
     """
 
-    tau: Annotated[float, "> 0"] = 0.3
-    tau_power: Annotated[int, ">= 1", "<= 2"] = 2
+    tau: Annotated[float, Gt(0)] = 0.3
+    tau_power: Annotated[int, Ge(1), Le(2)] = 2
     count: Literal["units", "fraction"] = "units"
     strength: Strength = 1e4
     heads: Literal["shared", "own"] = "shared"
-    keep_init: Annotated[float, "> 0", "< 1"] | None = None
-    delay_steps: Annotated[int, ">= 0"] = 0
+    keep_init: Annotated[float, Gt(0), Lt(1)] | None = None
+    delay_steps: Annotated[int, Ge(0)] = 0
     dropout: SecondPassDropout = "independent"
     sentence: SentenceTerm = "head"
     divergence: DivergenceConfig = DivergenceConfig()
-    learning_rate: Annotated[float, ">= 1e-12"] | None = None
-    weight_decay: Annotated[float, ">= 0"] | None = None
-    clip_norm: Annotated[float, "> 0"] | None = 1.0
+    learning_rate: Annotated[float, Ge(1e-12)] | None = None
+    weight_decay: Annotated[float, Ge(0)] | None = None
+    clip_norm: Annotated[float, Gt(0)] | None = 1.0
 
     @property
     def penalty(self) -> float:
@@ -69,7 +71,7 @@ class FixedMaskConfig:
     divergence: how clean and attacked predictions are compared.
     """
 
-    share: Annotated[float, "> 0", "< 1"] = 0.1
+    share: Annotated[float, Gt(0), Lt(1)] = 0.1
     trace: str | None = None
     strength: Strength = 1e4
     dropout: SecondPassDropout = "independent"
@@ -95,13 +97,13 @@ class FreeLBConfig:
     begin_step: steps before the attack begins; until then a step is one pass without an attack.
     """
 
-    steps: Annotated[int, ">= 1", "<= 100"] = 2
+    steps: Annotated[int, Ge(1), Le(100)] = 2
     count: Literal["huggingface", "fairseq"] = "huggingface"
-    step_size: Annotated[float, ">= 0"] = 0.1
-    init_magnitude: Annotated[float, ">= 0"] = 0.1
-    max_norm: Annotated[float, "> 0"] | None = 0.3
+    step_size: Annotated[float, Ge(0)] = 0.1
+    init_magnitude: Annotated[float, Ge(0)] = 0.1
+    max_norm: Annotated[float, Gt(0)] | None = 0.3
     dropout: SecondPassDropout = "shared"
-    begin_step: Annotated[int, ">= 0"] = 0
+    begin_step: Annotated[int, Ge(0)] = 0
 
     @property
     def passes(self) -> int:
@@ -124,11 +126,11 @@ class SmartConfig:
     dropout: dropout of each perturbed pass: `independent` of the clean pass, or the same (`shared`).
     """
 
-    alpha: Annotated[float, ">= 0"] = 1.0
-    steps: Annotated[int, ">= 1", "<= 100"] = 1
-    noise: Annotated[float, ">= 0"] = 1e-5
-    step_size: Annotated[float, "> 0"] | None = None
-    epsilon: Annotated[float, "> 0"] = 1e-5
+    alpha: Annotated[float, Ge(0)] = 1.0
+    steps: Annotated[int, Ge(1), Le(100)] = 1
+    noise: Annotated[float, Ge(0)] = 1e-5
+    step_size: Annotated[float, Gt(0)] | None = None
+    epsilon: Annotated[float, Gt(0)] = 1e-5
     normalize: Literal["text", "token"] = "text"
     mtdnn_compat: bool = False
     dropout: SecondPassDropout = "independent"
@@ -151,9 +153,9 @@ class SiftConfig:
     dropout: dropout of each perturbed pass: `independent` of the clean pass, or the same (`shared`).
     """
 
-    weight: Annotated[float, ">= 0"] = 5.0
-    noise: Annotated[float, ">= 0"] = 1e-2
-    step_size: Annotated[float, ">= 0"] = 1e-4
+    weight: Annotated[float, Ge(0)] = 5.0
+    noise: Annotated[float, Ge(0)] = 1e-2
+    step_size: Annotated[float, Ge(0)] = 1e-4
     normalize: Literal["layer_norm", "unit"] = "layer_norm"
     dropout: SecondPassDropout = "independent"
 
@@ -166,7 +168,7 @@ class RDropConfig:
     divergence: how the predictions of both passes are compared.
     """
 
-    weight: Annotated[float, ">= 0"] = 1.0
+    weight: Annotated[float, Ge(0)] = 1.0
     divergence: DivergenceConfig = DivergenceConfig()
 
 

@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from ag_jax import config_reader
 from ag_jax.pretraining.search.points import Point, Study
 from ag_jax.pretraining.search.states import Numbers, RunState, States
+from ag_jax.settings import schema
 from ag_jax.training.criterion import Criterion
 
 Status = Literal["done", "failed", "stopped", "unfinished"]
@@ -183,7 +183,7 @@ def best_json(study: Study, results: Sequence[Result]) -> dict[str, Any]:
     arms: dict[str, Any] = {}
     for arm, of_arm in by_arm(results).items():
         if (winner := best(of_arm, study.search.metric)) is not None:
-            trained = config_reader.flat(config_reader.to_dict(next(iter(winner.point.configs.values()))))
+            trained = schema.flat(schema.to_dict(next(iter(winner.point.configs.values()))))
             arms[arm] = {
                 "point": winner.point.name,
                 "settings": {setting: trained[setting] for setting in searched},

@@ -4,7 +4,9 @@ import dataclasses
 import re
 from typing import Annotated, Any
 
-from ag_jax import config_reader
+from annotated_types import Ge, Gt, Lt
+
+from ag_jax.settings import schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +29,10 @@ class SearchConfig:
 
     grids: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
     metric: str = "validation_loss"
-    rungs: tuple[Annotated[float, "> 0", "< 1"], ...] = ()
-    seeds: tuple[Annotated[int, ">= 0"], ...] = (0,)
-    steps: Annotated[int, ">= 1"] | None = None
-    stop_after: Annotated[float, "> 0"] | None = None
+    rungs: tuple[Annotated[float, Gt(0), Lt(1)], ...] = ()
+    seeds: tuple[Annotated[int, Ge(0)], ...] = (0,)
+    steps: Annotated[int, Ge(1)] | None = None
+    stop_after: Annotated[float, Gt(0)] | None = None
 
     def __post_init__(self):
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -45,9 +47,9 @@ class SearchConfig:
                 )
             if folded.count(arm.lower()) > 1:
                 raise ValueError(f"search.grids has two arms with the name {arm}: name each of them once")
-            for setting, values in config_reader.flat(grid).items():
+            for setting, values in schema.flat(grid).items():
                 self._check_values(f"search.grids.{arm}.{setting}", values)
-            if not config_reader.flat(grid):
+            if not schema.flat(grid):
                 raise ValueError(f"search.grids.{arm} has no settings: give at least one, with a list of its values")
 
     @staticmethod
@@ -60,4 +62,4 @@ class SearchConfig:
 
     def settings_of(self, arm: str) -> dict[str, list[Any]]:
         """Return the values of each setting in the grid of an arm, {"section.key": values}."""
-        return {setting: list(values) for setting, values in config_reader.flat(self.grids[arm]).items()}
+        return {setting: list(values) for setting, values in schema.flat(self.grids[arm]).items()}

@@ -9,11 +9,11 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.pretraining import arms, words, workloads
-from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search.config import SearchConfig
+from ag_jax.settings import schema
+from ag_jax.settings.config_files import Config
 
 # How names of directories shorten settings; others have the last part of their name.
 SHORT = {"optimizer.learning_rate": "lr", "optimizer.warmup_steps": "warmup", "training.batch_size": "bs"}
@@ -78,64 +78,59 @@ def _rung_steps(search: SearchConfig, config: ExperimentConfig) -> list[int]:
     return [round(fraction * config.training.steps) for fraction in search.rungs]
 
 
-def study(source: str, overrides: dict[str, Any]) -> Study:
-    """Return the checked search that the config file `source` describes, with `overrides` on top of every point.
+def study(base: Config) -> Study:
+    """Return the checked search that a config describes.
 
     Raises ValueError, before anything is trained, for a setting that does not exist, a value that is not allowed, and
     points or arms that are alike.
     """
-    config = pretraining_config.parse(config_reader.load(source, overrides))
-    search = config.search
-    arms.check_seed(config, search.seeds, "search.seeds")
+    search = base.settings.search
+    arms.check_seed(base.settings, search.seeds, "search.seeds")
     if not search.grids:
         raise ValueError(
-            f"{source} has no grids to search: set search.grids in the config file, such as config.search.grids.ag = "
-            '{"optimizer": {"learning_rate": (1e-3, 2e-3)}}'
+            f"{base.source} has no grids to search: set search.grids in the config file, such as "
+            'config.search.grids.ag = {"optimizer": {"learning_rate": (1e-3, 2e-3)}}'
         )
-    arms.check_argument(source, "train")
-    arguments = config_reader.values_of(source)
-    has_arms = arguments.pop("arm", None) is not None
+    arms.check_argument(base, "train")
+    arguments = {name: value for name, value in base.arguments.items() if name != "arm"}
+    of_arms = {arm: base.with_argument("arm", arm) if "arm" in base.arguments else base for arm in search.grids}
     points: list[Point] = []
-    for arm in search.grids:
-        of_arm = config_reader.with_argument(source, "arm", arm) if has_arms else source
+    for arm, of_arm in of_arms.items():
         try:
-            points += _points(arm, of_arm, overrides, search)
+            points += _points(arm, of_arm, search)
         except ValueError as error:
             raise ValueError(f"search.grids.{arm}: {error}") from error
-    _check_arms(source, points)
+    _check_arms(base.source, points)
     in_steps = [point for point in points if next(iter(point.configs.values())).training.words is None]
     _check_rungs(search, in_steps)
-    flags = arms.overridden(source, search.grids, overrides) if has_arms else []
-    command = arms.command("search", source, overrides)
-    return Study(config.title, command, arguments, search, tuple(points), tuple(flags))
+    command, overridden = arms.command("search", base), tuple(arms.overridden(of_arms))
+    return Study(base.settings.title, command, arguments, search, tuple(points), overridden)
 
 
-def _points(arm: str, source: str, overrides: dict[str, Any], search: SearchConfig) -> list[Point]:
+def _points(arm: str, base: Config, search: SearchConfig) -> list[Point]:
     grid = search.settings_of(arm)
-    config_reader.check_overrides(config_reader.load(source), grid)
+    schema.check_names(base.values, grid)
     for setting in grid:
         if setting.startswith(NOT_SEARCHED):
             raise ValueError(f"{setting} cannot be searched: expected a setting that changes a run, and not its seed")
-        if setting in overrides:
+        if setting in base.overrides:
             raise ValueError(
-                f"--config.{setting}={config_reader.shown(overrides[setting])} gives one value to a setting whose "
+                f"--config.{setting}={schema.shown(base.overrides[setting])} gives one value to a setting whose "
                 f"values are searched: leave the flag out, or change search.grids.{arm}"
             )
-    _check_length(config_reader.load(source, overrides).training.words, grid, overrides, search)
-    common = overrides | ({} if search.steps is None else {"training.steps": search.steps})
+    _check_length(base.settings.training.words, grid, base.overrides, search)
+    common = {} if search.steps is None else {"training.steps": search.steps}
     labels, points_by_name = _labels(grid), {}
     for values in itertools.product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))
-        loaded, configs = config_reader.load(source, common | settings), {}
-        for seed in search.seeds:
-            loaded.seed = seed
-            try:
-                configs[seed] = pretraining_config.parse(loaded)
-            except ValueError as error:
-                texts = ", ".join(f"{setting}={config_reader.shown(value)}" for setting, value in settings.items())
-                raise ValueError(f"{error} (at the point {texts})") from error
+        try:
+            of_point = base.with_overrides(common | settings).settings
+        except ValueError as error:
+            texts = ", ".join(f"{setting}={schema.shown(value)}" for setting, value in settings.items())
+            raise ValueError(f"{error} (at the point {texts})") from error
+        configs = {seed: dataclasses.replace(of_point, seed=seed) for seed in search.seeds}
         # From the config, in which 1 is 1.0 where a setting is a number with a point.
-        checked = config_reader.flat(config_reader.to_dict(configs[search.seeds[0]]))
+        checked = schema.flat(schema.to_dict(of_point))
         settings = {setting: checked[setting] for setting in grid}
         name = "-".join(f"{labels[setting]}{_text(value)}" for setting, value in settings.items())
         if name in points_by_name:
@@ -196,13 +191,13 @@ def _text(value: Any) -> str:
     """Return the value of a setting as a part of a directory name; floats are as short as possible without loss."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return re.sub(r"[^A-Za-z0-9.+_-]", "_", config_reader.shown(value))
+    return re.sub(r"[^A-Za-z0-9.+_-]", "_", schema.shown(value))
 
 
 def _in_effect(point: Point) -> str:
     """Return the effective settings of a point as JSON text, which is equal for points whose runs would be the same."""
-    settings = config_reader.to_dict(next(iter(point.configs.values())).in_effect)
-    flat = config_reader.flat({name: value for name, value in settings.items() if name != "search"})
+    settings = schema.to_dict(next(iter(point.configs.values())).in_effect)
+    flat = schema.flat({name: value for name, value in settings.items() if name != "search"})
     return json.dumps({key: value for key, value in flat.items() if key not in arms.NOT_COMPARED}, sort_keys=True)
 
 

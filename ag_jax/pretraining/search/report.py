@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ag_jax import config_reader
 from ag_jax.analysis.figures.search import HeatMap
 from ag_jax.analysis.markdown import table
 from ag_jax.evaluation.significance import MCNEMAR_NEEDS, mcnemar
@@ -16,6 +15,7 @@ from ag_jax.pretraining.search import choose
 from ag_jax.pretraining.search.choose import Result
 from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.states import LOSSES, States
+from ag_jax.settings import schema
 from ag_jax.training.criterion import Criterion
 
 NOT_MEASURED = "not measured"  # in the place of a number, if nothing was counted for a metric
@@ -217,7 +217,7 @@ def heat_maps(study: Study, results: Sequence[Result]) -> list[HeatMap]:
             ]
             for row in row_values
         ]
-        labels = [[config_reader.shown(value) for value in values] for values in (row_values, column_values)]
+        labels = [[schema.shown(value) for value in values] for values in (row_values, column_values)]
         maps.append(HeatMap(arm, metric, rows, columns, labels[0], labels[1], best, by.is_lower_better))
     return maps
 
@@ -281,7 +281,7 @@ def _ranking(of_arm: Sequence[Result], numbers_of_arm: Mapping[str, Any], metric
     rows = []
     words = {True: "left", False: "not left", None: "–"}
     for place, result in enumerate(choose.ranked(of_arm, metric), 1):
-        values = [config_reader.shown(result.point.settings[setting]) for setting in settings]
+        values = [schema.shown(result.point.settings[setting]) for setting in settings]
         measured = [
             decimals(result.measured[name], NOT_MEASURED)
             if result.measured
@@ -322,7 +322,7 @@ def _settings_table(settings: Mapping[str, Sequence[Mapping[str, Any]]], metric:
     rows = [
         [
             f"`{setting}`",
-            config_reader.shown(of["value"]),
+            schema.shown(of["value"]),
             str(of["points"]),
             decimals(of["best"]),
             decimals(of["median"]),

@@ -29,6 +29,7 @@ from ag_jax.pretraining.search.points import Study
 from ag_jax.pretraining.search.report import Threshold
 from ag_jax.pretraining.search.states import FAILURE, LOSSES, States
 from ag_jax.pretraining.workloads import VocabularyInfo
+from ag_jax.settings.config_files import Config
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import saved_metrics, steps_in
 from ag_jax.training.loop import NonFiniteError
@@ -37,13 +38,10 @@ from ag_jax.training.wandb_run import Labels
 SHORT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory is short
 
 
-def search(
-    source: str, overrides: dict[str, Any], workdir: epath.PathLike, part: str | None = None, retry: bool = False
-) -> epath.Path:
+def search(base: Config, workdir: epath.PathLike, part: str | None = None, retry: bool = False) -> epath.Path:
     """Train or resume the runs of a search, and write its report; returns the path of `report.md`.
 
-    source: the config file with its arguments, whose section `search` has the grids.
-    overrides: settings that replace those of the config file.
+    base: the config, whose section `search` has the grids.
     workdir: the directory of `report.md`, `search.json`, `best.json`, `figures/` and the runs, `ARM/POINT-seedN`.
     part: `K/N` trains every N-th point from the K-th on; None trains all.
     retry: train the runs again that failed before.
@@ -52,7 +50,7 @@ def search(
     Raises ValueError if every point failed, and if there are more parts than points.
     """
     share = ALL if part is None else parse_part(part)
-    study, workdir = points.study(source, overrides), storage.directory(workdir)
+    study, workdir = points.study(base), storage.directory(workdir)
     study = points.with_steps(study, workdir, run.is_begun)
     first_configs = {f"{point.arm}/{point.name}": next(iter(point.configs.values())) for point in study.points}
     study = dataclasses.replace(study, incomparable=tuple(comparable.warnings(first_configs, "points")))

@@ -16,12 +16,12 @@ from typing import Any
 
 from etils import epath
 
-from ag_jax import config_reader
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.distributed import storage
 from ag_jax.pretraining import run
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search.points import Study
+from ag_jax.settings import schema
 
 FAILURE, RUNGS = "failure.json", "rungs.json"
 LOSSES = ("train_loss", "validation_loss", "average_train_loss")
@@ -124,11 +124,11 @@ def _settings(config: ExperimentConfig) -> str:
 
     Settings at their defaults are left out, so that a setting that a later version adds does not change the hash.
     """
-    defaults = config_reader.flat(config_reader.to_dict(ExperimentConfig()))
+    defaults = schema.flat(schema.to_dict(ExperimentConfig()))
     settings = {
         name: value
-        for name, value in config_reader.flat(config_reader.to_dict(config)).items()
-        if not config_reader.is_among(name, NOT_OF_FAILURE) and (name not in defaults or defaults[name] != value)
+        for name, value in schema.flat(schema.to_dict(config)).items()
+        if not schema.is_among(name, NOT_OF_FAILURE) and (name not in defaults or defaults[name] != value)
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 

@@ -1,12 +1,11 @@
 """The pre-training runs of the goldens: one layer, width 12, 300 tokenizer pieces, a few steps."""
 
-from ag_jax import config_reader
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.settings.config_files import OneOf
 
 
-def get_config(argument: str = ""):
+def get_config(*, arm: OneOf("ag", "mlm", "asa") = "ag"):
     """`arm`: mlm, ag (guided) or asa (with an adversary)."""
-    chosen = config_reader.arguments(argument, arm=("ag", "mlm", "asa"))
     config = pretraining_config.default_config()
     config.title = "Goldens"
     config.seed = 3
@@ -25,9 +24,9 @@ def get_config(argument: str = ""):
         milestones=(1.0,),
         tensorboard=False,
     )
-    if chosen.arm == "ag":
+    if arm == "ag":
         config.guidance.update(mode="loss", fraction=1.0, alpha=1.0)
-    if chosen.arm == "asa":
+    if arm == "asa":
         config.adversarial.method = "asa"
     config.comparison.update(arms="mlm,ag", seeds=(3,))
     config.inspection.sentence = "The union is strong."

@@ -5,10 +5,10 @@ import math
 import pathlib
 import time
 
-from ag_jax import config_reader
 from ag_jax.distributed import storage
 from ag_jax.pretraining import run
 from ag_jax.pretraining.search import run as search_run
+from ag_jax.settings import schema
 from ag_jax.training.loop import NonFiniteError
 
 PLATEAU, STEPS = 5.4, 8  # a run leaves the plateau at a margin of 0.3 below it
@@ -30,15 +30,15 @@ TINY = {
     "training.tensorboard": False,
 }
 CONFIG = '''
-from ag_jax import config_reader
+from ag_jax.settings import schema
+from ag_jax.settings.config_files import OneOf
 from ag_jax.pretraining import config as pretraining_config
 
-def get_config(argument=""):
+def get_config(*, arm: OneOf("mlm", "ag") = "mlm"):
     """arm: mlm or ag."""
-    chosen = config_reader.arguments(argument, arm=("mlm", "ag"))
     config = pretraining_config.default_config()
     config.update_from_flattened_dict({settings!r})
-    if chosen.arm == "ag":
+    if arm == "ag":
         config.guidance.mode = "loss"
     config.search.grids = {grids!r}
     return config
@@ -71,7 +71,7 @@ def accuracy_of(config, step: int) -> float:
 def begin(config, directory) -> None:
     """Write the settings of a run, as training does at its start."""
     directory.mkdir(parents=True, exist_ok=True)
-    storage.write_whole(directory / "config.json", json.dumps(config_reader.to_dict(config)))
+    storage.write_whole(directory / "config.json", json.dumps(schema.to_dict(config)))
 
 
 def outcome(config, pause_at=None):

@@ -9,6 +9,7 @@ from etils import epath
 from ag_jax.pretraining import build, run
 from ag_jax.pretraining.search import points, states
 from ag_jax.pretraining.search import run as search_run
+from ag_jax.settings import config_files
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import steps_in
 from tests.pretraining import tiny_runs
@@ -38,12 +39,12 @@ def test_points_are_ordinary_runs(text, tmp_path, one_device, monkeypatch):
         stopped = types.SimpleNamespace(**vars(states) | {"write_rung": stopped_at_the_second})
         patch.setattr(search_run, "states", stopped)
         with pytest.raises(KeyboardInterrupt):
-            search_run.search(source, {}, made)
+            search_run.search(config_files.load(source, {}), made)
     assert sum(path.name == "rungs.json" for path in made.glob("*/*/*.json")) == 1
     assert len(list(made.glob("*/*/checkpoints/3"))) == 2
-    search_run.search(source, {}, made)
+    search_run.search(config_files.load(source, {}), made)
     assert build._cached_program.cache_info().misses <= programs + 1
-    study, found = points.study(source, {}), json.loads((made / "search.json").read_text())
+    study, found = points.study(config_files.load(source, {})), json.loads((made / "search.json").read_text())
     of_points = found["arms"]["ag"]["points"]
     statuses = {name: one["status"] for name, one in of_points.items()}
     assert found["complete"] and sorted(statuses.values()) == ["done"] * 3 + ["failed"] * 2 + ["stopped"]

@@ -15,6 +15,7 @@ from ag_jax.pretraining.search import choose, points, report, states
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.pretraining.search.choose import NextRun
 from ag_jax.pretraining.search.states import RunState
+from ag_jax.settings import config_files
 from ag_jax.training.loop import NonFiniteError
 from tests import commands
 from tests.pretraining.search import studies
@@ -38,7 +39,7 @@ def stubbed(monkeypatch, tmp_path, one_device):
     monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: studies.PLATEAU)
 
     def search(source, overrides=None, **options):
-        search_run.search(source, overrides or {}, epath.Path(tmp_path / "made"), **options)
+        search_run.search(config_files.load(source, overrides or {}), epath.Path(tmp_path / "made"), **options)
         return read(tmp_path / "made")
 
     return search
@@ -133,7 +134,7 @@ def test_the_best_point_of_another_search_is_an_error(stubbed, source, tmp_path)
     """Of one whose config file had other arguments; those that the file does not take are not compared."""
     path = tmp_path / "config.py"
     source({"mlm": rates(0.1, 0.02)})
-    path.write_text(path.read_text().replace('arm=("mlm", "ag"))', 'arm=("mlm", "ag"), layers=(2, 4), scale="paper")'))
+    path.write_text(path.read_text().replace("(*, arm", '(*, layers: OneOf(2, 4) = 2, scale: str = "paper", arm'))
     stubbed(f"{path}:layers=4")
     expected = {"layers": 4, "scale": "paper", "language": "oromo"}
     assert best(tmp_path, arguments=expected)["optimizer.learning_rate"] == 0.02
@@ -144,7 +145,7 @@ def test_the_best_point_of_another_search_is_an_error(stubbed, source, tmp_path)
 def test_shorter_runs_and_a_limit_of_time(stubbed, source, tmp_path):
     """`search.steps` changes the config of every point; after `stop_after` no run is begun."""
     path = source({"mlm": rates(0.1, 0.02)})
-    study = points.study(path, {"search.steps": 5})
+    study = points.study(config_files.load(path, {"search.steps": 5}))
     assert [config.training.steps for point in study.points for config in point.configs.values()] == [5, 5]
     found, calls = stubbed(path, {"search.stop_after": 1e-9})
     assert calls == [] and not found["complete"] and found["arms"]["mlm"]["best"] is None
@@ -266,12 +267,12 @@ def test_failures_with_other_settings_do_not_count(monkeypatch, source, tmp_path
     assert found["complete"] and len(calls) == 2 and stubbed(path, smaller) == (found, [])
     message = "INTERNAL: a defect"
     with pytest.raises(jax.errors.JaxRuntimeError, match="a defect"):
-        search_run.search(path, {}, epath.Path(tmp_path / "other"))
+        search_run.search(config_files.load(path, {}), epath.Path(tmp_path / "other"))
 
 
 def test_a_seed_of_a_failed_point_comes_to_every_rung(source):
     """Otherwise its losses there would not be known when --retry trains the seed that failed."""
-    study = points.study(source({"mlm": rates(0.02)}), HALF | {"search.seeds": (studies.UNLUCKY, 0)})
+    study = points.study(config_files.load(source({"mlm": rates(0.02)}), HALF | {"search.seeds": (studies.UNLUCKY, 0)}))
     found = {(0, studies.UNLUCKY): RunState(failure="diverged"), (0, 0): RunState()}
     assert choose.halved(study, found)[0] == [NextRun(0, 0, 4)]
     found[0, 0] = RunState(rungs={"4": dict.fromkeys(states.LOSSES, 5.0)})
@@ -449,11 +450,11 @@ def test_points_that_this_process_does_not_train_may_have_any_batch(
         stubbed(path, retry=True)
     path, parts = source({"mlm": {"training": {"batch_size": (8, 12)}}}), epath.Path(tmp_path / "parts")
     with pytest.raises(ValueError, match="mlm/bs12 .* 12 rows .* 8"):
-        search_run.search(path, {}, parts)
+        search_run.search(config_files.load(path, {}), parts)
     assert not parts.exists()
-    search_run.search(path, {}, parts, part="1/2")
+    search_run.search(config_files.load(path, {}), parts, part="1/2")
     with pytest.raises(ValueError, match="mlm/bs12"):
-        search_run.search(path, {}, parts, part="2/2")
+        search_run.search(config_files.load(path, {}), parts, part="2/2")
 
 
 RATE = {"mlm": rates(0.1)}
@@ -493,7 +494,7 @@ RATE = {"mlm": rates(0.1)}
 )
 def test_searches_that_cannot_be(source, grids, overrides, named):
     with pytest.raises(ValueError, match=f"(?s){named}"):
-        points.study(source(grids), overrides)
+        points.study(config_files.load(source(grids), overrides))
 
 
 TRANSLATES = {"decoder.layers": 1, "data.format": "parallel", "data.source": "a.en", "data.target": "a.de"}
@@ -518,7 +519,7 @@ def test_what_is_wrong_is_found_before_anything_runs(stubbed, source, tmp_path, 
 def second(source, tmp_path):
     """(config file, study, directory of the second run) of a search in which this run has begun."""
     path = source({"mlm": rates(0.1, 0.02)})
-    study, directory = points.study(path, {}), epath.Path(tmp_path / "made" / "mlm" / "lr0.02-seed0")
+    study, directory = points.study(config_files.load(path, {})), epath.Path(tmp_path / "made" / "mlm" / "lr0.02-seed0")
     studies.begin(study.points[1].configs[0], directory)
     return path, study, directory
 
@@ -555,7 +556,10 @@ def test_a_run_past_a_rung_is_an_error_before_anything_runs(stubbed, second, tmp
 
 def test_a_rung_that_another_process_has_passed_keeps_its_numbers(stubbed, source, tmp_path, monkeypatch, capsys):
     """A process that works through an old list gets the numbers of the present step of a run that has gone on."""
-    study, workdir = points.study(source({"mlm": rates(0.02, 0.1)}, **HALF), {}), epath.Path(tmp_path / "made")
+    study, workdir = (
+        points.study(config_files.load(source({"mlm": rates(0.02, 0.1)}, **HALF), {})),
+        epath.Path(tmp_path / "made"),
+    )
     directory, kept = study.points[0].directory(workdir, 0), dict.fromkeys(states.LOSSES, 5.0)
     directory.mkdir(parents=True)
     states.write_rung(directory, 4, kept)
@@ -612,8 +616,8 @@ def test_damaged_files_are_named(name, content, named, stubbed, second):
 def test_names_of_points(source):
     """Of the settings in the order of the grid, with the whole path where two settings have one last part."""
     grid = {"model": {"dropout": (0.0, 0.1), "remat": ("none",)}, "optimizer": {"learning_rate": (1e-5, 1 / 3)}}
-    names = [point.name for point in points.study(source({"mlm": grid}), {}).points]
+    names = [point.name for point in points.study(config_files.load(source({"mlm": grid}), {})).points]
     assert names[:2] == ["dropout0-remat" + "none-lr1e-05", "dropout0-remat" + "none-lr0.3333333333333333"]
     grid = {"optimizer": {"learning_rate": (0.5,)}, "adversarial": {"asa": {"learning_rate": (0.5, 0.25)}}}
-    found = points.study(source({"mlm": grid}, **{"adversarial.method": "asa"}), {}).points
+    found = points.study(config_files.load(source({"mlm": grid}, **{"adversarial.method": "asa"}), {})).points
     assert [point.name for point in found] == ["learning_rate0.5-lr0.5", "learning_rate0.25-lr0.5"]

@@ -12,6 +12,7 @@ from etils import epath
 from ag_jax.distributed import hosts
 from ag_jax.pretraining import run
 from ag_jax.pretraining.search import run as search_run
+from ag_jax.settings import config_files
 from tests.distributed.fake_hosts import FakeHosts
 from tests.pretraining.search import studies
 from tests.pretraining.search.studies import config_file, rates
@@ -37,7 +38,9 @@ def on_hosts(monkeypatch, tmp_path, one_device):
 
     def search(overrides, *values):
         source = config_file(tmp_path / "config.py", {"mlm": rates(*values)})
-        found = fakes.run(lambda host: search_run.search(source, overrides, epath.Path(tmp_path / str(host))))
+        found = fakes.run(
+            lambda host: search_run.search(config_files.load(source, overrides), epath.Path(tmp_path / str(host)))
+        )
         return found, calls
 
     return search

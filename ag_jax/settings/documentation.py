@@ -3,11 +3,10 @@
 import dataclasses
 import inspect
 import re
-import types
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
-from ag_jax import config_reader
+from ag_jax.settings import schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +48,8 @@ def of(kind: type, path: str = "") -> Iterator[Setting]:
             yield Setting(path + name, meaning, is_section=True)
             yield from of(inner, f"{path}{name}." if inner is hints[name] else f"{path}{name}.NAME.")
         else:
-            yield Setting(
-                path + name,
-                meanings.get(name, ""),
-                _allowed(hints[name]),
-                config_reader.shown(config_reader.default_of(field)),
-            )
+            allowed, default = schema.in_words(hints[name]), schema.shown(schema.default_of(field))
+            yield Setting(path + name, meanings.get(name, ""), allowed, default)
 
 
 def entries(docstring: str, names: Iterable[str]) -> dict[str, str]:
@@ -75,30 +70,3 @@ def entries(docstring: str, names: Iterable[str]) -> dict[str, str]:
         else:
             current = []
     return meanings
-
-
-_TYPES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
-
-
-def _allowed(hint: Any) -> str:
-    """Return in words which values an annotation allows, such as "a whole number at least 1, or none"."""
-    if get_origin(hint) is dict:
-        return "a section of any names, to be set in the config file"
-    if get_origin(hint) in (types.UnionType, Union):
-        return f"{_allowed(_not_none(hint))}, or {config_reader.NONE}"
-    if get_origin(hint) is Annotated:
-        kind, *bounds = get_args(hint)
-        return f"{_TYPES[kind]} {config_reader.in_words(bounds)}"
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(get_args(hint))}"
-    if get_origin(hint) is tuple:
-        of_item = get_args(hint)[0]
-        # A text may have commas itself, and ml_collections reads unquoted texts with commas as a broken tuple.
-        if of_item is str:
-            return "a list of texts; repeat the flag for each"
-        return f"a list with commas, each {_allowed(of_item)}"
-    return _TYPES[hint]
-
-
-def _not_none(hint: Any) -> Any:
-    return next(kind for kind in get_args(hint) if kind is not types.NoneType)

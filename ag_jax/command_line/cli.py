@@ -1,0 +1,468 @@
+"""Run the verbs of the command, and print their errors as messages."""
+
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import resource
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import IO, Any
+
+import jax
+from etils import epath
+
+from ag_jax import imported, interruption
+from ag_jax.command_line.parser import shortened
+from ag_jax.command_line.verbs import (
+    Compare,
+    Evaluate,
+    Export,
+    Finetune,
+    Import,
+    Inspect,
+    OnHosts,
+    Plan,
+    Prepare,
+    Search,
+    Tokenizer,
+    Train,
+    Translate,
+    Verb,
+)
+from ag_jax.data import pipeline, tokenizers
+from ag_jax.data.json_files import read_json
+from ag_jax.distributed import hosts, parts, storage
+from ag_jax.finetuning import trial
+from ag_jax.finetuning.config import FinetuningConfig
+from ag_jax.interop import exporting, finetuned, hub, importing, milestones
+from ag_jax.interop.front_matter import Statements
+from ag_jax.planning import plan, text, topology
+from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining import run, scores, translate, words, workloads
+from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.search import points
+from ag_jax.probing.config import ProbingConfig
+from ag_jax.settings import schema
+from ag_jax.training.checkpoint import CorruptCheckpointError
+from ag_jax.training.loop import Interrupted, NonFiniteError
+
+STOPPED = "AG_JAX_STOPPED"  # environment variable with the file to write if a signal stops the command before its end
+
+
+def output_directory(workdir: str, kind: str | None = None) -> epath.Path:
+    """Return the directory that --workdir names; with `kind`, it must be empty or hold output of that kind.
+
+    kind: what the verb writes there, as `contents` says it; None for a verb that writes nothing of its own.
+
+    Raises ValueError if it holds something of another kind.
+    """
+    directory = storage.directory(workdir)
+    if kind and (there := contents(directory)) not in (None, kind, *MAY_HOLD.get(kind, ())):
+        raise ValueError(f"--workdir={directory} holds {there}, expected {kind} or nothing: choose another directory")
+    return directory
+
+
+def _model(workdir: str) -> epath.Path:
+    """Return the directory of --workdir, which must not hold several models.
+
+    Raises ValueError, which names the best model, if it holds several.
+    """
+    directory = storage.directory(workdir)
+    if contents(directory) in (SUITE, SUITES, COMPARISON):
+        from ag_jax.finetuning import best  # with scikit-learn
+
+        if (best_model := best.find(directory)) is not None:
+            raise ValueError(
+                f"--workdir={directory} holds several models: give the directory of one, such as "
+                f"--workdir={best_model.directory} ({best_model.reason})"
+            )
+    return directory
+
+
+def _checkpoint(verb: Evaluate | Translate | Inspect | Export) -> int | None:
+    """Return the step of the checkpoint to use, None for the newest; with --step=best, find and print the step."""
+    if verb.step is None or isinstance(verb.step, int):
+        return verb.step
+    directory = storage.directory(verb.workdir)
+    step = hosts.from_first("the best checkpoint", lambda: run.best_step(directory))
+    if hosts.is_first():
+        print(f"the best checkpoint of {directory} is that of step {step}", file=sys.stderr, flush=True)
+    return step
+
+
+def _join(verb: Any) -> None:
+    """Start JAX together with the other hosts, if there are any, and check that all hosts run the same command."""
+    position = hosts.find_position(verb.coordinator, verb.hosts, verb.host, verb.join_timeout)
+    if position is None:
+        return
+    command = {"the verb": verb.name, "--workdir": str(storage.directory(verb.workdir))}
+    command |= {f"--{flag}": getattr(verb, flag, None) for flag in ("step", "part", "retry")}
+    hosts.join(position, verb.join_timeout)
+    hosts.agree("their commands", command | run.versions())
+
+
+RUN, SUITE, SEARCH, PROBES = "a run", "a suite of fine-tuning", "a search", "a report on probes"
+COMPARISON, SUITES, TOKENIZER = "a comparison of runs", "a comparison of suites", "a tokenizer"
+ARMS = "the runs of a comparison"  # that is not finished
+MAY_HOLD = {COMPARISON: (ARMS,), PROBES: (ARMS,)}
+
+
+def contents(directory: epath.Path) -> str | None:
+    """Return in words what a directory holds, such as "a run"; None if no verb has written anything into it."""
+    config, report = (
+        read_json(path) if (path := directory / name).exists() else {} for name in ("config.json", "report.json")
+    )
+    # From the special to the general: a trial has a run's checkpoints, too, and a suite's arms have reports.
+    if "model_type" in config:
+        return "a Hugging Face model"
+    if isinstance(tasks := config.get("tasks"), dict) and any((directory / name).is_dir() for name in tasks):
+        return SUITE
+    if finetuned.locate(directory) or (directory / trial.RESULT).exists():
+        return "a trial of fine-tuning"
+    if run.is_begun(directory):
+        return RUN
+    if (directory / "search.json").exists():
+        return SEARCH
+    if report:
+        return PROBES if "probes" in report else SUITES if "tasks" in report else COMPARISON
+    if (directory / tokenizers.CHECKSUM).exists():
+        return TOKENIZER
+    return ARMS if any(directory.glob("*-seed*/config.json")) else None
+
+
+def run_verb(verb: Any) -> None:
+    """Run a verb, or print its config for `--print_config`.
+
+    Raises ValueError or OSError for errors that the user can correct.
+    """
+    if getattr(verb, "print_config", False):
+        _check(verb)
+        print(json.dumps(schema.to_dict(verb.config.settings), indent=2))
+        return
+    topology.silence_libtpu()
+    storage.set_patience(verb.store_timeout)
+    if getattr(verb, "trust_code", False):
+        imported.trust_all()
+    if isinstance(verb, OnHosts):
+        _join(verb)
+    RUN_BY[verb.name](verb)
+
+
+def _check(verb: Any) -> None:
+    """Check the config of a verb for `--print_config`, as the verb does when it runs."""
+    if verb.config is None:
+        raise ValueError("--print_config prints a config: give one by --config=FILE")
+    config = verb.config.settings
+    share = None if getattr(verb, "part", None) is None else parts.parse_part(verb.part)
+    if isinstance(verb, Train):
+        words.check_flags(config, verb.config.overrides)
+    if isinstance(verb, Search):
+        parts.numbers_of(share or parts.ALL, len(points.study(verb.config).points), "points")
+    if not isinstance(verb, Compare | Finetune):
+        return
+    configs: Any = {"": config}
+    if isinstance(verb, Compare):
+        configs, _ = _comparison(config).arm_configs(verb.config)
+    if isinstance(config, FinetuningConfig):
+        from ag_jax.finetuning import splits  # with scikit-learn
+
+        for of_arm in configs.values():
+            for name, recipe in of_arm.tasks.items():
+                splits.find_task(name, recipe)
+    if isinstance(config, FinetuningConfig) and share:
+        parts.numbers_of(share, _comparison(config).count_trials(configs.values()), "trials")
+    elif isinstance(config, ProbingConfig) and share:
+        raise _probes_have_no_parts(verb.part)
+    elif share:
+        parts.numbers_of(share, len(configs), "runs")
+
+
+def _probes_have_no_parts(part: str | None) -> ValueError:
+    return ValueError(f"--part={part}: probes are measured by one process, so leave --part out")
+
+
+def _comparison(config: Any) -> Any:
+    """Return the module `comparison` of fine-tuning, of probes or of pre-training, whichever the config is for."""
+    if isinstance(config, ProbingConfig):
+        from ag_jax.probing import comparison as of_probes  # with matplotlib and scipy
+
+        return of_probes
+    if isinstance(config, FinetuningConfig):
+        from ag_jax.finetuning import (
+            comparison as of_tasks,  # with scipy and scikit-learn, for which others need not wait
+        )
+
+        return of_tasks
+    from ag_jax.pretraining import comparison as of_runs  # with matplotlib and scipy
+
+    return of_runs
+
+
+def _tell(message: str) -> None:
+    if hosts.is_first():
+        print(message)
+
+
+def _train(verb: Train) -> None:
+    config, workdir = verb.config.settings, output_directory(verb.workdir, RUN)
+    words.check_flags(config, verb.config.overrides)
+    summary = run.train(config, workdir)
+    _tell(
+        f"{workdir.name}: {workloads.workload_of(config).primary_metric.label} {summary['train_loss']:.3f} train, "
+        f"{summary['validation_loss']:.3f} validation, {summary['average_train_loss']:.3f} average over training; "
+        f"everything is in {workdir}"
+    )
+
+
+def _compare(verb: Compare) -> None:
+    config = verb.config.settings
+    share = {"part": verb.part} if verb.part is not None else {}
+    if share and isinstance(config, ProbingConfig):
+        raise _probes_have_no_parts(verb.part)
+    kind = {ExperimentConfig: COMPARISON, FinetuningConfig: SUITES, ProbingConfig: PROBES}[type(config)]
+    report = _comparison(config).compare(verb.config, output_directory(verb.workdir, kind), **share)
+    if report is not None:
+        _tell(f"the report is {report}")
+
+
+def _search(verb: Search) -> None:
+    from ag_jax.pretraining.search import run as of_points  # with matplotlib and scipy
+
+    report = of_points.search(verb.config, output_directory(verb.workdir, SEARCH), part=verb.part, retry=verb.retry)
+    _tell(f"the report is {report}")
+
+
+def _finetune(verb: Finetune) -> None:
+    config, workdir = verb.config.settings, output_directory(verb.workdir, SUITE)
+    report = _comparison(config).finetune(verb.config, workdir, verb.part)
+    if report is None:
+        return
+    _tell(f"the report is {report}")
+    if config.keep == "best" and hosts.is_first():
+        from ag_jax.finetuning import best
+
+        try:
+            best_model = best.find(workdir)
+        except FileNotFoundError as error:  # a sweep with fewer points than before, whose trials have none
+            _tell(str(error))
+            return
+        if best_model is not None:
+            _tell(f"the weights of {best_model.reason}, are in {best_model.directory}")
+
+
+def _evaluate(verb: Evaluate) -> None:
+    if verb.config is not None:
+        report = _comparison(verb.config.settings).evaluate(verb.config, output_directory(verb.workdir, PROBES))
+        _tell(f"the report is {report}")
+        return
+    workdir, step = _model(verb.workdir), _checkpoint(verb)
+    metrics = run.evaluate(workdir, step)
+    if hosts.is_first() and (tests := scores.score_run(workdir, step)):
+        metrics["translations"] = {name: dict(test.scores) for name, test in tests.items()}
+    metrics_text = json.dumps(metrics, indent=2)
+    try:
+        if hosts.is_first():
+            storage.write_where_possible(
+                lambda place: storage.write_whole(place / "evaluation.json", metrics_text + "\n"), workdir
+            )
+    finally:  # also if nothing can be written, and after it, because nobody may read what is printed
+        _tell(metrics_text)
+
+
+def _translate(verb: Translate) -> None:
+    def model() -> translate.Translator:
+        return translate.open_translator(_model(verb.workdir), _checkpoint(verb), verb.decoding)
+
+    translate.translate(model, verb.input, verb.output)
+
+
+def _inspect(verb: Inspect) -> None:
+    from ag_jax.finetuning import best
+    from ag_jax.inspection import command  # with matplotlib
+    from ag_jax.inspection.heads import Chosen
+    from ag_jax.inspection.pages import Page, check_place
+
+    further = (verb.against, verb.steps)
+    if verb.html is None and any(further):
+        raise ValueError("--against and --steps say what a page shows: give --html=FILE, too")
+    if verb.layers and (verb.html is not None or verb.heads):
+        other = "--html" if verb.html is not None else "--heads"
+        raise ValueError(
+            f"--layers selects layers of the figure of heads: leave out --layers or {other}, because "
+            f"{'a page shows all layers' if other == '--html' else '--heads=LAYER.HEAD has the layers of its heads'}"
+        )
+    page = None
+    if verb.html is not None:
+        check_place(verb.html)
+        page = Page(verb.html, best.open_for_inspection, *further, verb.heads)
+    opened = best.open_for_inspection(storage.directory(verb.workdir), _checkpoint(verb))
+    selection = Chosen(verb.layers, () if page else verb.heads)
+    command.inspect(opened, verb.text, verb.target, verb.without, page, selection)
+
+
+def _tokenizer(verb: Tokenizer) -> None:
+    config, workdir = verb.config.settings, output_directory(verb.workdir, TOKENIZER)
+    tokenizer = pipeline.prepare_tokenizer(config.data)
+    tokenizer.save(workdir)
+    sentence = config.inspection.sentence if verb.text is None else verb.text
+    print(f"{tokenizer.vocabulary_size} tokens, saved in {workdir}; use it with --config.data.tokenizer.path={workdir}")
+    print(" ".join(tokenizer.tokens(tokenizer.encode(sentence))))
+
+
+def _prepare(verb: Prepare) -> None:
+    config = verb.config.settings
+    corpus = pretraining_corpus.prepare_ahead(config.data, verb.part)
+    if corpus is not None:
+        in_words = {"in words": words.of_corpus(config, corpus).to_json()} if words.is_needed(config) else {}
+        facts = corpus.facts() | ({"sources": corpus.sources} if corpus.sources else {}) | in_words
+        print(json.dumps(facts, indent=2))
+
+
+def _plan(verb: Plan) -> None:
+    config = verb.config.settings
+    directory = storage.directory(verb.workdir) if verb.workdir else None
+    estimate = plan.make_plan(config, topology.parse(verb.topology, verb.slices), verb.search_batch)
+    if directory:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "plan.json").write_text(json.dumps(text.as_json(estimate, verb.price), indent=2) + "\n")
+    print(text.report(estimate, verb.price))
+
+
+def _import(verb: Import) -> None:
+    workdir = storage.directory(verb.workdir)
+    model = importing.convert(verb.source, workdir, verb.expect)
+    print(f"{model.parameters:,} parameters of {model.family}, in {workdir}")
+    for head in model.new:
+        print(f"new: {head}, which the files lack; it is randomly initialised, so train before you use it")
+    for name in model.left_out:
+        print(f"left out: {name}")
+    for note in model.notes:
+        print(f"not taken over: {note}")
+
+
+def _export(verb: Export) -> None:
+    if verb.private and verb.push is None:
+        raise ValueError("--private is about what --push creates on the Hugging Face hub: give --push=NAME, too")
+    stated = Statements(verb.license, tuple(verb.language), tuple(verb.datasets))
+    repository = None if verb.push is None else hub.find(verb.push, verb.private)
+    if repository is not None:
+        stated = dataclasses.replace(stated, repository=repository.name)
+    options = (verb.dtype, stated, verb.part)
+    if verb.milestones:
+        _export_milestones(verb, repository, options)
+        return
+    written = exporting.convert(_model(verb.workdir), _checkpoint(verb), verb.destination, *options)
+    print(f"{written.parameters:,} parameters as {written.architecture}, in {verb.destination}")
+    for item in written.not_carried:
+        print(f"not carried: {item}")
+    if repository is not None:
+        print(f"pushed to {repository.push(pathlib.Path(verb.destination).expanduser())}")
+
+
+def _export_milestones(verb: Export, repository: hub.Repository | None, options: tuple[str, Statements, str]) -> None:
+    """Export the milestones of a run (checkpoints by words seen), and push them as revisions of one repository."""
+    if verb.step is not None:
+        raise ValueError(f"--step={verb.step} is one checkpoint, and --milestones exports several: leave out one")
+    target = pathlib.Path(verb.destination).expanduser()
+    exports = milestones.convert(_model(verb.workdir), str(target), *options)
+    last = exports[hub.MAIN]
+    print(f"{last.parameters:,} parameters as {last.architecture}, in each of {', '.join(exports)} in {target}")
+    for item in last.not_carried:
+        print(f"not carried: {item}")
+    if not last.predicts_words:
+        print(
+            f"note: {last.architecture} has no word head, so transformers opens it as AutoModelForMaskedLM with a "
+            "randomly initialised one, and scores of sentences say nothing; fine-tuning is not affected"
+        )
+    if repository is None:
+        return
+    names = [hub.MAIN, *(name for name in exports if name != hub.MAIN)]
+    for number, name in enumerate(names):
+        try:
+            address = repository.push(target / name, name)
+        except ValueError as error:
+            left = names[number + 1 :]
+            raise ValueError(f"{error}" + (f"; then so for {', '.join(left)}" if left else "")) from error
+        print(f"pushed {name} to {address}")
+
+
+RUN_BY: dict[str, Callable[[Any], None]] = {
+    "train": _train,
+    "finetune": _finetune,
+    "compare": _compare,
+    "search": _search,
+    "evaluate": _evaluate,
+    "translate": _translate,
+    "inspect": _inspect,
+    "import": _import,
+    "export": _export,
+    "prepare": _prepare,
+    "tokenizer": _tokenizer,
+    "plan": _plan,
+}
+
+
+def run_safely(verb: Verb) -> int:
+    """Run a verb, print any error as one message, and return the exit status of the program.
+
+    0: done, or stopped by a signal with everything saved (the file named by $AG_JAX_STOPPED is then written); 1: an
+    error; hosts.AGAIN: another host was lost, start again.
+    """
+    try:
+        run_verb(verb)
+    except Interrupted as stop:
+        if hosts.is_first():
+            print(f"{stop}. To go on, run the same command again", file=sys.stderr)
+            if noted := os.environ.get(STOPPED):
+                pathlib.Path(noted).write_text(f"{stop}\n")
+        return 0
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):  # as in `ag-jax translate ... | head`
+            return 128 + signal.SIGPIPE
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        remedy = f"; the limit is {limit}: raise it, as by `ulimit -n 4096`" if error.errno == errno.EMFILE else ""
+        return _failed(1, f"ag-jax {verb.name}: {error}{remedy}")
+    except (ValueError, NonFiniteError, CorruptCheckpointError) as error:
+        return _failed(1, f"ag-jax {verb.name}: {error}")
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            return _failed(
+                1, f"ag-jax {verb.name}: not enough memory ({error}): lower the batch size, or raise microbatches"
+            )
+        if hosts.count() == 1:
+            raise
+        return _failed(
+            hosts.AGAIN,
+            f"ag-jax {verb.name}: the hosts lost each other, most likely because one of them died: see the others' "
+            f"messages. Start the command on all hosts again, it goes on from the last checkpoint.\n{error}",
+        )
+    except KeyboardInterrupt:
+        if hosts.count() > 1:  # the others would wait for this one
+            return _failed(interruption.status(), f"ag-jax {verb.name}: stopped by {interruption.requested()}")
+        raise
+    except BaseException as error:
+        if hosts.count() > 1:  # the usual end would wait for the other hosts
+            traceback.print_exc()
+            hosts.abandon(1, f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+def _is_unread(stream: IO[str]) -> bool:
+    """Return whether a stream is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(stream, 0)  # of errors alone, which are always reported
+    return bool(poll.poll(0))
+
+
+def _failed(status: int, message: str) -> int:
+    message = shortened(message)
+    where = f"host {hosts.index()}: " if hosts.count() > 1 else ""
+    print(f"{where}{message}", file=sys.stderr, flush=True)
+    hosts.abandon(status, message)
+    return status

@@ -1,0 +1,1 @@
+"""Settings: dataclasses and their values, config files, and what documents them."""
