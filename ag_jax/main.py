@@ -7,10 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from absl import flags
-
 from ag_jax import interruption
-from ag_jax.command_line import huge_pages, manual, parser
+from ag_jax.command_line import huge_pages
 
 
 def main(argv: list[str]) -> int:
@@ -28,6 +26,11 @@ def main(argv: list[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    # Imported here, after the process may have been restarted for huge pages, and not twice.
+    from absl import flags
+
+    from ag_jax.command_line import parser
+
     try:
         text = _help_text(arguments)
         if text is not None:
@@ -46,6 +49,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _help_text(arguments: Sequence[str]) -> str | None:
     """Return the help, version or list of configs that a command line asks for; None if it asks to run a verb."""
+    from ag_jax.command_line import manual
+
     if not arguments:
         return manual.overview()
     if {"--help", "-h"} & set(arguments):
