@@ -5,8 +5,9 @@ Nothing here imports JAX, which takes seconds, so errors are printed at once.
 
 import dataclasses
 import difflib
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -68,10 +69,10 @@ def parse(arguments: Sequence[str]) -> Verb:
         else:
             flags.DEFINE_string(word, None, flag.meaning, flag_values=values)
     if config is not None:
-        schema.check_names(config.values, [setting for setting in map(_setting, words) if setting is not None])
-        config_flags.DEFINE_config_dict(
-            "config", _for_texts(config), "settings", flag_values=values, sys_argv=["ag-jax", *words]
-        )
+        settings = [setting for setting in map(_setting, words) if setting is not None]
+        schema.check_names(config.values, settings)
+        of_flags = _for_texts(config.kind, settings)
+        config_flags.DEFINE_config_dict("config", of_flags, "settings", flag_values=values, sys_argv=["ag-jax", *words])
     try:
         positional = values(["ag-jax", *words])[1:]
     except flags.UnrecognizedFlagError as error:
@@ -121,23 +122,17 @@ def _setting(word: str) -> str | None:
     return match and match[1]
 
 
-def _for_texts(config: Config) -> ConfigDict:
-    """Return a config of the same shape for `config_flags`, which gets a text of every flag, but of switches a bool.
+def _for_texts(kind: type, settings: Sequence[str]) -> ConfigDict:
+    """Return a config with these settings for `config_flags`, which gets a text of each flag, but of a switch a bool.
 
     Switches are False in it, so that they may stand without a value; other settings are (), a list of texts.
     """
-
-    def without_values(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in values.items():
-            if isinstance(value, dict):
-                result[key] = without_values(value, f"{path}{key}.")
-            else:
-                is_switch = schema.type_of(schema.hint_of(config.kind, path + key)) is bool
-                result[key] = False if is_switch else ()
-        return result
-
-    return ConfigDict(without_values(config.values, ""))
+    result: dict[str, Any] = {}
+    for path in settings:
+        *sections, name = path.split(".")
+        section = functools.reduce(lambda inner, key: inner.setdefault(key, {}), sections, result)
+        section[name] = False if schema.type_of(schema.hint_of(kind, path)) is bool else ()
+    return ConfigDict(result)
 
 
 def _with_overrides(name: str, verb: type[Verb], config: Config, values: dict[str, Any]) -> Config:
