@@ -27,19 +27,18 @@ from ml_collections import ConfigDict, config_dict
 Kind = TypeVar("Kind")
 LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
 NONE = "none"  # how a flag says None
-_STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, revalidate_instances="always")
+_STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _TYPES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}  # attributes of `annotated_types`
 
 
-_kinds: dict[frozenset[str], type] = {}  # the dataclasses of all configs that `default` made, by their settings
+_kinds: dict[frozenset[str], type] = {}  # {names of the settings: dataclass} of all configs that `default` made
 
 
 def default(kind: type) -> ConfigDict:
     """Return a `ConfigDict` with every setting of a dataclass at its default, for a config file to change."""
     values = {field.name: default_of(field) for field in dataclasses.fields(kind)}
     config = ConfigDict(_with_placeholders(kind, values))
-    object.__setattr__(config, "_kind", kind)  # an attribute of the object, not a setting
     _kinds[frozenset(config)] = kind
     return config
 
@@ -65,8 +64,8 @@ def _with_placeholders(kind: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(config: ConfigDict) -> type | None:
-    """Return the dataclass of a config that `default` made, or of a copy; None for another config."""
-    return getattr(config, "_kind", None) or _kinds.get(frozenset(config))
+    """Return the dataclass all of whose settings a config has that `default` made, or its copy; None without one."""
+    return next((kind for names, kind in _kinds.items() if names <= set(config)), None)
 
 
 def parse(kind: type[Kind], values: ConfigDict | Mapping[str, Any], section: str = "") -> Kind:
