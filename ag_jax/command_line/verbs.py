@@ -15,7 +15,6 @@ from ag_jax.probing.config import ProbingConfig
 from ag_jax.settings.config_files import Config
 from ag_jax.settings.documentation import entries
 
-BEST = "best"  # value of --step
 PAGE = "maps.html"  # that `--html` writes without a value
 FLAG_OF_FIELD = {"source": "from", "destination": "to"}  # names of flags that differ from the field's
 # The dataclasses that a config may be made for: {dataclass: (what it is for, an example)}.
@@ -178,7 +177,7 @@ class Evaluate(OnHosts):
         if self.config is not None and self.step is not None:
             raise ValueError(
                 f"--step={self.step} does not apply to probes: give the step of the checkpoint as the setting "
-                f"--config.step={'N' if self.step == BEST else self.step} instead"
+                f"--config.step={'N' if self.step == 'best' else self.step} instead"
             )
 
 
