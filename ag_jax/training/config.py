@@ -1,12 +1,12 @@
 """Settings of training: the optimizer, the mesh of devices, and the loop with its logs and checkpoints."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 
 Decay = Literal["linear", "cosine", "one_minus_sqrt", "inverse_sqrt", "constant"]
-FALLS = ("linear", "cosine", "one_minus_sqrt")  # decays that end at the last step
+_WITHOUT_FALL = ("constant", "inverse_sqrt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +52,13 @@ class OptimizerConfig:
     clip_updates: bool = False
 
     def __post_init__(self):
-        if self.decay in ("constant", "inverse_sqrt"):
+        if self.decay in _WITHOUT_FALL:
+            falls = [decay for decay in get_args(Decay) if decay not in _WITHOUT_FALL]
             for name in ("decay_steps", "final_share"):
                 if (value := getattr(self, name)) != getattr(OptimizerConfig, name):
                     raise ValueError(
                         f"optimizer.{name}={value} is of a learning rate that falls to the last step, got "
-                        f"optimizer.decay={self.decay}: choose {', '.join(FALLS)}, or leave {name} out"
+                        f"optimizer.decay={self.decay}: choose {', '.join(falls)}, or leave {name} out"
                     )
         if self.clip_updates and self.kind == "lion":
             raise ValueError(
