@@ -17,21 +17,21 @@ from ag_jax.settings.config_files import Config
 NOT_COMPARED = {"title", "seed"}  # arms that differ only in these settings count as the same
 
 
-def configs_of(base: Config, listed: str | None, setting: str, verb: str) -> dict[str, Config]:
-    """Return {arm: config} for the arms (values of the config file's argument `arm`) in `listed`, with commas.
+def configs_of(base: Config, arms: str | None, setting: str, verb: str) -> dict[str, Config]:
+    """Return {arm: config} for the arms (values of the config file's argument `arm`) in `arms`, with commas.
 
     base: the config; with an arm, as in `quickstart:arm=ag`, it is one arm, not several.
     setting: the setting that holds the list, for messages.
     verb: the command that trains a config without arms, for messages.
 
-    Raises ValueError if `listed` is empty or None, if a name occurs twice, or if `base` has an arm already.
+    Raises ValueError if `arms` is empty or None, if a name occurs twice, or if `base` has an arm already.
     """
     check_argument(base, verb)
-    if not listed:
+    if not arms:
         raise ValueError(f"{base.source} names no arms to compare; set {setting}, or use `ag-jax {verb}` without arms")
-    names = listed.split(",")
+    names = arms.split(",")
     if len(set(names)) < len(names):
-        raise ValueError(f"arms must be different, got {listed}: name each of them once")
+        raise ValueError(f"arms must be different, got {arms}: name each of them once")
     return {name: base.with_argument("arm", name) for name in names}
 
 
