@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ag_jax.attention import patterns, segments
+from ag_jax.attention import assignment, patterns, segments
 from ag_jax.attention.patterns import PATTERNS, PatternTokens, Shift, columns
 from tests import reference
 
@@ -63,7 +63,7 @@ def test_the_patterns_of_the_docstring_and_of_the_guide_work_as_they_are_printed
             jax.jit(pattern, static_argnums=2)(*reference.packed([[5, 1, 4], [2]], 11), SPECIAL).weights_BK,
             [[0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]],
         )
-    assert patterns.find_pattern("prev") is PATTERNS["prev"]
+    assert patterns.find_pattern("prev") is PATTERNS["prev"] and tuple(PATTERNS) == assignment.PATTERNS
 
 
 @pytest.mark.parametrize(
