@@ -207,7 +207,7 @@ def test_libraries_that_have_one_place():
     drawing = {path for path in FILES if "matplotlib" in libraries_imported(path)}
     assert drawing and all(path.is_relative_to(PACKAGE / "analysis" / "figures") for path in drawing)
     readers = {name_of(path) for path in FILES if "ml_collections" in libraries_imported(path)}
-    places = {"settings/schema.py", "settings/config_files.py", "command_line/parser.py"}
+    places = {"settings/schema.py", "settings/config_files.py"}
     assert readers == {f"ag_jax/{place}" for place in places}
     assert not [path for path in FILES if "allow_pickle" in path.read_text()]
 

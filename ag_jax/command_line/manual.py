@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ag_jax.command_line.verbs import KINDS, PLACEHOLDERS, VERBS, Flag, OnHosts, Verb, flags_of
+from ag_jax.command_line.verbs import KINDS, PLACEHOLDERS, VERBS, Flag, OnHosts, Verb, flags_of, required
 from ag_jax.settings import config_files, documentation, schema
 from ag_jax.settings.config_files import Config
 from ag_jax.settings.documentation import Setting
@@ -152,7 +152,7 @@ def of_verb(name: str) -> str:
 
 def usage(verb: type[Verb]) -> str:
     """Return the flags that a verb needs."""
-    config = ["--config=CONFIG[:ARGUMENTS]"] if verb.kinds and not hasattr(verb, "config") else []
+    config = ["--config=CONFIG[:ARGUMENTS]"] if "config" in required(verb) else []
     needed = [flag_head(word, flag) for word, flag in flags_of(verb).items() if flag.default is dataclasses.MISSING]
     return " ".join([*config, *needed, "[more flags]"])
 

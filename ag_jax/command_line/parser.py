@@ -5,16 +5,13 @@ Nothing here imports JAX, which takes seconds, so errors are printed at once.
 
 import dataclasses
 import difflib
-import functools
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
-from ml_collections.config_flags.tuple_parser import TupleParser
 
-from ag_jax.command_line.verbs import KINDS, PAGE, PLACEHOLDERS, VERBS, Flag, Verb, flags_of
+from ag_jax.command_line.verbs import KINDS, PAGE, PLACEHOLDERS, VERBS, Flag, Verb, flags_of, required
 from ag_jax.settings import config_files, schema
 from ag_jax.settings.config_files import Config
 
@@ -22,13 +19,6 @@ READ_BY = {"arms": "compare", "comparison.": "compare", "search.": "search"}  # 
 # Verbs whose results depend on settings; the others accept settings that they do not read.
 _TRAINING = ("train", "finetune", "compare", "search", "evaluate")
 _LONGEST_LINE = 2000  # characters of an error message that are printed
-
-
-class _Texts(TupleParser):
-    """Parser of the flags `--config.SECTION.KEY=TEXT` of a setting: the texts themselves, for `schema.from_texts`."""
-
-    def parse(self, argument):
-        return [argument] if isinstance(argument, str) else list(argument)
 
 
 class _Boolean(flags.BooleanParser):
@@ -39,10 +29,6 @@ class _Boolean(flags.BooleanParser):
             return None if argument in (None, schema.NONE) else super().parse(argument)
         except ValueError:
             raise ValueError("expected True or False") from None
-
-
-config_flags.register_flag_parser_for_type(tuple, _Texts())
-config_flags.register_flag_parser_for_type(bool, _Boolean())
 
 
 def parse(arguments: Sequence[str]) -> Verb:
@@ -62,17 +48,17 @@ def parse(arguments: Sequence[str]) -> Verb:
     source, words = _source(name, verb, words)
     config = None if source is None else config_files.load(source)
     values, flags_by_name = flags.FlagValues(), flags_of(verb)
-    for word, flag in flags_by_name.items():
-        if flag.annotation is bool:
-            flags.DEFINE_bool(word, flag.default, flag.meaning, flag_values=values)
+    settings = [setting for setting in dict.fromkeys(map(_setting, words)) if setting is not None]
+    if config is not None:
+        schema.check_names(config.values, settings)
+    annotations = {word: flag.annotation for word, flag in flags_by_name.items()}
+    annotations |= {f"config.{setting}": schema.hint_of(config.kind, setting) for setting in settings if config}
+    for word, annotation in annotations.items():
+        if schema.type_of(annotation) is bool:
+            flags.DEFINE_bool(word, None, "", flag_values=values)
             values[word].parser = _Boolean()
         else:
-            flags.DEFINE_string(word, None, flag.meaning, flag_values=values)
-    if config is not None:
-        settings = [setting for setting in map(_setting, words) if setting is not None]
-        schema.check_names(config.values, settings)
-        of_flags = _for_texts(config.kind, settings)
-        config_flags.DEFINE_config_dict("config", of_flags, "settings", flag_values=values, sys_argv=["ag-jax", *words])
+            flags.DEFINE_multi_string(word, [], "", flag_values=values)
     try:
         positional = values(["ag-jax", *words])[1:]
     except flags.UnrecognizedFlagError as error:
@@ -83,12 +69,14 @@ def parse(arguments: Sequence[str]) -> Verb:
     for word, flag in flags_by_name.items():
         if values[word].present > 1:  # of a setting, the last value counts
             raise ValueError(f"--{word} is given more than once: give it once")
-        if values[word].present and (values[word].value != "" or flag.default is not dataclasses.MISSING):
+        if values[word].present and (values[word].value != [""] or flag.default is not dataclasses.MISSING):
             value: Any = values[word].value
             is_switch = flag.annotation is bool
-            fields[flag.field] = value if is_switch else schema.argument(f"--{word}", flag.annotation, value)
+            fields[flag.field] = value if is_switch else schema.argument(f"--{word}", flag.annotation, value[0])
     if config is not None:
-        fields["config"] = _with_overrides(name, verb, config, config_flags.get_override_values(values["config"]))
+        fields["config"] = _with_overrides(
+            name, verb, config, {path: values[f"config.{path}"].value for path in settings}
+        )
     return verb(**_missing(verb, fields) | fields)
 
 
@@ -122,19 +110,6 @@ def _setting(word: str) -> str | None:
     return match and match[1]
 
 
-def _for_texts(kind: type, settings: Sequence[str]) -> ConfigDict:
-    """Return a config with these settings for `config_flags`, which gets a text of each flag, but of a switch a bool.
-
-    Switches are False in it, so that they may stand without a value; other settings are (), a list of texts.
-    """
-    result: dict[str, Any] = {}
-    for path in settings:
-        *sections, name = path.split(".")
-        section = functools.reduce(lambda inner, key: inner.setdefault(key, {}), sections, result)
-        section[name] = False if schema.type_of(schema.hint_of(kind, path)) is bool else ()
-    return ConfigDict(result)
-
-
 def _with_overrides(name: str, verb: type[Verb], config: Config, values: dict[str, Any]) -> Config:
     """Return the checked config with the settings that flags change.
 
@@ -158,7 +133,7 @@ def _with_overrides(name: str, verb: type[Verb], config: Config, values: dict[st
     overrides = {}
     for path, value in values.items():
         hint = schema.hint_of(config.kind, path)
-        overrides[path] = schema.from_texts(hint, value, is_cut=False) if isinstance(value, tuple) else value
+        overrides[path] = schema.from_texts(hint, value, is_cut=False) if isinstance(value, list) else value
     config = config.with_overrides(overrides)
     _ = config.settings  # checks them
     return config
@@ -169,14 +144,12 @@ def _missing(verb: type[Verb], fields: dict[str, Any]) -> dict[str, None]:
 
     Raises ValueError, for the first of them, if it does not.
     """
-    required = [field.name for field in dataclasses.fields(verb) if field.default is dataclasses.MISSING]
-    if "config" in required and "config" not in fields:
+    names = required(verb)
+    if "config" in names and "config" not in fields:
         raise ValueError(
             f"`ag-jax {verb.name}` needs --config=CONFIG, such as --config=quickstart; `ag-jax configs` lists them"
         )
-    missing = {
-        name: flag for name, flag in flags_of(verb).items() if flag.field in required and flag.field not in fields
-    }
+    missing = {name: flag for name, flag in flags_of(verb).items() if flag.field in names and flag.field not in fields}
     for name, flag in missing.items():
         if not fields.get("print_config"):
             placeholder = PLACEHOLDERS.get(name, name.upper())

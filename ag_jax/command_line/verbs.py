@@ -387,3 +387,8 @@ def flags_of(verb: type[Verb]) -> dict[str, Flag]:
         )
         for field in sorted(fields, key=lambda field: field.name in common)
     }
+
+
+def required(verb: type[Verb]) -> list[str]:
+    """Return the names of the fields of a verb whose flags must be given."""
+    return [field.name for field in dataclasses.fields(verb) if field.default is dataclasses.MISSING]
