@@ -134,13 +134,13 @@ def of_verb(name: str) -> str:
     verb = VERBS[name]
     of_hosts = OnHosts.__annotations__
     entries = {word: _entry(flag_head(word, flag), flag_meaning(flag)) for word, flag in flags_of(verb).items()}
-    own = [text for word, text in entries.items() if word not in of_hosts]
+    lines = [text for word, text in entries.items() if word not in of_hosts]
     if verb.kinds:
-        named = re.findall(r"--config=(\S+)", " ".join(verb.examples))
-        example = next((one for one in named if ":" in one), named[0])  # one that shows arguments, if there is any
+        sources = re.findall(r"--config=(\S+)", " ".join(verb.examples))
+        example = next((one for one in sources if ":" in one), sources[0])  # one that shows arguments, if there is any
         settings_head = "--config.SECTION.KEY=VALUE"
-        own = [_entry("--config=CONFIG", CONFIG.format(example)), _entry(settings_head, SETTING), *own]
-    parts = [f"ag-jax {name}: {summary(verb)}", f"Usage: ag-jax {name} {usage(verb)}", "\n".join(own)]
+        lines = [_entry("--config=CONFIG", CONFIG.format(example)), _entry(settings_head, SETTING), *lines]
+    parts = [f"ag-jax {name}: {summary(verb)}", f"Usage: ag-jax {name} {usage(verb)}", "\n".join(lines)]
     if hosts := [text for word, text in entries.items() if word in of_hosts]:
         parts += ["On several machines, run the same command on each (a TPU pod slice needs none of these flags):"]
         parts += ["\n".join(hosts)]

@@ -124,13 +124,13 @@ def arguments_of(file: str) -> dict[str, inspect.Parameter]:
 def _execute(source: str) -> tuple[ConfigDict, dict[str, Any]]:
     file, _, text = source.partition(":")
     path, module = _open(file)
-    taken = _arguments(path, module)
-    values = {name: argument.default for name, argument in taken.items() if argument.default is not argument.empty}
+    parameters = _arguments(path, module)
+    values = {name: argument.default for name, argument in parameters.items() if argument.default is not argument.empty}
     for name, value in _items(text):
-        if name not in taken:
-            raise ValueError(f"--config={source}: " + schema.unknown_key(name, list(taken), "argument"))
-        values[name] = schema.argument(f"--config={source}: {name}", taken[name].annotation, value)
-    if missing := [name for name in taken if name not in values]:
+        if name not in parameters:
+            raise ValueError(f"--config={source}: " + schema.unknown_key(name, list(parameters), "argument"))
+        values[name] = schema.argument(f"--config={source}: {name}", parameters[name].annotation, value)
+    if missing := [name for name in parameters if name not in values]:
         raise ValueError(
             f"--config={source}: the argument {missing[0]} is missing: give --config={file}:{missing[0]}=VALUE"
         )

@@ -141,9 +141,9 @@ def _as_value_error(kind: type, errors: pydantic.ValidationError, section: str) 
     return ValueError(_rejected(path, in_words(hint), value, choices(hint)))
 
 
-def _rejected(name: str, wanted: str, value: Any, names: Sequence[Any]) -> str:
+def _rejected(name: str, expected: str, value: Any, names: Sequence[Any]) -> str:
     near = difflib.get_close_matches(str(value), map(str, names), n=1)
-    return f"{name} must be {wanted}, got {value!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"{name} must be {expected}, got {value!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def _join(*parts: str) -> str:
