@@ -160,9 +160,11 @@ def _missing(verb: type[Verb], fields: dict[str, Any]) -> dict[str, None]:
 def _unknown_flag(name: str, flag: str, flags_by_name: dict[str, Flag], config: Config | None) -> str:
     if config is not None and (flag in config.values or flag in schema.flat(config.values)):
         return f"unknown flag --{flag}: a setting of the config file is changed by --config.{flag}"
+    if readers := [other for other, verb in VERBS.items() if flag in flags_of(verb)]:
+        return f"`ag-jax {name}` has no flag --{flag}, which only {', '.join(readers)} read: leave it out"
     near = difflib.get_close_matches(flag, flags_by_name, n=1)
-    hint = f"; did you mean --{near[0]}?" if near else ""
-    return f"`ag-jax {name}` has no flag --{flag}{hint or f'; `ag-jax help {name}` lists those that it has'}"
+    hint = f"did you mean --{near[0]}?" if near else f"`ag-jax help {name}` lists those that it has"
+    return f"`ag-jax {name}` has no flag --{flag}; {hint}"
 
 
 def shortened(message: str) -> str:

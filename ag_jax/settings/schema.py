@@ -26,6 +26,7 @@ from ml_collections import ConfigDict, config_dict
 
 Kind = TypeVar("Kind")
 LARGEST = 2**31 - 1  # of whole numbers: steps, rows and ids are counted in 32 bits on the devices
+MOST = 20  # names that a message lists; of more, it lists the sections
 NONE = "none"  # how a flag says None
 _STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _TYPES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
@@ -313,14 +314,18 @@ def check_names(values: Mapping[str, Any], names: Iterable[str]) -> None:
 
 def unknown_key(key: str, names: Sequence[str], what: str = "setting") -> str:
     """Return an error message for a setting, or a `what`, that does not exist, with the nearest name that exists."""
-    section = key[: key.rfind(".") + 1]
-    if not all(name.startswith(section) for name in names):
-        section = ""
-    # Without what all names begin with, which would make any two of them alike.
-    near = difflib.get_close_matches(
-        key.removeprefix(section), [name.removeprefix(section) for name in names], n=1, cutoff=0.5
-    )
-    hint = f"; did you mean {section + near[0]!r}?" if near else f"; expected one of {', '.join(names)}"
+    section, _, last = key.rpartition(".")
+    prefix = f"{section}." if section else ""
+    inside = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    # The section's name is left out, because it would make any two of its settings alike.
+    near = [inside[name] for name in difflib.get_close_matches(last, inside, n=1)]
+    near = near or difflib.get_close_matches(key, [] if inside else names, n=1)
+    namesakes = [name for name in names if name.rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(key, namesakes, n=1, cutoff=0)
+    options = list(inside or names)
+    if len(options) > MOST:
+        options = list(dict.fromkeys(name.partition(".")[0] for name in options))
+    hint = f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(options)}"
     return f"unknown {what} {key!r}{hint}"
 
 
