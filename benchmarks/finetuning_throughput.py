@@ -31,7 +31,7 @@ from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.rows import Features
 from ag_jax.data.tokenizers import Tokenizer
-from ag_jax.finetuning import job, program, splits
+from ag_jax.finetuning import program, splits, task_training
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.finetuning.encoded import TaskData, encode
 from ag_jax.finetuning.trial import Trial
@@ -86,9 +86,9 @@ class Ours:
         recipe = Recipe(epochs=3, max_length=options.max_length, batch_sizes=(options.batch_size,))
         config = FinetuningConfig(checkpoint="random", tasks={data.task.name: recipe})
         of = Trial(data.task.name, recipe, LEARNING_RATE, options.batch_size, seed=0)
-        self.program = program.compiled(job.make_spec(of, config, opened, data)).program
+        self.program = program.compiled(task_training.make_spec(of, config, opened, data)).program
         self.key = jax.random.key(0)
-        self.hyperparameters = Hyperparameters.of(job.optimizer_config(of, data), config.guidance)
+        self.hyperparameters = Hyperparameters.of(task_training.optimizer_config(of, data), config.guidance)
         self.state = self.program.create(self.key)
         self.batches = endless(data.train.features, options)
         self.times: list[float] = []

@@ -50,10 +50,11 @@ from ag_jax.models.encoder import Ports
 from ag_jax.pretraining import build, report, run, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.probing.minimal_pairs import report as pairs_report
 from ag_jax.probing.minimal_pairs import scoring
 from ag_jax.settings import config_files
-from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.metrics import read_metrics
 from ag_jax.training.stopping import Interrupted
 
@@ -214,7 +215,7 @@ def masses(directory: epath.Path) -> Line:
         over all rows.
     chance: for each pattern, that of a head which attends uniformly.
     """
-    opened = run.open_run(directory)
+    opened = open_run(directory)
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(opened.config.data, directory))
     batch = next(iter(pipeline.validation_batches(corpus, opened.config.data, MASS_ROWS)))
     weights_NBHQK = np.asarray(maps.attention_weights(opened.model, opened.params, batch, Ports()))

@@ -118,15 +118,15 @@ class Runner:
         workdir: epath.Path,
     ):
         self.name, self.config = variant.name, config
-        self.job = run.make_job(config, workdir, corpus)
-        self.mesh = self.job.program.mesh
-        self.state = self.job.create()
-        example = sharding.place_batch(self.changed(next(self.job.batches(0, 1))), self.mesh)
+        self.trainee = run.Pretraining(config, workdir, corpus)
+        self.mesh = self.trainee.program.mesh
+        self.state = self.trainee.init()
+        example = sharding.place_batch(self.changed(next(self.trainee.batches(0, 1))), self.mesh)
         # Not the job's program: variants of one config share that, and would get the step that was traced first.
         began = time.perf_counter()
         with variant.change():
             step = build.make_program(config, corpus.tokenizer, self.mesh).train_step
-            self.program = step.lower(self.state, example, self.job.key, self.job.hyperparameters).compile()
+            self.program = step.lower(self.state, example, self.trainee.key, self.trainee.hyperparameters).compile()
         self.compile_seconds = time.perf_counter() - began
         predicted = config.data.masking.rate * config.data.sequence_length
         self.flops = workloads.workload_of(config).flops(config, corpus.tokenizer, predicted).total
@@ -147,7 +147,7 @@ class Runner:
 
         A step runs while the next batch is prepared, as in training.
         """
-        batches, tokens, times, waits = self.job.batches(start, stop), [], [], []
+        batches, tokens, times, waits = self.trainee.batches(start, stop), [], [], []
         before, in_flight = time.perf_counter(), None
         for _ in range(start, stop):
             asked = time.perf_counter()
@@ -155,7 +155,7 @@ class Runner:
             waits.append(time.perf_counter() - asked)
             tokens.append(self.tokens_of(batch))
             placed = sharding.place_batch(batch, self.mesh)
-            self.state, metrics = self.program(self.state, placed, self.job.key, self.job.hyperparameters)
+            self.state, metrics = self.program(self.state, placed, self.trainee.key, self.trainee.hyperparameters)
             before = turns.finish(in_flight, times, before)
             in_flight = metrics["loss"]
         turns.finish(in_flight, times, before)
@@ -194,7 +194,7 @@ class HuggingFace:
         import transformers
 
         self.name = "huggingface" + ("-compiled" if compiled else "") + ("-masked_only" if masked_only else "")
-        self.torch, self.masked_only, self.job, model = torch, masked_only, like.job, like.config.model
+        self.torch, self.masked_only, self.trainee, model = torch, masked_only, like.trainee, like.config.model
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         config = transformers.RobertaConfig(
             vocab_size=words,
@@ -219,7 +219,7 @@ class HuggingFace:
     def steps(self, start: int, stop: int, counted: bool = True) -> None:
         """Run steps `start` to `stop` - 1; with `counted`, add their times and tokens."""
         torch, times, tokens = self.torch, [], 0
-        for batch in self.job.batches(start, stop):
+        for batch in self.trainee.batches(start, stop):
             began = time.perf_counter()
             labels = np.full(batch["tokens"].shape, -100, np.int64)
             row, slot = np.nonzero(batch["masked_weights"])

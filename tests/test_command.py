@@ -20,6 +20,7 @@ from ag_jax import main
 from ag_jax.command_line import cli, parser
 from ag_jax.data.text import pipeline
 from ag_jax.pretraining import run as run_room
+from ag_jax.pretraining import run_directory
 from ag_jax.settings import schema
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
@@ -102,10 +103,10 @@ def without_clock(values):
 
 def content(workdir: pathlib.Path):
     """Return the final arrays, the metadata saved with them, and the rows of metrics, without clock fields."""
-    config = run_room.read_config(workdir)
-    job = run_room.make_job(config, epath.Path(workdir), pipeline.prepare(config.data))
-    checkpoints = Checkpoints(job.workdir / "checkpoints", read_only=True)
-    restored = checkpoints.restore(STEPS, job.program.abstract)
+    config = run_directory.read_config(workdir)
+    pretraining = run_room.Pretraining(config, epath.Path(workdir), pipeline.prepare(config.data))
+    checkpoints = Checkpoints(pretraining.workdir / "checkpoints", read_only=True)
+    restored = checkpoints.restore(STEPS, pretraining.program.abstract)
     checkpoints.close()
     return restored.state, without_clock(restored.progress | {"rows": None}), without_clock(read_metrics(workdir))
 

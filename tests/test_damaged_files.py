@@ -10,7 +10,7 @@ from ag_jax.data.tasks.task import Examples, Texts
 from ag_jax.finetuning import results, suite, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop import finetuned
-from ag_jax.pretraining import corpus, origin, run
+from ag_jax.pretraining import corpus, origin, run_directory
 from ag_jax.pretraining.config import ExperimentConfig, default_config
 from ag_jax.recipes import pretraining
 
@@ -28,12 +28,12 @@ DAMAGED = {
 SUITE = FinetuningConfig(checkpoint="x", tasks={"sst2": Recipe()})
 EXAMPLES = Examples((Texts("7", "a text", None, None),), "a file")
 READERS = [
-    ("config.json", run.read_config),
-    ("config.json", lambda folder: run.claim_workdir(ExperimentConfig(), folder)),
+    ("config.json", run_directory.read_config),
+    ("config.json", lambda folder: run_directory.claim(ExperimentConfig(), folder)),
     ("config.json", lambda folder: pretraining.continue_from(default_config(), str(folder))),
     ("config.json", lambda folder: suite.check_directory(SUITE, folder)),
     ("corpus.json", corpus.read_summary),
-    ("summary.json", run.read_summary),
+    ("summary.json", run_directory.read_summary),
     ("result.json", trial.read_result),
     ("task.json", finetuned.load),
     ("origin.json", lambda folder: origin.read(folder, 6)),

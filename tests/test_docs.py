@@ -21,12 +21,12 @@ from ag_jax.command_line import cli, parser
 from ag_jax.data import pipeline
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.job import make_head
+from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import DecoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
-from ag_jax.pretraining import run, workloads
+from ag_jax.pretraining import initial_weights, run_directory, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.settings import schema
 from tests import test_configs, tiny
@@ -59,7 +59,7 @@ def test_the_settings_with_which_a_run_may_be_resumed_are_all_listed():
                 section = name.split(".")[0]
             listed.add(name.removesuffix("*") if "." in name or name == "title" else f"{section}.{name}")
     known = schema.flat(schema.to_dict(ExperimentConfig()))
-    may_differ = {key for key in known if schema.is_among(key, run.MAY_DIFFER)}
+    may_differ = {key for key in known if schema.is_among(key, run_directory.MAY_DIFFER)}
     expected = may_differ | {"data.validation_rows"}  # under a condition, which is in the table, too
     assert {key for key in known if schema.is_among(key, listed)} == expected
 
@@ -109,7 +109,7 @@ def readers_place(tmp_path_factory):
     )
     for name, one in (("quickstart/ag-seed0", config), ("mine", translating)):
         params = tiny.params(workloads.reference_model(one, tokenizer), pipeline.empty_batch(one.data, rows=1))
-        run.write(one, place / "runs" / name, tokenizer, params)
+        initial_weights.write(one, place / "runs" / name, tokenizer, params)
     head = make_head(tasks.task("classification"), "roberta", 64)
     params = tiny.params(head.model(encoder), tiny.task_batch("classification"))
     suite = FinetuningConfig(checkpoint="runs/mine", tasks={"sst2": Recipe(), "mnli": Recipe()})

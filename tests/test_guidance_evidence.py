@@ -46,7 +46,7 @@ def test_the_best_head_of_a_layer_counts(monkeypatch):
     opened = type(
         "Opened", (), {"config": config, "model": None, "params": None, "tokenizer": workloads.VocabularyInfo(64)}
     )
-    monkeypatch.setattr(evidence.run, "open_run", lambda directory: opened)
+    monkeypatch.setattr(evidence, "open_run", lambda directory: opened)
     monkeypatch.setattr(evidence.pretraining_corpus, "with_own_tokenizer", lambda data, directory: data)
     monkeypatch.setattr(evidence.pipeline, "prepare", lambda data: None)
     monkeypatch.setattr(evidence.pipeline, "validation_batches", lambda corpus, data, rows: iter([batch]))

@@ -23,7 +23,7 @@ from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.distributed import storage
 from ag_jax.finetuning import best
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.job import make_head
+from ag_jax.finetuning.task_training import make_head
 from ag_jax.inspection import pages
 from ag_jax.inspection.heads import Chosen, restrict
 from ag_jax.interop import exporting, finetuned
@@ -31,8 +31,9 @@ from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.config import DecoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.adversarial.config import AdversarialConfig
-from ag_jax.pretraining import comparison, origin, run, workloads
+from ag_jax.pretraining import comparison, initial_weights, origin, run, run_directory, workloads
 from ag_jax.pretraining.config import ExperimentConfig, InspectionConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.report import ArmResults
 from ag_jax.settings import schema
 from ag_jax.training.config import TrainingConfig
@@ -87,7 +88,7 @@ def save_translation(directory):
     )
     model = workloads.reference_model(config, TOKENIZER)
     params = tiny.params(model, pipeline.empty_batch(config.data, rows=1), seed=len(directory.name))
-    run.write(config, epath.Path(directory), TOKENIZER, params)
+    initial_weights.write(config, epath.Path(directory), TOKENIZER, params)
     return directory
 
 
@@ -107,7 +108,7 @@ def places(tmp_path_factory):
     model = workloads.reference_model(config, TOKENIZER)
     names = ("tokens", "original", "segment_ids", "token_type_ids", "masked_positions")
     params = tiny.params(model, {name: np.ones((1, 6), np.int32) for name in names})
-    run.write(config, epath.Path(directory / "run"), TOKENIZER, params)
+    initial_weights.write(config, epath.Path(directory / "run"), TOKENIZER, params)
     save_translation(directory / "translation")
     exporting.convert(epath.Path(directory / "translation"), None, str(directory / "marian"))
     for name, loss in (("ag-seed0", 2.5), ("mlm-seed0", 2.75), ("mlm-seed1", None)):
@@ -180,7 +181,7 @@ def test_every_directory_is_opened_at_its_own_length(places, place, found, named
     if place.startswith("arms"):
         source = finetuned.load(places / found)
     else:  # an export has the parameters of the run
-        source = run.open_run(places / ("run" if place == "hf" else found))
+        source = open_run(places / ("run" if place == "hf" else found))
     ours, theirs = (of.params["encoder"]["layers"] for of in (opened, source))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
@@ -189,7 +190,7 @@ def test_a_config_that_was_changed_after_the_training_is_refused(places, tmp_pat
     changed = shutil.copytree(places / "run", tmp_path / "run")
     edit(changed / "config.json", lambda settings: settings["model"].update(layers=CONFIG.layers + 1))
     with pytest.raises(ValueError, match=r"model.layers: there 2, now 3"):
-        run.open_run(changed)
+        open_run(changed)
 
 
 def test_figures_of_a_hugging_face_model_are_beside_the_user(places, tmp_path, monkeypatch, capsys):
@@ -350,7 +351,7 @@ def test_a_report_draws_the_same_translation_for_all_arms(places, tmp_path, monk
     )
     for name in ("loss_curves", "mass_curves", "map_figure"):
         monkeypatch.setattr(plots, name, lambda *given, **settings: epath.Path("another.png"))
-    with_configs = {arm: (place, run.read_config(place)) for arm, place in runs.items()}
+    with_configs = {arm: (place, run_directory.read_config(place)) for arm, place in runs.items()}
     results = [ArmResults(arm, [], [[]], {}) for arm in runs]
     *_, drawn, page = comparison._figures(
         tmp_path, with_configs, results, SimpleNamespace(tokenizer=TOKENIZER), Plateau(5.0, {})
@@ -375,9 +376,9 @@ def edit(path, change):
 
 def attack_run(places, directory, method):
     """Write the run of `places` as one that was trained against an attack; return its directory."""
-    opened = run.open_run(places / "run")
+    opened = open_run(places / "run")
     config = dataclasses.replace(opened.config, adversarial=AdversarialConfig(method))
-    run.write(config, epath.Path(directory), TOKENIZER, opened.params)
+    initial_weights.write(config, epath.Path(directory), TOKENIZER, opened.params)
     return directory
 
 

@@ -14,13 +14,14 @@ from etils import epath
 from ag_jax import pipelines
 from ag_jax.data import tokenizers
 from ag_jax.data.config import DataConfig, TokenizerConfig
-from ag_jax.finetuning.job import make_head
+from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import exporting, finetuned, importing, opening, sentence_vectors
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Encoder
 from ag_jax.pipelines import words
-from ag_jax.pretraining import run, workloads
+from ag_jax.pretraining import initial_weights, workloads
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.origin import SentenceVectors
 from ag_jax.training.damage import CorruptCheckpointError
 from tests import tiny
@@ -41,7 +42,7 @@ def places(tmp_path_factory):
         data=DataConfig(sequence_length=24, tokenizer=TokenizerConfig(path=str(directory / "tokenizer"))), model=CONFIG
     )
     params = tiny.params(workloads.reference_model(config, TOKENIZER), tiny.batch())
-    run.write(config, epath.Path(directory / "run"), TOKENIZER, params)
+    initial_weights.write(config, epath.Path(directory / "run"), TOKENIZER, params)
     for kind in tasks.KINDS:
         head = make_head(tasks.task(kind), "roberta", 24)
         params = tiny.params(head.model(CONFIG), tiny.task_batch(kind))
@@ -116,7 +117,7 @@ def test_fill_mask(places, opened, tmp_path):
     """Opens a run, its export, and the best run of a comparison; special tokens are no words."""
     fill, source, text = (
         opened("fill_mask", "run"),
-        run.open_run(places / "run"),
+        open_run(places / "run"),
         "we <mask> the <mask> and good <mask>",
     )
     tokens = row("we", "<mask>", "the", "<mask>", "and good", "<mask>")
@@ -360,7 +361,7 @@ def test_rows_of_an_imported_model_are_as_long_as_its_positions(tmp_path):
 @pytest.mark.parametrize("name", some(["run", "hf", "classification"], "classification"))
 def test_embed(name, places, opened):
     first, mean = (opened("embed", name, pooling=pooling) for pooling in ("first", "mean"))
-    source = finetuned.load(places / name) if name == "classification" else run.open_run(places / "run")
+    source = finetuned.load(places / name) if name == "classification" else open_run(places / "run")
     said = tiny.apply(Encoder(CONFIG), source.params["encoder"], as_batch(row("we build roads")))[0]
     np.testing.assert_allclose(first("we build roads"), said[0], atol=2e-5)
     np.testing.assert_allclose(mean(["strong strong union good", "we build roads"])[1], said.mean(0), atol=2e-5)
@@ -370,7 +371,7 @@ def test_embed(name, places, opened):
 def test_embed_with_an_encoder_that_translates(places, opened):
     """Its texts have no begin token, which it was not trained to read."""
     first, mean = (opened("embed", "translation", pooling=pooling) for pooling in ("first", "mean"))
-    source = run.open_run(places / "translation")
+    source = open_run(places / "translation")
     for text, given, embed in (("we build roads", " we build roads ", first), ("roads " * 23, "roads " * 40, mean)):
         tokens = np.array([[*TOKENIZER.encode(text), SPECIAL.end]], np.int32)
         said = tiny.apply(Encoder(source.model.config), source.params["encoder"], as_batch(tokens))[0]
@@ -454,7 +455,7 @@ def test_embed_with_a_model_of_sentence_transformers(places, tmp_path):
     tokens = row(f"union {text.lower()}".strip())
     assert 12 < tokens.shape[1] <= 24  # so the text is cut, and would not be without the files
     tokens = np.concatenate([tokens[:, :11], tokens[:, -1:]], axis=1)
-    said = np.asarray(tiny.apply(Encoder(CONFIG), run.open_run(places / "run").params["encoder"], as_batch(tokens)))[0]
+    said = np.asarray(tiny.apply(Encoder(CONFIG), open_run(places / "run").params["encoder"], as_batch(tokens)))[0]
     embed = pipelines.embed(str(tmp_path / "exported"))
     np.testing.assert_allclose(embed(text), said[0] / np.linalg.norm(said[0]), atol=2e-5)
     embed = pipelines.embed(str(tmp_path / "exported"), "mean", normalize=False)
@@ -535,7 +536,7 @@ def test_every_way_to_open_damaged_models_is_refused(places, tmp_path):
     content = weights_file.read_bytes()
     weights_file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     both = [pipelines.embed, opening.open_encoder, lambda place: exporting.convert(place, None, str(tmp_path / "out"))]
-    for read in (run.open_run, pipelines.fill_mask, *both):
+    for read in (open_run, pipelines.fill_mask, *both):
         with pytest.raises(CorruptCheckpointError, match=f"1 of .*{name}"):
             read(str(tmp_path / "run"))
     for read in (pipelines.classify, *both):

@@ -43,13 +43,14 @@ from ag_jax.interop import exporting, finetuned, hub, importing, milestones
 from ag_jax.interop.front_matter import Statements
 from ag_jax.planning import plan, text, topology
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run, scores, translate, words, workloads
+from ag_jax.pretraining import run, run_directory, scores, translate, words, workloads
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search import points
 from ag_jax.probing.config import ProbingConfig
 from ag_jax.settings import schema
 from ag_jax.training.checkpoint import CorruptCheckpointError
-from ag_jax.training.loop import Interrupted, NonFiniteError
+from ag_jax.training.journal import NonFiniteError
+from ag_jax.training.stopping import Interrupted
 
 STOPPED = "AG_JAX_STOPPED"  # environment variable with the file to write if a signal stops the command before its end
 
@@ -89,7 +90,7 @@ def _checkpoint(verb: Evaluate | Translate | Inspect | Export) -> int | None:
     if verb.step is None or isinstance(verb.step, int):
         return verb.step
     directory = storage.directory(verb.workdir)
-    step = hosts.from_first("the best checkpoint", lambda: run.best_step(directory))
+    step = hosts.from_first("the best checkpoint", lambda: run_directory.best_step(directory))
     if hosts.is_first():
         print(f"the best checkpoint of {directory} is that of step {step}", file=sys.stderr, flush=True)
     return step
@@ -124,7 +125,7 @@ def contents(directory: epath.Path) -> str | None:
         return SUITE
     if finetuned.locate(directory) or (directory / trial.RESULT).exists():
         return "a trial of fine-tuning"
-    if run.is_begun(directory):
+    if run_directory.is_begun(directory):
         return RUN
     if (directory / "search.json").exists():
         return SEARCH

@@ -16,7 +16,7 @@ from ag_jax.finetuning import attack, splits, suite, trial
 from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Inspected
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run_directory
 from ag_jax.settings import schema
 
 
@@ -112,7 +112,7 @@ def _of_runs(named: epath.Path, directories: Sequence[epath.Path]) -> Best:
 
     named: the directory that the user named, for messages.
     """
-    summaries = {directory: run.read_summary(directory) for directory in directories}
+    summaries = {directory: run_directory.read_summary(directory) for directory in directories}
     losses = {directory: summary["validation_loss"] for directory, summary in summaries.items() if summary}
     if not losses:
         raise FileNotFoundError(

@@ -15,7 +15,7 @@ from ag_jax.finetuning import attacked, report, results, submission, suite
 from ag_jax.finetuning.attacked import Arm
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.finetuning.suite import Suite
-from ag_jax.pretraining import arms, run
+from ag_jax.pretraining import arms, run_directory
 from ag_jax.pretraining.report import differences_json
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import Config
@@ -135,10 +135,10 @@ def _run(
 
     if part is None:
         with lock.hold(workdir):
-            run.check_shared(workdir)
+            run_directory.check_shared(workdir)
             return finish()
     share = parts.parse_part(part)
-    run.check_shared(workdir)
+    run_directory.check_shared(workdir)
     waiting, remaining = suite.train_share(list(prepare().values()), share)
     if waiting:
         hosts.tell(f"part {part}: {waiting} trials wait for trials of other parts; run it again when those are done")

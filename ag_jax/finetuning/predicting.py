@@ -13,7 +13,7 @@ from ag_jax.data.tasks.task import Choices, Example, Question, Referent, Task, T
 from ag_jax.evaluation import metrics, predictions
 from ag_jax.finetuning import kinds
 from ag_jax.finetuning.encoded import Encoded
-from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.journal import NonFiniteError
 
 IN_FLIGHT = 8  # batches that are computed before their logits are copied from the device
 

@@ -19,7 +19,7 @@ from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.data.tasks import catalogue
 from ag_jax.distributed import hosts, lock, parts, shared_files, storage
 from ag_jax.evaluation import metrics
-from ag_jax.finetuning import encoded, job, report, results, traces, trial
+from ag_jax.finetuning import encoded, report, results, task_training, traces, trial
 from ag_jax.finetuning import splits as task_splits
 from ag_jax.finetuning.choosing import Result
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
@@ -30,11 +30,10 @@ from ag_jax.finetuning.trial import Trial
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.heads import head_of
-from ag_jax.pretraining import mask_trace
-from ag_jax.pretraining import run as pretraining
+from ag_jax.pretraining import mask_trace, run_directory
 from ag_jax.pretraining.config import check_scores
 from ag_jax.settings import schema
-from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.wandb_run import Labels, check_installed
 
 # Settings that change no finished trial: a suite may be resumed with others, also with more tasks and a larger sweep.
@@ -115,7 +114,7 @@ def check_directory(config: FinetuningConfig, workdir: epath.Path) -> None:
     path = workdir / "config.json"
     stored = read_json(path) if path.exists() else {"tasks": {}}
     if _is_pretraining(stored):
-        if not pretraining.is_begun(workdir):
+        if not run_directory.is_begun(workdir):
             return
         raise ValueError(f"--workdir={workdir} holds a run of pre-training ({path}): choose another directory")
     current = schema.to_dict(config)
@@ -344,7 +343,7 @@ def _check_length(suite: Suite, one: Trial) -> None:
     recipe, opened, splits = one.recipe, suite.opened, _of_trial(suite, one)
 
     def check(rows: int) -> None:
-        if steps := job.steps_of(one, rows):
+        if steps := task_training.steps_of(one, rows):
             recipe.adversarial.check_begins(steps, recipe.warmup_of(steps))
 
     try:
@@ -500,7 +499,7 @@ def _train_trial(suite: Suite, one: Trial, data: TaskData) -> None:
         try:
             attacked = traces.resolved(one, workdir)
             keep = config.keeps_weights(one.task)
-            result = job.run_trial(attacked, config, start, data, directory, keep, suite.labels)
+            result = task_training.run_trial(attacked, config, start, data, directory, keep, suite.labels)
         except (NonFiniteError, mask_trace.FailedTrialError) as error:
             if hosts.is_first():
                 trial.write_failure(one, directory, str(error))

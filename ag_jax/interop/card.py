@@ -15,8 +15,8 @@ from ag_jax.interop.front_matter import Statements
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import workloads
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import OpenRun
 from ag_jax.pretraining.origin import Origin
-from ag_jax.pretraining.run import OpenRun
 from ag_jax.settings import schema
 from ag_jax.training.checkpoint import saved_metrics
 

@@ -29,7 +29,8 @@ from ag_jax.interop.importing import GENERATION, POSITIONS
 from ag_jax.models.config import EncoderConfig
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.models.seq2seq import TranslationModel
-from ag_jax.pretraining import run, translate
+from ag_jax.pretraining import translate
+from ag_jax.pretraining.open_run import OpenRun, bias_at, open_run
 from ag_jax.pretraining.origin import SentenceVectors
 
 
@@ -77,7 +78,7 @@ def convert(
     directories.check_free(directories.on_disk(path))
     if finetuned.locate(workdir) is not None:
         return _convert_finetuned(workdir, step, path, dtype, stated, part)
-    opened = run.open_run(workdir, step)
+    opened = open_run(workdir, step)
     if isinstance(opened.model, TranslationModel):
         return _convert_translation(opened, step, path, dtype, stated, part)
     origin = opened.origin
@@ -152,9 +153,9 @@ def _convert_finetuned(
     return Exported(architecture, _write(written, path, dtype), not_carried)
 
 
-def _bias(opened: run.OpenRun) -> list[str]:
+def _bias(opened: OpenRun) -> list[str]:
     """Return a list of at most one sentence: what guidance added to attention scores at the exported step."""
-    alpha = run.bias_at(opened.config, opened.step)
+    alpha = bias_at(opened.config, opened.step)
     if not alpha:
         return []
     return [
@@ -198,7 +199,7 @@ def _result(workdir: epath.Path) -> dict[str, Any] | None:
 
 
 def _convert_translation(
-    opened: run.OpenRun, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, part: str
+    opened: OpenRun, step: int | None, path: epath.PathLike, dtype: str, stated: Statements, part: str
 ) -> Exported:
     """Export a model that translates as a MarianMT, with its decoding settings in generation_config.json."""
     if part != "model":
@@ -292,7 +293,7 @@ def _write(model: ExportedContent, path: epath.PathLike, dtype: str) -> int:
     return sum(tensor.size for tensor in stored.values())
 
 
-def _part(opened: run.OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any], list[str]]:
+def _part(opened: OpenRun, part: str) -> tuple[EncoderConfig, dict[str, Any], list[str]]:
     """Return (config, parameters, sentences about what is not exported) of a run's model or its generator."""
     has_generator = "generator" in opened.params
     if part == "generator":

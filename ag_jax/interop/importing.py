@@ -22,7 +22,7 @@ from ag_jax.interop.source import Source
 from ag_jax.models.heads import task_encoder
 from ag_jax.models.one_line import one_line
 from ag_jax.objectives.config import ReplacedTokensConfig
-from ag_jax.pretraining import build, run
+from ag_jax.pretraining import build, initial_weights
 from ag_jax.pretraining import origin as origins
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.origin import Origin, Pooler
@@ -92,7 +92,7 @@ def convert(path: epath.PathLike, workdir: epath.PathLike, expected: Sequence[st
         return Imported(family, _count(tuned.params), (), tuple(left_out))
     opened = open_model(path, expected, workdir / "tokenizer")
     with directories.whole_anywhere(workdir) as place:
-        run.write(opened.config, place, opened.tokenizer, opened.params)
+        initial_weights.write(opened.config, place, opened.tokenizer, opened.params)
         pooler = {} if "next_head" in opened.params else opened.pooler
         origins.write(place, origin_of(opened, path), pooler)
     count = _count(opened.params) + _count(pooler)

@@ -24,11 +24,11 @@ from ag_jax.models.heads import task_encoder
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.one_line import one_line
 from ag_jax.models.seq2seq import TranslationModel
-from ag_jax.pretraining import run, text_attack, translate
+from ag_jax.pretraining import text_attack, translate
 from ag_jax.pretraining.build import special_tokens
 from ag_jax.pretraining.config import InspectionConfig
+from ag_jax.pretraining.open_run import OpenRun, open_run
 from ag_jax.pretraining.origin import Origin, Pooler
-from ag_jax.pretraining.run import OpenRun
 from ag_jax.pretraining.translate import Translator
 from ag_jax.pretraining.workloads import Model, reference_model
 
@@ -321,7 +321,7 @@ def open_masked_lm(directory: epath.PathLike, step: int | None = None) -> WordMo
         model = reference_model(imported.config, imported.tokenizer)
         opened = WordModel(model, imported.params, imported.tokenizer, model.config.max_length)
     else:
-        trained = run.open_run(place, step)
+        trained = open_run(place, step)
         untrained, architectures = trained.untrained, trained.origin.architectures
         opened = WordModel(trained.model, trained.params, trained.tokenizer, trained.length, trained)
     # An imported model without this head has a randomly initialised one, of which predictions would be noise.
@@ -335,7 +335,7 @@ def open_masked_lm(directory: epath.PathLike, step: int | None = None) -> WordMo
 
 
 def _of_run(directory: epath.Path, step: int | None) -> Pretrained:
-    opened = run.open_run(directory, step)
+    opened = open_run(directory, step)
     style = task_heads.style_of(opened.model.config, opened.params, opened.origin.model_type)
     description = f"step {opened.step} of {directory}"
     config, tokenizer = opened.model.config, opened.tokenizer

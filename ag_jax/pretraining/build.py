@@ -261,3 +261,16 @@ def _info(vocabulary: Vocabulary) -> VocabularyInfo:
 def unboxed(params: Any) -> Any:
     """Return parameters as a plain nested dict, without the axis names that `Program.init` gives them."""
     return nn.unbox(params)
+
+
+def differences(stored: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> list[str]:
+    """Return a message line for each parameter that only one of two models has, or whose shapes differ.
+
+    stored: {path: shape} of a checkpoint.
+    expected: {path: shape} as the config describes them.
+    """
+    return [
+        f"  {path}: in the checkpoint {stored.get(path, 'none')}, in the config {expected.get(path, 'none')}"
+        for path in sorted(stored | expected)
+        if stored.get(path) != expected.get(path)
+    ]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ag_jax.pretraining import arms, run
+from ag_jax.pretraining import arms, run_directory
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.settings import schema
 
@@ -32,7 +32,7 @@ def warnings(of_runs: Mapping[str, ExperimentConfig], what: str) -> list[str]:
 def _measured_on(config: ExperimentConfig) -> dict[str, Any]:
     """Return {name: value} of the settings that decide which tokens of a run's held-out text are predicted."""
     data = dataclasses.replace(config.data, masking=config.data.masking.for_evaluation)
-    without = [*run.MAY_DIFFER, "data.masking.count", "data.masking.static_copies"]
+    without = [*run_directory.MAY_DIFFER, "data.masking.count", "data.masking.static_copies"]
     if data.validation_source is not None:
         without += ["data.validation_fraction", "data.validation_tokens"]
         if data.tokenizer.path is not None:

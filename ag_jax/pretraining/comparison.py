@@ -24,6 +24,7 @@ from ag_jax.pretraining import (
     last_layer,
     report,
     run,
+    run_directory,
     scores,
     translate,
     translation_report,
@@ -32,6 +33,7 @@ from ag_jax.pretraining import (
 )
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.report import ArmResults
 from ag_jax.settings import schema
 from ag_jax.settings.config_files import Config
@@ -120,7 +122,9 @@ def _train_share(configs: dict[tuple[str, int], ExperimentConfig], workdir: epat
     """Train or resume one process's share of a comparison's runs; return how many other runs are unfinished."""
     numbers = parts.numbers_of(share, len(configs), "runs")
     directories = {key: _directory(workdir, *key) for key in configs}
-    configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
+    configs = {
+        key: words.resolve(config, directories[key], run_directory.is_begun)[0] for key, config in configs.items()
+    }
     _check_runs(configs, directories)
     for number, (key, config) in enumerate(configs.items()):
         if number in numbers:
@@ -143,8 +147,8 @@ def _check_runs(
 
     def check() -> None:
         for key, config in configs.items():
-            run.check_workdir(config, directories[key])
-            if run.is_begun(directories[key]):
+            run_directory.check(config, directories[key])
+            if run_directory.is_begun(directories[key]):
                 pretraining_corpus.check_files(config, directories[key])
 
     hosts.from_first("the run directories", check)
@@ -163,10 +167,10 @@ def _train(config: ExperimentConfig, directory: epath.Path, labels: Labels) -> d
 
 def _finished(config: ExperimentConfig, directory: epath.Path) -> dict[str, Any] | None:
     """Return the stored summary of a run that has nothing left to train; None for an unfinished run."""
-    summary = run.read_summary(directory)
-    if summary is None or run.check_workdir(config, directory) != config.training.steps:  # a shorter run is extended
+    summary = run_directory.read_summary(directory)
+    if summary is None or run_directory.check(config, directory) != config.training.steps:  # a shorter run is extended
         return None
-    return summary if run.is_complete(summary, config) else None
+    return summary if run_directory.is_complete(summary, config) else None
 
 
 def _directory(workdir: epath.Path, arm: str, seed: int) -> epath.Path:
@@ -182,7 +186,9 @@ def _compare(
 ) -> epath.Path:
     arm_names = list(dict.fromkeys(arm for arm, _ in configs))
     directories = {key: _directory(workdir, *key) for key in configs}
-    configs = {key: words.resolve(config, directories[key], run.is_begun)[0] for key, config in configs.items()}
+    configs = {
+        key: words.resolve(config, directories[key], run_directory.is_begun)[0] for key, config in configs.items()
+    }
     _check_runs(configs, directories)
     summaries = {
         (arm, seed): _train(config, directories[arm, seed], Labels(group=workdir.name, tags=(arm,)))
@@ -343,7 +349,7 @@ def _figures(
 
 def _last_step(config: ExperimentConfig, workdir: epath.Path) -> int:
     """Return the step of a run's last milestone, the checkpoint at the largest fraction in `training.milestones`."""
-    return run.milestone_step(config, workdir, max(config.training.milestones))
+    return run_directory.milestone_step(config, workdir, max(config.training.milestones))
 
 
 def _page(
@@ -361,7 +367,7 @@ def _page(
     views = []
     for arm in sorted(runs, key=lambda arm: runs[arm][1].guidance.mode == "none"):
         directory, config = runs[arm]
-        steps = run.milestone_steps(config, directory).values()
+        steps = run_directory.milestone_steps(config, directory).values()
         of_step = {step: attention for step, (_, attention) in zip(steps, columns[arm], strict=True)}
         for step, attention in sorted(of_step.items(), reverse=True):
             name, assignment = f"{arm}, step {step:,}", build.assignment(config)
@@ -376,8 +382,8 @@ def _maps_during_training(workdir: epath.Path, config: ExperimentConfig) -> list
     A milestone is a fraction of training whose checkpoint is saved for good, from which the model is opened here.
     """
     labelled = []
-    for fraction, step in run.milestone_steps(config, workdir).items():
-        opened = run.open_run(workdir, step)
+    for fraction, step in run_directory.milestone_steps(config, workdir).items():
+        opened = open_run(workdir, step)
         sentence, length = config.inspection.sentence, config.data.sequence_length
         attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, sentence, length)
         reached = step == round(fraction * config.training.steps)

@@ -16,8 +16,9 @@ from ag_jax.analysis.stripes import LABELS, Measured
 from ag_jax.data import pipeline
 from ag_jax.evaluation.significance import spread
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run_directory
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 
 ROWS = 32  # held-out rows of which the attention is measured
 CAPTION = "Attention of the last layer, mean over heads"
@@ -48,7 +49,7 @@ def measure(
 
 
 def _of_run(directory: epath.Path, config: ExperimentConfig) -> Measured:
-    opened = run.open_run(directory, run.milestone_step(config, directory, max(config.training.milestones)))
+    opened = open_run(directory, run_directory.milestone_step(config, directory, max(config.training.milestones)))
     corpus = pipeline.prepare(pretraining_corpus.with_own_tokenizer(config.data, directory), quiet=True)
     corpus = dataclasses.replace(corpus, tokenizer=opened.tokenizer)
     batch = next(pipeline.validation_batches(corpus, config.data, ROWS))

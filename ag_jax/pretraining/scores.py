@@ -19,7 +19,7 @@ from ag_jax.data.parallel.pairs import LinesOfTest
 from ag_jax.distributed import storage
 from ag_jax.evaluation import translation
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run, translate
+from ag_jax.pretraining import run_directory, translate
 from ag_jax.pretraining.config import ExperimentConfig
 
 FOLDER = "translations"
@@ -52,7 +52,7 @@ def score_run(
     The result is empty for a run that does not translate, or without test sets.
     """
     workdir = storage.directory(workdir)
-    config = config or run.read_config(workdir)
+    config = config or run_directory.read_config(workdir)
     if not config.translates or not config.translation.tests:
         return {}
     tests = pretraining_corpus.read_tests(config.translation)

@@ -12,7 +12,7 @@ from ag_jax.data.text import corruption
 from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.pretraining import alpha, build, workloads
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.pretraining.run import OpenRun
+from ag_jax.pretraining.open_run import OpenRun
 
 MASKED = "The model reads a copy of the text with masked tokens, as in training."
 TRIES = 1000  # most masks that are drawn for a text until one masks a token

@@ -30,9 +30,9 @@ from ag_jax.models.decoder import reorder, with_room
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.models.one_line import one_line
 from ag_jax.models.seq2seq import TranslationModel
-from ag_jax.pretraining import run, workloads
+from ag_jax.pretraining import run_directory, workloads
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.pretraining.run import OpenRun
+from ag_jax.pretraining.open_run import OpenRun, open_run
 from ag_jax.settings import schema
 from ag_jax.training.checkpoint import Checkpoints
 
@@ -307,11 +307,11 @@ def open_translator(
 
     Raises ValueError for a run that does not translate, and for settings that do not exist.
     """
-    config = config or run.read_config(workdir)
+    config = config or run_directory.read_config(workdir)
     settings = schema.parse(DecodingConfig, schema.to_dict(config.decoding) | _settings(decoding))
     if not config.translates:
         raise _does_not_translate(workdir)
-    opened = dataclasses.replace(run.open_run(workdir, step), config=config)
+    opened = dataclasses.replace(open_run(workdir, step), config=config)
     params, steps = parameters(opened, step)
     return dataclasses.replace(
         translator_of(opened),
@@ -321,7 +321,7 @@ def open_translator(
     )
 
 
-def parameters(opened: run.OpenRun, step: int | None) -> tuple[Any, list[int]]:
+def parameters(opened: OpenRun, step: int | None) -> tuple[Any, list[int]]:
     """Return (parameters with which a run translates, steps of the checkpoints whose mean they are).
 
     opened: the run, at its newest checkpoint if `step` is None.
@@ -367,7 +367,11 @@ def check_average(config: ExperimentConfig, workdir: epath.Path) -> None:
 
     Checkpoints that the run is too short for are not missed.
     """
-    steps, every, count = run.checkpoint_steps(workdir), config.training.checkpoint_every, config.translation.average
+    steps, every, count = (
+        run_directory.checkpoint_steps(workdir),
+        config.training.checkpoint_every,
+        config.translation.average,
+    )
     saved, averaged_steps = _newest(steps, every, count), _averaged_steps(steps[-1], every, count)
     if len(saved) < len(averaged_steps):
         raise ValueError(

@@ -13,8 +13,9 @@ from ag_jax.evaluation import translation
 from ag_jax.evaluation.significance import over_seeds, spread
 from ag_jax.evaluation.translation import Difference, Score
 from ag_jax.objectives.config import TranslationConfig
-from ag_jax.pretraining import corpus, report, run, translate
+from ag_jax.pretraining import corpus, report, translate
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.scores import TestResult
 
 
@@ -117,9 +118,7 @@ def cross_attention(
     runs: directory of a run of each arm, and its config with the settings to use; the first one's sentence is drawn.
     about: name of the comparison, for the figure.
     """
-    opened = {
-        arm: dataclasses.replace(run.open_run(directory), config=config) for arm, (directory, config) in runs.items()
-    }
+    opened = {arm: dataclasses.replace(open_run(directory), config=config) for arm, (directory, config) in runs.items()}
     translators = {arm: translate.translator_of(one) for arm, one in opened.items()}
     first, config = next(iter(translators)), next(iter(opened.values())).config
     sentence, length = config.inspection.sentence, config.data.sequence_length

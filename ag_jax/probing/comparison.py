@@ -14,7 +14,7 @@ from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import hosts, lock, storage
 from ag_jax.interop import opening
-from ag_jax.pretraining import arms, run
+from ag_jax.pretraining import arms, run, run_directory
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.probing import models, probes, report, results, summary
 from ag_jax.probing.ablation import report as ablation_report
@@ -125,7 +125,7 @@ def _run(
             _check_word_heads(configs, trained)
         for folders in trained.values():
             for folder, experiment in folders.items():
-                run.check_workdir(experiment, folder)  # so that a conflict shows now and not hours later
+                run_directory.check(experiment, folder)  # so that a conflict shows now and not hours later
         for folders in trained.values():
             for folder, experiment in folders.items():
                 run.train(experiment, folder)

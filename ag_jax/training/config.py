@@ -105,8 +105,8 @@ class TrainingConfig:
     checkpoint_every: steps between two checkpoints.
     keep_last: number of the newest checkpoints that are kept, those at multiples of `checkpoint_every` before others,
         such as that of an interruption.
-    keep_best: whether the checkpoint of the best evaluation is kept, too, by `best_metric`. Those before `branch_from`
-        do not count.
+    keep_best: whether a checkpoint is also saved after each evaluation that is the best so far, by `best_metric`, and
+        the newest of these is kept. Evaluations before `branch_from` do not count.
     patience: number of evaluations in a row without a better `best_metric` after which the run ends before its last
         step; its schedules stay those of all steps. Those before `branch_from` do not count, but their best value is
         still the one to be beaten. None trains all steps.
@@ -159,7 +159,7 @@ class TrainingConfig:
                 f"training.microbatches={self.microbatches} must divide training.batch_size={self.batch_size}"
             )
         self._check_batch_sizes()
-        self._check_best()
+        self._check_patience()
         self._check_words()
         if self.profile and not (len(self.profile) == 2 and self.profile[0] <= self.profile[1] <= self.steps):
             raise ValueError(
@@ -182,17 +182,12 @@ class TrainingConfig:
                 "a microbatch (training.batch_size / training.microbatches) nor smaller: choose one of the two"
             )
 
-    def _check_best(self) -> None:
-        """Raise ValueError if `patience` or `keep_best` needs another `evaluate_every` or `checkpoint_every`."""
+    def _check_patience(self) -> None:
+        """Raise ValueError if `patience` counts evaluations that are not made."""
         if self.patience is not None and self.evaluate_every is None:
             raise ValueError(
                 f"training.patience={self.patience} counts evaluations, but training.evaluate_every=none evaluates "
                 "only at the end: set evaluate_every, or patience=none"
-            )
-        if self.keep_best and self.evaluate_every is not None and self.evaluate_every % self.checkpoint_every:
-            raise ValueError(
-                f"training.keep_best=True needs a checkpoint at each evaluation, so training.checkpoint_every="
-                f"{self.checkpoint_every} must divide training.evaluate_every={self.evaluate_every}: change one of them"
             )
 
     def _check_words(self) -> None:
@@ -215,6 +210,10 @@ class TrainingConfig:
         """
         every = self.evaluate_every or self.steps
         return -(-self.steps // every) - (step - 1) // every
+
+    def is_evaluation_step(self, step: int) -> bool:
+        """Return whether the model is evaluated after a step."""
+        return step == self.steps or bool(self.evaluate_every and step and step % self.evaluate_every == 0)
 
     def milestone_steps(self) -> tuple[int, ...]:
         """Return the steps at the fractions `milestones` of the run, whose checkpoints are never deleted."""

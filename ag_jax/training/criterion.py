@@ -1,4 +1,4 @@
-"""The best evaluation of a job, by a metric, and early stopping: training ends if the metric no longer improves.
+"""The best evaluation of a run, by a metric, and early stopping: training ends if the metric no longer improves.
 
 Both depend only on the evaluations so far, which checkpoints hold, so a run that was killed and resumed decides as an
 uninterrupted one, and all hosts decide alike.
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The metrics that a job's evaluators returned after a training step.
+    """The metrics of held-out data after a training step.
 
     step: number of updates done.
     train_loss: mean of the primary metric over the steps since the previous evaluation; None if their weight is 0.
     seconds: duration of these steps.
-    values: metrics returned by the evaluators.
+    values: the metrics, {name: value}.
     """
 
     step: int
@@ -32,15 +32,20 @@ class Criterion:
 
     metric: name of the metric.
     is_lower_better: whether the lowest value is the best, not the highest.
+    patience: number of evaluations in a row without a better value after which training ends; None trains all steps.
+    after: step up to which evaluations are of another run, which a branch goes on from. They do not count for
+        `patience`, and none of them is the best, but their best value is still the one to be beaten.
     """
 
     metric: str
     is_lower_better: bool
+    patience: int | None = None
+    after: int = 0
 
     @classmethod
-    def of_objective(cls, metric: str) -> "Criterion":
+    def of_objective(cls, metric: str, patience: int | None = None, after: int = 0) -> "Criterion":
         """Return the criterion for a metric of an objective: lower is better for losses and `nll`, else higher."""
-        return cls(metric, metric.endswith("loss") or metric == "nll")
+        return cls(metric, metric.endswith("loss") or metric == "nll", patience, after)
 
     def cost(self, value: float | None) -> float:
         """Return a metric's value as a cost, lower for better values; None (not measured) costs infinity.
@@ -53,32 +58,29 @@ class Criterion:
 
     def index(self, values: Iterable[Any]) -> int | None:
         """Return the index of the best value, the first of equal ones; None if no value is a finite number."""
-        best: tuple[float, int] | None = None
-        for number, value in enumerate(values):
-            if (
-                isinstance(value, (int, float))
-                and math.isfinite(value)
-                and (best is None or self.cost(value) < best[0])
-            ):
-                best = self.cost(value), number
-        return None if best is None else best[1]
+        costs = [
+            (self.cost(value), number)
+            for number, value in enumerate(values)
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        ]
+        return min(costs)[1] if costs else None
 
-    def number(self, history: Sequence[Evaluation]) -> int:
-        """Return the number, counted from 1, of the best evaluation in the history; 0 if there is none."""
-        index = self.index(evaluation.values.get(self.metric) for evaluation in history)
-        return 0 if index is None else index + 1
+    def best(self, history: Sequence[Evaluation]) -> Evaluation | None:
+        """Return the best evaluation after the step `after`; None if there is none."""
+        own = [evaluation for evaluation in history if evaluation.step > self.after]
+        index = self._index(own)
+        return None if index is None else own[index]
 
-    def evaluation(self, history: Sequence[Evaluation]) -> Evaluation | None:
-        """Return the best evaluation in the history; None if there is none."""
-        number = self.number(history)
-        return history[number - 1] if number else None
+    def _index(self, history: Sequence[Evaluation]) -> int | None:
+        return self.index(evaluation.values.get(self.metric) for evaluation in history)
 
-    def is_over(self, history: Sequence[Evaluation], patience: int | None, after: int = 0) -> bool:
-        """Return whether to stop early: whether `patience` evaluations after step `after` brought no better value.
+    def is_over(self, history: Sequence[Evaluation]) -> bool:
+        """Return whether to stop early: whether the last `patience` evaluations brought no better value.
 
-        False if `patience` is None. Equal values, and values that are no finite number, are not better.
-
-        after: step up to which evaluations do not count for `patience`, only for the best value.
+        Equal values, and values that are no finite number, are not better.
         """
-        earlier = sum(evaluation.step <= after for evaluation in history)
-        return patience is not None and len(history) - max(self.number(history), earlier) >= patience
+        if self.patience is None:
+            return False
+        index = self._index(history)
+        counted_from = max(0 if index is None else index + 1, sum(one.step <= self.after for one in history))
+        return len(history) - counted_from >= self.patience

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,10 +21,18 @@ class Profile:
     Each host writes the files of its own devices. A run that is resumed between the two steps traces the rest of them.
 
     steps: (first, last), or empty for no trace.
+    workdir: the run directory.
+    start: step from which the run starts or resumes.
+    say: function that shows a message, such as where the trace is.
     """
 
-    def __init__(self, steps: tuple[int, ...], workdir: epath.Path):
-        self._steps, self._folder = steps, workdir / FOLDER
+    def __init__(self, steps: tuple[int, ...], workdir: epath.Path, start: int, say: Callable[[str], None]):
+        self._steps, self._folder, self._say = steps, workdir / FOLDER, say
+        if steps and start >= steps[1]:
+            say(
+                f"training.profile={steps[0]},{steps[1]}: the run is at step {start} already, so no trace is written; "
+                "choose later steps"
+            )
         self._local: Any = None  # the temporary directory in which the profiler writes, while it is running
         self._began = self._ended = 0
 
@@ -46,8 +55,8 @@ class Profile:
         """Return whether a trace is running and `step` is its last step."""
         return self._local is not None and step == self._steps[1]
 
-    def finish(self, state: Any) -> tuple[epath.Path, float]:
-        """End the running trace once `state` is ready, and write its files; return (their folder, seconds taken).
+    def finish(self, state: Any) -> float:
+        """End the running trace once `state` is ready, write its files, and return the seconds that this took.
 
         Must be called only after `is_complete`.
         """
@@ -64,13 +73,13 @@ class Profile:
             if file.is_file():
                 (target / f"{host}{file.name}").write_bytes(file.read_bytes())
         local.cleanup()
-        return target, time.perf_counter() - before
+        self._say(f"profile: {target} (tensorboard --logdir={target.parents[2]}, or ui.perfetto.dev)")
+        return time.perf_counter() - before
 
-    def abandon(self) -> bool:
-        """End a trace that still runs at the end of the run, without writing it; return whether there was one."""
-        if self._local is None:
-            return False
-        jax.profiler.stop_trace()
-        self._local.cleanup()
-        self._local = None
-        return True
+    def abandon(self) -> None:
+        """End a trace that still runs at the end of the run, without writing it."""
+        if self._local is not None:
+            jax.profiler.stop_trace()
+            self._local.cleanup()
+            self._local = None
+            self._say("profile: the run ended before the last step of training.profile: no trace is written")

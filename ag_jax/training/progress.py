@@ -20,16 +20,20 @@ class ValidationProgress:
 
     total: number of batches; None if it is unknown.
     show: function that shows a text such as "validating: 120 of 2,551 batches, 3:12 left".
+    beat: function that is called for every batch, such as that of a watchdog.
     """
 
-    def __init__(self, total: int | None, show: Callable[[str], None]):
-        self._total, self._show, self._done = total, show, 0
-        self._began = self._shown = time.monotonic()
+    def __init__(self, total: int | None, show: Callable[[str], None], beat: Callable[[], None] = lambda: None):
+        self._total, self._show, self._beat, self._done = total, show, beat, 0
+        self._began = self._shown = self._first = self._last = time.monotonic()
 
     def count(self) -> None:
         """Count a batch that was evaluated, and report the progress if `SHOW_EVERY` seconds have passed."""
+        self._beat()
         self._done += 1
-        now = time.monotonic()
+        self._last = now = time.monotonic()
+        if self._done == 1:
+            self._first = now
         if now - self._shown < SHOW_EVERY:
             return
         self._shown = now
@@ -38,6 +42,13 @@ class ValidationProgress:
             return
         seconds_left = (now - self._began) / self._done * (self._total - self._done)
         self._show(f"validating: {self._done:,} of {self._total:,} batches, {_clock(seconds_left)} left")
+
+    def next_seconds(self, seconds: float) -> float:
+        """Return the seconds that the next validation is expected to take, if this first one took so many seconds.
+
+        Its first batch waited for the compilation of the step, so the others count.
+        """
+        return (self._last - self._first) / (self._done - 1) * self._done if self._done > 1 else seconds
 
 
 def _clock(seconds: float) -> str:

@@ -5,6 +5,7 @@ width, `tensor` along heads, feed-forward features and vocabulary. Where there a
 them, because it needs the fewest messages: one sum of the gradients in a step.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -80,6 +81,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH)
 
 
+@functools.lru_cache(maxsize=64)
 def process_rows(mesh: Mesh, rows: int) -> np.ndarray:
     """Return the ascending indices of the rows that this process's devices hold in a batch of `rows` rows.
 

@@ -82,7 +82,7 @@ def train_step(
     )
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    # With weight 1, a row of metrics has the mean over its steps; `Loop` takes the sum of `tokens` from the totals.
+    # With weight 1, a row of metrics has the mean over its steps; `Journal` takes the sum of `tokens` from the totals.
     one = jnp.float32(1)
     metrics |= {
         "loss": (loss, one),

@@ -7,7 +7,7 @@ from etils import epath
 
 from ag_jax.distributed import hosts
 from ag_jax.training import metrics as metric_sums
-from ag_jax.training.job import Progress
+from ag_jax.training.trainee import Progress
 
 
 def summarise(workdir: epath.Path, metric: str, progress: Progress) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class WandbRun:
         project: str,
         workdir: epath.Path,
         settings: dict[str, Any],
-        labels: Labels = Labels(),
-        name: str | None = None,
+        labels: Labels,
+        name: str,
     ):
         """Start a wandb run, or continue the one whose id is stored in `workdir`.
 
@@ -55,7 +55,7 @@ class WandbRun:
         workdir: run directory, where the run's wandb id is stored.
         settings: the whole config of the run.
         labels: group and tags of the run.
-        name: name of the run at wandb; None for the name of the directory.
+        name: name of the run at wandb.
 
         Raises ValueError if wandb cannot start, for example without an API key.
         """
@@ -69,7 +69,7 @@ class WandbRun:
                 project=project,
                 id=identity.read_text().strip(),
                 resume="allow",
-                name=name or workdir.name,
+                name=name,
                 group=labels.group,
                 tags=labels.tags,
                 config=settings,

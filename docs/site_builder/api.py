@@ -12,8 +12,9 @@ PUBLIC = (
         "Runs",
         "[Run directories](../guide.md#run-directories) explains what they hold.",
         "ag_jax.pretraining.run",
-        ("train", "evaluate", "open_run", "OpenRun"),
+        ("train", "evaluate"),
     ),
+    ("Trained runs", "The model of a run at a checkpoint.", "ag_jax.pretraining.open_run", ("open_run", "OpenRun")),
     (
         "Models to look into",
         "A run, a trial, a Hugging Face directory, or the best model of a comparison or a suite.",

@@ -30,17 +30,18 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.distributed import storage
 from ag_jax.distributed.bucket import Bucket
-from ag_jax.pretraining import run
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings.schema import shown
-from ag_jax.training import loop
+from ag_jax.training import journal
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import CLOCK_FIELDS, MetricWriter, read_metrics
 from ag_jax.training.state import create_state
 from ag_jax.training.stopping import Interrupted, StopSignal
+from ag_jax.training.train import train as train_here
 from tests import commands, marian_files
 from tests.bucket import CUT, FROZEN, LOST
 from tests.commands import REPOSITORY
-from tests.training.jobs import tiny_job
+from tests.training.trainees import tiny_trainee
 from tests.verbs import verb_of
 
 CONFIG = str(REPOSITORY / "configs" / "quickstart.py")
@@ -100,7 +101,7 @@ def test_compare_evaluate_inspect_export_and_import(bucket, overrides, capsys, t
         cli.run_verb(request("export", str(workdir), destination="gs://bucket/model"))
     cli.run_verb(request("export", str(workdir), destination=str(model)))
     cli.run_verb(request("import", "gs://bucket/imported", source=str(model)))
-    imported, trained = (run.open_run(epath.Path(path)).params for path in ("gs://bucket/imported", workdir))
+    imported, trained = (open_run(epath.Path(path)).params for path in ("gs://bucket/imported", workdir))
     for one, other in zip(jax.tree.leaves(imported["encoder"]), jax.tree.leaves(trained["encoder"]), strict=True):
         np.testing.assert_array_equal(one, other)
     with pytest.raises(ValueError, match="gs://bucket/imported exists"):
@@ -285,7 +286,8 @@ def test_metrics_that_cannot_be_uploaded_cost_no_checkpoint(bucket, tmp_path, mo
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = []
     wandb = types.SimpleNamespace(log=lambda step, values: None, finish=ended.append)
-    job = dataclasses.replace(tiny_job("gs://bucket/run", tensorboard=True, log_every=1), wandb=lambda: wandb)
+    monkeypatch.setattr(journal, "WandbRun", lambda *_: wandb)
+    trainee = tiny_trainee("gs://bucket/run", tensorboard=True, log_every=1, wandb="a project")
 
     def plan(asked):
         if asked.is_write and asked.name == "run/checkpoints/4/commit_success.txt":
@@ -295,7 +297,7 @@ def test_metrics_that_cannot_be_uploaded_cost_no_checkpoint(bucket, tmp_path, mo
 
     bucket.plan = plan
     with pytest.raises(storage.StoreError, match="metrics: Forbidden: gs://bucket/run/metrics.jsonl"):
-        loop.Loop(job).run()
+        train_here(trainee, trainee.workdir)
     assert "run/checkpoints/4/commit_success.txt" in bucket.written
     assert ended == [True] and not list(tmp_path.glob("ag_jax-*"))
 

@@ -16,7 +16,8 @@ import pytest
 from ag_jax.command_line import cli
 from ag_jax.data.pipeline import prepare_tokenizer
 from ag_jax.data.probes.queries import Probe, Query, Window
-from ag_jax.pretraining import run
+from ag_jax.pretraining import initial_weights
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files
 from ag_jax.training.metrics import CLOCK_FIELDS
 from ag_jax.training.stopping import Interrupted, StopSignal
@@ -162,8 +163,8 @@ def test_a_run_in_a_bucket_can_be_continued(bucket):
     """The config file reads its settings, its tokenizer and its weights."""
     place = upload(REPOSITORY / "tests" / "goldens" / "stored" / "finished", bucket, "runs/first")
     config = config_files.load(f"continue_pretraining:run={place},arm=mlm").settings
-    run.check_initial_weights(config)
-    opened = run.open_run(config.training.initial_weights)
+    initial_weights.check(config)
+    opened = open_run(config.training.initial_weights)
     assert opened.tokenizer.fingerprint() == prepare_tokenizer(config.data).fingerprint() and opened.step > 0
 
 

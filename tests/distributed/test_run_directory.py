@@ -14,7 +14,7 @@ from ag_jax.distributed import shared_files
 from ag_jax.finetuning import comparison
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run, run_directory
 from ag_jax.settings import config_files
 from tests.distributed.fake_hosts import FakeHosts
 from tests.multihost.launch import REPOSITORY
@@ -36,7 +36,7 @@ def config(**settings) -> pretraining_config.ExperimentConfig:
 
 def claims(monkeypatch, hosts, of_host):
     """Return what `claim_workdir(*of_host(host))` returned or raised on each host."""
-    return FakeHosts(monkeypatch, hosts).run(lambda host: run.claim_workdir(*of_host(host)))
+    return FakeHosts(monkeypatch, hosts).run(lambda host: run_directory.claim(*of_host(host)))
 
 
 def test_hosts_that_share_the_directory(tmp_path, monkeypatch):
@@ -59,7 +59,7 @@ def test_hosts_that_do_not_share_the_directory_are_refused(tmp_path, monkeypatch
     monkeypatch.setattr(shared_files, "TIMEOUT", 0.0)
     places = [epath.Path(tmp_path / str(host)) for host in range(2)]
     for place in places:
-        run.claim_workdir(config(), place)
+        run_directory.claim(config(), place)
         (place / "hosts.json").write_text("{}")
     found = [claims(monkeypatch, 2, lambda host: (config(), places[host]))]
     source = f"{REPOSITORY}/configs/finetune/glue.py:checkpoint=not_there,data=not_there,tasks=rte"

@@ -66,7 +66,7 @@ def trained(monkeypatch, tmp_path):
             (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return result
 
-    monkeypatch.setattr(suite.job, "run_trial", run_trial)
+    monkeypatch.setattr(suite.task_training, "run_trial", run_trial)
     monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
     monkeypatch.setattr(suite.opening, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()

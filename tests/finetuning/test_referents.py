@@ -12,10 +12,10 @@ from etils import epath
 from ag_jax.data.tasks.rows import RowSettings
 from ag_jax.data.tasks.task import Examples, Referent
 from ag_jax.finetuning import comparison, kinds
-from ag_jax.finetuning.job import make_head
+from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import exporting, opening
 from ag_jax.interop.finetuned import Head
-from ag_jax.pretraining import run
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files
 from tests import tiny
 from tests.finetuning import tasks, tiny_tasks
@@ -93,7 +93,7 @@ def test_a_model_that_ranks_phrases_is_neither_exported_nor_a_start(checkpoint, 
 
 def test_scores_are_those_of_the_model_of_pre_training(checkpoint, tmp_path):
     """The mean log-probability of the words at the masks, of the run itself; an export keeps the head for words."""
-    opened, trained = opening.open_encoder(str(checkpoint)), run.open_run(epath.Path(checkpoint))
+    opened, trained = opening.open_encoder(str(checkpoint)), open_run(epath.Path(checkpoint))
     assert opened.has_words and opening.open_encoder(str(checkpoint), fresh=True).has_words
     exporting.convert(epath.Path(checkpoint), None, str(tmp_path / "hf"))
     imported = opening.open_encoder(str(tmp_path / "hf")).params["task_head"]["words"]

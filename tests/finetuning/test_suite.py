@@ -19,7 +19,7 @@ from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.settings import config_files, schema
-from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.journal import NonFiniteError
 from tests.finetuning import tasks, tiny_tasks
 
 FILE = """
@@ -74,7 +74,7 @@ def calls(monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return tiny_tasks.run_trial(one, config, start, splits, directory, keep, labels)
 
-    monkeypatch.setattr(suite.job, "run_trial", run_trial)
+    monkeypatch.setattr(suite.task_training, "run_trial", run_trial)
     monkeypatch.setattr(suite.encoded, "encode", lambda splits, tokenizer, encoder, recipe: splits)
     monkeypatch.setattr(suite.opening, "open_encoder", tiny_tasks.open_encoder)
     (tmp_path / "model").mkdir()
@@ -198,7 +198,11 @@ def test_weights_are_deleted_once_they_cannot_be_the_best(source, tmp_path, call
     """Whenever a trial begins, also after a kill, only the best finished trial of each seed has weights; of equal ones,
     the first.
     """
-    rates, folder, honest = tuple(rate * 1e-5 for rate in range(1, 9)), tmp_path / "w" / "sst2", suite.job.run_trial
+    rates, folder, honest = (
+        tuple(rate * 1e-5 for rate in range(1, 9)),
+        tmp_path / "w" / "sst2",
+        suite.task_training.run_trial,
+    )
     scores = {
         f"lr{rate:g}-bs32-seed{seed}": sst2_scores(data, rate, 32, seed, False) for rate in rates for seed in (0, 1)
     }
@@ -210,7 +214,7 @@ def test_weights_are_deleted_once_they_cannot_be_the_best(source, tmp_path, call
         highest = {max(names, key=scores.__getitem__) for names in done if names}
         assert {path.parent.name for path in folder.glob("*/weights")} == highest
 
-    monkeypatch.setattr(suite.job, "run_trial", lambda *given: check() or honest(*given))
+    monkeypatch.setattr(suite.task_training, "run_trial", lambda *given: check() or honest(*given))
     settings = {"tasks.sst2.learning_rates": rates, "seeds": (0, 1), "keep": "best"}
     calls.stop, config = 5, config_files.load(source, settings)
     with pytest.raises(KeyboardInterrupt):

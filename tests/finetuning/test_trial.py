@@ -14,9 +14,9 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.distributed import storage
-from ag_jax.finetuning import attack, encoded, job, predicting, program
+from ag_jax.finetuning import attack, encoded, predicting, program, task_training
 from ag_jax.finetuning.config import FinetuningConfig, Recipe, SweepConfig
-from ag_jax.finetuning.job import run_trial
+from ag_jax.finetuning.task_training import run_trial
 from ag_jax.finetuning.trial import RESULT, Trial
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
@@ -24,14 +24,14 @@ from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, F
 from ag_jax.pretraining.origin import Origin
 from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.optimizer import make_optimizer
 from ag_jax.training.stopping import Interrupted, StopSignal
 from tests import tiny
 from tests.cases import some
 from tests.finetuning import tasks
 from tests.pretraining.tiny_runs import on_one_device
-from tests.training.jobs import wandb_runs
+from tests.training.trainees import wandb_runs
 
 ASA = AdversarialConfig("asa")
 RECIPE = Recipe(epochs=3, max_length=24, adversarial=ASA)
@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def spec(self):
-        return job.make_spec(self.one, self.config, self.opened, self.data)
+        return task_training.make_spec(self.one, self.config, self.opened, self.data)
 
 
 def without_clock(value):
@@ -126,7 +126,7 @@ def test_every_kind_is_learnt(kind, tmp_path, one_device):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole")
-    with on_one_device(), wandb_runs(job) as runs:
+    with on_one_device(), wandb_runs() as runs:
         result = Setting(keep=True, suite={"wandb": "a project"})(directory)
     (at_wandb,) = runs
     project, workdir, settings, labels, name = at_wandb.started
@@ -226,11 +226,11 @@ def test_a_disk_that_is_full_at_the_end_costs_one_epoch(undisturbed, tmp_path, o
             raise OSError("No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(job.storage, "write_whole", full)
+    monkeypatch.setattr(task_training.storage, "write_whole", full)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             run(tmp_path)
-    monkeypatch.setattr(job.storage, "write_whole", write)
+    monkeypatch.setattr(task_training.storage, "write_whole", write)
     result = run(tmp_path)
     assert result["best_epoch"] == 1 and len(result["epochs"]) == 2, "patience ends it"
     assert {path.name for path in tmp_path.iterdir()} == {RESULT, "tensorboard", *FILES}
@@ -242,12 +242,12 @@ def test_the_longest_text_that_a_model_has_seen():
     """The longer of those of pre-training and of the trial, at most the 24 positions; all if it is unknown."""
     for before, of_trial, expected in ((7, 16, 16), (20, 16, 20), (None, 16, 24), (7, 99, 24), (0, 16, 16)):
         opened = dataclasses.replace(tasks.pretrained(), trained_length=before)
-        assert job.trained_length(opened, Recipe(max_length=of_trial)) == expected
+        assert task_training.trained_length(opened, Recipe(max_length=of_trial)) == expected
 
 
 def test_kept_weights_and_predictions_are_the_best_epochs(tmp_path, one_device, monkeypatch):
     """The first of three epochs is made the best."""
-    measured, honest = [], job.predicting.predicted
+    measured, honest = [], task_training.predicting.predicted
 
     def worse_and_worse(task, split, logits):
         found = honest(task, split, logits)
@@ -256,10 +256,11 @@ def test_kept_weights_and_predictions_are_the_best_epochs(tmp_path, one_device, 
         measured.append(np.stack(logits))
         return dataclasses.replace(found, metrics={"accuracy": 1 / len(measured), "f1": 0.0})
 
-    monkeypatch.setattr(job.predicting, "predicted", worse_and_worse)
+    monkeypatch.setattr(task_training.predicting, "predicted", worse_and_worse)
     run = Setting(keep=True)
     assert run(tmp_path)["best_epoch"] == 1
-    assert len(measured) == 3 and np.abs(measured[0] - measured[-1]).max() > 1e-2, "later epochs say something else"
+    assert len(measured) == 4 and np.abs(measured[0] - measured[2]).max() > 1e-2, "later epochs say something else"
+    np.testing.assert_array_equal(measured[3], measured[0])
     tuned = finetuned.load(tmp_path)
     assert tuned.head == run.spec.head == finetuned.load(tmp_path / "weights").head
     assert (tuned.head.task, tuned.head.labels, tuned.trained_length) == ("classification", ("bad", "good"), 24)
@@ -274,15 +275,15 @@ def test_kept_weights_and_predictions_are_the_best_epochs(tmp_path, one_device, 
 
 
 def test_the_last_epoch_is_scored_alone(tmp_path, one_device, monkeypatch, undisturbed):
-    """The development set is predicted once, test sets by the same weights; training is as with all evaluations."""
-    predicted, honest = [], job.predicting.predicted
+    """The development set is evaluated once, test sets by the same weights; training is as with all evaluations."""
+    predicted, honest = [], task_training.predicting.predicted
     monkeypatch.setattr(
-        job.predicting, "predicted", lambda *given: predicted.append(len(given[1].examples)) or honest(*given)
+        task_training.predicting, "predicted", lambda *given: predicted.append(len(given[1].examples)) or honest(*given)
     )
     result = Setting(scored_epoch="last")(tmp_path)
     (epoch,) = result["epochs"]
     assert (epoch["epoch"], result["best_epoch"], result["steps"]) == (3, 3, 9)
-    assert predicted == [10, 6] and not (tmp_path / finetuned.FOLDER).exists()
+    assert predicted == [10, 10, 6] and not (tmp_path / finetuned.FOLDER).exists()
     directory, each = undisturbed
     assert epoch["metrics"] == result["metrics"] == each["epochs"][-1]["metrics"]
     np.testing.assert_allclose(epoch["train_loss"], np.mean([of["train_loss"] for of in each["epochs"]]), rtol=0.05)
@@ -357,8 +358,8 @@ def test_checkpoints_within_an_epoch(tmp_path, one_device, monkeypatch, undistur
         return batches(*arguments)
 
     run = Setting(suite={"checkpoint_every": 2}, keep=True)
-    monkeypatch.setattr(job.buckets, "make_batch", dies_at_step_8)
+    monkeypatch.setattr(task_training.buckets, "make_batch", dies_at_step_8)
     with pytest.raises(OSError, match="power"):
         run(tmp_path)
-    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [6]
+    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [3, 6], "the best and the newest"
     assert without_clock(run(tmp_path)) == without_clock(undisturbed[1])

@@ -14,7 +14,7 @@ from ag_jax.finetuning import kinds
 from ag_jax.interop.opening import Pretrained
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import run, workloads
+from ag_jax.pretraining import initial_weights, workloads
 from ag_jax.settings import schema
 from tests import tiny
 from tests.finetuning.tasks import TOKENIZER
@@ -130,7 +130,7 @@ def checkpoint(folder: pathlib.Path) -> pathlib.Path:
     config = schema.parse(pretraining_config.ExperimentConfig, values)
     tokenizer = pipeline.prepare_tokenizer(config.data)
     params = tiny.params(workloads.reference_model(config, tokenizer), batching.empty_batch(config.data, 1))
-    run.write(config, epath.Path(folder / "run"), tokenizer, params)
+    initial_weights.write(config, epath.Path(folder / "run"), tokenizer, params)
     return folder / "run"
 
 
@@ -153,7 +153,7 @@ def guess(example, *key) -> tuple[object, object]:
 
 
 def run_trial(one, config, start, splits, directory, keep, labels) -> dict:
-    """Stand in for `job.run_trial`: write the files that it would write, with guessed predictions."""
+    """Stand in for `task_training.run_trial`: write the files that it would write, with guessed predictions."""
     directory.mkdir(parents=True, exist_ok=True)
     started = bool(start.description.startswith("trial"))
     key = (one.task, one.learning_rate, one.batch_size, one.seed, started, *one.swept.values())

@@ -24,8 +24,9 @@ from ag_jax.finetuning import comparison as finetuning
 from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import Recipe
 from ag_jax.interop import catalogue, finetuned, importing, opening, tokenizer_files
-from ag_jax.pretraining import build, comparison, run
+from ag_jax.pretraining import build, comparison, run, run_directory
 from ag_jax.pretraining import corpus as pretraining_corpus
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files, schema
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.metrics import MetricWriter, read_metrics
@@ -88,7 +89,7 @@ def _check_shapes(model: Any, params: Any, file: str) -> None:
 
 
 def _open_run(name: str) -> Result:
-    opened = run.open_run(epath.Path(os.path.abspath(name)))
+    opened = open_run(epath.Path(os.path.abspath(name)))
     _check_shapes(opened.model, opened.params, "config.json")
     found = {"config": schema.to_dict(opened.config), "tokenizer": opened.tokenizer.fingerprint()}
     return found | {"params": _finite(opened.params | opened.adversary_params), "step": opened.step}
@@ -119,15 +120,15 @@ def _train_finished() -> Result:
     """`train` in the directory of a run that is done."""
     workdir, found = epath.Path(os.path.abspath("finished")), {}
     with _untrained("finished/summary.json"):
-        found["summary"] = run.train(run.read_config(workdir), workdir)
+        found["summary"] = run.train(run_directory.read_config(workdir), workdir)
     return found
 
 
 @functools.cache
 def _interrupted_state() -> Any:
     workdir = epath.Path(os.path.abspath("interrupted"))
-    config = run.read_config(workdir)
-    return run.make_job(config, workdir, pipeline.prepare(config.data, quiet=True)).program.abstract
+    config = run_directory.read_config(workdir)
+    return run.Pretraining(config, workdir, pipeline.prepare(config.data, quiet=True)).program.abstract
 
 
 def _resume() -> Result:

@@ -14,7 +14,8 @@ from ag_jax.finetuning import comparison as finetuning
 from ag_jax.finetuning import results, suite
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.interop import finetuned, importing
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run, run_directory
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files, schema
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
 
@@ -49,7 +50,7 @@ def stored(here: pathlib.Path) -> dict[str, Any]:
 def trained(here: pathlib.Path) -> dict[str, Any]:
     """What becomes of the interrupted run and of the interrupted trial when they are resumed."""
     workdir = epath.Path(here / "interrupted")
-    summary = run.train(run.read_config(workdir), workdir)
+    summary = run.train(run_directory.read_config(workdir), workdir)
     suite_of_trial = epath.Path(here / "trial_interrupted")
     settings = suite.read_settings(suite_of_trial / "config.json")
     config = schema.parse(FinetuningConfig, settings)
@@ -59,14 +60,14 @@ def trained(here: pathlib.Path) -> dict[str, Any]:
         "interrupted": {
             "summary": summary,
             "rows": _without_clock(read_metrics(workdir)),
-            "norms": norms(run.open_run(workdir).params),
+            "norms": norms(open_run(workdir).params),
         },
         "trial_interrupted": {"rows": _without_clock(read_metrics(directory)), **_trial(directory)},
     }
 
 
 def _run(workdir: pathlib.Path) -> dict[str, Any]:
-    opened = run.open_run(epath.Path(workdir))
+    opened = open_run(epath.Path(workdir))
     has_metrics, is_done = (workdir / "metrics.jsonl").exists(), (workdir / "summary.json").exists()
     return {
         "step": opened.step,

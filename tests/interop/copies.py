@@ -13,11 +13,12 @@ from safetensors.numpy import load_file, save_file
 from ag_jax.data.text import pipeline
 from ag_jax.interop import exporting, finetuned, importing, names
 from ag_jax.interop.finetuned import FineTuned
-from ag_jax.pretraining import run
+from ag_jax.pretraining import initial_weights, run
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files
 from ag_jax.training.checkpoint import Checkpoints
-from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
+from ag_jax.training.trainee import Progress
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 FEW = {
@@ -54,7 +55,7 @@ def with_tensors(golden, directory, change_tensors=lambda tensors: tensors, **se
 def imported(directory, workdir, **options):
     """The run that a directory of transformers becomes."""
     importing.convert(str(directory), epath.Path(workdir), **options)
-    return run.open_run(workdir)
+    return open_run(workdir)
 
 
 def exported(workdir, path, *options, **more):
@@ -92,15 +93,15 @@ def start(wanted, workdir, step=0, prepare=pipeline.prepare):
     """A run directory as `wanted` leaves it after `step` steps that change nothing, without training."""
     workdir = epath.Path(workdir)
     workdir.mkdir()
-    job = run.make_job(wanted, workdir, corpus := prepare(wanted.data, quiet=True))
-    given = names.flat(run._initial_params(wanted, workdir, corpus.tokenizer, job.program))
-    shapes = names.flat(job.program.abstract.params)
+    pretraining = run.Pretraining(wanted, workdir, corpus := prepare(wanted.data, quiet=True))
+    given = names.flat(initial_weights.read(wanted, workdir, corpus.tokenizer, pretraining.program))
+    shapes = names.flat(pretraining.program.abstract.params)
     params = names.nested({path: given.get(path, np.zeros(leaf.shape, leaf.dtype)) for path, leaf in shapes.items()})
-    run.write(wanted, workdir, corpus.tokenizer, params)
+    initial_weights.write(wanted, workdir, corpus.tokenizer, params)
     if step:
         params = jax.tree.map(jnp.asarray, params)
         checkpoints = Checkpoints(workdir / "checkpoints", keep_last=2)
-        optimizer = job.program.make_optimizer(job.hyperparameters)
+        optimizer = pretraining.program.make_optimizer(pretraining.hyperparameters)
         checkpoints.save(TrainState(jnp.int32(step), params, optimizer.init(params)), Progress().to_json())
         checkpoints.close()
     return workdir
@@ -108,7 +109,7 @@ def start(wanted, workdir, step=0, prepare=pipeline.prepare):
 
 def parameters(workdir, step=None):
     """The parameters of a run, by path."""
-    return names.flat(run.open_run(workdir, step).params)
+    return names.flat(open_run(workdir, step).params)
 
 
 def tune(opened, head, directory):

@@ -20,6 +20,7 @@ from ag_jax.interop import catalogue, directories, exporting, importing, tensors
 from ag_jax.interop.settings import Settings
 from ag_jax.models.config import EncoderConfig
 from ag_jax.pretraining import run
+from ag_jax.pretraining.open_run import open_run
 from tests import tiny
 from tests.interop.copies import GOLDENS, change, refused, with_tensors
 from tests.verbs import verb_of
@@ -247,9 +248,9 @@ def test_models_of_the_hub(tmp_path, monkeypatch):
 )
 def test_exports_that_cannot_be(options, added, parts, run_of, tmp_path, monkeypatch):
     if added:
-        opened = run.open_run(run_of("bert_pairs"))
+        opened = open_run(run_of("bert_pairs"))
         opened.params["word_head"]["bias"] = opened.params["word_head"]["bias"] + np.float32(added)
-        monkeypatch.setattr(run, "open_run", lambda *_: opened)
+        monkeypatch.setattr(exporting, "open_run", lambda *_: opened)
     with pytest.raises(ValueError) as caught:
         exporting.convert(run_of("bert_pairs"), path=str(tmp_path / "out"), **{"step": None} | options)
     assert all(part in str(caught.value) for part in parts) and not list(tmp_path.iterdir())
@@ -355,7 +356,7 @@ def test_the_family_of_a_run():
 
 def test_evaluate_and_inspect_open_an_imported_run(run_of, text, tmp_path, one_device):
     workdir = epath.Path(shutil.copytree(run_of("bert_pairs"), tmp_path / "run"))
-    opened = run.open_run(workdir)
+    opened = open_run(workdir)
     assert (opened.step, opened.steps) == (0, (0,))
     attention = maps.attention_maps(opened.model, opened.params, opened.tokenizer, "we will rebuild", 12)
     assert np.allclose(np.asarray(attention.weights_NHQK).sum(-1), 1, atol=1e-5)

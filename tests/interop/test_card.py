@@ -10,12 +10,13 @@ import yaml
 from etils import epath
 
 from ag_jax.command_line import cli
-from ag_jax.finetuning.job import make_head
+from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import card, exporting, finetuned, front_matter, names
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.front_matter import Statements
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run_directory
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.origin import Origin
 from ag_jax.settings import schema
 from tests import tiny
@@ -83,7 +84,7 @@ def test_flags_that_lack_or_are_wrong_are_named(verb, flags, named, capsys):
 )
 def test_a_bias_that_training_still_added_is_said(mode, schedule, step, adds, run_of, tmp_path, caplog, monkeypatch):
     """When the run is opened, and in the card; at its last step the schedule has fallen to 0."""
-    monkeypatch.setattr(run, "check_settings", lambda *_: None)  # as if it had been trained with these
+    monkeypatch.setattr(run_directory, "check_settings", lambda *_: None)  # as if it had been trained with these
     biased = pathlib.Path(shutil.copytree(run_of("bert_pairs"), tmp_path / "biased"))
     settings = json.loads((biased / "config.json").read_text())
     settings["training"]["steps"] = 5
@@ -133,7 +134,7 @@ def test_a_card_of_a_trained_run(run_of, tmp_path):
     """The metrics at its step, and what differs from the defaults, without places on this machine and without sections
     that are not in effect.
     """
-    opened = dataclasses.replace(run.open_run(run_of("bert_pairs")), workdir=epath.Path(tmp_path))
+    opened = dataclasses.replace(open_run(run_of("bert_pairs")), workdir=epath.Path(tmp_path))
     rows = [(40, "validation", 2.5), (50, "validation", 2.25), (50, "train", 1.0), (60, "validation", 2.0)]
     rows = [json.dumps({"step": step, "split": split, "mlm_loss": loss}) for step, split, loss in rows]
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")

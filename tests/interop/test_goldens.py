@@ -14,12 +14,13 @@ from safetensors.numpy import load_file, save_file
 
 from ag_jax.data.config import MaskingConfig
 from ag_jax.data.text import batching
-from ag_jax.interop import catalogue, importing, names, tokenizer_files
+from ag_jax.interop import catalogue, exporting, importing, names, tokenizer_files
 from ag_jax.interop import source as sources
 from ag_jax.models.encoder import Encoder
 from ag_jax.models.replaced_tokens import generator_parameters
 from ag_jax.objectives.config import ReplacedTokensConfig
-from ag_jax.pretraining import run, workloads
+from ag_jax.pretraining import workloads
+from ag_jax.pretraining.open_run import open_run
 from tests import tiny
 from tests.cases import some
 from tests.interop.copies import GOLDENS, exported, imported, same, with_tensors
@@ -47,7 +48,7 @@ def hidden_and_heads(model, params, batch):
 @pytest.mark.parametrize("name", some(NAMES, *USUAL))
 def test_there_and_back(name, run_of, tmp_path):
     """Compares what the run computes, what its export holds, and the export imported again."""
-    theirs, opened = load_file(GOLDENS / name / "expected.safetensors"), run.open_run(run_of(name))
+    theirs, opened = load_file(GOLDENS / name / "expected.safetensors"), open_run(run_of(name))
     valid = theirs["segment_ids"] > 0
     places = np.tile(np.arange(valid.shape[1]), (len(valid), 1))
     batch = {field: theirs[field] for field in ("tokens", "segment_ids", "token_type_ids")}
@@ -135,7 +136,7 @@ def test_other_forms_of_the_same_tensors(form, run_of, tmp_path):
     directory = with_tensors("bert_pairs", tmp_path / "hf", form if form is not shards else lambda tensors: tensors)
     if form is shards:
         shards(directory)
-    opened, plain = importing.open_model(str(directory)), names.flat(run.open_run(run_of("bert_pairs")).params)
+    opened, plain = importing.open_model(str(directory)), names.flat(open_run(run_of("bert_pairs")).params)
     same(names.flat(opened.params), plain, tolerance=1e-2 if form is bfloat16 else 0.0)
     assert opened.left_out == () and opened.new == ()
 
@@ -175,7 +176,7 @@ def test_pairs_of_a_model_without_segments_stay_in_the_first(tmp_path):
 
 def export(opened, path, monkeypatch, **changed):
     """Export a run as if it had been opened with other settings and parameters."""
-    monkeypatch.setattr(run, "open_run", lambda *_: dataclasses.replace(opened, **changed))
+    monkeypatch.setattr(exporting, "open_run", lambda *_: dataclasses.replace(opened, **changed))
     return exported(opened.workdir, path)
 
 
@@ -196,7 +197,7 @@ def test_the_enhanced_mask_decoder_comes_back(tmp_path, monkeypatch):
 
 def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(run_of, tmp_path, monkeypatch):
     """Its tables are the model's, its projection and layers its own; the model goes without it."""
-    opened = run.open_run(run_of("electra"))
+    opened = open_run(run_of("electra"))
     replaced = ReplacedTokensConfig(generator="mlm", generator_fraction=0.5)
     encoder = dataclasses.replace(opened.model.config, heads=2, width=8, layers=1)
     data = dataclasses.replace(opened.config.data, masking=MaskingConfig())
@@ -204,7 +205,7 @@ def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(run_of, tmp_path
     model = workloads.reference_model(config, opened.tokenizer)
     params = jax.tree.map(np.asarray, tiny.params(model, batching.empty_batch(config.data, 1)))
     pair = dataclasses.replace(opened, config=config, model=model, params=params)
-    monkeypatch.setattr(run, "open_run", lambda *_: pair)
+    monkeypatch.setattr(exporting, "open_run", lambda *_: pair)
     left = exported(opened.workdir, tmp_path / "detector")[0].not_carried
     assert any("generator" in item for item in left)
     written = exported(opened.workdir, tmp_path / "writer", part="generator")[0]
@@ -216,7 +217,7 @@ def test_the_generator_of_replaced_tokens_is_a_model_of_its_own(run_of, tmp_path
 
 def test_positions_from_two_on_lose_the_rows_of_padding_alone(run_of, tmp_path, monkeypatch):
     """A model with RoBERTa's positions and BERT's padding is written as BERT, and computes the same."""
-    opened = run.open_run(run_of("bert_pairs"))
+    opened = open_run(run_of("bert_pairs"))
     encoder = dataclasses.replace(opened.model.config, max_length=18, position_offset=2)
     model = opened.model.clone(config=encoder)
     assert export(opened, tmp_path / "out", monkeypatch, model=model)[0].architecture == "BertForPreTraining"

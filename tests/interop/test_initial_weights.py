@@ -8,6 +8,7 @@ import pytest
 from etils import epath
 
 from ag_jax.pretraining import run
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files
 from tests.cases import some
 from tests.interop.copies import CONFIGS, GOLDENS, continuing, exported, parameters, same, start
@@ -23,7 +24,7 @@ def test_a_resumed_run_does_not_read_its_initial_weights_again(run_of, text, tmp
     same(parameters(workdir), {path: leaf for path, leaf in before.items() if not path.startswith("next_head/")})
     shutil.rmtree(given / "checkpoints")
     run.train(wanted, workdir)
-    assert run.open_run(workdir).step == 3
+    assert open_run(workdir).step == 3
     words = "encoder/embeddings/word/embedding"
     assert not np.array_equal(before[words], parameters(workdir)[words])
 

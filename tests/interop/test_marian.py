@@ -22,14 +22,15 @@ from ag_jax.interop import catalogue, exporting, importing, marian, marian_token
 from ag_jax.models.config import DecoderConfig, EncoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.objectives.config import TranslationConfig
-from ag_jax.pretraining import build, run, translate, workloads
+from ag_jax.pretraining import build, initial_weights, translate, workloads
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
+from ag_jax.training.trainee import Progress
 from tests import marian_files, tiny
 from tests.cases import some
 from tests.data.conftest import sentencepiece_model
@@ -198,7 +199,7 @@ def written_run(workdir, config, tokenizer=None):
     params = jax.tree.map(np.asarray, tiny.params(model, batching.empty_batch(config.data, 1)))
     workdir = epath.Path(workdir)
     workdir.mkdir(parents=True)
-    run.write(config, workdir, tokenizer, params)
+    initial_weights.write(config, workdir, tokenizer, params)
     return workdir, model, params
 
 
@@ -570,7 +571,7 @@ def test_going_on_with_an_imported_model(tmp_path, one_device):
     config = config_files.load(source, few | held_out).settings
     assert config.decoding.beam_size == 6 and config.guidance.heads == "next:1,prev:1"
     workdir = start(config, tmp_path / "on", step=2, prepare=parallel.prepare)
-    on = run.open_run(workdir)
+    on = open_run(workdir)
     same(names.flat(on.params), names.flat(given.params))
     rows = parallel.prepare(config.data, quiet=True).train.target
     stored = {

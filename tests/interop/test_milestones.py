@@ -11,11 +11,12 @@ from safetensors.numpy import load_file
 
 from ag_jax.data import pipeline, tokenizers
 from ag_jax.interop import milestones
-from ag_jax.pretraining import build, run, words, workloads
+from ag_jax.pretraining import build, initial_weights, run, words, workloads
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.training.checkpoint import Checkpoints
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.job import Progress
 from ag_jax.training.state import TrainState
+from ag_jax.training.trainee import Progress
 from tests import tiny
 from tests.interop.test_hub import api, export  # noqa: F401
 from tests.pretraining import tiny_runs as runs
@@ -45,7 +46,7 @@ def workdir(tmp_path_factory):
     tokenizer = tokenizers.train(config.data.tokenizer, ["The union is strong, and builds a road."] * 9)
     model = workloads.reference_model(config, tokenizer)
     workdir, example = epath.Path(folder / "run"), pipeline.empty_batch(config.data, rows=1)
-    run.write(config, workdir, tokenizer, tiny.params(model, example))
+    initial_weights.write(config, workdir, tokenizer, tiny.params(model, example))
     checkpoints = Checkpoints(workdir / "checkpoints", keep_last=3)
     for step in (3, 7, 9):
         params = tiny.params(model, example, seed=step)
@@ -68,7 +69,7 @@ def test_each_is_a_whole_model_and_a_revision(api, workdir, tmp_path, capsys):  
     assert export(workdir, target, "--milestones", "--push=baby") == 0
     assert sorted(path.name for path in target.iterdir()) == NAMES
     for name, step in zip(NAMES, (3, 7, 9), strict=True):
-        ours, theirs = run.open_run(workdir, step), load_file(target / name / "model.safetensors")
+        ours, theirs = open_run(workdir, step), load_file(target / name / "model.safetensors")
         embedding = ours.params["encoder"]["embeddings"]["word"]["embedding"]
         np.testing.assert_array_equal(theirs["roberta.embeddings.word_embeddings.weight"], embedding)
         settings = json.loads((target / name / "config.json").read_text())

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 from ag_jax import pipelines
 from ag_jax.interop import finetuned, importing, opening
 from ag_jax.interop.finetuned import Head
-from ag_jax.pretraining import origin, run
+from ag_jax.pretraining import origin
+from ag_jax.pretraining.open_run import open_run
 from tests.interop.copies import continuing, exported, imported, start, tune, with_tensors
 
 CARD = """---
@@ -93,7 +94,7 @@ def test_what_was_never_trained_is_not_exported(bare, tmp_path):
     for directory in (theirs, workdir):
         with pytest.raises(ValueError, match=f"{directory} .*BertModel"):
             pipelines.fill_mask(str(directory))
-    assert run.open_run(workdir).params["word_head"]["dense"]["kernel"].std() > 0
+    assert open_run(workdir).params["word_head"]["dense"]["kernel"].std() > 0
 
 
 def test_heads_and_poolers_of_runs_that_go_on(bare, text, tmp_path, one_device):
@@ -101,7 +102,7 @@ def test_heads_and_poolers_of_runs_that_go_on(bare, text, tmp_path, one_device):
     theirs, workdir = bare
     pooler = load_file(theirs / "model.safetensors")["pooler.dense.weight"]
     on = start(continuing(workdir, text), tmp_path / "on", step=3)
-    assert run.open_run(on, 0).untrained == ("word_head",) and run.open_run(on).untrained == ()
+    assert open_run(on, 0).untrained == ("word_head",) and open_run(on).untrained == ()
     _, settings, _, tensors = exported(on, tmp_path / "out")
     assert settings["architectures"] == ["BertForMaskedLM"] and "cls.predictions.bias" in tensors
     assert np.array_equal(tensors["bert.pooler.dense.weight"], pooler)
@@ -114,7 +115,7 @@ def test_heads_and_poolers_of_runs_that_go_on(bare, text, tmp_path, one_device):
         assert opened.style == "bert"
         np.testing.assert_array_equal(opened.params["task_head"]["dense"]["kernel"], pooler.T, str(directory))
     assert exported(pairs, tmp_path / "of_pairs")[1]["architectures"] == ["BertForPreTraining"]
-    np.testing.assert_array_equal(run.open_run(pairs).params["next_head"]["pooler"]["kernel"], pooler.T)
+    np.testing.assert_array_equal(open_run(pairs).params["next_head"]["pooler"]["kernel"], pooler.T)
 
 
 def test_the_pooler_of_a_task_head_that_is_left_out_is_kept(tmp_path):
@@ -129,7 +130,7 @@ def test_the_pooler_of_a_task_head_that_is_left_out_is_kept(tmp_path):
     directory = with_tensors("bert", tmp_path / "theirs", with_head, architectures=classes)
     found = importing.convert(str(directory), epath.Path(tmp_path / "run"), expected=["classifier"])
     assert set(found.left_out) == {"classifier.weight", "classifier.bias"}
-    np.testing.assert_array_equal(run.open_run(epath.Path(tmp_path / "run")).pooler["kernel"], np.eye(6, k=-1))
+    np.testing.assert_array_equal(open_run(epath.Path(tmp_path / "run")).pooler["kernel"], np.eye(6, k=-1))
     assert not importing.open_model(str(directory), ["classifier", "bert.pooler"]).pooler
 
 

@@ -21,7 +21,8 @@ from ag_jax.data.config import TokenizerConfig
 from ag_jax.interop import exporting
 from ag_jax.models.masked_lm import PretrainingModel
 from ag_jax.models.replaced_tokens import generator_parameters
-from ag_jax.pretraining import build, run, words
+from ag_jax.pretraining import build, initial_weights, run_directory, words
+from ag_jax.pretraining.open_run import OpenRun, open_run
 from ag_jax.recipes import babylm
 from ag_jax.settings import config_files
 from ag_jax.training import sharding
@@ -70,7 +71,7 @@ class Reader:
         return float(log_probs[range(len(scored)), torch.tensor(ids)[scored]].sum())
 
 
-def our_logits(opened: run.OpenRun, rows: np.ndarray, scored: list[int]) -> np.ndarray:
+def our_logits(opened: OpenRun, rows: np.ndarray, scored: list[int]) -> np.ndarray:
     batch = {
         "tokens": rows.astype(np.int32),
         "segment_ids": np.ones_like(rows, np.int32),
@@ -80,7 +81,7 @@ def our_logits(opened: run.OpenRun, rows: np.ndarray, scored: list[int]) -> np.n
     return np.asarray(opened.model.apply({"params": opened.params}, batch, deterministic=True).words_BMV)[:, 0]
 
 
-def compare(place: pathlib.Path, opened: run.OpenRun) -> list[float]:
+def compare(place: pathlib.Path, opened: OpenRun) -> list[float]:
     """Check a reader's tokens, offsets and logits against a run's; return the scores of the sentences."""
     reader, scores = Reader(place), []
     special = opened.tokenizer.specials
@@ -108,8 +109,8 @@ def test_the_milestones_of_a_run(tmp_path):
     workdir = train(tmp_path, **{"data.sequence_length": 64, "model.max_length": 64, "optimizer.learning_rate": 1e-2})
     assert main.main(["ag-jax", "export", f"--workdir={workdir}", f"--to={tmp_path / 'out'}", "--milestones"]) == 0
     steps = words.read(workdir).milestones
-    at = {"chck_1K": steps[1_000], "chck_2500": steps[2_500], "main": run.read_summary(workdir)["steps"]}
-    scores = [compare(tmp_path / "out" / name, run.open_run(workdir, step)) for name, step in at.items()]
+    at = {"chck_1K": steps[1_000], "chck_2500": steps[2_500], "main": run_directory.read_summary(workdir)["steps"]}
+    scores = [compare(tmp_path / "out" / name, open_run(workdir, step)) for name, step in at.items()]
     assert scores[0] != scores[1] != scores[2]
 
 
@@ -125,7 +126,7 @@ def test_every_arm_is_taken(arm, tmp_path, one_device):
     config = config_files.load(source, given).settings
     program = build.shared_program(config, tokenizer, sharding.make_mesh(config.mesh))
     workdir = epath.Path(tmp_path / "run")
-    run.write(config, workdir, tokenizer, program.create(jax.random.key(3)).params)
+    initial_weights.write(config, workdir, tokenizer, program.create(jax.random.key(3)).params)
     part = "generator" if arm == "electra" else "model"
     written = exporting.convert(workdir, None, str(tmp_path / "out"), part=part)
     assert written.predicts_words and written.architecture == {
@@ -133,7 +134,7 @@ def test_every_arm_is_taken(arm, tmp_path, one_device):
         "modernbert": "ModernBertForMaskedLM",
         "electra": "ElectraForMaskedLM",
     }.get(arm, "RobertaForMaskedLM")
-    opened = run.open_run(workdir)
+    opened = open_run(workdir)
     if arm == "electra":
         opened = Generator(opened)
     compare(tmp_path / "out", opened)
@@ -142,7 +143,7 @@ def test_every_arm_is_taken(arm, tmp_path, one_device):
 class Generator:
     """The generator of a run, with the attributes of `OpenRun` that `compare` reads."""
 
-    def __init__(self, opened: run.OpenRun):
+    def __init__(self, opened: OpenRun):
         self.tokenizer = opened.tokenizer
         self.model = PretrainingModel(opened.model.generator_config)
         self.params = generator_parameters(opened.params)

@@ -23,6 +23,7 @@ from ag_jax.objectives.config import TranslationConfig
 from ag_jax.objectives.translation import Translation
 from ag_jax.pretraining import run, translate
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.training.config import OptimizerConfig, TrainingConfig
 from tests import marian_files, tiny
 from tests.cases import some
@@ -93,7 +94,7 @@ class Case:
         self.theirs = make(directory / "theirs", seed, ending, **settings)
         importing.convert(str(directory / "theirs"), epath.Path(directory / "run"))
         exporting.convert(epath.Path(directory / "run"), None, str(directory / "ours"))
-        self.directory, self.opened = directory, run.open_run(directory / "run")
+        self.directory, self.opened = directory, open_run(directory / "run")
         rng = np.random.default_rng(seed)
         self.vocabulary, self.pad = self.theirs.config.vocab_size, self.theirs.config.pad_token_id
         self.has_padding = not self.theirs.generation_config.renormalize_logits

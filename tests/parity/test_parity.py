@@ -20,7 +20,7 @@ from ag_jax.interop import source as sources
 from ag_jax.models.encoder import Encoder
 from ag_jax.objectives.masked_lm import Pretraining
 from ag_jax.objectives.replaced_tokens import detection_loss
-from ag_jax.pretraining import run
+from ag_jax.pretraining.open_run import open_run
 from tests import tiny
 from tests.cases import some
 from tests.parity import examples
@@ -50,7 +50,7 @@ class Case:
         importing.convert(str(directory / "theirs"), epath.Path(directory / "run"))
         exporting.convert(epath.Path(directory / "run"), None, str(directory / "ours"))
         self.directory, self.tokenizer = directory, tokenizer
-        self.opened = run.open_run(directory / "run")
+        self.opened = open_run(directory / "run")
         self.pairs, self.detects = "next_head" in self.opened.params, "discriminator_head" in self.opened.params
         self.batch = self._batch(seed)
 
@@ -199,7 +199,7 @@ def test_the_export_opens_in_stock_transformers(case):
 
 def test_import_export_import_is_bit_equal(case):
     importing.convert(str(case.directory / "ours"), epath.Path(case.directory / "again"))
-    again = run.open_run(case.directory / "again")
+    again = open_run(case.directory / "again")
     assert again.model.config == case.opened.model.config
     first, second = names.flat(case.opened.params), names.flat(again.params)
     assert first.keys() == second.keys()

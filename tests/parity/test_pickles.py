@@ -12,7 +12,7 @@ from etils import epath
 from safetensors.numpy import load_file
 
 from ag_jax.interop import importing, names, tensors
-from ag_jax.pretraining import run
+from ag_jax.pretraining.open_run import open_run
 from tests.interop.test_goldens import GOLDENS
 
 
@@ -37,7 +37,7 @@ def test_the_conversion_of_a_pickle(tmp_path):
     with pytest.raises(ValueError, match=r"mask_predictions.dense.weight \(6, 6\)"):
         importing.convert(str(tmp_path), epath.Path(tmp_path / "run"))
     importing.convert(str(tmp_path), epath.Path(tmp_path / "run"), expected=["mask_predictions"])
-    opened = run.open_run(tmp_path / "run")
+    opened = open_run(tmp_path / "run")
     assert (opened.model.config.absolute_positions, opened.model.config.mask_decoder_passes) == ("decoder", 2)
     ours = names.flat(opened.params)
     assert np.array_equal(ours["word_head/bias"], saved["cls.predictions.bias"].astype(np.float32))

@@ -19,7 +19,7 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.interop import catalogue, exporting, importing, tokenizer_files
 from ag_jax.models.config import EncoderConfig
-from ag_jax.pretraining import run
+from ag_jax.pretraining.open_run import open_run
 from tests.interop import modernbert_tokenizers
 from tests.parity import examples
 
@@ -176,7 +176,7 @@ def test_modernbert_with_its_own_tokenizer_there_and_back(name, tmp_path):
     assert (found.family, found.new, found.left_out) == ("modernbert", (), ())
     exporting.convert(epath.Path(tmp_path / "run"), None, str(tmp_path / "ours"))
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
-    ours = run.open_run(tmp_path / "run").tokenizer
+    ours = open_run(tmp_path / "run").tokenizer
     for text in modernbert_tokenizers.PROBES[:-1]:  # the last one has special tokens in its text
         ids = theirs(text)["input_ids"]
         assert exported(text)["input_ids"] == ids == [ours.specials.begin, *ours.encode(text), ours.specials.end], text
@@ -193,7 +193,7 @@ def test_modernbert_with_its_own_tokenizer_there_and_back(name, tmp_path):
     with torch.no_grad():
         wanted, again = (one(input_ids=inputs["input_ids"]).logits.numpy() for one in (model, loaded))
     np.testing.assert_allclose(again, wanted, atol=1e-5 * np.abs(wanted).max())
-    opened = run.open_run(tmp_path / "run")
+    opened = open_run(tmp_path / "run")
     tokens = inputs["input_ids"].numpy().astype(np.int32)
     batch = {"tokens": tokens, "segment_ids": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
     batch["masked_positions"] = np.arange(tokens.shape[1], dtype=np.int32)[None]

@@ -11,8 +11,9 @@ from etils import epath
 from ag_jax.data.text import pipeline
 from ag_jax.interop import opening
 from ag_jax.objectives.adversarial.config import AdversarialConfig, FixedMaskConfig
-from ag_jax.pretraining import build, mask_trace, run, workloads
+from ag_jax.pretraining import build, mask_trace, run, run_directory, workloads
 from ag_jax.pretraining import config as pretraining_config
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import schema
 from ag_jax.training.hyperparameters import Hyperparameters
 from tests.pretraining import tiny_runs
@@ -39,7 +40,7 @@ def whole(text, tmp_path_factory):
     """A run with an adversary and guidance, which was paused: (directory, summary)."""
     workdir, config = epath.Path(tmp_path_factory.mktemp("runs") / "whole"), settings(text, **LOSS)
     with on_one_device():
-        run.train(config, workdir, pause_at=3)
+        run.train(config, workdir, until=3)
         return workdir, run.train(config, workdir)
 
 
@@ -64,12 +65,12 @@ def test_the_adversary_stays_behind(whole, tmp_path, one_device):
         lambda one, other: np.abs(np.asarray(one) - np.asarray(other)).max(), first["adversary"], last["adversary"]
     )
     assert min(jax.tree.leaves(moved)) > 1e-5
-    opened = run.open_run(workdir)
+    opened = open_run(workdir)
     assert set(opened.params) == {"encoder", "word_head"} and set(opened.adversary_params) == {"adversary"}
     assert run.evaluate(workdir)["mlm_loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
     assert set(opening.open_encoder(str(workdir)).params) == {"encoder", "task_head"}
     values = schema.default(pretraining_config.ExperimentConfig)
-    values.update(schema.to_dict(run.read_config(workdir)))
+    values.update(schema.to_dict(run_directory.read_config(workdir)))
     scheduled = {"adversarial.method": "scheduled", "adversarial.masking.trace": str(workdir), "guidance.mode": "none"}
     length = {"training.initial_weights": str(workdir), "training.steps": 1, "training.log_every": 1}
     values.update_from_flattened_dict(scheduled | length)
@@ -83,8 +84,8 @@ def test_the_adversary_stays_behind(whole, tmp_path, one_device):
     workdir.rename(workdir.parent / "gone")
     assert np.isfinite(run.evaluate(other)["mlm_loss"]), "masks are not asked for"
     assert run.train(config, other) == after
-    job = run.make_job(config, other, pipeline.prepare(config.data, quiet=True))
-    assert job.program.make_objective(Hyperparameters()), "its masks are those of trace.json"
+    pretraining = run.Pretraining(config, other, pipeline.prepare(config.data, quiet=True))
+    assert pretraining.program.make_objective(Hyperparameters()), "its masks are those of trace.json"
     (workdir.parent / "gone").rename(workdir)
 
 

@@ -9,7 +9,7 @@ from etils import epath
 
 from ag_jax.finetuning.config import FinetuningConfig
 from ag_jax.objectives.replaced_tokens import ReplacedTokens
-from ag_jax.pretraining import alpha, run
+from ag_jax.pretraining import alpha, run, run_directory
 from ag_jax.settings import schema
 from tests.pretraining import tiny_runs
 from tests.pretraining.tiny_runs import rows
@@ -51,7 +51,7 @@ def test_a_run_has_the_alpha_of_its_first_losses(text, tmp_path, one_device):
     """It is trained as a run with that alpha, and a run that pauses goes on with it, whatever its losses are then."""
     made, given = (epath.Path(tmp_path / name) for name in ("auto", "given"))
     config = settings(text, **AUTO, **{"guidance.alpha": 3.0})
-    run.train(config, made, pause_at=2)
+    run.train(config, made, until=2)
     stored = json.loads((made / alpha.ALPHA).read_text())
     first = rows(made)[0]
     assert [stored["mlm_loss"], stored["ag_loss"]] == pytest.approx([first["mlm_loss"], first["ag_loss"]], rel=1e-5)
@@ -70,7 +70,7 @@ def test_an_attempt_with_nothing_to_keep_leaves_no_alpha(tmp_path):
     config = settings(**AUTO)
     (tmp_path / "config.json").write_text(json.dumps(schema.to_dict(config)))
     (tmp_path / alpha.ALPHA).write_text("{}")
-    run.claim_workdir(config, epath.Path(tmp_path))
+    run_directory.claim(config, epath.Path(tmp_path))
     assert not (tmp_path / alpha.ALPHA).exists()
 
 

@@ -1,5 +1,6 @@
 """Early stopping, and the checkpoint of the best evaluation, with validation losses that the tests choose."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,7 +10,8 @@ import pytest
 from etils import epath
 
 from ag_jax.command_line import cli, parser
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run, run_directory
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.criterion import Criterion, Evaluation
 from tests.pretraining.tiny_runs import LONG, SHORT, on_one_device, params, rows, settings
@@ -28,13 +30,12 @@ PATIENT = {"training.patience": 2}
 
 def script(monkeypatch, losses=LOSSES):
     """Replace the validation losses by LOSSES."""
-    honest = run.metrics_evaluator
+    honest = run.Pretraining.evaluate
 
-    def metrics_evaluator(*arguments):
-        evaluate = honest(*arguments)
-        return lambda params, step, beat: evaluate(params, step, beat) | {"mlm_loss": losses[step]}
+    def evaluate(self, params, step, beat):
+        return honest(self, params, step, beat) | {"mlm_loss": losses[step]}
 
-    monkeypatch.setattr(run, "metrics_evaluator", metrics_evaluator)
+    monkeypatch.setattr(run.Pretraining, "evaluate", evaluate)
 
 
 @pytest.fixture
@@ -60,9 +61,9 @@ def test_the_run_ends_and_its_best_checkpoint_stays(stopped, text, tmp_path, scr
     assert (summary["steps"], summary["patience"], summary["best"]) == (8, 2, {"step": 4, "mlm_loss": 4.0})
     assert json.loads((workdir / "summary.json").read_text()) == summary
     assert steps_in(workdir / "checkpoints") == [4, 8]
-    assert run.best_step(workdir) == 4 and run.open_run(workdir, 4).step == 4
+    assert run_directory.best_step(workdir) == 4 and open_run(workdir, 4).step == 4
     shutil.copytree(workdir, tmp_path / "run")
-    monkeypatch.setattr(run, "make_job", lambda *_: pytest.fail("it is over"))
+    monkeypatch.setattr(run, "Pretraining", lambda *_: pytest.fail("it is over"))
     for patience in (1, 2):
         assert run.train(config(text, **{"training.patience": patience}), tmp_path / "run") == summary
     with pytest.raises(ValueError, match="training.steps: there 11, now 16"):
@@ -103,15 +104,15 @@ def test_the_best_of_those_that_are_there(text, tmp_path, monkeypatch):
     """A run goes on with `keep_best` at step 6, when the checkpoint of its best evaluation, of step 2, is gone."""
     script(monkeypatch, {2: 3.0, 4: 4.0, 6: 4.5, 8: 4.25, 10: 4.4, 11: 4.6})
     workdir = epath.Path(tmp_path / "run")
-    run.train(config(text, **{"training.keep_best": False}), workdir, pause_at=6)
+    run.train(config(text, **{"training.keep_best": False}), workdir, until=6)
     assert steps_in(workdir / "checkpoints") == [6]
     summary = run.train(config(text), workdir)
     assert steps_in(workdir / "checkpoints") == [8, LONG]
-    assert summary["best"] == {"step": 8, "mlm_loss": 4.25} and run.best_step(workdir) == 8
+    assert summary["best"] == {"step": 8, "mlm_loss": 4.25} and run_directory.best_step(workdir) == 8
 
 
 def test_less_patience_ends_an_unfinished_run(text, tmp_path, scripted):
-    assert run.train(config(text), tmp_path / "run", pause_at=9)["steps"] == 9
+    assert run.train(config(text), tmp_path / "run", until=9)["steps"] == 9
     summary = run.train(config(text, **PATIENT), tmp_path / "run")
     assert (summary["steps"], summary["patience"], summary["best"]["step"]) == (9, 2, 4)
     assert [row["step"] for row in rows(tmp_path / "run", "validation")] == [2, 4, 6, 8, 9]
@@ -123,7 +124,7 @@ def test_the_metric_may_be_another_one(text, tmp_path, scripted):
     found = run.train(config(text, SHORT, **named), tmp_path / "run")["best"]
     evaluated = {row["step"]: row["mlm_accuracy"] for row in rows(tmp_path / "run", "validation")}
     assert found == {"step": max(evaluated, key=evaluated.get), "mlm_accuracy": max(evaluated.values())}
-    assert run.best_step(tmp_path / "run") == found["step"]
+    assert run_directory.best_step(tmp_path / "run") == found["step"]
     with pytest.raises(ValueError, match="best_metric=accuracy .*mlm_accuracy, mlm_loss"):
         run.train(config(text, SHORT, **{"training.best_metric": "accuracy"}), tmp_path / "other")
     assert not steps_in(epath.Path(tmp_path / "other" / "checkpoints"))
@@ -141,7 +142,7 @@ def test_the_best_checkpoint_is_chosen_on_the_command_line(stopped, tmp_path, ca
     shutil.rmtree(workdir / "checkpoints" / "4")  # of the one that is left, only the evaluation is missing
     (workdir / "checkpoints" / "8").rename(workdir / "checkpoints" / "7")
     with pytest.raises(FileNotFoundError, match="steps 7"):
-        run.best_step(workdir)
+        run_directory.best_step(workdir)
 
 
 def history(values):
@@ -155,14 +156,15 @@ def test_the_best_is_that_of_a_plain_search(lower):
         values = random.integers(0, 4, random.integers(0, 9)).astype(float).tolist()
         chosen = Criterion("m", lower)
         expected = best_of(values) if values else None
-        found = chosen.evaluation(history(values))
+        found = chosen.best(history(values))
         assert (found and found.values["m"]) == expected
-        assert chosen.number(history(values)) == (values.index(expected) + 1 if values else 0)
+        assert found is None or found.step == 10 * (values.index(expected) + 1)
         for patience in (1, 2, 3):
             early, late = values[:-patience], values[-patience:]
             improved = best_of(values) not in early if early else bool(late)
-            assert chosen.is_over(history(values), patience) == (len(values) >= patience and not improved)
-        assert not chosen.is_over(history(values), None)
+            patient = dataclasses.replace(chosen, patience=patience)
+            assert patient.is_over(history(values)) == (len(values) >= patience and not improved)
+        assert not chosen.is_over(history(values))
 
 
 def test_values_that_are_no_numbers_are_never_the_best():

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run, run_directory
 from ag_jax.pretraining.branch import begin
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.criterion import Evaluation
@@ -28,7 +28,7 @@ def settings(text, steps, **changed):
 def stable(text, tmp_path_factory):
     workdir = epath.Path(tmp_path_factory.mktemp("stable") / "run")
     with on_one_device():
-        run.train(settings(text, LONG), workdir, pause_at=6)  # its learning rate falls from step 9 on
+        run.train(settings(text, LONG), workdir, until=6)  # its learning rate falls from step 9 on
     return workdir
 
 
@@ -52,11 +52,11 @@ def test_a_branch_equals_a_run_with_its_schedule(stable, whole, text, tmp_path, 
     branched, origin = (epath.Path(tmp_path / name) for name in ("branched", "origin"))
     shutil.copytree(stable, origin)
     config = branch(text, origin)
-    run.train(config, branched, pause_at=5)
+    run.train(config, branched, until=5)
     assert "jumps" not in capsys.readouterr().err
     assert min(steps_in(branched / "checkpoints")) > 4
     shutil.rmtree(origin)
-    found, expected = run.train(config, branched), run.read_summary(whole)
+    found, expected = run.train(config, branched), run_directory.read_summary(whole)
     assert len(rows(whole)) == 5
     for one, other in zip(rows(branched), rows(whole), strict=True):
         assert one.keys() == other.keys() and one.pop("split") == other.pop("split")
@@ -80,12 +80,12 @@ def test_a_branch_killed_before_its_first_checkpoint(stable, text, tmp_path, cap
     """The branch begins again; a learning rate that differs at its first step is printed."""
     workdir = epath.Path(tmp_path / "run")
     config = branch(text, stable, **{"optimizer.decay_steps": 3})
-    run.train(config, workdir, pause_at=5)
+    run.train(config, workdir, until=5)
     expected = rows(workdir)
     shutil.rmtree(workdir / "checkpoints")
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 5, "split": "train", "loss": 1e9}) + "\n")
-    run.train(config, workdir, pause_at=5)
+    run.train(config, workdir, until=5)
     assert rows(workdir) == expected
     jump = 1e-4 * (0.1 + 0.9 * (1 - (1 / 3) ** 0.5))
     assert capsys.readouterr().err.count(f"jumps from 0.0001 in that run to {jump:.3g} in this one") == 2
@@ -96,23 +96,23 @@ def test_time_patience_and_best_checkpoint_of_a_branch_are_its_own(stable, text)
     ends = {"training.patience": 2, "training.time_limit": 3600, "training.keep_best": True}
     config = branch(text, f"{stable}", **ends, **{"training.checkpoint_every": 1})
     corpus = pretraining_corpus.prepare(config, stable)
-    job = run.make_job(config, stable, corpus)
-    metric = job.program.make_objective(job.hyperparameters).primary_metric.metric
+    pretraining = run.Pretraining(config, stable, corpus)
+    criterion = pretraining.criterion
 
     def history(*losses):
-        return [Evaluation(step, None, 0.0, {metric: loss}) for step, loss in losses]
+        return [Evaluation(step, None, 0.0, {criterion.metric: loss}) for step, loss in losses]
 
     theirs = [(1, 3.0), (2, 4.0), (4, 5.0)]
-    assert not job.stop(history(*theirs)) and not job.stop(history(*theirs, (5, 3.5)))
-    assert job.stop(history(*theirs, (5, 3.5), (6, 3.2))), "never better than the run before it"
-    assert not job.stop(history(*theirs, (5, 3.5), (6, 2.9)))
-    assert job.best(history(*theirs)) is None
-    assert job.best(history(*theirs, (5, 3.5), (6, 3.2))) == 6, "the best of those whose checkpoints it has"
-    found = job.first(job.program.abstract)
+    assert not criterion.is_over(history(*theirs)) and not criterion.is_over(history(*theirs, (5, 3.5)))
+    assert criterion.is_over(history(*theirs, (5, 3.5), (6, 3.2))), "never better than the run before it"
+    assert not criterion.is_over(history(*theirs, (5, 3.5), (6, 2.9)))
+    assert criterion.best(history(*theirs)) is None
+    assert criterion.best(history(*theirs, (5, 3.5), (6, 3.2))).step == 6, "the best of those whose checkpoints it has"
+    found = pretraining.start(pretraining.program.abstract)
     assert found.progress["seconds"] == 0 and {one["seconds"] for one in found.progress["history"]} == {0}
-    before = Checkpoints(stable / "checkpoints", read_only=True).restore(4, job.program.abstract).progress
+    before = Checkpoints(stable / "checkpoints", read_only=True).restore(4, pretraining.program.abstract).progress
     assert before["seconds"] > 0 and before["history"][0]["seconds"] > 0
-    assert job.read_progress(found.progress).tokens == before["tokens"] > 0
+    assert found.progress["tokens"] == before["tokens"] > 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """How a run's objective is put together, and its model FLOPs utilisation, against a formula by hand."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -43,7 +45,7 @@ def utilisation(devices, **settings):
     values.mesh.data = devices
     parsed, words = config.parse(values), VocabularyInfo(WORDS)
     mesh = sharding.make_mesh(parsed.mesh, jax.devices()[:devices])
-    return run._utilisation(parsed, words, build.shared_program(parsed, words, mesh))
+    return functools.partial(run.utilisation, parsed, words, mesh)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -58,7 +60,7 @@ def test_utilisation_is_the_share_of_the_peak_of_all_devices(devices, monkeypatc
 
 
 def test_smaller_batches_count_by_their_rows(monkeypatch):
-    assert utilisation(1) is None, "the peak of a CPU is unknown"
+    assert utilisation(1)(0, 1, 0.25) is None, "the peak of a CPU is unknown"
     monkeypatch.setattr(chips, "of_kind", lambda kind: chips.tpu("v3"))
     found = utilisation(1, earlier_batch_sizes=(1, 3), earlier_batch_sizes_until=(4, 6))
     full = utilisation(1)(0, 1, 0.25) / ROWS  # of a row

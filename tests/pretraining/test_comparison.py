@@ -12,11 +12,11 @@ from etils import epath
 
 from ag_jax.distributed import lock
 from ag_jax.objectives.masked_lm import MLM
-from ag_jax.pretraining import comparable, comparison, report, run
+from ag_jax.pretraining import comparable, comparison, report, run, run_directory
 from ag_jax.pretraining.report import ArmResults
 from ag_jax.settings import config_files, schema
 from tests.pretraining.tiny_runs import SHORT, on_one_device, rows
-from tests.training.jobs import wandb_runs
+from tests.training.trainees import wandb_runs
 
 ROW = {"step": 1, "split": "train", "mlm_loss": 5.0, "tokens_per_second": 1.0}
 SEEDS, RUNS = (3, 8), ("mlm-seed3", "ag-seed3", "mlm-seed8", "ag-seed8")
@@ -59,7 +59,7 @@ def overrides():
 @pytest.fixture(scope="module", autouse=True)
 def at_wandb():
     """A list of the runs that are started at wandb."""
-    with wandb_runs(run) as runs, pytest.MonkeyPatch.context() as patch:
+    with wandb_runs() as runs, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "check_installed", lambda project: None)
         yield runs
 
@@ -87,8 +87,8 @@ def compared(source, overrides, at_wandb, tmp_path_factory):
         path = comparison.compare(config_files.load(source, overrides), workdir)
         assert (workdir / "ag-seed3" / "metrics.jsonl").read_bytes() == first_run
     for name, one in zip(RUNS, at_wandb, strict=True):
-        (project, directory, settings, labels), (arm, seed) = one.started, name.split("-seed")
-        assert (project, directory.name, settings["seed"]) == ("a_project", name, int(seed))
+        (project, directory, settings, labels, title), (arm, seed) = one.started, name.split("-seed")
+        assert (project, directory.name, title, settings["seed"]) == ("a_project", name, name, int(seed))
         assert (labels.group, labels.tags, one.ended) == (workdir.name, (arm, f"seed{seed}"), [False])
     return path
 
@@ -98,7 +98,7 @@ def test_every_arm_and_seed_is_there(compared):
     assert directories == {*RUNS, "figures"}
     modes = {"mlm": "none", "ag": "loss"}
     for name in RUNS:
-        config, (arm, seed) = run.read_config(compared.parent / name), name.split("-seed")
+        config, (arm, seed) = run_directory.read_config(compared.parent / name), name.split("-seed")
         assert (config.guidance.mode, config.seed) == (modes[arm], int(seed))
         assert [row["step"] for row in rows(compared.parent / name)] == [2, 4, 6, 6]
 
@@ -106,7 +106,7 @@ def test_every_arm_and_seed_is_there(compared):
 def test_numbers_are_those_of_the_runs(compared):
     content = json.loads((compared.parent / "report.json").read_text())
     losses = {
-        arm: [run.read_summary(compared.parent / f"{arm}-seed{seed}")["validation_loss"] for seed in SEEDS]
+        arm: [run_directory.read_summary(compared.parent / f"{arm}-seed{seed}")["validation_loss"] for seed in SEEDS]
         for arm in ("mlm", "ag")
     }
     assert losses["mlm"][0] != losses["mlm"][1]
@@ -140,11 +140,11 @@ def test_the_report_shows_what_it_links_to(compared, source):
 def test_milestones_that_a_run_was_not_trained_with_are_left_out(compared):
     """The settings may have changed since, such as by a new default; the last milestone must be there."""
     directory = compared.parent / "ag-seed3"
-    config = run.read_config(directory)
+    config = run_directory.read_config(directory)
 
     def found(*milestones):
         other = dataclasses.replace(config, training=dataclasses.replace(config.training, milestones=milestones))
-        steps = run.milestone_steps(other, directory)
+        steps = run_directory.milestone_steps(other, directory)
         assert len(comparison._maps_during_training(directory, other)) == len(steps)
         return [*steps.items()]
 

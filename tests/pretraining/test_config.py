@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ag_jax.models.config import EncoderConfig
-from ag_jax.pretraining import run
+from ag_jax.pretraining import initial_weights, run, run_directory
 from ag_jax.pretraining.config import ExperimentConfig, default_config, different_settings, parse
 from ag_jax.settings import schema
 
@@ -70,7 +70,6 @@ LOSS, BIAS, ASA, ELECTRA = (
         (SIZES | {"mesh.data": 4, "training.batch_size": 8}, "earlier_batch_sizes has 2, .*mesh.data"),
         ({"training.batch_size": 10, "training.microbatches": 3}, "training.microbatches=3"),
         ({"training.patience": 2, "training.evaluate_every": None}, "training.patience=2 .*training.evaluate_every"),
-        ({"training.keep_best": True, "training.evaluate_every": 1500}, "checkpoint_every=1000 .*evaluate_every=1500"),
         ({"training.milestone_words": (3, 2)}, "training.milestone_words=3,2"),
         (
             {"training.milestone_words": (100, 300), "training.words": 200},
@@ -190,14 +189,14 @@ def test_rotations_may_change_when_weights_are_taken_over(tmp_path, capsys):
     config.model.update(positions="rotary", rotary_base=10_000.0, window=16, global_every=3)
     (tmp_path / "config.json").write_text(json.dumps(schema.to_dict(parse(config))))
     config.training.initial_weights = str(tmp_path)
-    run.check_initial_weights(parse(config))
+    initial_weights.check(parse(config))
     assert not capsys.readouterr().err
     config.model.update(rotary_base=160_000.0, rotary_base_local=10_000.0)
-    run.check_initial_weights(parse(config))
+    initial_weights.check(parse(config))
     assert "  model.rotary_base: there 10000.0, here 160000.0\n  model.rotary_base_local" in capsys.readouterr().err
     config.model.window = 32
     with pytest.raises(ValueError, match="\n  model.window: there 16, here 32\n"):
-        run.check_initial_weights(parse(config))
+        initial_weights.check(parse(config))
 
 
 @pytest.mark.parametrize(
@@ -212,5 +211,5 @@ def test_rotations_may_change_when_weights_are_taken_over(tmp_path, capsys):
 )
 def test_settings_with_which_a_run_may_be_resumed(setting, value, may_differ):
     stored = schema.to_dict(ExperimentConfig())
-    found = different_settings(stored, made(**{setting: value}), run.MAY_DIFFER)
+    found = different_settings(stored, made(**{setting: value}), run_directory.MAY_DIFFER)
     assert [line.split(":")[0].strip() for line in found] == ([] if may_differ else [setting])

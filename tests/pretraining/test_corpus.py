@@ -9,7 +9,7 @@ from etils import epath
 
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run_directory
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.corpus import prepare, prepare_for_evaluation, record
 from tests.data.conftest import text
@@ -36,7 +36,7 @@ def workdir(config, tmp_path) -> epath.Path:
 
 def begin(config, workdir):
     """Return the corpus that `run.train` makes before the first step."""
-    run.claim_workdir(config, workdir)
+    run_directory.claim(config, workdir)
     corpus = prepare(config, workdir)
     record(config, workdir, corpus)
     return corpus

@@ -1,5 +1,6 @@
 """Runs that are extended by a larger `training.steps`, and runs that end at `training.time_limit`."""
 
+import functools
 import itertools
 import json
 import shutil
@@ -11,14 +12,15 @@ import pytest
 from etils import epath
 
 from ag_jax.data.text import batching
-from ag_jax.pretraining import comparison, extension, run
+from ag_jax.pretraining import comparison, extension, run, run_directory
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.training.checkpoint import steps_in
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.criterion import Evaluation
-from ag_jax.training.job import Progress, metrics_evaluator
-from ag_jax.training.loop import Loop
+from ag_jax.training.journal import Journal
+from ag_jax.training.trainee import Progress, mean_metrics
 from tests.pretraining.tiny_runs import LONG, SHORT, params, rows, settings
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -34,14 +36,14 @@ def copy(short, tmp_path):
 def test_with_a_constant_learning_rate_it_is_the_longer_run(text, short, copy, tmp_path):
     """Includes a kill between the two files that an extension writes."""
     extension.begin(SHORT, settings(text, LONG), copy)
-    assert run.read_config(copy).training.steps == SHORT and run.read_summary(copy) is None
+    assert run_directory.read_config(copy).training.steps == SHORT and run_directory.read_summary(copy) is None
     summary, whole = run.train(settings(text, LONG), copy), epath.Path(tmp_path / "whole")
     assert summary == run.train(settings(text, LONG), whole) == run.train(settings(text, LONG), copy)
     jax.tree.map(np.testing.assert_array_equal, params(copy, LONG), params(whole, LONG))
     assert rows(copy) == rows(whole)
     assert steps_in(copy / "checkpoints") == [0, 3, 6, 11] and steps_in(whole / "checkpoints") == [0, 6, 11]
     assert json.loads((copy / f"summary-{SHORT}.json").read_text()) == short[1]
-    assert run.read_config(copy).training.steps == LONG
+    assert run_directory.read_config(copy).training.steps == LONG
 
 
 def test_an_extension_that_was_given_up_is_finished_as_it_was(text, short, copy):
@@ -63,7 +65,7 @@ def test_what_is_no_extension_is_an_error(text, copy, steps, changed, is_finishe
         (copy / "summary.json").unlink()
     with pytest.raises(ValueError, match=named):
         run.train(settings(text, steps, **changed), copy)
-    assert (copy / "summary.json").exists() == is_finished and run.read_config(copy).training.steps == SHORT
+    assert (copy / "summary.json").exists() == is_finished and run_directory.read_config(copy).training.steps == SHORT
 
 
 def test_milestones_stay_when_a_longer_run_has_others(tmp_path):
@@ -100,7 +102,7 @@ def test_changed_files_of_a_run_are_named(text, copy):
     metrics.write_text(whole)
     config.write_text(config.read_text().replace('"activation": "gelu"', '"activation": "relu"'))
     relu = settings(text, LONG, **{"model.activation": "relu"})
-    for use in (run.open_run, run.evaluate, lambda _: run.train(relu, copy)):
+    for use in (open_run, run.evaluate, lambda _: run.train(relu, copy)):
         with pytest.raises(ValueError, match=r"config\.json .*\n  model.activation: there 'gelu', now 'relu'"):
             use(copy)
 
@@ -109,8 +111,10 @@ def test_changed_files_of_a_run_are_named(text, copy):
 def up(monkeypatch):
     """Let the time be up after a number of steps, counted over all runs of the test."""
     asked = []
-    monkeypatch.setattr(Loop, "_time_is_up", lambda self: asked.append(1) or len(asked) >= up.after)
-    up = types.SimpleNamespace(after=ENDED + 1, asked=asked)  # the first question is before the first step
+    monkeypatch.setattr(Journal, "is_time_up", lambda self: asked.append(1) or len(asked) >= up.after)
+    seconds = property(lambda self: 60.0 if len(asked) >= up.after else 0.0)
+    monkeypatch.setattr(Progress, "total_seconds", seconds)
+    up = types.SimpleNamespace(after=ENDED, asked=asked)
     return up
 
 
@@ -121,7 +125,7 @@ def test_a_run_ends_at_the_limit_and_goes_on_with_a_longer_one(up, text, short, 
     assert (found["steps"], found["time_limit"]) == (ENDED, 60)
     assert steps_in(workdir / "checkpoints")[-1] == ENDED
     assert [row["step"] for row in rows(workdir, "validation")] == [3, ENDED]
-    assert [run.milestone_step(limited, workdir, fraction) for fraction in (0.0, 0.5, 1.0)] == [0, 3, ENDED]
+    assert [run_directory.milestone_step(limited, workdir, fraction) for fraction in (0.0, 0.5, 1.0)] == [0, 3, ENDED]
     assert len(comparison._maps_during_training(workdir, limited)) == 3
 
     asked = len(up.asked)
@@ -136,7 +140,7 @@ def test_a_run_ends_at_the_limit_and_goes_on_with_a_longer_one(up, text, short, 
 
 
 def test_a_run_does_not_end_before_a_step_that_trains(up, text, tmp_path):
-    up.after = 2  # after the first step, whose learning rate is 0
+    up.after = 1  # after the first step, whose learning rate is 0
     limited = settings(text, **{"training.time_limit": 60, "optimizer.warmup_steps": 3})
     assert run.train(limited, epath.Path(tmp_path))["steps"] == 2
 
@@ -146,16 +150,18 @@ def test_seconds_of_all_restarts_count(limit, up, monkeypatch):
     """4 seconds before the last evaluation, 2 before the last checkpoint, and 3.5 since."""
     history = [Evaluation(3, None, 1.0, {}), Evaluation(6, None, 3.0, {})]
     config = types.SimpleNamespace(time_limit=limit)
-    job, progress = types.SimpleNamespace(config=config), Progress(history=history, seconds=2.0)
-    monkeypatch.setattr("ag_jax.training.loop.time.perf_counter", lambda: 103.5)
-    assert Loop._time_is_up(types.SimpleNamespace(job=job, progress=progress, mark=100.0)) is up
+    trainee, progress = types.SimpleNamespace(config=config), Progress(history=history, seconds=2.0)
+    monkeypatch.setattr("ag_jax.training.journal.time.perf_counter", lambda: 103.5)
+    journal = types.SimpleNamespace(trainee=trainee, progress=progress, _mark=100.0)
+    journal._total_seconds = functools.partial(Journal._total_seconds, journal)
+    assert Journal.is_time_up(journal) is up
 
 
 def test_a_validation_without_a_masked_token_is_rejected_before_training(text, tmp_path):
     more, workdir = {"data.masking.evaluation_rate": 1e-9, "data.validation_rows": 3}, epath.Path(tmp_path / "run")
     with pytest.raises(ValueError, match="masked token .* validation"):
         run.train(settings(text, **more), workdir)
-    assert not run.is_begun(workdir)
+    assert not run_directory.is_begun(workdir)
 
 
 def test_training_validates_on_some_rows_and_evaluate_on_all(text, short, tmp_path):
@@ -164,10 +170,10 @@ def test_training_validates_on_some_rows_and_evaluate_on_all(text, short, tmp_pa
     config, workdir = settings(text, **more), epath.Path(tmp_path / "run")
     summary = run.train(config, workdir)
     corpus = pretraining_corpus.prepare(config, workdir)
-    opened, count = run.open_run(workdir), len(corpus.validation)
+    opened, count = open_run(workdir), len(corpus.validation)
     assert count > 8
-    job = run.make_job(config, workdir, corpus)
-    assert job.evaluation_batches == 1
+    pretraining = run.Pretraining(config, workdir, corpus)
+    assert pretraining.evaluation_batches == 1
 
     def loss(numbers):
         """The loss over the rows with these numbers, in batches of four rows, of which -1 is empty."""
@@ -178,8 +184,8 @@ def test_training_validates_on_some_rows_and_evaluate_on_all(text, short, tmp_pa
             )
             for part in filled.reshape(-1, 4)
         ]
-        evaluator = metrics_evaluator(job.program, job.hyperparameters, lambda: batches)
-        return evaluator(opened.params, SHORT, lambda: None)["mlm_loss"]
+        program, hyperparameters = pretraining.program, pretraining.hyperparameters
+        return mean_metrics(program, hyperparameters, batches, opened.params, SHORT)["mlm_loss"]
 
     assert summary["validation_loss"] == pytest.approx(loss([0, count // 3, 2 * count // 3]), rel=1e-6)
     found = run.evaluate(workdir)
@@ -190,5 +196,7 @@ def test_training_validates_on_some_rows_and_evaluate_on_all(text, short, tmp_pa
 
 def test_tokens_that_a_run_had_seen(short, tmp_path):
     seen = {row["step"]: row["tokens_seen"] for row in rows(short[0], "train")}
-    assert [run.tokens_seen(short[0], step) for step in (0, 4, SHORT, 5)] == [0, seen[4], seen[SHORT], None]
-    assert run.tokens_seen(epath.Path(tmp_path), 4) is None and seen[4] < seen[SHORT] == short[1]["tokens_seen"]
+    assert [run_directory.tokens_seen(short[0], step) for step in (0, 4, SHORT, 5)] == [0, seen[4], seen[SHORT], None]
+    assert (
+        run_directory.tokens_seen(epath.Path(tmp_path), 4) is None and seen[4] < seen[SHORT] == short[1]["tokens_seen"]
+    )

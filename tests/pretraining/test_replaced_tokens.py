@@ -10,7 +10,8 @@ from etils import epath
 from ag_jax.analysis import maps
 from ag_jax.data.text import pipeline
 from ag_jax.data.text.unigram import Unigram
-from ag_jax.pretraining import comparison, plateau, run, workloads
+from ag_jax.pretraining import comparison, plateau, run, run_directory, workloads
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files
 from tests.pretraining import tiny_runs
 from tests.pretraining.tiny_runs import on_one_device, rows
@@ -54,7 +55,7 @@ def test_the_report_is_about_the_detection(compared):
     text, content = compared.read_text(), json.loads((compared.parent / "report.json").read_text())
     assert "## Replaced-token loss" in text and "| Loss (nats per token) | slow | fast |" in text
     assert "0.02 below that" in text and "MLM" not in text.replace("mlm", "")
-    summary, logged = run.read_summary(compared.parent / "slow-seed0"), rows(compared.parent / "slow-seed0")
+    summary, logged = run_directory.read_summary(compared.parent / "slow-seed0"), rows(compared.parent / "slow-seed0")
     assert summary["headline"] == content["headline"] == "rtd_loss"
     validation_loss = content["arms"]["slow"]["values"]["validation_loss"]
     assert [summary["validation_loss"]] == [logged[-1]["rtd_loss"]] == validation_loss
@@ -66,7 +67,7 @@ def test_the_report_is_about_the_detection(compared):
 
 
 def test_maps_are_the_encoders(compared):
-    opened = run.open_run(compared.parent / "slow-seed0")
+    opened = open_run(compared.parent / "slow-seed0")
     drawn = maps.attention_maps(opened.model, opened.params, opened.tokenizer, "The union is strong.", 16)
     assert drawn.weights_NHQK.shape[:2] == (1, 4)
     np.testing.assert_allclose(drawn.weights_NHQK.sum(-1), 1.0, rtol=1e-5)
@@ -76,7 +77,9 @@ def test_maps_are_the_encoders(compared):
 def test_an_evaluation_repeats_the_validation(compared, one_device):
     """Replaced words are drawn again, but from the same keys."""
     workdir = compared.parent / "fast-seed0"
-    assert run.evaluate(workdir)["rtd_loss"] == pytest.approx(run.read_summary(workdir)["validation_loss"], rel=1e-6)
+    assert run.evaluate(workdir)["rtd_loss"] == pytest.approx(
+        run_directory.read_summary(workdir)["validation_loss"], rel=1e-6
+    )
 
 
 def test_guessing_from_a_token_alone():

@@ -5,7 +5,7 @@ from typing import get_args
 import jax.numpy as jnp
 import pytest
 
-from ag_jax.finetuning import encoded, job, program, trial
+from ag_jax.finetuning import encoded, program, task_training, trial
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import (
@@ -58,7 +58,7 @@ def test_in_a_trial():
     config = FinetuningConfig(checkpoint="nowhere", tasks={"classification": recipe})
     opened = tasks.pretrained()
     data = encoded.encode(tasks.splits("classification"), opened.tokenizer, opened.config, recipe)
-    spec = job.make_spec(trial.Trial("classification", recipe, 5e-3, 8, 0), config, opened, data)
+    spec = task_training.make_spec(trial.Trial("classification", recipe, 5e-3, 8, 0), config, opened, data)
     objective = program.make_objective(spec, spec.head.model(spec.config), Hyperparameters())
     assert objective.term == "r_drop" and objective.coefficients(jnp.int32(0))["r_drop"] == 2
 

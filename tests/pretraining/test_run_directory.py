@@ -9,8 +9,9 @@ from etils import epath
 
 from ag_jax.data.config import DataConfig
 from ag_jax.distributed import lock
-from ag_jax.pretraining import comparison, run
+from ag_jax.pretraining import comparison, run, run_directory
 from ag_jax.pretraining.config import ExperimentConfig
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.settings import config_files, schema
 
 FIRST = ExperimentConfig()
@@ -21,7 +22,7 @@ CORRECTED = dataclasses.replace(FIRST, seed=5)
 def workdir(tmp_path) -> epath.Path:
     """What a first attempt leaves that ended before its first checkpoint and its first row of metrics."""
     workdir = epath.Path(tmp_path / "run")
-    run.claim_workdir(FIRST, workdir)
+    run_directory.claim(FIRST, workdir)
     for name in ("corpus.json", "trace.json"):
         (workdir / name).write_text("{}")
     (workdir / "metrics.jsonl").write_text("")
@@ -31,8 +32,8 @@ def workdir(tmp_path) -> epath.Path:
 
 def test_an_attempt_that_left_nothing_may_be_corrected(workdir):
     (workdir / "notes.txt").write_text("my own")
-    run.claim_workdir(CORRECTED, workdir)
-    assert run.read_config(workdir) == CORRECTED
+    run_directory.claim(CORRECTED, workdir)
+    assert run_directory.read_config(workdir) == CORRECTED
     assert sorted(path.name for path in workdir.iterdir()) == ["config.json", "notes.txt"]
 
 
@@ -43,9 +44,9 @@ def test_what_is_worth_keeping_keeps_its_config(workdir, kept):
     else:
         (workdir / kept).write_text('{"step": 1, "split": "train"}\n')
     with pytest.raises(ValueError, match="config.json:\n  seed: there 0, now 5\n"):
-        run.claim_workdir(CORRECTED, workdir)
-    assert run.read_config(workdir) == FIRST and (workdir / "corpus.json").exists()
-    run.claim_workdir(dataclasses.replace(FIRST, title="another title"), workdir)
+        run_directory.claim(CORRECTED, workdir)
+    assert run_directory.read_config(workdir) == FIRST and (workdir / "corpus.json").exists()
+    run_directory.claim(dataclasses.replace(FIRST, title="another title"), workdir)
 
 
 def test_another_limit_of_validation_rows_is_accepted_only_if_both_read_all_rows(workdir):
@@ -57,11 +58,11 @@ def test_another_limit_of_validation_rows_is_accepted_only_if_both_read_all_rows
         counts = {"files": {}, "train rows": 9, "validation rows": rows}
         (workdir / "corpus.json").write_text(json.dumps(counts)) if rows else (workdir / "corpus.json").unlink()
         if rows == 16_384:
-            run.claim_workdir(FIRST, workdir)
+            run_directory.claim(FIRST, workdir)
         else:
             with pytest.raises(ValueError, match="data.validation_rows: there None, now 16384"):
-                run.claim_workdir(FIRST, workdir)
-        run.claim_workdir(dataclasses.replace(FIRST, data=DataConfig(validation_rows=None)), workdir)
+                run_directory.claim(FIRST, workdir)
+        run_directory.claim(dataclasses.replace(FIRST, data=DataConfig(validation_rows=None)), workdir)
 
 
 @pytest.mark.parametrize(("average", "more", "may_differ"), [(1, 0, True), (2, 0, False), (2, 9, True)])
@@ -75,17 +76,17 @@ def test_checkpoints_that_are_averaged_stay_equally_far_apart(tmp_path, average,
     training = dataclasses.replace(FIRST.training, checkpoint_every=7, steps=FIRST.training.steps + more)
     changed = dataclasses.replace(FIRST, training=training)
     if may_differ:
-        assert run.check_workdir(changed, epath.Path(tmp_path)) == FIRST.training.steps
+        assert run_directory.check(changed, epath.Path(tmp_path)) == FIRST.training.steps
     else:
         with pytest.raises(ValueError, match="training.checkpoint_every: there 1000, now 7"):
-            run.check_workdir(changed, epath.Path(tmp_path))
+            run_directory.check(changed, epath.Path(tmp_path))
 
 
 def test_the_config_of_another_program_is_left_alone(tmp_path):
     theirs = '{"model_type": "bert", "hidden_size": 12}'
     (tmp_path / "config.json").write_text(theirs)
     with pytest.raises(ValueError, match="config.json"):
-        run.claim_workdir(FIRST, epath.Path(tmp_path))
+        run_directory.claim(FIRST, epath.Path(tmp_path))
     assert (tmp_path / "config.json").read_text() == theirs
 
 
@@ -102,8 +103,8 @@ def test_one_process_at_a_time(tmp_path, verb):
 
 def test_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run.claim_workdir(FIRST, epath.Path(tmp_path / "runs" / "a"))
-    assert run.read_config("runs/a") == FIRST
-    for read in (run.read_config, run.open_run, run.evaluate):
+    run_directory.claim(FIRST, epath.Path(tmp_path / "runs" / "a"))
+    assert run_directory.read_config("runs/a") == FIRST
+    for read in (run_directory.read_config, open_run, run.evaluate):
         with pytest.raises(FileNotFoundError, match=f"{tmp_path}/runs/b/config.json"):
             read("runs/b")

@@ -71,7 +71,7 @@ def test_a_comparison_scores_with_its_own_settings(translator, tmp_path, monkeyp
         return translator
 
     monkeypatch.setattr(scores.translate, "open_translator", opened)
-    monkeypatch.setattr(scores.run, "read_config", lambda workdir: config_with("13a", 4))
+    monkeypatch.setattr(scores.run_directory, "read_config", lambda workdir: config_with("13a", 4))
     stored = scores.score_run(tmp_path)["news"]
     assert "|tok:13a|" in stored.scores["bleu"]["signature"]
     for beam_size, asked in ((4, 2), (4, 2), (5, 3)):

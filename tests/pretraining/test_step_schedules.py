@@ -10,7 +10,7 @@ from etils import epath
 from ag_jax.data import pipeline
 from ag_jax.pretraining import config as pretraining_config
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run, run_directory
 from tests.pretraining.tiny_runs import SHORT, on_one_device, params, rows, settings
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -38,7 +38,7 @@ def whole(text, tmp_path_factory):
 
 
 def test_every_step_sees_the_rows_that_follow_those_before(whole):
-    config = run.read_config(whole)
+    config = run_directory.read_config(whole)
     alone = pipeline.batches(pretraining_corpus.prepare(config, whole), config.data, 1, config.seed)
     of_row = [int((alone.at(number)["segment_ids"] > 0).sum()) for number in range(sum(SIZES))]
     expected = [sum(of_row[:number]) for number in np.cumsum(SIZES)]
@@ -49,7 +49,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(whole, text, tmp_path):
     """Holds although the batch size was another one before it stopped."""
     config, workdir = settings(text, **CHANGED), epath.Path(tmp_path / "run")
     for step in (1, 5, None):
-        run.train(config, workdir, pause_at=step)
+        run.train(config, workdir, until=step)
     assert rows(workdir) == rows(whole)
     jax.tree.map(np.testing.assert_array_equal, params(workdir, SHORT), params(whole, SHORT))
 
@@ -61,7 +61,7 @@ def test_evaluations_have_the_rate_for_evaluations(whole, tmp_path):
     stored = json.loads((whole / "config.json").read_text())
     other = {"rate": 0.3, "evaluation_rate": None, "earlier_rates": [], "earlier_rates_until": []}
     stored["data"]["masking"] |= other
-    corpus = pretraining_corpus.prepare(run.read_config(whole), whole)
-    (evaluator,) = run.make_job(pretraining_config.parse(stored), epath.Path(tmp_path), corpus).evaluators
-    found = evaluator(params(whole, SHORT), SHORT, lambda: None)
+    corpus = pretraining_corpus.prepare(run_directory.read_config(whole), whole)
+    pretraining = run.Pretraining(pretraining_config.parse(stored), epath.Path(tmp_path), corpus)
+    found = pretraining.evaluate(params(whole, SHORT), SHORT, lambda: None)
     assert found["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-6)

@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from ag_jax.data.parallel import toys
-from ag_jax.pretraining import comparison, run
+from ag_jax.pretraining import comparison, run, run_directory
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.settings import config_files, schema
 
@@ -84,7 +84,7 @@ def begun(config_of, tmp_path):
     """The directory of a run that has begun without test sets, and its config."""
     config = config_of("test.source", "test.target", **{"translation.tests": ()})
     workdir = epath.Path(tmp_path / "run")
-    run.claim_workdir(config, workdir)
+    run_directory.claim(config, workdir)
     pretraining_corpus.pipeline.prepare_tokenizer(config.data).save(workdir / "tokenizer")
     (workdir / "checkpoints" / "0").mkdir(parents=True)
     return workdir, config
@@ -103,13 +103,15 @@ def test_a_resumed_run_takes_other_settings_of_translation(config_of, begun, tmp
     stays = {"title": "another", "training.milestones": (0.5,), "data.cache_dir": str(tmp_path / "other")}
     config = config_of("test.source", "test.target", **changed, **stays)
     run.check_tests(config, workdir)
-    run.claim_workdir(config, workdir)
-    found, there, here = (schema.flat(schema.to_dict(of)) for of in (run.read_config(workdir), before, config))
+    run_directory.claim(config, workdir)
+    found, there, here = (
+        schema.flat(schema.to_dict(of)) for of in (run_directory.read_config(workdir), before, config)
+    )
     taken = {"translation.tests", *changed}
     assert {key for key in found if found[key] != there[key]} == taken
     assert {key: found[key] for key in taken} == {key: here[key] for key in taken}
     assert "config.json" in capsys.readouterr().err
-    run.claim_workdir(config, workdir)
+    run_directory.claim(config, workdir)
     assert not capsys.readouterr().err, "they are the same now"
 
 
@@ -118,6 +120,6 @@ def test_only_other_test_sets_of_a_resumed_run_are_checked(config_of, begun, tmp
     for files, named in (WRONG[0], WRONG[3]):
         with pytest.raises((ValueError, FileNotFoundError), match=named):
             run.train(config_of(*files), workdir)
-        assert run.read_config(workdir) == before
+        assert run_directory.read_config(workdir) == before
     (tmp_path / "summary.json").write_text("{}")
     run.check_tests(config_of("nowhere", "test.target"), epath.Path(tmp_path))

@@ -21,7 +21,7 @@ from ag_jax.models.config import DecoderConfig
 from ag_jax.models.decoding_config import DecodingConfig
 from ag_jax.models.seq2seq import TranslationModel
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import run, translate
+from ag_jax.pretraining import initial_weights, run, run_directory, translate
 from ag_jax.pretraining.translate import Translation
 from ag_jax.recipes import translation as recipes
 from tests import tiny
@@ -99,7 +99,7 @@ def test_a_dictionary_with_swapped_adjectives_is_learnt(translator, lines):
 
 
 def test_an_evaluation_repeats_the_validation(dictionary, one_device):
-    summary = run.read_summary(dictionary)
+    summary = run_directory.read_summary(dictionary)
     assert run.evaluate(dictionary)["nll"] == pytest.approx(summary["validation_loss"], rel=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_the_newest_checkpoints_are_averaged(dictionary, translator, capsys):
     jax.tree.map(np.testing.assert_array_equal, alone.params, trees[1])
     assert alone.name.endswith("(step 360)") and not capsys.readouterr().err
 
-    config = run.read_config(dictionary)
+    config = run_directory.read_config(dictionary)
     more = with_settings(config, translation={"average": 9}, training={"keep_last": 9})
     assert translate.open_translator(dictionary, config=more).name.endswith("(step 280, 320, 360, 400)")
     assert "averaging 4 checkpoints" in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_an_average_of_fewer_checkpoints_is_not_compared(tmp_path, saved, averag
 )
 def test_runs_and_settings_that_do_not_translate(item, named, monkeypatch):
     default = pretraining_config.ExperimentConfig()
-    monkeypatch.setattr(run, "open_run", lambda *_: pytest.fail("the model was opened"))
+    monkeypatch.setattr(translate, "open_run", lambda *_: pytest.fail("the model was opened"))
     with pytest.raises(ValueError, match=named):
         translate.open_translator("never read", decoding=[item] if item else [], config=default)
 
@@ -191,9 +191,9 @@ def test_runs_and_settings_that_do_not_translate(item, named, monkeypatch):
 def test_weights_of_another_decoder_are_not_a_start(dictionary):
     """Shapes may be equal where the model is not."""
     start = {"training.initial_weights": str(dictionary)}
-    run.check_initial_weights(config_of(dictionary.parent, **start, **{"model.vocabulary_size": 76}))
+    initial_weights.check(config_of(dictionary.parent, **start, **{"model.vocabulary_size": 76}))
     with pytest.raises(ValueError, match="decoder.start: there 'zero', here 'begin'"):
-        run.check_initial_weights(config_of(dictionary.parent, **start, **{"decoder.start": "begin"}))
+        initial_weights.check(config_of(dictionary.parent, **start, **{"decoder.start": "begin"}))
 
 
 def test_parameters_that_are_not_finite_are_named(translator):

@@ -11,7 +11,7 @@ from etils import epath
 
 from ag_jax import main
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import run, words
+from ag_jax.pretraining import run, run_directory, words
 from ag_jax.settings import config_files
 from ag_jax.training.checkpoint import steps_in
 from tests.pretraining import tiny_runs
@@ -114,16 +114,16 @@ def test_the_checkpoints_of_a_run(whole, text):
     assert found.epoch_rows == recorded["train rows"]
     of_step = 4 * found.epoch_words / found.epoch_rows
     assert found.milestones == {count: int(count / of_step) for count in MILESTONES}
-    assert found.steps == found.milestones[MILESTONES[-1]] == run.read_config(whole).training.steps == SHORT
+    assert found.steps == found.milestones[MILESTONES[-1]] == run_directory.read_config(whole).training.steps == SHORT
     assert steps_in(whole / "checkpoints") == sorted(found.milestones.values())
-    assert run.read_summary(whole)["steps"] == found.steps
-    assert run.train(settings(text), whole) == run.read_summary(whole)  # finished: not trained again
+    assert run_directory.read_summary(whole)["steps"] == found.steps
+    assert run.train(settings(text), whole) == run_directory.read_summary(whole)  # finished: not trained again
 
 
 def test_a_resumed_run_is_the_same(whole, text, tmp_path, monkeypatch):
     """Its steps are those that it began with, whatever the text would say now."""
     found, workdir = words.read(whole), epath.Path(tmp_path / "run")
-    run.train(settings(text), workdir, pause_at=found.milestones[MILESTONES[0]] + 1)
+    run.train(settings(text), workdir, until=found.milestones[MILESTONES[0]] + 1)
     assert words.read(workdir) == found
     monkeypatch.setattr(words, "of_corpus", None)
     run.train(settings(text), workdir)
@@ -136,10 +136,10 @@ def test_the_steps_of_a_failed_attempt_are_not_those_of_the_next_run(whole, text
     workdir = epath.Path(tmp_path / "run")
     shutil.copytree(whole, workdir, ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl", "summary.json"))
     changed = settings(text, **{"training.batch_size": 2})
-    _, found = words.resolve(changed, workdir, run.is_begun)
+    _, found = words.resolve(changed, workdir, run_directory.is_begun)
     assert found.steps in (2 * SHORT, 2 * SHORT + 1)
     shutil.copytree(whole / "checkpoints", workdir / "checkpoints")
-    assert words.resolve(changed, workdir, run.is_begun)[1] == words.read(whole)
+    assert words.resolve(changed, workdir, run_directory.is_begun)[1] == words.read(whole)
 
 
 def test_the_tokenizer_of_a_failed_attempt_is_not_that_of_the_next_run(whole, text, tmp_path):
@@ -149,10 +149,10 @@ def test_the_tokenizer_of_a_failed_attempt_is_not_that_of_the_next_run(whole, te
     for name in ("config.json", "corpus.json"):
         shutil.copy(whole / name, workdir / name)
     changed = settings(text, **{"data.tokenizer.vocabulary_size": 265})
-    fresh = words.resolve(changed, epath.Path(tmp_path / "fresh"), run.is_begun)[1]
-    assert words.resolve(changed, workdir, run.is_begun)[1] == fresh != words.read(whole)
+    fresh = words.resolve(changed, epath.Path(tmp_path / "fresh"), run_directory.is_begun)[1]
+    assert words.resolve(changed, workdir, run_directory.is_begun)[1] == fresh != words.read(whole)
     (workdir / "corpus.json").write_text((workdir / "corpus.json").read_text().replace(".txt", ".text"))
-    assert words.resolve(changed, workdir, run.is_begun)[1] == fresh
+    assert words.resolve(changed, workdir, run_directory.is_begun)[1] == fresh
 
 
 def test_an_extended_run_keeps_to_its_epochs(text, tmp_path):
@@ -162,9 +162,9 @@ def test_an_extended_run_keeps_to_its_epochs(text, tmp_path):
     words.record(words.WordSteps(epoch_words=100, epoch_rows=10, steps=5, milestones={}), workdir)
     extended = {"training.words": None, "training.milestone_words": (), "training.max_epochs": 3.0}
     config = settings(text, **extended, **{"training.steps": 7})  # of four rows, with ten words each
-    assert words.resolve(config, workdir, run.is_begun)[0] == config
+    assert words.resolve(config, workdir, run_directory.is_begun)[0] == config
     with pytest.raises(ValueError, match=r"steps=8 see 320 .*training.max_epochs=3 .* 7$"):
-        words.resolve(settings(text, **extended, **{"training.steps": 8}), workdir, run.is_begun)
+        words.resolve(settings(text, **extended, **{"training.steps": 8}), workdir, run_directory.is_begun)
 
 
 def test_a_damaged_record(whole, tmp_path):

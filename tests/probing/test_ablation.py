@@ -13,13 +13,13 @@ from scipy import special as functions
 from ag_jax.data.tasks.task import Examples
 from ag_jax.data.text import pipeline
 from ag_jax.finetuning import development, kinds
-from ag_jax.finetuning.job import make_head
+from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run_directory
 from ag_jax.pretraining.origin import Origin
 from ag_jax.probing.ablation import batches, heads, losses, trained
 from ag_jax.probing.ablation.batches import TextBatches
@@ -216,7 +216,7 @@ def test_the_held_out_text_of_a_run(words, places):
     """A run that was imported and not trained has none: its config names a source on which it was not trained."""
     opened, found = words[0], opening.open_masked_lm(str(places / "run"), None)
     own = trained.of_words(found)
-    data, config = own.own_texts(None), run.read_config(places / "run")
+    data, config = own.own_texts(None), run_directory.read_config(places / "run")
     corpus = pipeline.prepare(config.data, quiet=True)
     rows = len(corpus.validation)
     assert rows == data.texts > 17 and data.source.startswith(f"{rows} of {rows} ")

@@ -13,7 +13,7 @@ from ag_jax.attention.assignment import Assignment
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import run
+from ag_jax.pretraining import initial_weights
 from ag_jax.probing import comparison
 from ag_jax.probing.ablation import heads as ablation
 from ag_jax.probing.ablation import report as ablation_report
@@ -47,7 +47,7 @@ def test_a_comparison(places, tmp_path):
     (tmp_path / "plain").symlink_to(places / "run")
     params = trained_models.without(trained_models.word_model().params, 1, 0)
     config = trained_models.run_config(places, mode="loss", heads="next:1")
-    run.write(config, epath.Path(tmp_path / "guided"), TOKENIZER, params)
+    initial_weights.write(config, epath.Path(tmp_path / "guided"), TOKENIZER, params)
     source = f"{PROBE}:checkpoint={tmp_path / 'plain'},{tmp_path / 'guided'},reflexives=none"
     source += f",ablation={tmp_path / 'texts.txt'}"
     workdir = comparison.compare(config_files.load(source, FLAGS), tmp_path / "compared").parent

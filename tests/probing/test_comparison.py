@@ -13,7 +13,7 @@ from ag_jax.data import tokenizers
 from ag_jax.data.config import TokenizerConfig
 from ag_jax.data.probes.queries import Query
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import run
+from ag_jax.pretraining import initial_weights
 from ag_jax.probing import comparison, measuring, probes
 from ag_jax.probing import report as report_text
 from ag_jax.probing.config import ProbeConfig
@@ -56,7 +56,7 @@ def place(tmp_path_factory):
         config.model.update(layers=2, heads=3, width=12, max_length=97)
         if name.startswith("guided"):
             config.guidance.update(mode="loss", heads="next:1", layers="1")
-        run.write(pretraining_config.parse(config), folder / name, probed.tokenizer, probed.params)
+        initial_weights.write(pretraining_config.parse(config), folder / name, probed.tokenizer, probed.params)
     return folder
 
 

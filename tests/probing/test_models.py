@@ -7,7 +7,7 @@ from etils import epath
 
 from ag_jax.attention.assignment import Assignment
 from ag_jax.attention.config import GuidanceConfig
-from ag_jax.finetuning.job import make_head, trained_assignment
+from ag_jax.finetuning.task_training import make_head, trained_assignment
 from ag_jax.interop import finetuned, opening
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.models.masked_lm import PretrainingModel

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run, run_directory
 from ag_jax.probing import comparison, measuring
 from ag_jax.settings import config_files
 from tests.probing.test_comparison import documents
@@ -51,8 +51,8 @@ def place(tmp_path_factory):
 
 def test_a_run_is_trained_and_nothing_is_done_twice(place, one_device, monkeypatch):
     """A later command trains only the run that was not finished, and probes only what has no result."""
-    trained, measured, make_job, measure = [], [], run.make_job, measuring.measure
-    monkeypatch.setattr(run, "make_job", lambda config, *more: trained.append(config.seed) or make_job(config, *more))
+    trained, measured, honest, measure = [], [], run.Pretraining, measuring.measure
+    monkeypatch.setattr(run, "Pretraining", lambda config, *more: trained.append(config.seed) or honest(config, *more))
     monkeypatch.setattr(
         measuring, "measure", lambda model, *given, **more: measured.append(model) or measure(model, *given, **more)
     )
@@ -61,7 +61,9 @@ def test_a_run_is_trained_and_nothing_is_done_twice(place, one_device, monkeypat
     models = json.loads(before)["models"]
     assert list(models) == ["model"] and str(folder) in models["model"][0]
     assert trained == [3] and len(measured) == 1 and measured[0].assignment.counts == (("next", 1),)
-    assert run.read_config(folder).seed == 3 and json.loads((folder / "summary.json").read_text())["steps"] == 1
+    assert (
+        run_directory.read_config(folder).seed == 3 and json.loads((folder / "summary.json").read_text())["steps"] == 1
+    )
     (folder / "summary.json").unlink()  # as if killed at the end of the training
     (report / "probes" / "model-seed3" / "stories" / "result.json").unlink()
     comparison.evaluate(config_files.load(f"{place / 'probed.py'}", {}), report)

@@ -12,12 +12,12 @@ from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.config import DataConfig, TokenizerConfig
 from ag_jax.finetuning import splits
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
-from ag_jax.finetuning.job import make_head
+from ag_jax.finetuning.task_training import make_head
 from ag_jax.interop import finetuned
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.interop.opening import WordModel
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.pretraining import origin, run
+from ag_jax.pretraining import initial_weights, origin
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.settings import schema
 from ag_jax.training.config import TrainingConfig
@@ -71,7 +71,7 @@ def write(directory):
     TOKENIZER.save(directory / "tokenizer")
     lines = [" ".join(RNG.choice(tasks.WORDS, 9)) + "." for _ in range(400)]
     (directory / "text.txt").write_text("\n\n".join(lines))
-    run.write(run_config(directory), epath.Path(directory / "run"), TOKENIZER, word_model().params)
+    initial_weights.write(run_config(directory), epath.Path(directory / "run"), TOKENIZER, word_model().params)
     (shutil.copytree(directory / "run", directory / "encoder") / origin.FILE).write_text(
         json.dumps({"model_type": "roberta", "architectures": ["RobertaModel"], "new": ["word_head"]})
     )

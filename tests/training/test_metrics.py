@@ -124,7 +124,7 @@ def test_wandb_gets_settings_labels_and_rows_and_resumes_the_same_run(tmp_path, 
     workdir.mkdir(parents=True)
     seen = []
     for start, steps in ((0, (1, 2, 3)), (1, (2, 3, 4))):  # killed after step 3, resumed from a checkpoint of step 1
-        started = WandbRun("a_project", workdir, settings, Labels("quickstart", ("ag", "seed3")))
+        started = WandbRun("a_project", workdir, settings, Labels("quickstart", ("ag", "seed3")), "ag-seed3")
         writer = MetricWriter(workdir, start, tensorboard=False, wandb=started)
         for step in steps:
             writer.write(row(step, 1.0 / step) | {"mass/next": [0.5, None]})
@@ -174,7 +174,7 @@ class FailingWandb:
 def test_a_failure_of_wandb_does_not_end_the_run(tmp_path, monkeypatch, capsys, steps, failed, ended):
     stand_in = FailingWandb()
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
-    writer = written(tmp_path, *steps, wandb=WandbRun("project", epath.Path(tmp_path), {}))
+    writer = written(tmp_path, *steps, wandb=WandbRun("project", epath.Path(tmp_path), {}, Labels(), "run"))
     writer.close(failed=failed)
     assert [one["step"] for one in read_metrics(tmp_path)] == [*steps]
     assert stand_in.rows == [{"step": 1, "train/loss": 1.0}] and stand_in.ended == ended
@@ -184,7 +184,7 @@ def test_a_failure_of_wandb_does_not_end_the_run(tmp_path, monkeypatch, capsys, 
 def test_wandb_that_cannot_start_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", FailingWandb(starts=False))
     with pytest.raises(ValueError, match="wandb='project'.*No API key"):
-        WandbRun("project", epath.Path(tmp_path), {})
+        WandbRun("project", epath.Path(tmp_path), {}, Labels(), "run")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"ag_jax\[wandb\]"):
         check_installed("project")

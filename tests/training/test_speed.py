@@ -6,18 +6,19 @@ import types
 
 import pytest
 
-from ag_jax.training import loop, progress, speed
+from ag_jax.training import journal, progress, speed, train
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.metrics import read_metrics
-from tests.training.jobs import batch, tiny_job
+from tests.training.trainees import batch, run, tiny_trainee
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still unless a test changes `now`."""
     at = types.SimpleNamespace(now=100.0)
-    for module in (speed, loop):
-        monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: at.now))
+    clock = types.SimpleNamespace(perf_counter=lambda: at.now, monotonic=lambda: at.now)
+    for module in (speed, journal, progress, train):
+        monkeypatch.setattr(module, "time", clock)
     return at
 
 
@@ -53,7 +54,7 @@ def test_an_interval_of_compilation_alone_has_no_speed(clock):
 
 def test_the_speed_of_a_run(clock, tmp_path, monkeypatch):
     """The first step takes 60 seconds, the others 2; the first batch of the first evaluation 30, and the others 4."""
-    job = tiny_job(tmp_path, log_every=3, evaluate_every=6, checkpoint_every=100, milestones=())
+    trainee = tiny_trainee(tmp_path, log_every=3, evaluate_every=6, checkpoint_every=100, milestones=())
     evaluated, left = [], []
 
     def evaluate(params, step, beat):
@@ -66,8 +67,7 @@ def test_the_speed_of_a_run(clock, tmp_path, monkeypatch):
     def utilisation(start, stop, seconds):
         return 1e6 * start + 1e3 * stop + seconds
 
-    training = loop.Loop(dataclasses.replace(job, evaluators=(evaluate,), utilisation=utilisation))
-    step, honest = training.train_step, progress.ProgressLine.update
+    step, honest = trainee.program.train_step, progress.ProgressLine.update
 
     def timed(state, *arguments):
         clock.now += 2 if int(state.step) else 60
@@ -77,10 +77,10 @@ def test_the_speed_of_a_run(clock, tmp_path, monkeypatch):
         left.append(seconds_left)
         honest(self, row, seconds_left)
 
-    training.train_step = timed
     monkeypatch.setattr(progress.ProgressLine, "update", update)
-    training.run()
-    rows = [row for row in read_metrics(job.workdir) if row["split"] == "train"]
+    program = dataclasses.replace(trainee.program, train_step=timed)
+    run(dataclasses.replace(trainee, program=program, evaluate=evaluate, utilisation=utilisation))
+    rows = [row for row in read_metrics(trainee.workdir) if row["split"] == "train"]
     tokens = [int(batch(step)["segment_ids"].sum()) for step in range(12)]
     assert [row["seconds"] for row in rows] == [64, 6, 6, 6]
     assert [row["tokens_per_second"] for row in rows] == pytest.approx(

@@ -19,12 +19,12 @@ class NextRun:
 
     number: number of the point.
     seed: seed of the run.
-    pause_at: step to which it is trained now; None trains to the last step.
+    until: step to which it is trained now; None trains to the last step.
     """
 
     number: int
     seed: int
-    pause_at: int | None
+    until: int | None
 
 
 def _cost_at(of_seeds: Sequence[RunState], step: int, by: Criterion) -> float | None:

@@ -18,7 +18,7 @@ from ag_jax.analysis.figures import search as figures
 from ag_jax.data import pipeline
 from ag_jax.distributed import hosts, storage
 from ag_jax.distributed.parts import ALL, numbers_of, parse_part
-from ag_jax.pretraining import arms, build, comparable, mask_trace, run, workloads
+from ag_jax.pretraining import arms, build, comparable, mask_trace, run, run_directory, workloads
 from ag_jax.pretraining import corpus as pretraining_corpus
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.finished import BEST
@@ -32,7 +32,7 @@ from ag_jax.pretraining.workloads import VocabularyInfo
 from ag_jax.settings.config_files import Config
 from ag_jax.training import sharding
 from ag_jax.training.checkpoint import saved_metrics, steps_in
-from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.wandb_run import Labels
 
 SHORT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # how messages of JAX begin when memory is short
@@ -51,7 +51,7 @@ def search(base: Config, workdir: epath.PathLike, part: str | None = None, retry
     """
     share = ALL if part is None else parse_part(part)
     study, workdir = points.study(base), storage.directory(workdir)
-    study = points.with_steps(study, workdir, run.is_begun)
+    study = points.with_steps(study, workdir, run_directory.is_begun)
     first_configs = {f"{point.arm}/{point.name}": next(iter(point.configs.values())) for point in study.points}
     study = dataclasses.replace(study, incomparable=tuple(comparable.warnings(first_configs, "points")))
     arms.announce([*study.overridden, *study.incomparable])
@@ -97,14 +97,14 @@ def _check(study: Study, workdir: epath.Path, point_numbers: set[int], retry: bo
     for point in study.points:
         for seed, config in point.configs.items():
             directory = point.directory(workdir, seed)
-            steps = run.check_workdir(config, directory)
+            steps = run_directory.check(config, directory)
             if steps not in (None, config.training.steps):  # `train` would extend it
                 raise ValueError(
                     f"{directory} holds a run of {steps} steps, expected {config.training.steps}: points are compared "
                     "after runs of one length, so use that number of steps, or choose another --workdir"
                 )
             _check_rungs(study.rung_steps(point), config, directory, retry)
-            if run.is_begun(directory):
+            if run_directory.is_begun(directory):
                 pretraining_corpus.check_files(config, directory)
             elif config.translates and (config.data, config.translation) not in checked:
                 checked.add((config.data, config.translation))
@@ -189,7 +189,7 @@ def _train(study: Study, workdir: epath.Path, point_numbers: set[int]) -> None:
         next_runs, _ = choose.halved(study, states.read_all(study, workdir))
         if next_runs:  # the best point is not known; the file may be of a smaller grid
             (workdir / BEST).unlink(missing_ok=True)
-        return [[one.number, one.seed, one.pause_at] for one in next_runs]
+        return [[one.number, one.seed, one.until] for one in next_runs]
 
     while next_runs := [NextRun(*values) for values in hosts.from_first("the runs to train", read_next)]:
         mine = [one for one in next_runs if one.number in point_numbers]
@@ -213,11 +213,9 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, runs_left: str) -
     point = study.points[next_run.number]
     config, directory = point.configs[next_run.seed], point.directory(workdir, next_run.seed)
     name, metric = f"{point.arm}/{directory.name}", study.search.metric
-    hosts.tell(f"{name}: to step {next_run.pause_at or config.training.steps} ({runs_left})")
+    hosts.tell(f"{name}: to step {next_run.until or config.training.steps} ({runs_left})")
     try:
-        summary = run.train(
-            config, directory, Labels(group=workdir.name, tags=(point.arm,)), pause_at=next_run.pause_at
-        )
+        summary = run.train(config, directory, Labels(group=workdir.name, tags=(point.arm,)), until=next_run.until)
     except NonFiniteError as error:
         failed, diverged = str(error), True
     except jax.errors.JaxRuntimeError as error:
@@ -225,21 +223,21 @@ def _run(study: Study, workdir: epath.Path, next_run: NextRun, runs_left: str) -
             raise
         failed, diverged = f"{states.OUT_OF_MEMORY}: {error}", False
     else:
-        if next_run.pause_at is not None and summary["steps"] != next_run.pause_at:
+        if next_run.until is not None and summary["steps"] != next_run.until:
             # Another process has trained it further since, and has noted what it measured at the rung, unless it is
             # one with other rungs.
-            rungs = [next_run.pause_at]
+            rungs = [next_run.until]
             hosts.from_first("the rung", functools.partial(_check_rungs, rungs, config, directory, retry=False))
             hosts.tell(f"{name}: another process has it at step {summary['steps']} already")
             return
         numbers = states.numbers_of(summary)
-        reason = None if next_run.pause_at is None else states.not_finite(numbers, metric)
+        reason = None if next_run.until is None else states.not_finite(numbers, metric)
         if reason is None:
-            if next_run.pause_at is not None and hosts.is_first():
-                states.write_rung(directory, next_run.pause_at, numbers)
+            if next_run.until is not None and hosts.is_first():
+                states.write_rung(directory, next_run.until, numbers)
             hosts.tell(f"{name}: {metric} {report.decimals(numbers[metric], report.NOT_MEASURED)}")
             return
-        failed, diverged = f"{reason} at step {next_run.pause_at}", True
+        failed, diverged = f"{reason} at step {next_run.until}", True
     if hosts.is_first():
         states.write_failure(directory, config, failed, diverged)
     hosts.tell(f"{name} failed: {failed}")

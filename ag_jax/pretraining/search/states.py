@@ -18,7 +18,7 @@ from etils import epath
 
 from ag_jax.data.json_files import check_fields, read_json, reading
 from ag_jax.distributed import storage
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run_directory
 from ag_jax.pretraining.config import ExperimentConfig
 from ag_jax.pretraining.search.points import Study
 from ag_jax.settings import schema
@@ -26,7 +26,8 @@ from ag_jax.settings import schema
 FAILURE, RUNGS = "failure.json", "rungs.json"
 LOSSES = ("train_loss", "validation_loss", "average_train_loss")
 OUT_OF_MEMORY = "out of memory"  # how reasons begin if a run did not diverge
-# Settings of `run.MAY_DIFFER` that may decide whether a run fails: how much memory it needs, and how long it lasts.
+# Settings of `run_directory.MAY_DIFFER` that may decide whether a run fails: how much memory it needs, how long it
+# lasts.
 _OF_FAILURE = (
     "mesh.",
     "model.attention",
@@ -36,7 +37,7 @@ _OF_FAILURE = (
     "training.time_limit",
 )
 # Settings that do not decide whether a run fails.
-NOT_OF_FAILURE = tuple(name for name in run.MAY_DIFFER if name not in _OF_FAILURE)
+NOT_OF_FAILURE = tuple(name for name in run_directory.MAY_DIFFER if name not in _OF_FAILURE)
 
 Numbers = dict[str, float | None]  # of losses and metrics, by their names; None for one that was not measured
 
@@ -79,9 +80,9 @@ def read(directory: epath.Path, config: ExperimentConfig, retry: bool = False) -
     names = dict.fromkeys((*LOSSES, metric))
     with reading(directory / RUNGS, "train the points in another --workdir"):
         rungs = {step: {name: numbers[name] for name in names} for step, numbers in _rungs(directory / RUNGS).items()}
-    summary = run.read_summary(directory)
-    if summary is not None and run.is_complete(summary, config):
-        with reading(directory / run.SUMMARY, "train the points in another --workdir"):
+    summary = run_directory.read_summary(directory)
+    if summary is not None and run_directory.is_complete(summary, config):
+        with reading(directory / run_directory.SUMMARY, "train the points in another --workdir"):
             numbers = numbers_of(summary)
             measured = {name: numbers[name] for name in names}
         if (reason := not_finite(measured, metric)) is not None:

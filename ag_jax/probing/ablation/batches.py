@@ -22,7 +22,7 @@ from ag_jax.data.tokenizers import Tokenizer
 from ag_jax.finetuning import kinds
 from ag_jax.interop.finetuned import FineTuned
 from ag_jax.pretraining import corpus as pretraining_corpus
-from ag_jax.pretraining.run import OpenRun
+from ag_jax.pretraining.open_run import OpenRun
 
 BATCH = 16  # rows that are computed together
 GIVEN = "given texts"  # what texts are called that a caller gives

@@ -16,7 +16,7 @@ from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import storage
 from ag_jax.interop import opening
-from ag_jax.pretraining import run
+from ag_jax.pretraining import run_directory
 from ag_jax.probing import models, storing
 from ag_jax.probing.config import MinimalPairsConfig
 from ag_jax.probing.minimal_pairs import scoring
@@ -63,7 +63,7 @@ def steps_of(checkpoint: str, step: int | None, config: MinimalPairsConfig) -> l
     if not config.milestones:
         return [step]
     place = storage.directory(checkpoint)
-    if opening.is_huggingface(place) or not (saved := run.checkpoint_steps(place)):
+    if opening.is_huggingface(place) or not (saved := run_directory.checkpoint_steps(place)):
         raise ValueError(
             f"minimal_pairs.milestones=True needs the checkpoints of a run, but {checkpoint} is none: give a run, or "
             "set it to False"
@@ -91,7 +91,7 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
     origin: dict[str, Any] = {
         "description": description,
         "step": run_step,
-        "tokens": None if of_run is None else run.tokens_seen(of_run.workdir, of_run.step),
+        "tokens": None if of_run is None else run_directory.tokens_seen(of_run.workdir, of_run.step),
         "default": scoring.default_score(opened.tokenizer),
     }
 

@@ -9,7 +9,7 @@ from ag_jax.distributed import storage
 from ag_jax.pretraining import run
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.settings import schema
-from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.journal import NonFiniteError
 
 PLATEAU, STEPS = 5.4, 8  # a run leaves the plateau at a margin of 0.3 below it
 DIVERGES = 0.75  # learning rate at which the stub diverges
@@ -74,34 +74,34 @@ def begin(config, directory) -> None:
     storage.write_whole(directory / "config.json", json.dumps(schema.to_dict(config)))
 
 
-def outcome(config, pause_at=None):
+def outcome(config, until=None):
     """Return the summary of a run at its end or at a rung; raise NonFiniteError if it diverges."""
     rate = config.optimizer.learning_rate
     if rate == DIVERGES or (config.seed == UNLUCKY and rate < 0.05):
         raise NonFiniteError("mlm_loss is not finite at step 3.")
-    step = pause_at or config.training.steps
+    step = until or config.training.steps
     losses = {"validation_loss": loss_of(config, step), "train_loss": 7.0, "average_train_loss": 8.0}
     return {"steps": step, **losses, "validation": {"mlm_accuracy": accuracy_of(config, step), "mask_rate": [0.1, 0.2]}}
 
 
-def stub(config, directory, labels, pause_at=None):
+def stub(config, directory, labels, until=None):
     """Note the call in `calls.txt` of the search, and write `summary.json` at the end of a run."""
     begin(config, directory)
     with open(directory.parent.parent / "calls.txt", "a") as calls:
-        calls.write(f"{directory.parent.name}/{directory.name} {pause_at}\n")
-    found = outcome(config, pause_at)
-    if pause_at is None:
+        calls.write(f"{directory.parent.name}/{directory.name} {until}\n")
+    found = outcome(config, until)
+    if until is None:
         storage.write_whole(directory / "summary.json", json.dumps(found))
     return found
 
 
-def hangs_at_the_third(config, directory, labels, pause_at=None):
+def hangs_at_the_third(config, directory, labels, until=None):
     calls = directory.parent.parent / "calls.txt"
     if calls.exists() and len(calls.read_text().splitlines()) == 2:
         directory.mkdir(parents=True)
         print("in the middle of the third", flush=True)
         time.sleep(600)
-    return stub(config, directory, labels, pause_at)
+    return stub(config, directory, labels, until)
 
 
 def _install(train) -> None:

@@ -7,6 +7,7 @@ import pytest
 from etils import epath
 
 from ag_jax.pretraining import build, run
+from ag_jax.pretraining.open_run import open_run
 from ag_jax.pretraining.search import points, states
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.settings import config_files
@@ -61,7 +62,7 @@ def test_points_are_ordinary_runs(text, tmp_path, one_device, monkeypatch):
     # All that may be `search.metric`, which is checked before training, is measured at the rung.
     assert rung["3"].keys() == states.numbers_of(summary).keys() >= {"mlm_accuracy", "ag_loss"}
     mesh = sharding.make_mesh(best.configs[0].mesh)
-    program = build.shared_program(best.configs[0], run.open_run(alone).tokenizer, mesh)
+    program = build.shared_program(best.configs[0], open_run(alone).tokenizer, mesh)
     assert rung["3"].keys() == {*states.LOSSES, *run.evaluation_metrics(best.configs[0], program)}
     left = [seed["left_plateau_at_step"] for one in of_points.values() for seed in one["seeds"].values()]
     assert len(left) == 3 and all(step is None or step in (2, 4, 6) for step in left)

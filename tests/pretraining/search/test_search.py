@@ -10,13 +10,13 @@ import pytest
 from etils import epath
 
 from ag_jax.pretraining import config as pretraining_config
-from ag_jax.pretraining import corpus, finished, run, words
+from ag_jax.pretraining import corpus, finished, run, run_directory, words
 from ag_jax.pretraining.search import choose, points, report, states
 from ag_jax.pretraining.search import run as search_run
 from ag_jax.pretraining.search.choose import NextRun
 from ag_jax.pretraining.search.states import RunState
 from ag_jax.settings import config_files
-from ag_jax.training.loop import NonFiniteError
+from ag_jax.training.journal import NonFiniteError
 from tests import commands
 from tests.pretraining.search import studies
 from tests.pretraining.search.studies import STEPS, config_file, rates
@@ -159,11 +159,11 @@ def test_runs_whose_length_is_in_words(stubbed, source, text, tmp_path, monkeypa
     settings = {"data.source": str(text), "training.words": 400}
     path, trained = source({"mlm": {"training": {"batch_size": (2, 5)}}}, **settings), []
 
-    def resolving(config, directory, labels, pause_at=None):
-        trained.append(words.resolve(config, directory, run.is_begun)[0])
+    def resolving(config, directory, labels, until=None):
+        trained.append(words.resolve(config, directory, run_directory.is_begun)[0])
         if len(trained) > 2:
             raise RuntimeError("a run is trained again")
-        return studies.stub(trained[-1], directory, labels, pause_at)
+        return studies.stub(trained[-1], directory, labels, until)
 
     monkeypatch.setattr(run, "train", resolving)
     found, calls = stubbed(path)
@@ -209,12 +209,12 @@ def test_a_point_wins_and_leaves_the_plateau_only_with_all_of_its_seeds(stubbed,
 def test_a_point_that_diverged_did_not_leave_the_plateau(monkeypatch, tmp_path, source, stubbed):
     """mlm diverges at 0.1, where ag leaves the plateau; at 0.2 its memory is too small, which says nothing."""
 
-    def fails(config, directory, labels, pause_at=None):
+    def fails(config, directory, labels, until=None):
         if config.guidance.mode != "loss" and config.optimizer.learning_rate == 0.1:
             raise NonFiniteError("mlm_loss is not finite at step 3.")
         if config.guidance.mode != "loss" and config.optimizer.learning_rate == 0.2:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
-        return studies.stub(config, directory, labels, pause_at)
+        return studies.stub(config, directory, labels, until)
 
     monkeypatch.setattr(run, "train", fails)
     path = source({"mlm": rates(0.1, 0.2, 0.02), "ag": rates(0.02, 0.1, 0.2)})
@@ -247,11 +247,11 @@ def test_failures_with_other_settings_do_not_count(monkeypatch, source, tmp_path
     """Two runs need too much memory with four rows a step, and are trained with two; a defect ends the search."""
     message = "RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."
 
-    def too_large(config, directory, labels, pause_at=None):
+    def too_large(config, directory, labels, until=None):
         if config.training.batch_size == 4:
             studies.begin(config, directory)
             raise jax.errors.JaxRuntimeError(message)
-        return studies.stub(config, directory, labels, pause_at)
+        return studies.stub(config, directory, labels, until)
 
     monkeypatch.setattr(run, "train", too_large)
     path = source({"mlm": rates(0.1, 0.2)})
@@ -281,8 +281,8 @@ def test_a_seed_of_a_failed_point_comes_to_every_rung(source):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_at_a_rung_that_is_not_finite_is_a_failure(monkeypatch, source, stubbed, bad):
-    def not_finite(config, directory, labels, pause_at=None):
-        losses = studies.stub(config, directory, labels, pause_at)
+    def not_finite(config, directory, labels, until=None):
+        losses = studies.stub(config, directory, labels, until)
         return losses | ({"validation_loss": bad} if config.optimizer.learning_rate == 0.3 else {})
 
     monkeypatch.setattr(run, "train", not_finite)
@@ -563,7 +563,7 @@ def test_a_rung_that_another_process_has_passed_keeps_its_numbers(stubbed, sourc
     directory, kept = study.points[0].directory(workdir, 0), dict.fromkeys(states.LOSSES, 5.0)
     directory.mkdir(parents=True)
     states.write_rung(directory, 4, kept)
-    monkeypatch.setattr(run, "train", lambda config, *_, pause_at: studies.outcome(config, 6))
+    monkeypatch.setattr(run, "train", lambda config, *_, until: studies.outcome(config, 6))
     search_run._run(study, workdir, NextRun(0, 0, 4), "")
     assert json.loads((directory / "rungs.json").read_text()) == {"4": kept}
     assert "step 6 already" in capsys.readouterr().err

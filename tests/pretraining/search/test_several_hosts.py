@@ -25,12 +25,12 @@ def on_hosts(monkeypatch, tmp_path, one_device):
     """Returns a function that runs a search on several hosts, and returns the result and the runs of each."""
     calls = [[] for _ in range(HOSTS)]
 
-    def train(config, directory, labels, pause_at=None):
+    def train(config, directory, labels, until=None):
         of_host = calls[hosts.index()]
-        of_host.append((directory.name, pause_at))
+        of_host.append((directory.name, until))
         assert len(of_host) < 10, "a host that does not hear what is done trains for ever"
-        stub = studies.stub if hosts.is_first() else lambda config, *_: studies.outcome(config, pause_at)
-        return stub(config, directory, labels, pause_at)
+        stub = studies.stub if hosts.is_first() else lambda config, *_: studies.outcome(config, until)
+        return stub(config, directory, labels, until)
 
     monkeypatch.setattr(run, "train", train)
     monkeypatch.setattr(search_run, "plateau_loss", lambda config, directory: studies.PLATEAU)

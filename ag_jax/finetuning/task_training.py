@@ -1,8 +1,8 @@
-"""Training of one fine-tuning trial: the job for the training loop, and the files in the trial's directory."""
+"""Training of one trial of fine-tuning, and the files in the trial's directory."""
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from ag_jax.attention.assignment import Assignment, assign_encoder_heads
 from ag_jax.attention.config import GuidanceConfig
 from ag_jax.data.tasks import buckets
 from ag_jax.data.tasks.task import Task, number_of_texts
-from ag_jax.distributed import hosts, shared_files, storage
+from ag_jax.distributed import hosts, storage
 from ag_jax.evaluation import metrics
 from ag_jax.finetuning import predicting, program
 from ag_jax.finetuning.config import FinetuningConfig, Recipe
@@ -28,14 +28,15 @@ from ag_jax.models.config import EncoderConfig, Pooling
 from ag_jax.pretraining import build
 from ag_jax.settings import schema
 from ag_jax.training import sharding
+from ag_jax.training.checkpoint import Checkpoint
 from ag_jax.training.config import OptimizerConfig, TrainingConfig
 from ag_jax.training.criterion import Criterion, Evaluation
 from ag_jax.training.hyperparameters import Hyperparameters
-from ag_jax.training.job import Beat, HostBatch, Job, Progress
-from ag_jax.training.loop import Loop
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.state import TrainState, with_params
-from ag_jax.training.wandb_run import Labels, WandbRun
+from ag_jax.training.train import train
+from ag_jax.training.trainee import Beat, HostBatch, Metrics, Progress
+from ag_jax.training.wandb_run import Labels
 
 LOG_EVERY = 50  # steps
 
@@ -178,7 +179,8 @@ def run_trial(
         )
     hosts.agree("what a trial starts from", {"sha256": opened.digest})
     hosts.from_first("the directory of a trial", lambda: directory.mkdir(parents=True, exist_ok=True))
-    result = Loop(_Training(trial, config, opened, data, directory, keep, labels).job()).run()
+    labels = dataclasses.replace(labels, tags=(*labels.tags, trial.task, f"seed{trial.seed}"))
+    result = train(TaskTraining(trial, config, opened, data, directory, keep), directory, labels=labels)
     hosts.exchange("the end of a trial", None)  # host 0 deletes the checkpoints, which all have now closed
     if hosts.is_first():
         storage.write_whole(directory / RESULT, json.dumps(result, indent=2) + "\n")
@@ -193,105 +195,81 @@ def _result_of(directory: epath.Path, keep: bool) -> dict[str, Any] | None:
     return read_result(directory)
 
 
-def best_epoch(history: list[Evaluation], metric: str) -> int:
-    """Return the number, counted from 1, of the epoch with the highest value of a metric; 0 for an empty history.
+class TaskTraining:
+    """Fine-tuning of a checkpoint on a task, as `training.train` trains it (see `Trainee`).
 
-    Of several such epochs, the first is taken.
+    It is evaluated on the validation split after each epoch, or with `scored_epoch=last` only after the last.
+
+    trial: the task with a point of its sweep and a seed.
+    suite: the config of the suite.
+    opened: the checkpoint that is fine-tuned.
+    data: the task's tokenised splits.
+    directory: the directory of the trial.
+    keep: whether the weights of the best epoch are kept.
     """
-    return Criterion(metric, is_lower_better=False).number(history)
-
-
-class _Training:
-    """State of a trial during its training, and the functions that the training loop calls."""
 
     def __init__(
         self,
         trial: Trial,
-        config: FinetuningConfig,
+        suite: FinetuningConfig,
         opened: Pretrained,
         data: TaskData,
         directory: epath.Path,
         keep: bool,
-        labels: Labels,
     ):
-        self.trial, self.config, self.opened, self.data = trial, config, opened, data
-        self.directory, self.keep_weights, self.labels = directory, keep, labels
-        self.metric = data.task.metric
-        self.spec = make_spec(trial, config, opened, data)
-        self.program, _, self.predict_batch = program.compiled(self.spec)
-        self.rows = sharding.process_rows(self.program.mesh, trial.batch_size)
+        self.trial, self.opened, self.data, self.directory, self.keep = trial, opened, data, directory, keep
+        self.name = f"{trial.task} {trial.name}"
+        self.settings = schema.to_dict(suite) | {"task": trial.task, "recipe": schema.to_dict(trial.recipe)}
+        self.settings |= {name: getattr(trial, name) for name in ("learning_rate", "batch_size", "seed", "fold")}
+        del self.settings["tasks"]
+        self.identity = {"start_sha256": opened.digest}
+        self.spec = make_spec(trial, suite, opened, data)
+        self.program, _, self._predict_batch = program.compiled(self.spec)
+        self._rows = sharding.process_rows(self.program.mesh, trial.batch_size)
+        self._init_key, self.key = jax.random.split(jax.random.key(trial.seed))
+        optimizer = optimizer_config(trial, data)
+        self.hyperparameters = Hyperparameters.of(optimizer, suite.guidance)
+        self._schedule = learning_rate_schedule(optimizer, self.spec.steps)
         self.steps_of_epoch = self.spec.steps // trial.recipe.total_epochs
-        self.predicted: Predicted | None = None  # of the validation split, by the last evaluation
-
-    def job(self) -> Job:
-        """Return the job for the training loop; it evaluates each epoch, or with `scored_epoch=last` only the last."""
-        trial, config = self.trial, self.config
-        init_key, dropout_key = jax.random.split(jax.random.key(trial.seed))
-        optimizer = optimizer_config(trial, self.data)
-        training = TrainingConfig(
+        self.criterion = Criterion(data.task.metric, is_lower_better=False, patience=trial.recipe.patience)
+        self.milestones: tuple[int, ...] = ()
+        self.evaluation_batches: int | None = None
+        is_last_scored = trial.recipe.scored_epoch == "last"
+        self.config = TrainingConfig(
             steps=self.spec.steps,
             batch_size=trial.batch_size,
             microbatches=trial.recipe.microbatches,
             log_every=min(LOG_EVERY, self.steps_of_epoch),
-            evaluate_every=None if trial.recipe.scored_epoch == "last" else self.steps_of_epoch,
-            checkpoint_every=min(config.checkpoint_every, self.steps_of_epoch),
+            evaluate_every=None if is_last_scored else self.steps_of_epoch,
+            checkpoint_every=min(suite.checkpoint_every, self.steps_of_epoch),
             keep_last=1,
+            keep_best=not is_last_scored,
             milestones=(),
-            step_timeout=config.step_timeout,
-            tensorboard=config.tensorboard,
-            wandb=config.wandb,
-        )
-        return Job(
-            name=f"{trial.task} {trial.name}",
-            config=training,
-            workdir=self.directory,
-            program=self.program,
-            hyperparameters=Hyperparameters.of(optimizer, config.guidance),
-            key=dropout_key,
-            create=lambda: self.initial_state(init_key),
-            learning_rate=learning_rate_schedule(optimizer, self.spec.steps),
-            batches=self.batches,
-            evaluators=(self.evaluate,),
-            describe=self.describe,
-            finish=self.finish,
-            stop=self.is_over,
-            keep=self.keep,
-            read_progress=self.read_progress,
-            # Not the last checkpoint: those of a trial that failed are deleted.
-            remedy=lambda _: (
-                f"The learning rate is {trial.learning_rate:g}: lower tasks.{trial.task}.learning_rates, or set "
-                "clip_norm or a longer warmup_fraction"
-            ),
-            wandb=self.wandb_run,
+            step_timeout=suite.step_timeout,
+            tensorboard=suite.tensorboard,
+            wandb=suite.wandb,
         )
 
-    def read_progress(self, stored: dict[str, Any]) -> Progress:
-        """Return the progress stored in a checkpoint as JSON values; for an empty dict, that of a new trial.
+    def init(self) -> TrainState:
+        """Return the state at step 0: the checkpoint's parameters, and new ones for a new head."""
+        return with_params(self.program.create(self._init_key), self.opened.params, self.program.shardings)
 
-        The progress of a new trial has the digest of what it starts from.
+    def start(self, like: TrainState) -> Checkpoint | None:
+        """Return None: a trial begins with `init`."""
+        del like
+        return None
 
-        Raises ValueError if the trial would now start from something else.
-        """
-        if not stored:
-            return Progress(start_sha256=self.opened.digest)
-        progress = Progress.from_json(stored)
+    def check(self, progress: Progress) -> None:
+        """Raise ValueError if a checkpoint's training started from other weights than the trial would start from."""
         if progress.start_sha256 != self.opened.digest:
             raise ValueError(
                 f"{self.directory} cannot be resumed: it started from other weights or settings, another tokenizer, "
                 "or another pooling or dropout rate of the head than it would start from now, "
                 f"{self.opened.description}. Delete {self.directory} to train this trial from the beginning"
             )
-        return progress
-
-    def initial_state(self, key: jax.Array) -> TrainState:
-        """Return the training state at step 0: the checkpoint's parameters, and new ones for a new head."""
-        return with_params(self.program.create(key), self.opened.params, self.program.shardings)
 
     def batches(self, start: int, stop: int) -> Iterator[HostBatch]:
-        """Yield this host's part of the training batches of steps `start` to `stop` - 1.
-
-        A batch depends only on the seed of the trial and the number of the step.
-        """
+        """Yield the training batches after step `start` up to step `stop`, which depend on seed and step alone."""
         trial, features, size = self.trial, self.data.train.features, self.steps_of_epoch
         for epoch in range(start // size, -(-stop // size)):
             planned = buckets.plan(
@@ -307,18 +285,21 @@ class _Training:
 
     def _rows_of_host(self, batch: HostBatch) -> HostBatch:
         """Return the rows of a batch that this host feeds to its devices."""
-        return {name: field[self.rows] for name, field in batch.items() if name != "rows"}
+        return {name: field[self._rows] for name, field in batch.items() if name != "rows"}
 
-    def evaluate(self, params: Any, step: int, beat: Beat) -> dict[str, float]:
-        """Return the metrics of the validation split, and store its predictions, which the method `keep` may save."""
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of the update after `step` steps."""
+        return float(self._schedule(step))
+
+    def evaluate(self, params: Any, step: int, beat: Beat) -> Metrics:
+        """Return the metrics of the validation split."""
         del step
-        self.predicted = self._predict(params, "validation", self.data.validation, beat)
-        return self.predicted.metrics
+        return self._predict(params, "validation", self.data.validation, beat).metrics or {}
 
     def _predict(self, params: Any, split: str, encoded: Encoded, beat: Beat) -> Predicted:
         def predict(batch: HostBatch) -> jax.Array:
             beat()
-            return self.predict_batch(params, sharding.place_batch(self._rows_of_host(batch), self.program.mesh))
+            return self._predict_batch(params, sharding.place_batch(self._rows_of_host(batch), self.program.mesh))
 
         recipe = self.trial.recipe
         logits = predicting.logits_of(predict, encoded.features, self.trial.batch_size, recipe.max_length)
@@ -326,57 +307,47 @@ class _Training:
 
     def describe(self, evaluation: Evaluation) -> str:
         """Return the progress line of an epoch: its number, the validation metric and the training loss."""
-        epoch, value = evaluation.step // self.steps_of_epoch, evaluation.values[self.metric]
-        return f"epoch {epoch}: {self.metric} {value:.4f}, train loss {evaluation.train_loss:.4f}"
+        metric, epoch = self.criterion.metric, evaluation.step // self.steps_of_epoch
+        return f"epoch {epoch}: {metric} {evaluation.values[metric]:.4f}, train loss {evaluation.train_loss:.4f}"
 
-    def is_over(self, history: list[Evaluation]) -> bool:
-        """Return whether training ends early, because the last `patience` epochs brought no improvement."""
-        return Criterion(self.metric, is_lower_better=False).is_over(history, self.trial.recipe.patience)
+    def utilisation(self, start: int, stop: int, seconds: float) -> float | None:
+        """Return None: the FLOPs of a batch depend on the lengths of its examples."""
+        del start, stop, seconds
+        return None
 
-    def keep(self, state: TrainState, history: list[Evaluation]) -> bool:
-        """If the last epoch is the best so far, save its predictions and return True; otherwise return False.
+    def remedy(self, checkpoint: str) -> str:
+        """Return advice for a loss that is not finite, without the checkpoint: those of a failed trial are deleted."""
+        del checkpoint
+        return (
+            f"The learning rate is {self.trial.learning_rate:g}: lower tasks.{self.trial.task}.learning_rates, or set "
+            "clip_norm or a longer warmup_fraction"
+        )
 
-        The weights are saved, too, if the caller keeps them or if `finish` may need them to predict other splits.
+    def finish(
+        self,
+        state: TrainState,
+        progress: Progress,
+        best: Evaluation | None,
+        best_params: Callable[[], Any],
+        beat: Beat,
+    ) -> dict[str, Any]:
+        """Predict all splits but the training one with the best epoch's weights; return the content of `result.json`.
+
+        Writes `predictions_SPLIT.jsonl` and, if they are kept, the weights. With `scored_epoch=last`, the last epoch is
+        the best, as the only one that is evaluated.
         """
-        if best_epoch(history, self.metric) < len(history):
-            return False
-        if hosts.is_first():
-            storage.write_whole(self.directory / "predictions_validation.jsonl", self.predicted.lines)
-        recipe = self.trial.recipe
-        may_be_surpassed = recipe.scored_epoch == "best" and recipe.total_epochs > 1
-        if not self.keep_weights and not (self.data.others and may_be_surpassed):
-            return True
-        params, adversary = split_params(sharding.to_host(state.params, self.program.mesh))
-        if hosts.is_first():
-            opened = self.opened
-            guided = trained_assignment(opened, self.spec.guidance)
-            rest = params, opened.origin, adversary, trained_length(opened, recipe), guided
-            tuned = FineTuned(self.spec.head, self.spec.config, opened.tokenizer, *rest)
-            finetuned.save(tuned, self.directory / finetuned.FOLDER)
-        return True
-
-    def finish(self, state: TrainState, progress: Progress, beat: Beat) -> dict[str, Any]:
-        """Predict the test and other splits with the best epoch's weights; return the content of `result.json`.
-
-        With `scored_epoch=last`, the last epoch is the best, as the only one that is evaluated.
-        """
-        trial, data, history = self.trial, self.data, progress.history
-        best, params = best_epoch(history, self.metric), state.params
+        del state
+        trial, data, history, params = self.trial, self.data, progress.history, best_params()
+        best = best or history[-1]  # of no epoch is the metric a finite number
+        if self.keep:
+            self._save_weights(params)
         others: dict[str, dict[str, float]] = {}
-        if data.others and best < len(history):  # `state` has the last epoch's weights; `keep` saved the best's
-            folder = self.directory / finetuned.FOLDER
-            if blind := shared_files.wait_for(folder / finetuned.TASK):
-                raise ValueError(
-                    f"{folder} is not the same on all hosts: host {blind[0]} does not see what host 0 wrote there; "
-                    "give a --workdir on a file system that all hosts share"
-                )
-            params = with_params(state, finetuned.load(folder).params, self.program.shardings).params
-        for name, encoded in data.others.items():
+        for name, encoded in {"validation": data.validation, **data.others}.items():
             if len(encoded.examples):
                 predicted = self._predict(params, name, encoded, beat)
                 if hosts.is_first():
                     storage.write_whole(self.directory / f"predictions_{name}.jsonl", predicted.lines)
-                others |= {name: predicted.metrics} if predicted.metrics else {}
+                others |= {name: predicted.metrics} if predicted.metrics and name != "validation" else {}
         splits = {"train": data.train, "validation": data.validation, **data.others}
         counts = {
             name: sum(getattr(split.features, name) for split in splits.values())
@@ -401,8 +372,8 @@ class _Training:
             "steps": history[-1].step,
             "planned_steps": self.spec.steps,
             "epochs": epochs,
-            "best_epoch": epochs[best - 1]["epoch"],
-            "metrics": epochs[best - 1]["metrics"],
+            "best_epoch": best.step // self.steps_of_epoch,
+            "metrics": best.values,
             "others": others,
             **counts,
             "skipped": sum(split.examples.skipped for split in splits.values()),
@@ -410,13 +381,12 @@ class _Training:
             "seconds": sum(evaluation.seconds for evaluation in history),
         }
 
-    def wandb_run(self) -> WandbRun | None:
-        """Start the trial's run at Weights & Biases, or return None if the suite names no project."""
-        trial, config = self.trial, self.config
-        if not config.wandb:
-            return None
-        settings = schema.to_dict(config) | {"task": trial.task, "recipe": schema.to_dict(trial.recipe)}
-        settings |= {name: getattr(trial, name) for name in ("learning_rate", "batch_size", "seed", "fold")}
-        del settings["tasks"]
-        labels = dataclasses.replace(self.labels, tags=(*self.labels.tags, trial.task, f"seed{trial.seed}"))
-        return WandbRun(config.wandb, self.directory, settings, labels, name=f"{trial.task} {trial.name}")
+    def _save_weights(self, params: Any) -> None:
+        """Save the fine-tuned model, with what opens it again, in the trial's directory."""
+        opened = self.opened
+        params, adversary = split_params(sharding.to_host(params, self.program.mesh))
+        if hosts.is_first():
+            guided = trained_assignment(opened, self.spec.guidance)
+            rest = params, opened.origin, adversary, trained_length(opened, self.trial.recipe), guided
+            tuned = FineTuned(self.spec.head, self.spec.config, opened.tokenizer, *rest)
+            finetuned.save(tuned, self.directory / finetuned.FOLDER)

@@ -1,4 +1,4 @@
-"""The loop: resumed runs equal uninterrupted ones, and no number that is not finite passes unnoticed."""
+"""Training: resumed runs equal uninterrupted ones, and no number that is not finite passes unnoticed."""
 
 import dataclasses
 import errno
@@ -15,34 +15,36 @@ from etils import epath
 
 from ag_jax.distributed import storage
 from ag_jax.settings import schema
-from ag_jax.training import loop, progress
+from ag_jax.training import progress
 from ag_jax.training.checkpoint import Checkpoints, steps_in
 from ag_jax.training.config import TrainingConfig
-from ag_jax.training.loop import Interrupted, NonFiniteError
+from ag_jax.training.criterion import Criterion
+from ag_jax.training.journal import NonFiniteError
 from ag_jax.training.metrics import CLOCK_FIELDS, read_metrics
-from tests.training.jobs import WandbRun, batch, tiny_job
+from ag_jax.training.stopping import Interrupted
+from tests.training.trainees import batch, evaluate, run, tiny_trainee, wandb_runs
 
 
-def ending(job):
+def ending(trainee):
     """The state at the last step, and the progress without what depends on the clock."""
-    restored = Checkpoints(job.workdir / "checkpoints", read_only=True).restore(12, job.program.abstract)
+    restored = Checkpoints(trainee.workdir / "checkpoints", read_only=True).restore(12, trainee.program.abstract)
     history = [{**evaluation, "seconds": 0.0} for evaluation in restored.progress["history"]]
     return restored.state, restored.progress | {"seconds": 0.0, "history": history, "rows": None}  # rows have times
 
 
-def rows(job, split=None):
+def rows(trainee, split=None):
     """The rows of metrics without what depends on the clock."""
     return [
         {key: value for key, value in row.items() if key not in CLOCK_FIELDS}
-        for row in read_metrics(job.workdir)
+        for row in read_metrics(trainee.workdir)
         if split in (None, row["split"])
     ]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    job = tiny_job(tmp_path_factory.mktemp("uninterrupted"))
-    return job, loop.Loop(job).run()
+    trainee = tiny_trainee(tmp_path_factory.mktemp("uninterrupted"))
+    return trainee, run(trainee)
 
 
 def signalled_at(step: int, number: int):
@@ -58,8 +60,8 @@ def signalled_at(step: int, number: int):
 
 
 def test_rows_and_summary(uninterrupted):
-    job, summary = uninterrupted
-    train, validation = rows(job, "train"), rows(job, "validation")
+    trainee, summary = uninterrupted
+    train, validation = rows(trainee, "train"), rows(trainee, "validation")
     assert [row["step"] for row in train] == [5, 10, 12] and [row["step"] for row in validation] == [6, 12]
     assert summary["train_loss"] == train[-1]["mlm_loss"]
     assert summary["validation_loss"] == validation[-1]["mlm_loss"]
@@ -81,53 +83,61 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(uninterrupted, tmp_path
     saving, directory = {"milestones": (0.0, 0.1, 1.0), "keep_last": 3}, epath.Path(tmp_path / "checkpoints")
     for step, number in ((6, signal.SIGINT), (9, signal.SIGTERM)):
         with pytest.raises(Interrupted, match=f"step {step + 1} of 12"):
-            loop.Loop(tiny_job(tmp_path, **saving, batches=signalled_at(step, number))).run()
+            run(tiny_trainee(tmp_path, **saving, batches=signalled_at(step, number)))
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and steps_in(directory)[-1] == step + 1
-    job = tiny_job(tmp_path, **saving)
+    trainee = tiny_trainee(tmp_path, **saving)
     for _ in range(2):  # the second time, it is finished and stays as it is
-        assert loop.Loop(job).run() == summary
-        assert rows(job) == rows(whole)
+        assert run(trainee) == summary
+        assert rows(trainee) == rows(whole)
     assert steps_in(directory) == [0, 1, 4, 8, 12]
-    (state, progress), (expected, expected_progress) = ending(job), ending(whole)
+    (state, progress), (expected, expected_progress) = ending(trainee), ending(whole)
     jax.tree.map(np.testing.assert_array_equal, state, expected)
     assert progress == expected_progress
 
 
-def test_a_stop_rule_ends_the_job_at_an_evaluation(tmp_path):
-    job = dataclasses.replace(tiny_job(tmp_path), stop=lambda history: history[-1:] and history[-1].step == 6)
-    summary = loop.Loop(job).run()
-    assert summary["steps"] == 6 and steps_in(job.workdir / "checkpoints")[-1] == 6
-    made = rows(job)
+def test_patience_ends_training_at_an_evaluation(tmp_path):
+    never_better = Criterion("no such metric", is_lower_better=True, patience=1)
+    trainee = dataclasses.replace(tiny_trainee(tmp_path), criterion=never_better)
+    summary = run(trainee)
+    assert summary["steps"] == 6 and steps_in(trainee.workdir / "checkpoints")[-1] == 6
+    made = rows(trainee)
     assert [(row["step"], row["split"]) for row in made] == [(5, "train"), (6, "validation"), (6, "train")]
-    refused = dataclasses.replace(job, batches=lambda start, stop: pytest.fail("it is over"))
-    assert loop.Loop(refused).run() == summary
-    assert rows(job) == made
+    refused = dataclasses.replace(trainee, batches=lambda start, stop: pytest.fail("it is over"))
+    assert run(refused) == summary
+    assert rows(trainee) == made
 
 
-def test_what_an_evaluation_saved_has_a_checkpoint_beside_it(tmp_path):
-    """And its train loss is that of the steps since the evaluation before."""
-    saved = []
+def test_the_best_evaluation_has_a_checkpoint_and_its_parameters_are_handed_on(tmp_path):
+    """And the train loss of an evaluation is that of the steps since the one before."""
+    values = {3: 2.0, 6: 1.0, 9: 1.5, 12: 1.2}
+    trainee = tiny_trainee(tmp_path, log_every=3, evaluate_every=3, checkpoint_every=5, keep_last=9, keep_best=True)
 
-    def keep(state, history):
-        saved.append((int(state.step), [evaluation.step for evaluation in history]))
-        return history[-1].step == 3
+    def finish(state, progress, best, best_params, beat):
+        return {"best": best.step, "params": best_params(), "history": progress.history}
 
-    job = tiny_job(tmp_path, log_every=3, evaluate_every=3, checkpoint_every=5, keep_last=9)
-    job = dataclasses.replace(job, keep=keep, finish=lambda state, progress, beat: progress.to_json())
-    history = loop.Loop(job).run()["history"]
-    assert saved == [(3, [3]), (6, [3, 6]), (9, [3, 6, 9]), (12, [3, 6, 9, 12])]
-    assert steps_in(epath.Path(tmp_path / "checkpoints")) == [3, 5, 10, 12]
-    assert [row["train_loss"] for row in history] == [row["mlm_loss"] for row in rows(job, "train")]
-    assert [row["values"]["mlm_loss"] for row in history] == [row["mlm_loss"] for row in rows(job, "validation")]
-    assert all(row["seconds"] > 0 for row in history)
+    trainee = dataclasses.replace(
+        trainee,
+        evaluate=lambda params, step, beat: evaluate(params, step, beat) | {"score": values[step]},
+        criterion=Criterion("score", is_lower_better=True),
+        finish=finish,
+    )
+    result = run(trainee)
+    directory = epath.Path(tmp_path / "checkpoints")
+    assert result["best"] == 6 and steps_in(directory) == [3, 5, 6, 10, 12]
+    saved = Checkpoints(directory, read_only=True).restore(6, trainee.program.abstract).state.params
+    jax.tree.map(np.testing.assert_array_equal, result["params"], saved)
+    history = result["history"]
+    assert [row.train_loss for row in history] == [row["mlm_loss"] for row in rows(trainee, "train")]
+    assert [row.values["mlm_loss"] for row in history] == [row["mlm_loss"] for row in rows(trainee, "validation")]
+    assert all(row.seconds > 0 for row in history)
 
 
 @pytest.mark.parametrize("step", [6, 12])
 def test_an_evaluation_that_died_is_made_again(uninterrupted, tmp_path, step):
     """At step 6 the checkpoint is saved after the evaluation, at the last step before it."""
     whole, summary = uninterrupted
-    job = tiny_job(tmp_path, checkpoint_every=6)
-    (honest,) = job.evaluators
+    trainee = tiny_trainee(tmp_path, checkpoint_every=6)
+    honest = trainee.evaluate
 
     def dies(params, at, beat):
         if at == step:
@@ -135,9 +145,9 @@ def test_an_evaluation_that_died_is_made_again(uninterrupted, tmp_path, step):
         return honest(params, at, beat)
 
     with pytest.raises(OSError, match="no space left"):
-        loop.Loop(dataclasses.replace(job, evaluators=(dies,))).run()
-    assert loop.Loop(job).run() == summary
-    assert rows(job) == rows(whole)
+        run(dataclasses.replace(trainee, evaluate=dies))
+    assert run(trainee) == summary
+    assert rows(trainee) == rows(whole)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tmp_path):
@@ -150,28 +160,30 @@ def test_a_loss_that_is_no_number_stops_the_run_with_the_last_good_checkpoint(tm
                 of_step["masked_weights"] = np.full_like(of_step["masked_weights"], np.nan)
             yield of_step
 
-    at_wandb = WandbRun()
-    job = dataclasses.replace(tiny_job(tmp_path, batches=poisoned, log_every=12), wandb=lambda: at_wandb)
-    with pytest.raises(NonFiniteError, match=r"mlm_loss is not finite at step 7\. .*/checkpoints/4$"):
-        loop.Loop(job).run()
-    assert Checkpoints(job.workdir / "checkpoints", read_only=True).steps() == [4]
-    assert at_wandb.ended == [True]
+    trainee = tiny_trainee(tmp_path, batches=poisoned, log_every=12, wandb="a project")
+    with (
+        wandb_runs() as runs,
+        pytest.raises(NonFiniteError, match=r"mlm_loss is not finite at step 7\. .*/checkpoints/4$"),
+    ):
+        run(trainee)
+    assert Checkpoints(trainee.workdir / "checkpoints", read_only=True).steps() == [4]
+    assert [at_wandb.ended for at_wandb in runs] == [[True]]
 
 
 @pytest.mark.parametrize(("step", "good"), [(6, 4), (12, 8)])
 def test_an_evaluation_that_is_no_number_does_not_complete_a_run(tmp_path, step, good):
     """The last step is saved before it is evaluated, so its own checkpoint is not the good one."""
-    job = tiny_job(tmp_path, keep_last=9)
-    (honest,) = job.evaluators
+    trainee = tiny_trainee(tmp_path, keep_last=9)
+    honest = trainee.evaluate
 
     def poisoned(params, at, beat):
         return honest(params, at, beat) | ({"mlm_loss": float("nan")} if at == step else {})
 
-    job = dataclasses.replace(job, evaluators=(poisoned,))
+    trainee = dataclasses.replace(trainee, evaluate=poisoned)
     for _ in range(2):
         with pytest.raises(NonFiniteError, match=rf"mlm_loss of the validation .* step {step}\. .*/{good}$"):
-            loop.Loop(job).run()
-    assert [row["step"] for row in rows(job, "validation")] == [at for at in (6,) if at < step]
+            run(trainee)
+    assert [row["step"] for row in rows(trainee, "validation")] == [at for at in (6,) if at < step]
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(uninterrupted, tmp_path, monkeypatch):
@@ -187,16 +199,16 @@ def test_a_full_disk_loses_nothing_that_was_saved(uninterrupted, tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(storage.GrowingFile, "add", full_after_a_line)
         with pytest.raises(OSError, match=f"{tmp_path}: No space left on device"):
-            loop.Loop(tiny_job(tmp_path)).run()
-    job = tiny_job(tmp_path)
-    assert loop.Loop(job).run() == summary
-    assert rows(job) == rows(whole)
+            run(tiny_trainee(tmp_path))
+    trainee = tiny_trainee(tmp_path)
+    assert run(trainee) == summary
+    assert rows(trainee) == rows(whole)
 
 
 def test_the_key_of_the_run_matters(uninterrupted, tmp_path):
-    job = dataclasses.replace(tiny_job(tmp_path), key=jax.random.key(7))
-    loop.Loop(job).run()
-    assert job.program is uninterrupted[0].program and rows(job) != rows(uninterrupted[0])
+    trainee = dataclasses.replace(tiny_trainee(tmp_path), key=jax.random.key(7))
+    run(trainee)
+    assert trainee.program is uninterrupted[0].program and rows(trainee) != rows(uninterrupted[0])
 
 
 def test_a_step_that_cannot_be_compiled_leaves_no_checkpoint(tmp_path):
@@ -205,10 +217,10 @@ def test_a_step_that_cannot_be_compiled_leaves_no_checkpoint(tmp_path):
     def too_large(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory")
 
-    training = loop.Loop(tiny_job(tmp_path, milestones=(0.0,)))
-    training.train_step = types.SimpleNamespace(lower=too_large)
+    trainee = tiny_trainee(tmp_path, milestones=(0.0,))
+    program = dataclasses.replace(trainee.program, train_step=types.SimpleNamespace(lower=too_large))
     with pytest.raises(jax.errors.JaxRuntimeError, match="Ran out of memory"):
-        training.run()
+        run(dataclasses.replace(trainee, program=program))
     assert steps_in(epath.Path(tmp_path / "checkpoints")) == []
 
 
@@ -234,20 +246,20 @@ def steps_of(folder):
 
 
 def test_the_trace_has_the_steps_of_the_setting(uninterrupted, tmp_path):
-    job = tiny_job(tmp_path / "run", profile=(3, 4))
-    loop.Loop(job).run()
+    trainee = tiny_trainee(tmp_path / "run", profile=(3, 4))
+    run(trainee)
     folder = tmp_path / "run" / "profile" / "plugins" / "profile" / "steps_3-4"
     assert steps_of(folder) == [3, 4] and len(list(folder.glob("*.xplane.pb"))) == 1
-    assert rows(job) == rows(uninterrupted[0])
+    assert rows(trainee) == rows(uninterrupted[0])
 
 
 def test_a_run_that_is_interrupted_ends_the_trace(tmp_path):
     """Otherwise the next trace in the process, such as that of the resumed run, is an error."""
-    job = tiny_job(tmp_path / "run", profile=(3, 6))
+    trainee = tiny_trainee(tmp_path / "run", profile=(3, 6))
     with pytest.raises(Interrupted):
-        loop.Loop(dataclasses.replace(job, batches=signalled_at(3, signal.SIGTERM))).run()
+        run(dataclasses.replace(trainee, batches=signalled_at(3, signal.SIGTERM)))
     assert not (tmp_path / "run" / "profile").exists()
-    loop.Loop(job).run()
+    run(trainee)
     [folder] = (tmp_path / "run" / "profile" / "plugins" / "profile").iterdir()
     assert folder.name == f"steps_{steps_of(folder)[0]}-6" and steps_of(folder)[-1] == 6
     assert steps_of(folder)[0] in (4, 5, 6)
