@@ -35,7 +35,7 @@ from ag_jax.attention.disentangled import rows_at
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import MASKED_SCORE, RESIDUALS, Attend
 from ag_jax.attention.linear import Linear
-from ag_jax.attention.visibility import band_of, visible_in_text
+from ag_jax.attention.visibility import Band, band_of, visible_in_text
 
 # Products of any precision whose sums are handed on in float32.
 _dot_float32 = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
@@ -139,7 +139,6 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         window: int | None = None,
         bias: Array | None = None,
-        source_bias: Array | None = None,
         guides: guidance.Guides | None = None,
         positions_BQ: Array | None = None,
         relative_RD: Array | None = None,
@@ -153,40 +152,34 @@ class MultiHeadAttention(nn.Module):
         For self-attention, pass the same tokens and segments twice.
 
         query_segments_BQ, key_segments_BK, causal, window, guides: as in `Attend`.
-        bias: broadcasts to `BHQK`; added to the scores.
-        source_bias: `bias` of all positions of the source; read with `positions_BQ`, by an attack that needs weights.
-        positions_BQ: position of each query in the source; None if the queries are all positions of the source, in
-            order, or if there are neither relative positions nor an attack.
+        bias: broadcasts to `BHQK`; added to the scores. With `positions_BQ`, it has a row for each position of the
+            source.
+        positions_BQ: position of each query in the source, for self-attention of some of its positions; None if the
+            queries are all positions of the source, in order, or of another text.
         relative_RD: embeddings of R distances, for `relative.terms`.
         rotation: of queries and keys, for rotary positions of self-attention.
         attack: the attack on the attention of the source to itself; each query gets the row of its position.
         head_mask_H: factor of each head's output: 1 keeps the output, 0 zeroes it. What is sown does not depend on it.
         """
         if self.fixed.offsets:
-            return self.output(_masked_heads(self._mix_fixed(source_BKD, key_segments_BK, causal), head_mask_H))
+            mixed_BQHW = self._fixed_head_outputs(source_BKD, key_segments_BK, causal)
+            return self.output(_masked_heads(mixed_BQHW, head_mask_H))
         projected = self._project(query_BQD, source_BKD, relative_RD, rotation)
-        query_BQHW, bias_BHQK = self._query_and_bias(projected, projected.query_BQHW, bias, positions_BQ)
+        bias_BHQK = None if bias is None else rows_at(bias, positions_BQ)
+        query_BQHW, bias_BHQK = self._query_and_bias(projected, projected.query_BQHW, bias_BHQK, positions_BQ)
         if attack is not None:
-
-            def weights_BLL() -> Array:
-                query_BLHW, bias_BHLL = query_BQHW, bias_BHQK
-                if positions_BQ is not None:  # the attack is on the attention of all positions
-                    query_BLHW = self._query(source_BKD, rotation)
-                    query_BLHW, bias_BHLL = self._query_and_bias(projected, query_BLHW, source_bias, None)
-                segments_BL = key_segments_BK
-                return reference.probabilities(
-                    query_BLHW, projected.key_BKHW, segments_BL, segments_BL, bias_BHLL, band
-                ).mean(1)
-
             band = band_of(causal, window)
-            visible_BLL = visible_in_text(key_segments_BK, key_segments_BK, band)
-            layer_key = None if deterministic else self.attack_key()
-            mask = attack(source_BKD, visible_BLL, weights_BLL, layer_key)
+            # An attack that needs no attention weights does not compute them.
+            weights = functools.partial(
+                self._mean_weights, projected, source_BKD, key_segments_BK, bias, band, rotation, positions_BQ
+            )
+            visible_BKK = visible_in_text(key_segments_BK, key_segments_BK, band)
+            mask = attack(source_BKD, visible_BKK, weights, None if deterministic else self.attack_key())
             self.sow("attack", "counts", mask.counts)
-            masked_BHLL = (mask.bias_BHQK < 0) & visible_BLL[:, None]
-            self.sow("intermediates", "masked", rows_at(masked_BHLL, positions_BQ))
+            masked_BHKK = (mask.bias_BHQK < 0) & visible_BKK[:, None]
+            self.sow("intermediates", "masked", rows_at(masked_BHKK, positions_BQ))
             query_BQHW, bias_BHQK = _add_mask(mask, query_BQHW, bias_BHQK, positions_BQ)
-        mixed_BQHW = self._mix(
+        mixed_BQHW = self._head_outputs(
             (query_BQHW, projected.key_BKHW, projected.value_BKHW, query_segments_BQ, key_segments_BK),
             {"causal": causal, "window": window, "bias": bias_BHQK, "guides": guides},
             deterministic,
@@ -221,7 +214,7 @@ class MultiHeadAttention(nn.Module):
         weights_HT = fixed.row(self.fixed, self.heads, index, visible_BJK.shape[-1] // beams)
         weights_HK = jnp.repeat(weights_HT, beams, axis=-1)
         weights_BHJK = jnp.where(visible_BJK[:, None], weights_HK[None, :, None], 0.0)
-        return self._mixed(weights_BHJK, cache), cache
+        return self._cached_output(weights_BHJK, cache), cache
 
     def read(self, query_BQD: Array, source: KeysAndValues, visible_BQK: Array) -> Array:
         """Return the output of queries' attention to a source with cached keys and values, `BQD`; without dropout.
@@ -231,16 +224,16 @@ class MultiHeadAttention(nn.Module):
         query_BHQW = self.query(query_BQD).swapaxes(1, 2)
         scores_BHQK = jnp.einsum("bhqw,bhwk->bhqk", query_BHQW, source.key_BHWK, preferred_element_type=jnp.float32)
         scores_BHQK = scores_BHQK / math.sqrt(query_BHQW.shape[-1])
-        return self._mixed(jax.nn.softmax(jnp.where(visible_BQK[:, None], scores_BHQK, MASKED_SCORE)), source)
+        return self._cached_output(jax.nn.softmax(jnp.where(visible_BQK[:, None], scores_BHQK, MASKED_SCORE)), source)
 
-    def _mixed(self, weights_BHQK: Array, source: KeysAndValues) -> Array:
+    def _cached_output(self, weights_BHQK: Array, source: KeysAndValues) -> Array:
         """Return the values mixed by attention weights, projected to the model's width, `BQD`."""
         narrow_BHQK = weights_BHQK.astype(source.value_BHKW.dtype)
         # Transposed afterwards: "->bqhw" would make the values the first matrix, which takes 20 times as long on a CPU.
         mixed_BHQW = jnp.einsum("bhqk,bhkw->bhqw", narrow_BHQK, source.value_BHKW)
         return self.output(mixed_BHQW.swapaxes(1, 2))
 
-    def _mix_fixed(self, source_BKD: Array, segments_BK: Array, causal: bool) -> Array:
+    def _fixed_head_outputs(self, source_BKD: Array, segments_BK: Array, causal: bool) -> Array:
         """Return the values mixed by hard-coded weights, `BKHW`; sow the weights if `intermediates` are asked for."""
         if self.is_mutable_collection("intermediates"):
             weights_BHQK = fixed.dense(self.fixed, self.heads, segments_BK, causal)
@@ -249,14 +242,14 @@ class MultiHeadAttention(nn.Module):
 
     def _query(self, query_BQD: Array, rotation: rotary.Rotation | None) -> Array:
         """Return all heads' projected queries, `BQHW`, after `head_norm` and rotation, either of which may be None."""
-        query_BQHW = _saved(self.query(query_BQD))
+        query_BQHW = _as_residual(self.query(query_BQD))
         if self.head_norm is not None:
             query_BQHW = self.query_norm(query_BQHW)
         return query_BQHW if rotation is None else rotary.rotate(query_BQHW, rotation)
 
     def _key(self, source_BKD: Array, rotation: rotary.Rotation | None) -> Array:
         """Return all heads' projected keys, `BKHW`, after `head_norm` and rotation, either of which may be None."""
-        key_BKHW = _saved(self.key(source_BKD))
+        key_BKHW = _as_residual(self.key(source_BKD))
         if self.head_norm is not None:
             key_BKHW = self.key_norm(key_BKHW)
         return key_BKHW if rotation is None else rotary.rotate(key_BKHW, rotation)
@@ -273,7 +266,7 @@ class MultiHeadAttention(nn.Module):
         With relative positions, also projected embeddings of distances from `relative_RD`, a table with R rows.
         """
         # Saved with their biases, so that the backward pass does not add them again.
-        tokens = self._query(query_BQD, rotation), self._key(source_BKD, rotation), _saved(self.value(source_BKD))
+        tokens = self._query(query_BQD, rotation), self._key(source_BKD, rotation), _as_residual(self.value(source_BKD))
         projections = {"c2p": self.key, "p2c": self.query}
         if self.relative.terms and not self.relative.shared:
             projections = {"c2p": self.relative_key, "p2c": self.relative_query}
@@ -308,7 +301,27 @@ class MultiHeadAttention(nn.Module):
         query_BQHW = (query_BQHW * self.relative.content_scale).astype(self.dtype)
         return query_BQHW, relative_BHQK if bias is None else relative_BHQK + bias
 
-    def _mix(self, arrays: tuple[Array, ...], options: dict[str, Any], deterministic: bool) -> Array:
+    def _mean_weights(
+        self,
+        projected: Projected,
+        source_BKD: Array,
+        segments_BK: Array,
+        bias: Array | None,
+        band: Band,
+        rotation: rotary.Rotation | None,
+        positions_BQ: Array | None,
+    ) -> Array:
+        """Return the attention weights of all positions of a source to each other without an attack, `BKK`.
+
+        They are means over heads. For the other arguments see `__call__`.
+        """
+        query_BKHW = projected.query_BQHW if positions_BQ is None else self._query(source_BKD, rotation)
+        query_BKHW, bias_BHKK = self._query_and_bias(projected, query_BKHW, bias, None)
+        return reference.probabilities(query_BKHW, projected.key_BKHW, segments_BK, segments_BK, bias_BHKK, band).mean(
+            1
+        )
+
+    def _head_outputs(self, arrays: tuple[Array, ...], options: dict[str, Any], deterministic: bool) -> Array:
         """Return each head's values mixed by attention weights, `BQHW` (batch, query, head, width of a head).
 
         arrays, options: positional and keyword arguments of `attend`.
@@ -325,13 +338,13 @@ class MultiHeadAttention(nn.Module):
             attend = reference.Reference(functools.partial(self.sow, "intermediates", "attention_weights"))
         mixed_BQHW, statistics = attend(*arrays, **options)
         # Kept where a remat policy drops results that are cheap to recompute: those of attention are not.
-        mixed_BQHW, statistics = _saved(mixed_BQHW), checkpoint_name(statistics, RESIDUALS)
+        mixed_BQHW, statistics = _as_residual(mixed_BQHW), checkpoint_name(statistics, RESIDUALS)
         if statistics is not None:
             self.sow("statistics", "guided_heads", statistics)
         return mixed_BQHW
 
 
-def _saved(array_BQHW: Array) -> Array:
+def _as_residual(array_BQHW: Array) -> Array:
     """Return the array, which the remat policy `dots` saves for the backward pass with heads and widths on one axis.
 
     On a TPU, the array would be copied to another layout if it was saved with the two axes (head, width of a head),

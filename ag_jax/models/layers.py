@@ -17,7 +17,6 @@ from jax import Array
 
 from ag_jax.attention import guidance, multihead
 from ag_jax.attention.attack import Attack
-from ag_jax.attention.disentangled import rows_at
 from ag_jax.attention.dropout import Dropout
 from ag_jax.attention.kernels import reference
 from ag_jax.attention.kernels.interface import Attend
@@ -265,10 +264,9 @@ class EncoderLayer(nn.Module):
         if relative_RD is not None:  # here and not in `Context`, because each layer draws a dropout mask
             relative_RD = Dropout(config.dropout, name="relative_dropout")(relative_RD, deterministic=deterministic)
         query_BQD, positions_BQ = (hidden_BLD, None) if queries is None else (queries.hidden_BQD, queries.positions_BQ)
-        query_segments_BQ, bias = context.segments_BL, context.attention_bias
-        if queries is not None:  # segment ids and bias of the queries' positions
+        query_segments_BQ = context.segments_BL
+        if queries is not None:
             query_segments_BQ = jnp.take_along_axis(context.segments_BL, positions_BQ, axis=1)
-            bias = None if bias is None else rows_at(bias, positions_BQ)
         attend_to_source = attention(
             config, self.attend, fixed=config.fixed_attention, relative=config.relative, name="attention"
         )
@@ -280,8 +278,7 @@ class EncoderLayer(nn.Module):
                 normed_BQD if queries is None else hidden_BLD,
                 query_segments_BQ,
                 context.segments_BL,
-                bias=bias,
-                source_bias=context.attention_bias,
+                bias=context.attention_bias,
                 window=config.window if self.is_local else None,
                 guides=context.guides,
                 positions_BQ=positions_BQ,

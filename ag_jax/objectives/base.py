@@ -24,6 +24,17 @@ WeightedSum = tuple[Array, Array]  # (total, weight)
 Rngs = dict[str, Array] | None
 
 
+class Terms(NamedTuple):
+    """The loss terms and the metrics of a pass, as sums over a batch.
+
+    losses: {loss term: its sum over the batch}; `Objective.normalizers` has the divisors.
+    metrics: {metric: (sum, weight)}.
+    """
+
+    losses: dict[str, Array]
+    metrics: dict[str, WeightedSum]
+
+
 @flax.struct.dataclass
 class Outputs:
     """What one forward pass of a model returns: predictions and recorded statistics, before any loss is computed.
@@ -125,8 +136,8 @@ class Objective:
         """
         raise NotImplementedError
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return {loss term: its sum over the batch} and {metric: (sum, weight)}, computed from a pass's outputs."""
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
+        """Return the loss terms and metrics of a batch, computed from a pass's outputs."""
         raise NotImplementedError
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
@@ -167,9 +178,9 @@ class Objective:
         self, outputs: Outputs, batch: Batch, factors: dict[str, Array]
     ) -> tuple[Array, dict[str, WeightedSum]]:
         """Return (loss, metrics), as `loss` does, computed from outputs that `forward` has returned."""
-        totals, metrics = self.terms(outputs, batch)
-        loss: Any = sum(factors[term] * total for term, total in totals.items())
-        return loss, metrics
+        terms = self.terms(outputs, batch)
+        loss: Any = sum(factors[term] * total for term, total in terms.losses.items())
+        return loss, terms.metrics
 
     def value_and_grad(
         self, params: Params, batch: Batch, rngs: Rngs, step: Array, factors: dict[str, Array]
@@ -236,8 +247,8 @@ class Wrapper(Objective):
         """Run the inner objective's model and return its outputs."""
         return self.inner.forward(params, batch, rngs, step, ports)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
-        """Return {loss term: its sum over the batch} and {metric: (sum, weight)} of the inner objective."""
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
+        """Return the loss terms and metrics of the inner objective."""
         return self.inner.terms(outputs, batch)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:

@@ -19,7 +19,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch
 from ag_jax.models.masked_lm import word_scores
-from ag_jax.objectives.base import Outputs, WeightedSum, Wrapper
+from ag_jax.objectives.base import Outputs, Terms, WeightedSum, Wrapper
 from ag_jax.objectives.config import DivergenceConfig
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import (
@@ -145,22 +145,22 @@ class SecondPass(Wrapper):
         """Return the clean pass's `outputs` with `other`, the second pass's outputs, in the field `second_passes`."""
         return dataclasses.replace(outputs, second_passes=outputs.second_passes | {self.term: other})
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return {loss term: batch sum} and {metric: (sum, weight)} of the wrapped objective and of the divergence.
 
         For each prediction, the divergence D of both passes is a loss term and the metric `TERM_loss`. Metrics of the
         second pass are added.
         """
-        totals, metrics = self.inner.terms(outputs, batch)
+        losses, metrics = self.inner.terms(outputs, batch)
         other = outputs.second_passes.get(self.term)
         if other is None:
-            return totals, metrics
+            return Terms(losses, metrics)
         weights = self.prediction_weights(batch)
         for name in self.prediction_names:
             total = self.distance(outputs.predictions[name], other.predictions[name], weights[name])
-            totals[self.term_of(name)] = total
+            losses[self.term_of(name)] = total
             metrics[f"{self.term_of(name)}_loss"] = (total, self.total_weight(weights[name]))
-        return totals, metrics | other.metrics
+        return Terms(losses, metrics | other.metrics)
 
 
 def _two_classes(logits: Array) -> Array:

@@ -13,7 +13,7 @@ from ag_jax.attention.config import GuidanceConfig
 from ag_jax.attention.visibility import Band, band_of
 from ag_jax.models import encoder
 from ag_jax.models.encoder import Batch, Params, Ports
-from ag_jax.objectives.base import Outputs, Rngs, WeightedSum, Wrapper
+from ag_jax.objectives.base import Outputs, Rngs, Terms, WeightedSum, Wrapper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +141,13 @@ class Guided(Wrapper):
             ports = dataclasses.replace(ports, cross_guides=self.cross_guides(batch))
         return self.inner.forward(params, batch, rngs, step, ports)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return {loss term: batch sum} and {metric: (sum, weight)} of the inner objective and of the guidance.
 
         Guidance adds the attention mass on every pattern's target to the metrics. With `mode=loss` it also adds the
         guidance loss: the loss term `ag` and the metric `ag_loss`.
         """
-        totals, metrics = self.inner.terms(outputs, batch)
+        losses, metrics = self.inner.terms(outputs, batch)
         # The guides are found once more, as in `forward`: they depend on the batch alone, so the compiler finds them
         # only once.
         segments_BL = encoder.rows(batch)["segment_ids"]
@@ -175,9 +175,9 @@ class Guided(Wrapper):
                 key_segments_BK=batch["segment_ids"],
             )
         if self.config.mode == "loss":
-            totals["ag"] = total
+            losses["ag"] = total
             metrics["ag_loss"] = (total, self.normalizers(batch)["ag"])
-        return totals, metrics
+        return Terms(losses, metrics)
 
     def _encoder_loss(
         self,

@@ -8,7 +8,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, WeightedSum, apply_model
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, Terms, apply_model
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import Categorical, PredictionWeights, ScoredWords, WordDistributions, WordLabels
 from ag_jax.objectives.sentences import Sentences
@@ -92,7 +92,7 @@ class Pretraining(Objective):
             predictions["nsp"] = Categorical(heads.next_B2)
         return Outputs(predictions, batch, **sown)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return {loss term: batch sum} and {metric: (sum, weight)} of the masked words and the next sentence.
 
         The metrics are loss and accuracy of the masked words and, if the model predicts it, of the next sentence.
@@ -105,13 +105,13 @@ class Pretraining(Objective):
             loss, correct, _ = word_loss(
                 words.hidden_BMD, words.embedding_VD, words.bias_V, labels_BM, weights_BM, self.group_rows
             )
-        totals = {"mlm": loss}
+        losses = {"mlm": loss}
         metrics = {"mlm_loss": (loss, weights["mlm"]), "mlm_accuracy": (correct, weights["mlm"])}
         if self.model.next_sentence:
             loss, correct = cross_entropy(outputs.predictions["nsp"].logits, batch["next_labels"], _examples(batch))
-            totals["nsp"] = loss
+            losses["nsp"] = loss
             metrics |= {"nsp_loss": (loss, weights["nsp"]), "nsp_accuracy": (correct, weights["nsp"])}
-        return totals, metrics
+        return Terms(losses, metrics)
 
 
 def _examples(batch: Batch) -> Array:

@@ -12,7 +12,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.replaced_tokens import ReplacedTokensModel
-from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, WeightedSum, apply_model
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, Terms, WeightedSum, apply_model
 from ag_jax.objectives.predictions import PredictionWeights, WordDistributions, YesNo
 from ag_jax.objectives.sentences import Sentences
 from ag_jax.objectives.word_loss import word_loss
@@ -128,7 +128,7 @@ class ReplacedTokens(Objective):
         outputs = self.predict(params, encoder_batch, rngs, step, ports)
         return dataclasses.replace(outputs, predictions=outputs.predictions | {"generator": words})
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return {loss term: batch sum} and {metric: (sum, weight)} of detection and, if there is one, the generator.
 
         Recall is `replaced_found`, precision `alarms_right`; `replaced_share` is the share of replaced tokens. With a
@@ -137,13 +137,13 @@ class ReplacedTokens(Objective):
         replaced_BL = outputs.encoder_batch["tokens"] != batch["original"]
         detection, metrics = detection_loss(outputs.predictions["task"].logits, replaced_BL, self.judged(batch))
         if self.model.generator_config is None:
-            return {"rtd": detection}, metrics
+            return Terms({"rtd": detection}, metrics)
         words, weights_BM = outputs.predictions["generator"], batch["masked_weights"]
         loss, correct, _ = word_loss(
             words.hidden_BMD, words.embedding_VD, words.bias_V, batch["masked_labels"], weights_BM, self.group_rows
         )
         metrics |= {"mlm_loss": (loss, weights_BM.sum()), "mlm_accuracy": (correct, weights_BM.sum())}
-        return {"mlm": loss, "rtd": detection}, metrics
+        return Terms({"mlm": loss, "rtd": detection}, metrics)
 
     def predict(self, params: Params, encoder_batch: Batch, rngs: Rngs, step: Array, ports: Ports = Ports()) -> Outputs:
         """Predict which tokens are replaced, in a batch whose tokens hold the replacements already."""

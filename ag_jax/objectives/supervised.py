@@ -13,7 +13,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.heads import TaskModel
-from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, WeightedSum, apply_model
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, Terms, apply_model
 from ag_jax.objectives.losses import cross_entropy
 from ag_jax.objectives.predictions import Categorical, Prediction, PredictionWeights, Values
 
@@ -195,11 +195,11 @@ class Supervised(Objective):
         logits, sown = apply_model(self.model, params, batch, rngs, ports)
         return Outputs({"task": self.task_loss.prediction(logits)}, batch, **sown)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return {"task": batch sum of the loss} and {metric: (sum, weight)}: loss and, unless regression, accuracy."""
         weights = self.task_loss.weights(batch)
         total, correct = self.task_loss.total(outputs.predictions["task"], batch, weights)
         metrics = {"task_loss": (total, weights.sum())}
         if correct is not None:
             metrics["accuracy"] = (correct, weights.sum())
-        return {"task": total}, metrics
+        return Terms({"task": total}, metrics)

@@ -11,7 +11,7 @@ from jax import Array
 
 from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.models.seq2seq import TranslationModel
-from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, WeightedSum, apply_model
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Rngs, Terms, apply_model
 from ag_jax.objectives.config import TranslationConfig
 from ag_jax.objectives.predictions import PredictionWeights, WordDistributions
 from ag_jax.objectives.word_loss import word_loss
@@ -52,7 +52,7 @@ class Translation(Objective):
         words, sown = apply_model(self.model, params, batch, rngs, ports)
         return Outputs({"task": WordDistributions(words.hidden_BTD, words.embedding_VD, words.bias_V)}, batch, **sown)
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return {"translation": batch sum of the loss} and {metric: (sum, weight)}.
 
         The metrics are the loss `translation_loss`, the cross entropy `nll`, and the share of right words `accuracy`.
@@ -68,4 +68,4 @@ class Translation(Objective):
             self.config.smoothing(words.bias_V.shape[0]),
         )
         metrics = {"nll": (nll, tokens), "accuracy": (correct, tokens), "translation_loss": (loss, tokens)}
-        return {"translation": loss}, metrics
+        return Terms({"translation": loss}, metrics)

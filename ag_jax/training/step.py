@@ -102,8 +102,7 @@ def _tokens(batch: Batch) -> Array:
 
 def evaluation_step(params: Any, batch: Batch, step: Array, *, objective: Objective) -> dict[str, WeightedSum]:
     """Return {metric: (total, weight)} of a batch, computed without dropout."""
-    _, metrics = objective.terms(objective.forward(params, batch, None, step), batch)
-    return metrics
+    return objective.terms(objective.forward(params, batch, None, step), batch).metrics
 
 
 def compile_train_step(

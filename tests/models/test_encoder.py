@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from ag_jax.attention.attack import AttentionMask
-from ag_jax.attention.disentangled import rows_at
 from ag_jax.attention.kernels import reference as kernel
 from ag_jax.attention.multihead import MultiHeadAttention
 from ag_jax.models import layers
@@ -212,8 +211,7 @@ def test_an_attack_on_some_queries_reads_the_weights_of_all_positions_with_their
             return module.apply(params, query_BQD, source_BKD, segments_BQ, segments_BK, **settings, **more)
 
         whole = call(source_BKD, segments_BK, bias_BHLL)
-        some = {"source_bias": bias_BHLL, "positions_BQ": positions_BQ}
-        part = call(source_BKD[:, [1, 3]], segments_BK[:, :2], rows_at(bias_BHLL, positions_BQ), **some)
+        part = call(source_BKD[:, [1, 3]], segments_BK[:, :2], bias_BHLL, positions_BQ=positions_BQ)
         return whole, part, read
 
     whole, part, of_both = both()

@@ -11,7 +11,7 @@ from scipy import special as functions
 from ag_jax.models.encoder import Ports
 from ag_jax.objectives.adversarial import wrap as adversarial
 from ag_jax.objectives.adversarial.config import AdversarialConfig, AsaConfig, FixedMaskConfig
-from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Wrapper
+from ag_jax.objectives.base import Objective, Outputs, PrimaryMetric, Terms, Wrapper
 from ag_jax.objectives.predictions import Categorical, PredictionWeights, Values
 from ag_jax.planning import costs
 from ag_jax.planning.hlo import HloModule
@@ -61,7 +61,7 @@ class Linear(Objective):
         classes, squares = jax.nn.softplus((1 - 2 * batch["labels"]) * values), (values - batch["labels"]) ** 2
         total = (batch["weights"] * (classes if self.is_yes_or_no else squares)).sum()
         size = {"size": (values**2).sum()} if self.has_size else {}
-        return {"task": total} | size, {"task_loss": (total, batch["weights"].sum())}
+        return Terms({"task": total} | size, {"task_loss": (total, batch["weights"].sum())})
 
 
 def linear_batch():
@@ -91,8 +91,8 @@ class Seen(Wrapper):
         return outputs.replace(metrics={"delta": (ports.embedding_delta, 1.0), "drawn": (drawn, 1.0)})
 
     def terms(self, outputs, batch):
-        totals, metrics = self.inner.terms(outputs, batch)
-        return totals, metrics | outputs.metrics
+        losses, metrics = self.inner.terms(outputs, batch)
+        return Terms(losses, metrics | outputs.metrics)
 
 
 @dataclasses.dataclass(frozen=True)

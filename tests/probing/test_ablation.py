@@ -128,7 +128,7 @@ def test_a_tasks_losses_by_row_sum_to_those_of_its_objective(kind):
     def compute(params, mask_NH, batch):
         found = losses.of_task(model, kinds.KINDS[kind].loss)(params, batch, mask_NH)
         outputs = objective.forward(params, batch, {}, jnp.int32(0), Ports())
-        return found, objective.terms(outputs, batch)[1]["task_loss"]
+        return found, objective.terms(outputs, batch).metrics["task_loss"]
 
     everything, edited = np.ones_like(mask_NH), trained_models.without(params, 1, 2)
     plain, masked = compute(params, everything, batch), compute(params, mask_NH, batch)

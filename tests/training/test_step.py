@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from ag_jax.models.masked_lm import PretrainingModel
-from ag_jax.objectives.base import Objective, Outputs
+from ag_jax.objectives.base import Objective, Outputs, Terms
 from ag_jax.training import sharding
 from ag_jax.training.config import MeshConfig, OptimizerConfig
 from ag_jax.training.hyperparameters import Hyperparameters
@@ -48,9 +48,8 @@ class Linear(Objective):
     def terms(self, outputs, batch):
         found = outputs.predictions["task"]
         total = (batch["weights"] * (found - batch["y"]) ** 2).sum()
-        return {"task": total, "size": (found**2).sum()}, {
-            "task_loss": (total, batch["weights"].sum())
-        } | outputs.metrics
+        metrics = {"task_loss": (total, batch["weights"].sum())} | outputs.metrics
+        return Terms({"task": total, "size": (found**2).sum()}, metrics)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

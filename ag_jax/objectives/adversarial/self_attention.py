@@ -20,7 +20,7 @@ from ag_jax.models.encoder import Batch, Params, Ports
 from ag_jax.objectives import consistency
 from ag_jax.objectives.adversarial import delay
 from ag_jax.objectives.adversarial.config import AsaConfig
-from ag_jax.objectives.base import AttackedPass, Objective, Outputs, Rngs, WeightedSum
+from ag_jax.objectives.base import AttackedPass, Objective, Outputs, Rngs, Terms, WeightedSum
 from ag_jax.objectives.config import DivergenceConfig
 from ag_jax.objectives.consistency import SecondPass
 from ag_jax.objectives.predictions import Prediction, PredictionWeights
@@ -200,18 +200,18 @@ class AttackedAttention(SecondPass):
         encoder_batch = self.inner.forward(params, batch, rngs, step).encoder_batch
         return AttackedPass(encoder_batch, Ports(), Ports(attack=self.attacker(params, encoder_batch, step)))
 
-    def terms(self, outputs: Outputs, batch: Batch) -> tuple[dict[str, Array], dict[str, WeightedSum]]:
+    def terms(self, outputs: Outputs, batch: Batch) -> Terms:
         """Return summed loss terms, and metrics, of the inner objective, the divergence and the penalty on masking.
 
         The metric `kept_units` is the number of unmasked units (query-key pairs) of a text.
         """
-        totals, metrics = super().terms(outputs, batch)
+        losses, metrics = super().terms(outputs, batch)
         attacked = outputs.second_passes.get(self.term)
         if attacked is not None and self.penalty is not None:
             units = attacked.mask_counts.kept_B.sum()
-            totals["penalty"] = self.penalty.total(attacked.mask_counts)
+            losses["penalty"] = self.penalty.total(attacked.mask_counts)
             metrics["kept_units"] = (units, _text_count(encoder.rows(batch)["segment_ids"]))
-        return totals, metrics
+        return Terms(losses, metrics)
 
 
 def mask_metrics(counts_NB: MaskCounts, has_begun: Array) -> dict[str, WeightedSum]:
