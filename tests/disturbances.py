@@ -1,10 +1,11 @@
-"""Kill, stop and starve `train`, a fine-tuning suite and `compare`, run them again, and compare the results.
+"""Kill, stop and starve commands that train, run them again, and compare the results.
 
     python -m tests.disturbances --kills=20 --seed=0     # seeded; pytest does not collect it
     python -m tests.disturbances --only=full-train       # only cases whose names begin with this
     python -m tests.disturbances --list                  # print the names of the cases and stop
 
-The cases, for each of the three commands:
+The commands are `train`, a fine-tuning `suite` and `compare`, of which all cases are tried, and `search` with a rung
+and a `branch` of another run, which are killed alone:
 
     kill-COMMAND-N           `kill -9` after a random share of the undisturbed time; a third kills the resumed run, too
     term-COMMAND-PHASE       SIGTERM while preparing text, compiling, saving a checkpoint, or validating
@@ -70,6 +71,17 @@ def get_config():
     config.tasks["sst2"].update(epochs=4, max_length=16, batch_sizes=(4,), learning_rates=(1e-3, 1e-2))
     return config
 """
+SEARCH = """
+from ag_jax.settings import config_files
+from ag_jax.settings.config_files import OneOf
+
+def get_config(*, arm: OneOf("ag", "mlm") = "ag"):
+    config = config_files.read(f"quickstart:arm={arm}")
+    rates = {"optimizer": {"learning_rate": (1e-3, 4e-3)}}
+    config.search.grids = {"mlm": rates, "ag": rates}
+    config.search.update(steps=20, rungs=(0.5,))
+    return config
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +144,7 @@ class Case:
 
 @dataclasses.dataclass
 class Command:
-    """One of the three commands, with the result of an undisturbed run.
+    """A command, with the result of an undisturbed run.
 
     arguments: the command-line arguments after `ag-jax`.
     part: the folder below the run directory in which phases are detected.
@@ -428,7 +440,7 @@ def same_cache(case: Case, seed: int, number: int) -> None:
 
 
 def make_commands(folder: pathlib.Path) -> list[Command]:
-    """Write a text, a model and a task below `folder`; return the three commands that use them."""
+    """Write a text, a model, a task and a run to branch from below `folder`; return the commands that use them."""
     chosen = random.Random(1)
     lines = [" ".join(chosen.choices(WORDS, k=9)).capitalize() + "." for _ in range(2000)]
     (folder / "text.txt").write_text("\n".join(lines))
@@ -451,13 +463,30 @@ def make_commands(folder: pathlib.Path) -> list[Command]:
         "guidance.fraction": 1.0,
         "optimizer.warmup_steps": 0,
     }
-    config = f"--config={REPOSITORY / 'configs' / 'quickstart.py'}"
 
-    def arguments(**more: Any) -> list[str]:
+    def arguments(config: pathlib.Path = REPOSITORY / "configs" / "quickstart.py", **more: Any) -> list[str]:
         flags = settings | {key.replace("__", "."): value for key, value in more.items()}
-        return [config, *(f"--config.{key}={value}" for key, value in flags.items())]
+        return [f"--config={config}", *(f"--config.{key}={value}" for key, value in flags.items())]
 
+    search = folder / "search.py"
+    search.write_text(SEARCH)
+    constant = arguments(training__steps=40, training__keep_every=21, optimizer__decay="constant")
+    stable = Command("stable", ["train", *constant], "", 25)
+    case = Case("stable", stable, folder / "stable")
+    case.folder.mkdir()
+    case.expect((done := case.start().wait(SECONDS)).returncode == 0, "fails", done)
     return [
+        Command("search", ["search", *arguments(search)], "", 25),
+        Command(
+            "branch",
+            [
+                "train",
+                *arguments(training__steps=60, training__branch_from=f"{case.folder / 'run'}:21"),
+                *("--config.training.keep_every=21", "--config.optimizer.decay_steps=10"),
+            ],
+            "",
+            25,
+        ),
         Command("train", ["train", *arguments(training__steps=60)], "", 25),
         Command("suite", ["finetune", f"--config={suite}"], "sst2", 6),
         Command("compare", ["compare", *arguments(training__steps=40, comparison__seeds="(0,)")], "ag-seed0", 25),
@@ -507,12 +536,13 @@ def tmpfs(folder: pathlib.Path) -> Iterator[bool]:
 def all_cases(kills: int, seed: int, compiled: pathlib.Path) -> dict[str, tuple[str, Callable[[Case], None]]]:
     """Return the name of the command and the function of each case, by case name."""
     cases: dict[str, tuple[str, Callable[[Case], None]]] = {}
-    for command in ("train", "suite", "compare"):
+    for command in ("train", "suite", "compare", "search", "branch"):
         for number in range(kills):
             cases[f"kill-{command}-{number}"] = (
                 command,
                 functools.partial(kill, seed=seed, compiled=compiled / command / "compiled"),
             )
+    for command in ("train", "suite", "compare"):
         for phase in PHASES:
             for kind, function in (("term", terminate), ("limit", limit), ("full", full)):
                 if (command, phase) != ("suite", "preparing") or kind != "limit":  # a suite writes no large file then

@@ -63,26 +63,8 @@ class Silence:
 
     digest = None
 
-    def update(self, row: dict[str, Any], seconds_left: float | None) -> None:
-        """Do nothing, in place of `ProgressLine.update`."""
-
-    def begin(self, status: str | None) -> None:
-        """Do nothing, in place of `ProgressLine.begin`."""
-
-    def say(self, message: str) -> None:
-        """Do nothing, in place of `ProgressLine.say`."""
-
-    def show(self, status: str) -> None:
-        """Do nothing, in place of `ProgressLine.show`."""
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Do nothing, in place of `MetricWriter.write`."""
-
-    def flush(self) -> None:
-        """Do nothing, in place of `MetricWriter.flush`."""
-
-    def close(self, failed: bool = False) -> None:
-        """Do nothing, in place of `ProgressLine.close` and `MetricWriter.close`."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments, **options: None
 
 
 class ProgressLine:
