@@ -118,7 +118,7 @@ class Runner:
         workdir: epath.Path,
     ):
         self.name, self.config = variant.name, config
-        self.trainee = run.Pretraining(config, workdir, corpus)
+        self.trainee = run.PretrainingRun(config, workdir, corpus)
         self.mesh = self.trainee.program.mesh
         self.state = self.trainee.init()
         example = sharding.place_batch(self.changed(next(self.trainee.batches(0, 1))), self.mesh)

@@ -201,8 +201,8 @@ BUGS = (
     Bug(
         "a stopped run does not save",
         "ag_jax/training/train.py",
-        "if is_due or end or reason or step == last",
-        "if is_due or end or step == last",
+        "if is_due or end or reason or step == pause",
+        "if is_due or end or step == pause",
         "tests/training/test_train.py tests/test_command.py",
     ),
     Bug(
@@ -396,8 +396,8 @@ BUGS = (
     ),
     Bug(
         "test sets are predicted with the weights of the last epoch",
-        "ag_jax/training/journal.py",
-        "if best is None or best.step == int(state.step):",
+        "ag_jax/training/trainee.py",
+        "if self.best is None or self.best.step == int(self.state.step):",
         "if True:",
         "tests/finetuning/test_trial.py",
     ),
@@ -516,7 +516,7 @@ BUGS = (
     Bug(
         "a paused run does not save",
         "ag_jax/training/train.py",
-        "if is_due or end or reason or step == last or",
+        "if is_due or end or reason or step == pause or",
         "if is_due or end or reason or",
         "tests/pretraining/search/test_real_runs.py",
     ),

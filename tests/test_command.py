@@ -104,7 +104,7 @@ def without_clock(values):
 def content(workdir: pathlib.Path):
     """Return the final arrays, the metadata saved with them, and the rows of metrics, without clock fields."""
     config = run_directory.read_config(workdir)
-    pretraining = run_room.Pretraining(config, epath.Path(workdir), pipeline.prepare(config.data))
+    pretraining = run_room.PretrainingRun(config, epath.Path(workdir), pipeline.prepare(config.data))
     checkpoints = Checkpoints(pretraining.workdir / "checkpoints", read_only=True)
     restored = checkpoints.restore(STEPS, pretraining.program.abstract)
     checkpoints.close()

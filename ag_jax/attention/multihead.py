@@ -311,10 +311,7 @@ class MultiHeadAttention(nn.Module):
         rotation: rotary.Rotation | None,
         positions_BQ: Array | None,
     ) -> Array:
-        """Return the attention weights of all positions of a source to each other without an attack, `BKK`.
-
-        They are means over heads. For the other arguments see `__call__`.
-        """
+        """Return the mean over heads of the attention weights within a source, without an attack, `BKK`."""
         query_BKHW = projected.query_BQHW if positions_BQ is None else self._query(source_BKD, rotation)
         query_BKHW, bias_BHKK = self._query_and_bias(projected, query_BKHW, bias, None)
         return reference.probabilities(query_BKHW, projected.key_BKHW, segments_BK, segments_BK, bias_BHKK, band).mean(

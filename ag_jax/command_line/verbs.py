@@ -35,7 +35,10 @@ Names = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verb:
-    """A verb with the values of its flags.
+    """Base class of the verbs; a verb is one of its subclasses, whose fields are the values of its flags.
+
+    Flags of several verbs are described here:
+
 
     workdir: directory of the run, on a disk or in a bucket (gs://BUCKET/RUN)
     step: step of the checkpoint to use, or best for the one with the best evaluation; by default the newest, or for

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ from ag_jax.training.hyperparameters import Hyperparameters
 from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.state import TrainState, with_params
 from ag_jax.training.train import train
-from ag_jax.training.trainee import Beat, HostBatch, Metrics, Progress
+from ag_jax.training.trainee import Beat, HostBatch, Metrics, Outcome, Progress
 from ag_jax.training.wandb_run import Labels
 
 LOG_EVERY = 50  # steps
@@ -323,22 +323,14 @@ class TaskTraining:
             "clip_norm or a longer warmup_fraction"
         )
 
-    def finish(
-        self,
-        state: TrainState,
-        progress: Progress,
-        best: Evaluation | None,
-        best_params: Callable[[], Any],
-        beat: Beat,
-    ) -> dict[str, Any]:
+    def finish(self, outcome: Outcome, beat: Beat) -> dict[str, Any]:
         """Predict all splits but the training one with the best epoch's weights; return the content of `result.json`.
 
         Writes `predictions_SPLIT.jsonl` and, if they are kept, the weights. With `scored_epoch=last`, the last epoch is
         the best, as the only one that is evaluated.
         """
-        del state
-        trial, data, history, params = self.trial, self.data, progress.history, best_params()
-        best = best or history[-1]  # of no epoch is the metric a finite number
+        trial, data, history, params = self.trial, self.data, outcome.progress.history, outcome.best_params()
+        best = outcome.best or history[-1]  # of no epoch is the metric a finite number
         if self.keep:
             self._save_weights(params)
         others: dict[str, dict[str, float]] = {}
@@ -368,7 +360,7 @@ class TaskTraining:
             **trial.point,
             **({} if trial.fold is None else {"fold": trial.fold}),
             "start": self.opened.description,
-            "start_sha256": progress.start_sha256,
+            "start_sha256": outcome.progress.start_sha256,
             "steps": history[-1].step,
             "planned_steps": self.spec.steps,
             "epochs": epochs,

@@ -6,7 +6,7 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -45,7 +45,7 @@ from ag_jax.pretraining.extension import SUMMARY
 from ag_jax.pretraining.open_run import bias_at
 from ag_jax.settings import schema
 from ag_jax.training import chips, sharding, summary
-from ag_jax.training import train as training
+from ag_jax.training import train as loop
 from ag_jax.training.checkpoint import Checkpoint, Checkpoints
 from ag_jax.training.criterion import Criterion, Evaluation
 from ag_jax.training.hyperparameters import Hyperparameters
@@ -53,7 +53,7 @@ from ag_jax.training.optimizer import learning_rate_schedule
 from ag_jax.training.program import Program
 from ag_jax.training.progress import ValidationProgress
 from ag_jax.training.state import TrainState, with_params
-from ag_jax.training.trainee import Beat, HostBatch, Metrics, Progress, mean_metrics
+from ag_jax.training.trainee import Beat, HostBatch, Metrics, Outcome, Progress, mean_metrics
 from ag_jax.training.wandb_run import Labels, check_installed
 
 
@@ -106,7 +106,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, until:
     if begins_branch:
         hosts.from_first("the branch", lambda: branch.begin(config, workdir))
     corpus = pretraining_corpus.prepare(config, workdir)
-    pretraining = Pretraining(config, workdir, corpus, tuple(in_words.milestones.values()) if in_words else ())
+    pretraining = PretrainingRun(config, workdir, corpus, tuple(in_words.milestones.values()) if in_words else ())
     pretraining_corpus.record(config, workdir, corpus)
     mask_trace.record(config.adversarial, config.model.layers, workdir)
     if in_words is not None:
@@ -120,18 +120,18 @@ def _train(config: ExperimentConfig, workdir: epath.Path, labels: Labels, until:
     if hosts.is_first():
         print(f"attention: {implementation.name} ({implementation.reason})", file=sys.stderr, flush=True)
         if stored:
-            (workdir / SUMMARY).unlink()  # of a run that ended at a shorter time limit and goes on
+            (workdir / SUMMARY).unlink()  # of a run that ended at a shorter time limit or with less patience
     # From host 0, so that all hosts keep the same checkpoints.
     kept_steps = tuple(hosts.from_first("the milestones", lambda: extension.kept_steps(config, workdir)))
     labels = dataclasses.replace(labels, tags=(*labels.tags, f"seed{config.seed}"))
-    result = training.train(pretraining, workdir, until=until, kept_steps=kept_steps, labels=labels)
+    result = loop.train(pretraining, workdir, until=until, kept_steps=kept_steps, labels=labels)
     if hosts.is_first() and run_directory.is_complete(result, config):
         storage.write_whole(workdir / SUMMARY, json.dumps(result, indent=2) + "\n")
     return result
 
 
-class Pretraining:
-    """Pre-training of a config in a run directory, as `training.train` trains it (see `Trainee`).
+class PretrainingRun:
+    """Pre-training of a config in a run directory, as `training.train.train` trains it (see `Trainee`).
 
     experiment: the config.
     workdir: the run directory.
@@ -209,15 +209,6 @@ class Pretraining:
         )
         return mean_metrics(self.program, self.hyperparameters, held_out, params, step, beat)
 
-    def _losses_at_the_start(self) -> Metrics:
-        """Return the metrics of the first batch before training, from which `guidance.alpha_rule=auto` takes alpha."""
-        if run_directory.is_begun(self.workdir):
-            raise ValueError(
-                f"{self.workdir / alpha.ALPHA} is missing, which has the alpha that guidance.alpha_rule=auto chose for "
-                "this run: copy it back"
-            )
-        return mean_metrics(self.program, Hyperparameters(), self.batches(0, 1), self.init().params, 0)
-
     def describe(self, evaluation: Evaluation) -> str:
         """Return the progress line of an evaluation: its step and the loss by which the run is summarised."""
         value = evaluation.values[self._primary.metric]
@@ -234,29 +225,25 @@ class Pretraining:
             "or set optimizer.clip_norm, and start in another workdir"
         )
 
-    def finish(
-        self,
-        state: TrainState,
-        progress: Progress,
-        best: Evaluation | None,
-        best_params: Callable[[], Any],
-        beat: Beat,
-    ) -> dict[str, Any]:
+    def finish(self, outcome: Outcome, beat: Beat) -> dict[str, Any]:
         """Return the summary of the run, with its best evaluation and what ended it before its last step."""
-        del state, best_params, beat
-        config, criterion = self.config, self.criterion
-        result = summary.summarise(self.workdir, self._primary.metric, progress)
-        if best is not None and (config.keep_best or config.patience):
-            result["best"] = {"step": best.step, criterion.metric: best.values[criterion.metric]}
-        if result["steps"] == config.steps:
-            return result
-        # A time limit adds an evaluation, which a run without one would not have, so that patience does not count it.
-        every = config.evaluate_every or config.steps
-        if criterion.is_over([evaluation for evaluation in progress.history if evaluation.step % every == 0]):
-            return result | {"patience": config.patience}
-        if config.time_limit is not None and progress.total_seconds >= config.time_limit:
-            return result | {"time_limit": config.time_limit}
-        return result  # of a run that pauses
+        del beat
+        metric, best = self.criterion.metric, outcome.best
+        result = summary.summarise(self.workdir, self._primary.metric, outcome.progress)
+        if best is not None and (self.config.keep_best or self.config.patience):
+            result["best"] = {"step": best.step, metric: best.values[metric]}
+        if outcome.end in ("time_limit", "patience"):
+            result[outcome.end] = getattr(self.config, outcome.end)
+        return result
+
+    def _losses_at_the_start(self) -> Metrics:
+        """Return the metrics of the first batch before training, from which `guidance.alpha_rule=auto` takes alpha."""
+        if run_directory.is_begun(self.workdir):
+            raise ValueError(
+                f"{self.workdir / alpha.ALPHA} is missing, which has the alpha that guidance.alpha_rule=auto chose for "
+                "this run: copy it back"
+            )
+        return mean_metrics(self.program, Hyperparameters(), self.batches(0, 1), self.init().params, 0)
 
 
 def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool = False) -> dict[str, Any]:
@@ -287,7 +274,7 @@ def evaluate(workdir: epath.PathLike, step: int | None = None, trust_code: bool 
     if config.adversarial.method in NAIVE:  # non-learned masks have no parameters, and an evaluation does not mask
         config = dataclasses.replace(config, adversarial=AdversarialConfig())
     corpus, evaluated_on = pretraining_corpus.prepare_for_evaluation(config, workdir)
-    pretraining = Pretraining(config, workdir, corpus)
+    pretraining = PretrainingRun(config, workdir, corpus)
     state = checkpoints.restore(step, pretraining.program.abstract).state
     checkpoints.close()
     untrained = origins.read(workdir, config.model.width)[0].untrained(step)

@@ -80,10 +80,11 @@ MAY_CHANGE = (
 
 
 def claim(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Write `config.json` to a new run directory, or check that the directory holds a run of this config.
+    """Make a directory that of a run of this config, or check that it is: the run is then resumed or extended.
 
-    The config of an attempt that left nothing worth keeping is replaced. Of a run that is resumed, other values of
-    `AFTER_TRAINING` are written.
+    Writes `config.json`. What an attempt without metrics and checkpoints left is deleted, and a finished run of fewer
+    steps is marked as unfinished. Of a run that is resumed, other values of `AFTER_TRAINING` are written. The lock is
+    the caller's.
 
     Raises ValueError, with the settings that differ, if another config was run there, if the hosts have different ones,
     or if they do not share the directory.

@@ -28,7 +28,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """Rule by which evaluations are compared: a metric, and whether low or high values are better.
+    """Rule by which evaluations are compared, and by which training ends early if they bring no better value.
 
     metric: name of the metric.
     is_lower_better: whether the lowest value is the best, not the highest.
@@ -48,10 +48,7 @@ class Criterion:
         return cls(metric, metric.endswith("loss") or metric == "nll", patience, after)
 
     def cost(self, value: float | None) -> float:
-        """Return a metric's value as a cost, lower for better values; None (not measured) costs infinity.
-
-        It is negated if high values are better. None, a metric that was not measured, costs infinity.
-        """
+        """Return a metric's value as a cost, lower for better values; None (not measured) costs infinity."""
         if value is None:
             return math.inf
         return value if self.is_lower_better else -value

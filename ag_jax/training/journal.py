@@ -65,9 +65,8 @@ class Journal:
         self._pending: list[tuple[int, Any]] = []  # metrics of steps, still on the device
         self._has_logged = self._has_evaluated = False
         self.shapes: set[tuple[int, ...]] = set()  # of the batches for which the train step is compiled
-        # An earlier process may have deleted checkpoints that the progress still lists.
         saved = hosts.from_first("the checkpoints", checkpoints.steps)
-        self._deleted = {evaluation.step for evaluation in progress.history if evaluation.step <= step} - {*saved}
+        self._deleted = {evaluation.step for evaluation in progress.history} - {*saved}
         self._protect_best()
         self.writer: MetricWriter | Silence = Silence()
         self.line: ProgressLine | Silence = Silence()
@@ -179,20 +178,12 @@ class Journal:
         return self.best() is progress.history[-1]
 
     def best(self) -> Evaluation | None:
-        """Return the best evaluation; with `training.keep_best`, among those whose checkpoint was not deleted.
+        """Return the best evaluation so far; with `training.keep_best`, the best of those that have a checkpoint.
 
-        A run may resume with `keep_best` when the checkpoints of its first evaluations are gone.
+        A run may resume with `keep_best` when its first evaluations have none, or none any more.
         """
         deleted = self._deleted if self.trainee.config.keep_best else set()
         return self.trainee.criterion.best([one for one in self.progress.history if one.step not in deleted])
-
-    def best_params(self, state: TrainState) -> Any:
-        """Return the parameters at the best evaluation: those of `state`, or of a checkpoint."""
-        best = self.best()
-        if best is None or best.step == int(state.step):
-            return state.params
-        self.checkpoints.wait()
-        return self.checkpoints.restore(best.step, self.trainee.program.abstract).state.params
 
     def _protect_best(self) -> None:
         best = self.best() if self.trainee.config.keep_best else None

@@ -1,13 +1,12 @@
 """Training: one function that takes a pre-training run or a trial of fine-tuning from its start to its result.
 
 Every step's batch and random numbers are a function of (settings, step number), and a checkpoint holds everything else:
-the state, and the sums of metrics that are not written yet. So a run that was killed and resumed ends with the same
-result as an uninterrupted run.
+the state, and the `Progress`, such as sums of metrics that are not written yet. So a run that was killed and resumed
+ends with the same result as an uninterrupted run.
 """
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +24,7 @@ from ag_jax.training.journal import Journal, NonFiniteError
 from ag_jax.training.profile import Profile
 from ag_jax.training.state import TrainState
 from ag_jax.training.stopping import Interrupted, StopSignal
-from ag_jax.training.trainee import Progress, Trainee
+from ag_jax.training.trainee import Outcome, Progress, Trainee
 from ag_jax.training.wandb_run import Labels
 
 TIME_LIMIT = "training.time_limit"
@@ -39,7 +38,9 @@ def train(
     kept_steps: tuple[int, ...] = (),
     labels: Labels = Labels(),
 ) -> dict[str, Any]:
-    """Train from the newest checkpoint, or from the start, to the last step; return the result of `trainee.finish`.
+    """Train from the newest checkpoint, or the start, to the last step; return the result of `trainee.finish`.
+
+    A branch starts at the checkpoint of another run. A time limit or patience ends training before its last step.
 
     workdir: directory of metrics and checkpoints.
     until: step after which the run pauses: its state is saved, and the next call goes on as if it had never paused.
@@ -47,11 +48,11 @@ def train(
     kept_steps: steps whose checkpoints are never deleted, besides those that the trainee names.
     labels: group the run at Weights & Biases.
 
-    A time limit or patience ends the run before its last step. Raises NonFiniteError if a loss or gradient is not
+    Raises NonFiniteError if a loss or gradient is not
     finite, with the checkpoints before that complete, and Interrupted after a signal, with everything saved.
     """
     config, program = trainee.config, trainee.program
-    last = config.steps if until is None else min(until, config.steps)  # step of this call
+    pause = config.steps if until is None else min(until, config.steps)
     with Watchdog(config.step_timeout) as watchdog:
         checkpoints = Checkpoints(
             workdir / "checkpoints",
@@ -83,7 +84,7 @@ def train(
                     end = end or _end_at_the_start(trainee, progress, start)
                 if end and progress.interval:
                     journal.log(start)
-                for step, batch in enumerate(() if end else trainee.batches(start, max(start, last)), start + 1):
+                for step, batch in enumerate(() if end else trainee.batches(start, max(start, pause)), start + 1):
                     placed = sharding.place_batch(batch, program.mesh)
                     if step == 1 and 0 in trainee.milestones:
                         # Compiled before it is saved: a config that does not fit the devices leaves no checkpoint.
@@ -102,7 +103,7 @@ def train(
                     if end or step % config.log_every == 0:
                         journal.log(step)
                     is_best = False
-                    if config.is_evaluation_step(step) and not end:
+                    if config.is_evaluation_step(step) and not (end or reason):  # after a signal, when it resumes
                         is_best = journal.evaluate(state, step)
                         if trainee.criterion.is_over(progress.history):
                             end = "patience"
@@ -112,7 +113,7 @@ def train(
                                 f"the last evaluations brought no improvement: the run ends at step {step}"
                             )
                     is_due = step % config.checkpoint_every == 0 or step in trainee.milestones
-                    if is_due or end or reason or step == last or (is_best and config.keep_best):
+                    if is_due or end or reason or step == pause or (is_best and config.keep_best):
                         journal.save(state)
                     if reason and not end:
                         checkpoints.wait()
@@ -128,8 +129,8 @@ def train(
                 with watchdog.compiling("the evaluation step"):
                     values = trainee.evaluate(state.params, step, watchdog.beat)
                 progress = dataclasses.replace(progress, history=[*progress.history, Evaluation(step, None, 0, values)])
-            best_params = functools.partial(journal.best_params, state)
-            return trainee.finish(state, progress, journal.best(), best_params, watchdog.beat)
+            outcome = Outcome(state, progress, end, journal.best(), checkpoints, program.abstract)
+            return trainee.finish(outcome, watchdog.beat)
 
 
 def restore(trainee: Trainee, workdir: epath.Path, checkpoints: Checkpoints) -> tuple[TrainState, Progress, bool]:

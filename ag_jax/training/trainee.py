@@ -9,7 +9,7 @@ import numpy as np
 
 from ag_jax.training import metrics as metric_sums
 from ag_jax.training import sharding
-from ag_jax.training.checkpoint import Checkpoint
+from ag_jax.training.checkpoint import Checkpoint, Checkpoints
 from ag_jax.training.config import TrainingConfig
 from ag_jax.training.criterion import Criterion, Evaluation
 from ag_jax.training.hyperparameters import Hyperparameters
@@ -65,6 +65,36 @@ class Progress:
     def total_seconds(self) -> float:
         """Seconds of training over all restarts, with compilation and without evaluations."""
         return sum(evaluation.seconds for evaluation in self.history) + self.seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What training has led to when it ends or pauses.
+
+    state: the state after the last step.
+    progress: the progress, with an evaluation of this state.
+    end: why no further step is trained: `steps`, `time_limit` or `patience`; None at a pause.
+    best: the best evaluation; None if the metric was never a finite number.
+    checkpoints: the checkpoints of the run.
+    like: shapes, types and shardings of the state.
+    """
+
+    state: TrainState
+    progress: Progress
+    end: str | None
+    best: Evaluation | None
+    checkpoints: Checkpoints
+    like: TrainState
+
+    def best_params(self) -> Any:
+        """Return the parameters at the best evaluation: those of the last step, or else of its checkpoint.
+
+        With `config.keep_best`, it has a checkpoint. Every host must call this.
+        """
+        if self.best is None or self.best.step == int(self.state.step):
+            return self.state.params
+        self.checkpoints.wait()
+        return self.checkpoints.restore(self.best.step, self.like).state.params
 
 
 class Trainee(Protocol):
@@ -130,21 +160,8 @@ class Trainee(Protocol):
     def remedy(self, checkpoint: str) -> str:
         """Return advice for a loss that is not finite; `checkpoint` is the path of the last good one, or `none`."""
 
-    def finish(
-        self,
-        state: TrainState,
-        progress: Progress,
-        best: Evaluation | None,
-        best_params: Callable[[], Any],
-        beat: Beat,
-    ) -> dict[str, Any]:
-        """Return the result of training, after the last step and its evaluation, or after a pause.
-
-        state: the state after the last step.
-        best: the best evaluation so far.
-        best_params: () -> the parameters at that evaluation; for a trainee with `config.keep_best`, or if it is the
-            last one.
-        """
+    def finish(self, outcome: Outcome, beat: Beat) -> dict[str, Any]:
+        """Write what the trainee leaves beside its checkpoints, such as predictions; return the result of training."""
 
 
 def mean_metrics(

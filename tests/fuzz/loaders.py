@@ -128,7 +128,7 @@ def _train_finished() -> Result:
 def _interrupted_state() -> Any:
     workdir = epath.Path(os.path.abspath("interrupted"))
     config = run_directory.read_config(workdir)
-    return run.Pretraining(config, workdir, pipeline.prepare(config.data, quiet=True)).program.abstract
+    return run.PretrainingRun(config, workdir, pipeline.prepare(config.data, quiet=True)).program.abstract
 
 
 def _resume() -> Result:

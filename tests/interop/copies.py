@@ -93,7 +93,7 @@ def start(wanted, workdir, step=0, prepare=pipeline.prepare):
     """A run directory as `wanted` leaves it after `step` steps that change nothing, without training."""
     workdir = epath.Path(workdir)
     workdir.mkdir()
-    pretraining = run.Pretraining(wanted, workdir, corpus := prepare(wanted.data, quiet=True))
+    pretraining = run.PretrainingRun(wanted, workdir, corpus := prepare(wanted.data, quiet=True))
     given = names.flat(initial_weights.read(wanted, workdir, corpus.tokenizer, pretraining.program))
     shapes = names.flat(pretraining.program.abstract.params)
     params = names.nested({path: given.get(path, np.zeros(leaf.shape, leaf.dtype)) for path, leaf in shapes.items()})

@@ -84,7 +84,7 @@ def test_the_adversary_stays_behind(whole, tmp_path, one_device):
     workdir.rename(workdir.parent / "gone")
     assert np.isfinite(run.evaluate(other)["mlm_loss"]), "masks are not asked for"
     assert run.train(config, other) == after
-    pretraining = run.Pretraining(config, other, pipeline.prepare(config.data, quiet=True))
+    pretraining = run.PretrainingRun(config, other, pipeline.prepare(config.data, quiet=True))
     assert pretraining.program.make_objective(Hyperparameters()), "its masks are those of trace.json"
     (workdir.parent / "gone").rename(workdir)
 

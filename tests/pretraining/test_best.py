@@ -30,12 +30,12 @@ PATIENT = {"training.patience": 2}
 
 def script(monkeypatch, losses=LOSSES):
     """Replace the validation losses by LOSSES."""
-    honest = run.Pretraining.evaluate
+    honest = run.PretrainingRun.evaluate
 
     def evaluate(self, params, step, beat):
         return honest(self, params, step, beat) | {"mlm_loss": losses[step]}
 
-    monkeypatch.setattr(run.Pretraining, "evaluate", evaluate)
+    monkeypatch.setattr(run.PretrainingRun, "evaluate", evaluate)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_run_ends_and_its_best_checkpoint_stays(stopped, text, tmp_path, scr
     assert steps_in(workdir / "checkpoints") == [4, 8]
     assert run_directory.best_step(workdir) == 4 and open_run(workdir, 4).step == 4
     shutil.copytree(workdir, tmp_path / "run")
-    monkeypatch.setattr(run, "Pretraining", lambda *_: pytest.fail("it is over"))
+    monkeypatch.setattr(run, "PretrainingRun", lambda *_: pytest.fail("it is over"))
     for patience in (1, 2):
         assert run.train(config(text, **{"training.patience": patience}), tmp_path / "run") == summary
     with pytest.raises(ValueError, match="training.steps: there 11, now 16"):

@@ -96,7 +96,7 @@ def test_time_patience_and_best_checkpoint_of_a_branch_are_its_own(stable, text)
     ends = {"training.patience": 2, "training.time_limit": 3600, "training.keep_best": True}
     config = branch(text, f"{stable}", **ends, **{"training.checkpoint_every": 1})
     corpus = pretraining_corpus.prepare(config, stable)
-    pretraining = run.Pretraining(config, stable, corpus)
+    pretraining = run.PretrainingRun(config, stable, corpus)
     criterion = pretraining.criterion
 
     def history(*losses):

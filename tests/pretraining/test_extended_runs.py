@@ -112,8 +112,6 @@ def up(monkeypatch):
     """Let the time be up after a number of steps, counted over all runs of the test."""
     asked = []
     monkeypatch.setattr(Journal, "is_time_up", lambda self: asked.append(1) or len(asked) >= up.after)
-    seconds = property(lambda self: 60.0 if len(asked) >= up.after else 0.0)
-    monkeypatch.setattr(Progress, "total_seconds", seconds)
     up = types.SimpleNamespace(after=ENDED, asked=asked)
     return up
 
@@ -172,7 +170,7 @@ def test_training_validates_on_some_rows_and_evaluate_on_all(text, short, tmp_pa
     corpus = pretraining_corpus.prepare(config, workdir)
     opened, count = open_run(workdir), len(corpus.validation)
     assert count > 8
-    pretraining = run.Pretraining(config, workdir, corpus)
+    pretraining = run.PretrainingRun(config, workdir, corpus)
     assert pretraining.evaluation_batches == 1
 
     def loss(numbers):

@@ -62,6 +62,6 @@ def test_evaluations_have_the_rate_for_evaluations(whole, tmp_path):
     other = {"rate": 0.3, "evaluation_rate": None, "earlier_rates": [], "earlier_rates_until": []}
     stored["data"]["masking"] |= other
     corpus = pretraining_corpus.prepare(run_directory.read_config(whole), whole)
-    pretraining = run.Pretraining(pretraining_config.parse(stored), epath.Path(tmp_path), corpus)
+    pretraining = run.PretrainingRun(pretraining_config.parse(stored), epath.Path(tmp_path), corpus)
     found = pretraining.evaluate(params(whole, SHORT), SHORT, lambda: None)
     assert found["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-6)

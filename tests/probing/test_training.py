@@ -51,8 +51,10 @@ def place(tmp_path_factory):
 
 def test_a_run_is_trained_and_nothing_is_done_twice(place, one_device, monkeypatch):
     """A later command trains only the run that was not finished, and probes only what has no result."""
-    trained, measured, honest, measure = [], [], run.Pretraining, measuring.measure
-    monkeypatch.setattr(run, "Pretraining", lambda config, *more: trained.append(config.seed) or honest(config, *more))
+    trained, measured, honest, measure = [], [], run.PretrainingRun, measuring.measure
+    monkeypatch.setattr(
+        run, "PretrainingRun", lambda config, *more: trained.append(config.seed) or honest(config, *more)
+    )
     monkeypatch.setattr(
         measuring, "measure", lambda model, *given, **more: measured.append(model) or measure(model, *given, **more)
     )

@@ -112,8 +112,8 @@ def test_the_best_evaluation_has_a_checkpoint_and_its_parameters_are_handed_on(t
     values = {3: 2.0, 6: 1.0, 9: 1.5, 12: 1.2}
     trainee = tiny_trainee(tmp_path, log_every=3, evaluate_every=3, checkpoint_every=5, keep_last=9, keep_best=True)
 
-    def finish(state, progress, best, best_params, beat):
-        return {"best": best.step, "params": best_params(), "history": progress.history}
+    def finish(outcome, beat):
+        return {"best": outcome.best.step, "params": outcome.best_params(), "history": outcome.progress.history}
 
     trainee = dataclasses.replace(
         trainee,

@@ -120,7 +120,7 @@ def tiny_trainee(workdir, *, batches=of_steps, **training) -> Tiny:
         key=jax.random.key(5),
         batches=batches,
         evaluate=functools.partial(evaluate, steps=config.steps),
-        finish=lambda state, progress, *_: summary.summarise(epath.Path(workdir), "mlm_loss", progress),
+        finish=lambda outcome, beat: summary.summarise(epath.Path(workdir), "mlm_loss", outcome.progress),
         milestones=config.milestone_steps(),
     )
 
