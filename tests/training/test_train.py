@@ -107,6 +107,20 @@ def test_patience_ends_training_at_an_evaluation(tmp_path):
     assert rows(trainee) == made
 
 
+def test_a_signal_at_an_evaluation_saves_first_and_the_evaluation_follows(tmp_path):
+    """The resumed run evaluates the step that was saved, and loses its patience there."""
+    never_better = Criterion("no such metric", is_lower_better=True, patience=1)
+    stopped = tiny_trainee(tmp_path, batches=signalled_at(5, signal.SIGTERM))
+    stopped = dataclasses.replace(stopped, evaluate=lambda *_: pytest.fail("the program should end soon"))
+    with pytest.raises(Interrupted, match="step 6 of 12"):
+        run(stopped)
+    resumed = dataclasses.replace(tiny_trainee(tmp_path), criterion=never_better)
+    resumed = dataclasses.replace(resumed, batches=lambda start, stop: pytest.fail("it is over"))
+    assert run(resumed)["steps"] == 6
+    made = [(row["step"], row["split"]) for row in rows(resumed)]
+    assert made == [(5, "train"), (6, "validation"), (6, "train")]
+
+
 def test_the_best_evaluation_has_a_checkpoint_and_its_parameters_are_handed_on(tmp_path):
     """And the train loss of an evaluation is that of the steps since the one before."""
     values = {3: 2.0, 6: 1.0, 9: 1.5, 12: 1.2}
