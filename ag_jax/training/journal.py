@@ -20,7 +20,7 @@ from ag_jax.training.metrics import MetricWriter
 from ag_jax.training.progress import ProgressLine, Silence, ValidationProgress
 from ag_jax.training.speed import Speedometer
 from ag_jax.training.state import TrainState
-from ag_jax.training.trainee import Progress, Trainee
+from ag_jax.training.trainee import Start, Trainee
 from ag_jax.training.wandb_run import Labels, WandbRun
 
 LONG_WAIT = 1.0  # seconds of waiting for a save after which a line says so
@@ -37,10 +37,7 @@ class Journal:
     workdir: directory of `metrics.jsonl`.
     checkpoints: the checkpoints of the run.
     watchdog: it waits longer while something is compiled, and is told of all progress.
-    progress: the run's progress at the start.
-    step: the step from which the run starts or resumes.
-    is_resumed: whether the step has a checkpoint.
-    is_over: whether the run takes no further step: it is evaluated if it is not.
+    start: where the run starts or resumes.
     labels: group the run at Weights & Biases.
     """
 
@@ -50,42 +47,45 @@ class Journal:
         workdir: epath.Path,
         checkpoints: Checkpoints,
         watchdog: Watchdog,
-        progress: Progress,
-        *,
-        step: int,
-        is_resumed: bool,
-        is_over: bool,
+        start: Start,
         labels: Labels,
     ):
-        config = trainee.config
-        self.trainee, self.checkpoints, self.watchdog, self.progress = trainee, checkpoints, watchdog, progress
-        self._workdir, self._saved_step = workdir, step if is_resumed else -1
+        self.trainee, self.checkpoints, self.watchdog, self.progress = trainee, checkpoints, watchdog, start.progress
+        self._workdir, self._saved_step = workdir, start.step if start.is_resumed else -1
         self._objective = trainee.program.make_objective(trainee.hyperparameters)
         self._metric = self._objective.primary_metric.metric
         self._pending: list[tuple[int, Any]] = []  # metrics of steps, still on the device
         self._has_logged = self._has_evaluated = False
         self.shapes: set[tuple[int, ...]] = set()  # of the batches for which the train step is compiled
         saved = hosts.from_first("the checkpoints", checkpoints.steps)
-        self._deleted = {evaluation.step for evaluation in progress.history} - {*saved}
+        self._deleted = {evaluation.step for evaluation in self.progress.history} - {*saved}
         self._protect_best()
         self.writer: MetricWriter | Silence = Silence()
         self.line: ProgressLine | Silence = Silence()
         if hosts.is_first():
-            settings, name = trainee.settings, trainee.name
-            self.writer = MetricWriter(
-                workdir,
-                step,
-                # A row of this step stays in metrics.jsonl unless this process writes it again: an evaluation that was
-                # not completed, or an interval of training whose losses are in the checkpoint.
-                evaluated=progress.is_evaluated(step) or not (config.is_evaluation_step(step) or is_over),
-                logged=not progress.interval,
-                tensorboard=config.tensorboard,
-                wandb=WandbRun(config.wandb, workdir, settings, labels, name) if config.wandb else None,
-            )
-            self.line = ProgressLine(name, step, config.steps, self._metric)
-            if is_resumed:
-                self.line.say(f"resumed from the checkpoint of step {step}")
-        self.speed, self._mark = Speedometer(step, progress.tokens), time.perf_counter()
+            self._open(start, labels)
+        self.speed, self._mark = Speedometer(start.step, self.progress.tokens), time.perf_counter()
+
+    def _open(self, start: Start, labels: Labels) -> None:
+        """Open the files of metrics, the run at Weights & Biases, and the progress line."""
+        trainee, config, step = self.trainee, self.trainee.config, start.step
+        at_wandb = None
+        if config.wandb:
+            at_wandb = WandbRun(config.wandb, self._workdir, trainee.settings, labels, trainee.name)
+        is_evaluated_anew = config.is_evaluation_step(step) or start.end is not None
+        self.writer = MetricWriter(
+            self._workdir,
+            step,
+            # A row of this step stays in metrics.jsonl unless this process writes it again: an evaluation that was not
+            # completed, or an interval of training whose losses are in the checkpoint.
+            evaluated=self.progress.is_evaluated(step) or not is_evaluated_anew,
+            logged=not self.progress.interval,
+            tensorboard=config.tensorboard,
+            wandb=at_wandb,
+        )
+        self.line = ProgressLine(trainee.name, step, config.steps, self._metric)
+        if start.is_resumed:
+            self.line.say(f"resumed from the checkpoint of step {step}")
 
     def add(self, step: int, metrics: Any) -> None:
         """Note the metrics of a training step, which may not be computed yet."""

@@ -24,7 +24,7 @@ from ag_jax.training.journal import Journal, NonFiniteError
 from ag_jax.training.profile import Profile
 from ag_jax.training.state import TrainState
 from ag_jax.training.stopping import Interrupted, StopSignal
-from ag_jax.training.trainee import Outcome, Progress, Trainee
+from ag_jax.training.trainee import Outcome, Progress, Start, Trainee
 from ag_jax.training.wandb_run import Labels
 
 TIME_LIMIT = "training.time_limit"
@@ -48,8 +48,8 @@ def train(
     kept_steps: steps whose checkpoints are never deleted, besides those that the trainee names.
     labels: group the run at Weights & Biases.
 
-    Raises NonFiniteError if a loss or gradient is not
-    finite, with the checkpoints before that complete, and Interrupted after a signal, with everything saved.
+    Raises NonFiniteError if a loss or gradient is not finite, with the checkpoints before that complete, and
+    Interrupted after a signal, with everything saved.
     """
     config, program = trainee.config, trainee.program
     pause = config.steps if until is None else min(until, config.steps)
@@ -62,29 +62,20 @@ def train(
             milestones=trainee.milestones + kept_steps,
         )
         with watchdog.patience("the newest checkpoint, or new parameters"):
-            state, progress, is_resumed = restore(trainee, workdir, checkpoints)
-        start = step = int(state.step)
-        end = _end_at_the_start(trainee, progress, start)
-        journal = Journal(
-            trainee,
-            workdir,
-            checkpoints,
-            watchdog,
-            progress,
-            step=start,
-            is_resumed=is_resumed,
-            is_over=end is not None,
-            labels=labels,
-        )
-        profile = Profile(config.profile, workdir, start, journal.line.say)
+            start = restore(trainee, workdir, checkpoints)
+        journal = Journal(trainee, workdir, checkpoints, watchdog, start, labels)
+        state, progress, step, end = start.state, start.progress, start.step, start.end
+        del start  # its state, so that none but the newest is in memory
+        profile = Profile(config.profile, workdir, step, journal.line.say)
         with _closing(journal, profile):
             with StopSignal() as stop:
-                if config.is_evaluation_step(start) and not progress.is_evaluated(start):
-                    journal.evaluate(state, start)  # the program ended between the checkpoint and its evaluation
-                    end = end or _end_at_the_start(trainee, progress, start)
+                if config.is_evaluation_step(step) and not progress.is_evaluated(step):
+                    journal.evaluate(state, step)  # the program ended between the checkpoint and its evaluation
+                    end = end or _end_before_a_step(trainee, progress, step)
                 if end and progress.interval:
-                    journal.log(start)
-                for step, batch in enumerate(() if end else trainee.batches(start, max(start, pause)), start + 1):
+                    journal.log(step)
+                batches, first = () if end else trainee.batches(step, max(step, pause)), step + 1
+                for step, batch in enumerate(batches, first):
                     placed = sharding.place_batch(batch, program.mesh)
                     if step == 1 and 0 in trainee.milestones:
                         # Compiled before it is saved: a config that does not fit the devices leaves no checkpoint.
@@ -133,10 +124,8 @@ def train(
             return trainee.finish(outcome, watchdog.beat)
 
 
-def restore(trainee: Trainee, workdir: epath.Path, checkpoints: Checkpoints) -> tuple[TrainState, Progress, bool]:
-    """Return (state, progress, whether a checkpoint of the run has them) from which training starts or resumes.
-
-    They are from the newest checkpoint, from another run's that this one goes on from, or new.
+def restore(trainee: Trainee, workdir: epath.Path, checkpoints: Checkpoints) -> Start:
+    """Return where training starts: at the newest checkpoint, at that of the run that a branch goes on from, or at 0.
 
     Raises ValueError if the checkpoint, or the rows of `metrics.jsonl`, are those of another run.
     """
@@ -147,11 +136,12 @@ def restore(trainee: Trainee, workdir: epath.Path, checkpoints: Checkpoints) -> 
         trainee.check(progress)
     progress = dataclasses.replace(progress, **trainee.identity)
     hosts.from_first("the metrics", lambda: metric_sums.check_rows(workdir, progress.rows))
-    return checkpoint.state if checkpoint else trainee.init(), progress, resumed is not None
+    state = checkpoint.state if checkpoint else trainee.init()
+    return Start(state, progress, resumed is not None, _end_before_a_step(trainee, progress, int(state.step)))
 
 
-def _end_at_the_start(trainee: Trainee, progress: Progress, step: int) -> str | None:
-    """Return why a run takes no step after the one from which it starts or resumes; None if it goes on."""
+def _end_before_a_step(trainee: Trainee, progress: Progress, step: int) -> str | None:
+    """Return why a run takes no step after `step`, before it has taken one; None if it goes on."""
     limit = trainee.config.time_limit
     if step == trainee.config.steps:
         return "steps"

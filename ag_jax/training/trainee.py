@@ -68,6 +68,27 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True)
+class Start:
+    """Where training starts or resumes.
+
+    state: the state of a checkpoint, or a new one.
+    progress: the progress up to this state.
+    is_resumed: whether a checkpoint of this run has them.
+    end: why no further step is trained, as in `Outcome`; None if training goes on.
+    """
+
+    state: TrainState
+    progress: Progress
+    is_resumed: bool
+    end: str | None
+
+    @property
+    def step(self) -> int:
+        """The number of updates so far."""
+        return int(self.state.step)
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """What training has led to when it ends or pauses.
 
