@@ -4,16 +4,17 @@ Stored scores are used again if the model, the tokenizer, the texts and the sett
 """
 
 import dataclasses
-import hashlib
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from ag_jax.data.probes.queries import Probe
-from ag_jax.probing import measuring, storing
+from ag_jax.grid import store
+from ag_jax.grid.store import Artifact, Result
+from ag_jax.probing import measuring
 from ag_jax.probing.config import Mode, ProbeConfig
 from ag_jax.probing.measuring import ARRAYS, Measured
 from ag_jax.probing.models import ProbedModel
@@ -45,15 +46,27 @@ def obtain(probed: ProbedModel, config: ProbeConfig, probe: Probe, folder: epath
 
     label: name of model and probe, for progress.
     """
-    fingerprint = _fingerprint(probed, config, probe)
-    modes = storing.read(
-        folder, fingerprint, lambda record: {mode: _read(folder, mode, record["modes"][mode]) for mode in config.modes}
-    )
-    if modes is None:
+    questions = [[window.words for window in probe.windows], [list(vars(query).values()) for query in probe.queries]]
+    inputs = {
+        "model": store.digest(probed.digest, probed.longest),
+        "text": store.digest(questions, probe.before),
+        "settings": store.digest(VERSION, dataclasses.asdict(config)),
+    }
+
+    def measure() -> Result:
         convention = Convention(config.from_word, config.to_word, config.transposed)
         modes = measuring.measure(probed, probe, config.modes, convention, progress=_progress(label))
-        _store(folder, fingerprint, probed, modes)
-    return ProbeResult(probed, config, probe, modes)
+        dropped = {mode: dict(of.dropped) for mode, of in modes.items()}
+        artifacts: dict[str, Artifact] = {
+            mode: store.write_arrays(folder, f"{mode}.npz", _arrays(of)) for mode, of in modes.items()
+        }
+        facts = {"model": probed.description, "dropped": dropped}
+        return Result("done", inputs, facts=facts, artifacts=artifacts)
+
+    def load(result: Result) -> dict[Mode, Measured]:
+        return {mode: _read(folder, mode, result) for mode in config.modes}
+
+    return ProbeResult(probed, config, probe, store.measured(folder, inputs, measure, load))
 
 
 def _progress(label: str) -> Callable[[int, int], None]:
@@ -63,29 +76,12 @@ def _progress(label: str) -> Callable[[int, int], None]:
     return show
 
 
-def _fingerprint(probed: ProbedModel, config: ProbeConfig, probe: Probe) -> str:
-    """Return the SHA-256 of everything on which a model's scores on a probe depend."""
-    settings = [VERSION, dataclasses.asdict(config), probed.digest, probed.longest]
-    questions = [[window.words for window in probe.windows], [list(vars(query).values()) for query in probe.queries]]
-    content = json.dumps([settings, questions, probe.before], default=int)  # a custom probe may have numpy's integers
-    return hashlib.sha256(content.encode()).hexdigest()
+def _arrays(measured: Measured) -> dict[str, np.ndarray]:
+    return {name: value for name in ARRAYS if (value := getattr(measured, name)) is not None}
 
 
-def _store(folder: epath.Path, fingerprint: str, probed: ProbedModel, modes: dict[Mode, Measured]) -> None:
-    storing.begin(folder)
-    files: dict[str, dict[str, Any]] = {}
-    for mode, measured in modes.items():
-        arrays = {name: value for name in ARRAYS if (value := getattr(measured, name)) is not None}
-        digest = storing.write_arrays(folder / f"{mode}.npz", arrays)
-        files[mode] = {"sha256": digest, "dropped": dict(measured.dropped)}
-    storing.finish(folder, {"model": probed.description, storing.FINGERPRINT: fingerprint, "modes": files})
-
-
-def _read(folder: epath.Path, mode: Mode, record: dict[str, Any]) -> Measured:
-    """Read the stored scores of a mode from its file of arrays.
-
-    Raises ValueError if the file is not the one that was written.
-    """
-    arrays = storing.read_arrays(folder / f"{mode}.npz", record["sha256"])
+def _read(folder: epath.Path, mode: Mode, result: Result) -> Measured:
+    """Return the stored scores of a mode."""
+    arrays = store.read_arrays(folder, result.artifacts[mode])
     fields: dict[str, Any] = {name: arrays.get(name) for name in ARRAYS}
-    return Measured(**fields, dropped=record["dropped"])
+    return Measured(**fields, dropped=result.facts["dropped"][mode])

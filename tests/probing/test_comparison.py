@@ -102,7 +102,7 @@ def test_the_numbers_are_those_of_all_heads_in_scores_csv(report):
             assert found["guided"] == (pytest.approx(guided["2", "1"], abs=1e-6) if guided else None)
     assert [len(of_arm) for of_arm in tests.values()] == [2, 2, 2]
     stored = [report / "probes" / f"random-seed{seed}" / "coreference" / "result.json" for seed in (0, 4)]
-    first, second = (json.loads(path.read_text())["modes"]["words"]["sha256"] for path in stored)
+    first, second = (json.loads(path.read_text())["artifacts"]["words"]["sha256"] for path in stored)
     assert first != second, "random models differ by seed"
     means = numbers["means"]["guided"]["all"]["test"]
     assert means["mean"] == pytest.approx(np.mean(tests["guided"]), abs=1e-6)

@@ -4,22 +4,20 @@ Stored results are used again if model, texts and masks are those they were meas
 """
 
 import dataclasses
-import hashlib
-import json
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from etils import epath
 
 from ag_jax.analysis.maps import Assignment
 from ag_jax.data.probes import files
+from ag_jax.grid import store
+from ag_jax.grid.store import Result
 from ag_jax.objectives.masked_lm import MLM
 from ag_jax.objectives.supervised import TASK
 from ag_jax.pretraining import workloads
 from ag_jax.pretraining.config import ExperimentConfig
-from ag_jax.probing import storing
 from ag_jax.probing.ablation import heads, trained
 from ag_jax.probing.ablation.batches import TextBatches
 from ag_jax.probing.ablation.heads import HeadAblation, Progress
@@ -125,20 +123,20 @@ def obtain(prepared: Prepared, assignment: Assignment, workdir: epath.Path, name
     folder = workdir / FOLDER / name
     opened, data = prepared.opened, prepared.data
     texts_digest = data.digest()
-    fingerprint = hashlib.sha256(json.dumps([VERSION, opened.digest(), texts_digest]).encode()).hexdigest()
-    ablation = storing.read(folder, fingerprint, lambda record: _read(folder, record, data))
-    if ablation is None:
+    inputs = {"model": opened.digest(), "text": texts_digest, "settings": store.digest(VERSION)}
+
+    def measure() -> Result:
         ablation = heads.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
-        storing.begin(folder)
-        digest = storing.write_arrays(folder / "losses.npz", {name: getattr(ablation, name) for name in ARRAYS})
-        record = {"model": opened.description, storing.FINGERPRINT: fingerprint, "sha256": digest}
-        storing.finish(folder, record | {"metric": ablation.metric.metric})
+        arrays = store.write_arrays(folder, "losses.npz", {name: getattr(ablation, name) for name in ARRAYS})
+        facts = {"model": opened.description, "metric": ablation.metric.metric}
+        return Result("done", inputs, facts=facts, artifacts={"losses": arrays})
+
+    def load(result: Result) -> HeadAblation:
+        arrays = store.read_arrays(folder, result.artifacts["losses"])
+        return heads.of_sums(METRICS[result.facts["metric"]], data, **arrays)
+
+    ablation = store.measured(folder, inputs, measure, load)
     return Ablated(opened.description, assignment, opened.tokenizer.fingerprint(), texts_digest, ablation)
-
-
-def _read(folder: epath.Path, record: Mapping[str, Any], data: TextBatches) -> HeadAblation:
-    arrays = storing.read_arrays(folder / "losses.npz", record["sha256"])
-    return heads.of_sums(METRICS[record["metric"]], data, **arrays)
 
 
 def _called(config: AblationConfig) -> str:

@@ -4,8 +4,6 @@ Stored scores are used again if model and pairs are those they were computed wit
 """
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +13,11 @@ from etils import epath
 from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
 from ag_jax.distributed import storage
+from ag_jax.grid import store
+from ag_jax.grid.store import Result
 from ag_jax.interop import opening
 from ag_jax.pretraining import run_directory
-from ag_jax.probing import models, storing
+from ag_jax.probing import models
 from ag_jax.probing.config import MinimalPairsConfig
 from ag_jax.probing.minimal_pairs import scoring
 
@@ -83,8 +83,8 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
     of_run = opened.run
     digest = models.digest(opened.model.config, opened.params, opened.tokenizer)
     # Everything that the scores depend on, but not the model's place: a model that was moved is not scored again.
-    texts_digest = hashlib.sha256(json.dumps([dataclasses.astuple(pair) for pair in pairs]).encode()).hexdigest()
-    fingerprint = hashlib.sha256(json.dumps([VERSION, digest, texts_digest]).encode()).hexdigest()
+    texts_digest = store.digest([dataclasses.astuple(pair) for pair in pairs])
+    inputs = {"model": digest, "text": texts_digest, "settings": store.digest(VERSION)}
     run_step = None if of_run is None else of_run.step
     folder = workdir / FOLDER / (name if run_step is None else f"{name}-step{run_step}")
     description = str(checkpoint) if run_step is None else f"{checkpoint}, step {run_step:,}"
@@ -95,22 +95,15 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
         "default": scoring.default_score(opened.tokenizer),
     }
 
-    def load(record: dict[str, Any]) -> Judged:
-        scores = storing.read_arrays(folder / "scores.npz", record["sha256"])
-        return Judged(**origin, scores=scores, unknown=record["unknown"], too_long=record["too_long"])
+    def measure() -> Result:
+        label = name if run_step is None else f"{name}, step {run_step:,}"
+        scored = scoring.score(opened, pairs, scoring.show_progress(f"{label}, minimal pairs"))
+        scores = store.write_arrays(folder, "scores.npz", scored.scores)
+        facts = {"model": description, "unknown": scored.unknown, "too_long": scored.too_long}
+        return Result("done", inputs, facts=facts, artifacts={"scores": scores})
 
-    judged = storing.read(folder, fingerprint, load)
-    if judged is not None:
-        return judged
-    label = name if run_step is None else f"{name}, step {run_step:,}"
-    scored = scoring.score(opened, pairs, scoring.show_progress(f"{label}, minimal pairs"))
-    storing.begin(folder)
-    record = {
-        "model": description,
-        storing.FINGERPRINT: fingerprint,
-        "sha256": storing.write_arrays(folder / "scores.npz", scored.scores),
-        "unknown": scored.unknown,
-        "too_long": scored.too_long,
-    }
-    storing.finish(folder, record)
-    return Judged(**origin, **scored._asdict())
+    def load(result: Result) -> Judged:
+        scores = store.read_arrays(folder, result.artifacts["scores"])
+        return Judged(**origin, scores=scores, unknown=result.facts["unknown"], too_long=result.facts["too_long"])
+
+    return store.measured(folder, inputs, measure, load)
