@@ -1,9 +1,10 @@
 """`ag-jax evaluate --config` and `ag-jax compare` for probes: probe the models of every arm, then write the report."""
 
 import dataclasses
+import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -12,7 +13,9 @@ from ag_jax.analysis.changes import without_dropout
 from ag_jax.analysis.figures import accuracies, canvas, heads
 from ag_jax.data.probes import minimal_pairs
 from ag_jax.data.probes.minimal_pairs import Pair
+from ag_jax.data.probes.queries import Probe
 from ag_jax.distributed import hosts, lock, storage
+from ag_jax.grid import share
 from ag_jax.interop import opening
 from ag_jax.pretraining import arms, run, run_directory
 from ag_jax.pretraining.config import ExperimentConfig
@@ -85,7 +88,8 @@ def compare(base: Config, workdir: epath.PathLike) -> epath.Path:
 
     Models are in `workdir/ARM-seedN`, if they are trained first, the results of probes in
     `workdir/probes/ARM-seedN/PROBE`, those of head ablation in `workdir/ablation/ARM-seedN`, and those of minimal pairs
-    in `workdir/minimal_pairs/ARM-seedN`. What is trained or measured already is not done again.
+    in `workdir/minimal_pairs/ARM-seedN`. What is trained or measured already is not done again, and several processes
+    with one `workdir` share what is to be done.
 
     base: the config whose arms are compared.
     """
@@ -106,57 +110,92 @@ def _run(
     first = next(iter(configs.values()))
     for name, settings in first.probes.items():
         probes.check(name, settings)  # first, because models may be trained for hours before texts are read
-    with lock.hold(workdir):
-        trained = {arm: _training(arm, config, workdir) for arm, config in configs.items()}
-        for arm, folders in trained.items():
-            if any(experiment.translates for experiment in folders.values()):
-                raise ValueError(f"the arm {arm} trains a model that translates: give a config that pre-trains on text")
-        if first.ablation.data:
-            checkpoints = [
-                (place, config.step)
-                for config in configs.values()
-                for seed in config.seeds
-                if (place := config.checkpoint_of(seed))
-            ]
-            ablation_results.check(first.ablation, checkpoints)
-            ablation_results.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
-        pairs = pair_results.read_pairs(first.minimal_pairs) if first.minimal_pairs.data else []
-        if pairs:
-            _check_word_heads(configs, trained)
-        for folders in trained.values():
-            for folder, experiment in folders.items():
-                run_directory.check(experiment, folder)  # so that a conflict shows now and not hours later
-        for folders in trained.values():
-            for folder, experiment in folders.items():
-                run.train(experiment, folder)
-        compared = _open(configs, workdir)
-        prepared = _prepare_ablation(configs, workdir)
-        scores: Results = {arm: {} for arm in compared}
-        queries = {}
-        for name, settings in first.probes.items():  # all before the first is measured, so that errors show early
-            print(f"{name}: reading texts", file=sys.stderr, flush=True)
-            queries[name] = probes.make(
-                name, settings, [one for of_arm in compared.values() for one in of_arm.values()]
-            )
-        for name, settings in first.probes.items():
-            for arm, models_of_arm in compared.items():
-                scores[arm][name] = []
-                for seed, probed in models_of_arm.items():
-                    label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
-                    scores[arm][name].append(results.obtain(probed, settings, queries[name], folder, label))
-        ablated = {
-            arm: [
-                Summary(
-                    ablation_results.obtain(model, compared[arm][seed].assignment, workdir, f"{arm}-seed{seed}"),
-                    first.resamples,
-                )
-                for seed, model in of_arm.items()
-            ]
-            for arm, of_arm in prepared.items()
-        }
-        judged = _judge(configs, pairs, workdir)
-        descriptions = {arm: [probed.description for probed in of_arm.values()] for arm, of_arm in compared.items()}
+    trained = {arm: _training(arm, config, workdir) for arm, config in configs.items()}
+    for arm, folders in trained.items():
+        if any(experiment.translates for experiment in folders.values()):
+            raise ValueError(f"the arm {arm} trains a model that translates: give a config that pre-trains on text")
+    if first.ablation.data:
+        checkpoints = [
+            (place, config.step)
+            for config in configs.values()
+            for seed in config.seeds
+            if (place := config.checkpoint_of(seed))
+        ]
+        ablation_results.check(first.ablation, checkpoints)
+        ablation_results.check_training({arm: list(folders.values()) for arm, folders in trained.items()})
+    pairs = pair_results.read_pairs(first.minimal_pairs) if first.minimal_pairs.data else []
+    if pairs:
+        _check_word_heads(configs, trained)
+    runs = {folder: experiment for folders in trained.values() for folder, experiment in folders.items()}
+    for folder, experiment in runs.items():
+        run_directory.check(experiment, folder)  # so that a conflict shows now and not hours later
+    share.obtain(
+        {(folder.name,): functools.partial(run.train, experiment, folder) for folder, experiment in runs.items()},
+        workdir,
+    )
+    compared = _open(configs, workdir)
+    prepared = _prepare_ablation(configs, workdir)
+    queries = {}
+    for name, settings in first.probes.items():  # all before the first is measured, so that errors show early
+        print(f"{name}: reading texts", file=sys.stderr, flush=True)
+        queries[name] = probes.make(name, settings, [one for of_arm in compared.values() for one in of_arm.values()])
+    cells = _cells(configs, compared, prepared, queries, pairs, workdir)
+    values = share.obtain(cells, workdir)
+    scores: Results = {
+        arm: {name: [values["probe", arm, str(seed), name] for seed in of_arm] for name in first.probes}
+        for arm, of_arm in compared.items()
+    }
+    ablated = {
+        arm: [Summary(values["ablation", arm, str(seed)], first.resamples) for seed in of_arm]
+        for arm, of_arm in prepared.items()
+    }
+    judged: JudgedModels = {
+        arm: [
+            [value for (kind, *key), value in values.items() if kind == "minimal_pairs" and key[:2] == [arm, str(seed)]]
+            for seed in config.seeds
+        ]
+        for arm, config in configs.items()
+        if pairs
+    }
+    descriptions = {arm: [probed.description for probed in of_arm.values()] for arm, of_arm in compared.items()}
+    with lock.in_turn(workdir, hosts.tell):  # processes that shared the cells write the same report
         return _write_report(verb, base, configs, descriptions, scores, ablated, (pairs, judged), workdir, overridden)
+
+
+def _cells(
+    configs: Mapping[str, ProbingConfig],
+    compared: Mapping[str, Mapping[int, ProbedModel]],
+    prepared: Mapping[str, Mapping[int, ablation_results.Prepared]],
+    queries: Mapping[str, Probe],
+    pairs: Sequence[Pair],
+    workdir: epath.Path,
+) -> dict[share.Key, Callable[[], Any]]:
+    """Return {key of a cell: function that measures it or reads what is stored}.
+
+    The keys are (`probe`, arm, seed, probe), (`ablation`, arm, seed) and (`minimal_pairs`, arm, seed, step).
+    """
+    first = next(iter(configs.values()))
+    cells: dict[share.Key, Callable[[], Any]] = {}
+    for name, settings in first.probes.items():
+        for arm, models_of_arm in compared.items():
+            for seed, probed in models_of_arm.items():
+                label, folder = f"{arm}-seed{seed}, {name}", workdir / "probes" / f"{arm}-seed{seed}" / name
+                cells["probe", arm, str(seed), name] = functools.partial(
+                    results.obtain, probed, settings, queries[name], folder, label
+                )
+    for arm, of_arm in prepared.items():
+        for seed, model in of_arm.items():
+            cells["ablation", arm, str(seed)] = functools.partial(
+                ablation_results.obtain, model, compared[arm][seed].assignment, workdir, f"{arm}-seed{seed}"
+            )
+    for arm, config in configs.items() if pairs else ():
+        for seed in config.seeds:
+            place = _checkpoint(arm, seed, config, workdir)
+            for step in pair_results.steps_of(place, config.step, config.minimal_pairs):
+                cells["minimal_pairs", arm, str(seed), str(step)] = functools.partial(
+                    pair_results.obtain, place, step, pairs, workdir, f"{arm}-seed{seed}"
+                )
+    return cells
 
 
 def _check_word_heads(
@@ -171,19 +210,6 @@ def _check_word_heads(
     ablation_results.check_training(
         {arm: list(folders.values()) for arm, folders in trained.items()}, "minimal pairs need"
     )
-
-
-def _judge(configs: Mapping[str, ProbingConfig], pairs: Sequence[Pair], workdir: epath.Path) -> JudgedModels:
-    """Return {arm: for each model, its scores of the minimal pairs at each checkpoint}; {} without pairs."""
-    by_arm: JudgedModels = {}
-    for arm, config in configs.items() if pairs else ():
-        by_arm[arm] = []
-        for seed in config.seeds:
-            place = _checkpoint(arm, seed, config, workdir)
-            steps = pair_results.steps_of(place, config.step, config.minimal_pairs)
-            name = f"{arm}-seed{seed}"
-            by_arm[arm].append([pair_results.obtain(place, step, pairs, workdir, name) for step in steps])
-    return by_arm
 
 
 def _checkpoint(arm: str, seed: int, config: ProbingConfig, workdir: epath.Path) -> str:
