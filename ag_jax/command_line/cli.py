@@ -271,7 +271,7 @@ def _evaluate(verb: Evaluate) -> None:
             storage.write_where_possible(
                 lambda place: storage.write_whole(place / "evaluation.json", metrics_text + "\n"), workdir
             )
-    finally:  # also if nothing can be written, and after it, because nobody may read what is printed
+    finally:  # also if the file cannot be written; last, because printing fails once the reader of a pipe has ended
         _tell(metrics_text)
 
 
@@ -455,7 +455,7 @@ def run_safely(verb: Verb) -> int:
 
 
 def _is_unread(stream: IO[str]) -> bool:
-    """Return whether a stream is a pipe that nobody reads any more."""
+    """Return whether a stream is a pipe whose reader has closed it."""
     poll = select.poll()
     poll.register(stream, 0)  # of errors alone, which are always reported
     return bool(poll.poll(0))

@@ -150,7 +150,7 @@ class Journal:
         self.line.update(row, seconds_left)
 
     def evaluate(self, state: TrainState, step: int) -> bool:
-        """Evaluate the state, and add the metrics to the history; return whether it is the best state so far.
+        """Evaluate the state, and add the metrics to the history; return whether it is the best to be kept.
 
         Raises NonFiniteError if a loss is not finite.
         """
@@ -170,12 +170,12 @@ class Journal:
         progress.since_evaluation, progress.seconds = {}, 0.0
         self.line.say(self.trainee.describe(progress.history[-1]))
         self.line.begin(None)
-        self._protect_best()
+        best = self._protect_best()
         self._mark = time.perf_counter()
         seconds = self._mark - began
         self.speed.evaluated(seconds, seconds if self._has_evaluated else validation.next_seconds(seconds))
         self._has_evaluated = True
-        return self.best() is progress.history[-1]
+        return best is progress.history[-1]
 
     def best(self) -> Evaluation | None:
         """Return the best evaluation so far; with `training.keep_best`, the best of those that have a checkpoint.
@@ -185,9 +185,11 @@ class Journal:
         deleted = self._deleted if self.trainee.config.keep_best else set()
         return self.trainee.criterion.best([one for one in self.progress.history if one.step not in deleted])
 
-    def _protect_best(self) -> None:
+    def _protect_best(self) -> Evaluation | None:
+        """With `training.keep_best`, keep the checkpoint of the best evaluation, which is returned."""
         best = self.best() if self.trainee.config.keep_best else None
         self.checkpoints.keep_best(None if best is None else best.step)
+        return best
 
     def save(self, state: TrainState) -> None:
         """Save a checkpoint of the state in the background, unless its step has one."""

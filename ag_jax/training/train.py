@@ -104,7 +104,7 @@ def train(
                                 f"the last evaluations brought no improvement: the run ends at step {step}"
                             )
                     is_due = step % config.checkpoint_every == 0 or step in trainee.milestones
-                    if is_due or end or reason or step == pause or (is_best and config.keep_best):
+                    if is_due or end or reason or step == pause or is_best:
                         journal.save(state)
                     if reason and not end:
                         checkpoints.wait()
