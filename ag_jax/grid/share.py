@@ -1,5 +1,7 @@
 """Cells that several processes share: each is computed by one of them, and read by the others."""
 
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -7,7 +9,7 @@ from typing import TypeVar
 
 from etils import epath
 
-from ag_jax.distributed import lock
+from ag_jax.distributed import lock, storage
 
 FOLDER = "claims"  # of the locks, in the directory of the experiment
 LOOK_EVERY = 1.0  # seconds between two looks at cells on which other processes work
@@ -25,6 +27,7 @@ def obtain(cells: Mapping[Key, Callable[[], T]], directory: epath.Path) -> dict[
     directory: directory of the experiment; processes that share it share its cells.
     """
     claims, values, has_told = lock.Claims(), dict[Key, T](), False
+    # A cell of another process is looked at again after the others, so that nobody waits while there is work.
     while left := {key: "-".join(key) for key in cells if key not in values}:
         count = len(values)
         for key, name in left.items():
@@ -37,6 +40,7 @@ def obtain(cells: Mapping[Key, Callable[[], T]], directory: epath.Path) -> dict[
                 print(f"waiting for other processes, which work on {names}", file=sys.stderr, flush=True)
                 has_told = True
             time.sleep(LOOK_EVERY)
-    if (directory / FOLDER).exists() and not any((directory / FOLDER).iterdir()):
-        (directory / FOLDER).rmdir()
+    if not storage.is_remote(directory):  # which has no folders
+        with contextlib.suppress(OSError):  # another process may have claims there
+            os.rmdir(directory / FOLDER)
     return {key: values[key] for key in cells}

@@ -11,7 +11,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
@@ -40,35 +40,22 @@ class Artifact:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a cell has come to.
+    """The stored result of a cell.
 
-    status: `done`, or why it has no metrics: its training diverged, the memory did not suffice, or a cell that it needs
-        has none.
-    inputs: digests of what it was computed from, such as {"model": ..., "texts": ...}.
-    metrics: {name: number}; None for one that is not defined.
-    facts: what else there is to say of it, as JSON values.
+    inputs: digests of what it was computed from, such as {"model": ..., "text": ...}.
+    facts: its small parts, as JSON values.
     artifacts: its files, such as arrays.
-    reason: for people, if it is not done.
     """
 
-    status: Literal["done", "diverged", "out_of_memory", "blocked"]
     inputs: Mapping[str, str]
-    metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    artifacts: Mapping[str, Artifact] = dataclasses.field(default_factory=dict)
-    reason: str | None = None
+    facts: Mapping[str, Any]
+    artifacts: Mapping[str, Artifact]
 
 
 def digest(*content: Any) -> str:
     """Return the SHA-256 of JSON values, for `Result.inputs`."""
     # Values of a user's own code may be numpy's integers.
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=int).encode()).hexdigest()
-
-
-def begin(directory: epath.Path) -> None:
-    """Create the directory of a cell, and delete its result, so that it has none until `write`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / FILE).unlink(missing_ok=True)
 
 
 def write(directory: epath.Path, result: Result) -> None:
@@ -136,7 +123,9 @@ def measured(
             print(f"{directory}: measured for another {' and '.join(changes)}; measuring anew", file=sys.stderr)
     except DamagedError as error:
         print(f"{error}; measuring anew", file=sys.stderr)
-    begin(directory)
+    # Without a result while its files are written over, so that a cell that is killed has none.
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / FILE).unlink(missing_ok=True)
     result = measure()
     write(directory, result)
     return load(result)

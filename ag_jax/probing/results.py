@@ -61,7 +61,7 @@ def obtain(probed: ProbedModel, config: ProbeConfig, probe: Probe, folder: epath
             mode: store.write_arrays(folder, f"{mode}.npz", _arrays(of)) for mode, of in modes.items()
         }
         facts = {"model": probed.description, "dropped": dropped}
-        return Result("done", inputs, facts=facts, artifacts=artifacts)
+        return Result(inputs, facts, artifacts)
 
     def load(result: Result) -> dict[Mode, Measured]:
         return {mode: _read(folder, mode, result) for mode in config.modes}

@@ -18,7 +18,7 @@ def cells(directory, calls, seconds=0.002):
         def measure():
             calls.append((key, threading.get_ident()))
             time.sleep(seconds)
-            return Result("done", {"model": key[1]}, {"score": float(key[1][-1])})
+            return Result({"model": key[1]}, {"score": float(key[1][-1])}, {})
 
         return lambda: store.measured(directory / key[1], {"model": key[1]}, measure, lambda result: result)
 

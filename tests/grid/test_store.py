@@ -21,8 +21,8 @@ def measure(folder, calls, value=0.25):
     def measured():
         calls.append(value)
         scores = store.write_arrays(folder, "scores.npz", {"scores_Q": np.array([value, 1.5], np.float32)})
-        facts = {"dropped": {"too long": 3}, "note": "ünïcode"}
-        return Result("done", INPUTS, {"accuracy": value, "f1": None}, facts, {"scores": scores})
+        facts = {"accuracy": value, "f1": None, "dropped": {"too long": 3}, "note": "ünïcode"}
+        return Result(INPUTS, facts, {"scores": scores})
 
     return measured
 
@@ -42,7 +42,7 @@ def test_a_cell_is_measured_once_and_read_as_it_was_written(folder):
     calls = []
     (first, scores), (again, of_file) = obtain(folder, calls), obtain(folder, calls)
     assert calls == [0.25] and first == again == store.read(folder)
-    assert again.metrics == {"accuracy": 0.25, "f1": None} and again.facts["note"] == "ünïcode"
+    assert (again.facts["accuracy"], again.facts["f1"], again.facts["note"]) == (0.25, None, "ünïcode")
     np.testing.assert_array_equal(scores, of_file)
     assert of_file.dtype == np.float32
 

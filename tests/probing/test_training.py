@@ -7,6 +7,7 @@ import pytest
 from ag_jax.pretraining import run, run_directory
 from ag_jax.probing import comparison, measuring
 from ag_jax.settings import config_files
+from tests import commands
 from tests.probing.test_comparison import documents
 
 TRAINED = """
@@ -83,3 +84,15 @@ def test_what_cannot_be_trained(place, tmp_path):
     for argument, flags, named in (("", {"train": translates}, "translates"), ("seed=77", {}, "seed=77")):
         with pytest.raises(ValueError, match=named):
             comparison.evaluate(config_files.load(f"{place / 'probed.py'}:{argument}", flags), place / "wrong")
+
+
+def test_two_processes_share_the_models(place, tmp_path):
+    """Each model is trained and probed by one of them, and both say that the report is done."""
+    arguments = ["evaluate", f"--config={place / 'probed.py'}", "--config.seeds=3,4,5", f"--workdir={tmp_path / 'w'}"]
+    ended = [one.wait(300) for one in [commands.Running(arguments) for _ in range(2)]]
+    assert [one.returncode for one in ended] == [0, 0], ended
+    texts = [one.stderr for one in ended]
+    for seed in (3, 4, 5):
+        assert sum(text.count(f"model-seed{seed}: step 0 of 1") for text in texts) == 1
+        assert sum(f"model-seed{seed}, stories: " in text for text in texts) == 1
+    assert all("the report is" in one.stdout for one in ended) and not (tmp_path / "w" / "claims").exists()

@@ -129,7 +129,7 @@ def obtain(prepared: Prepared, assignment: Assignment, workdir: epath.Path, name
         ablation = heads.ablate_trained(opened, data, progress=_progress(f"{name}, head ablation"))
         arrays = store.write_arrays(folder, "losses.npz", {name: getattr(ablation, name) for name in ARRAYS})
         facts = {"model": opened.description, "metric": ablation.metric.metric}
-        return Result("done", inputs, facts=facts, artifacts={"losses": arrays})
+        return Result(inputs, facts, {"losses": arrays})
 
     def load(result: Result) -> HeadAblation:
         arrays = store.read_arrays(folder, result.artifacts["losses"])

@@ -100,7 +100,7 @@ def obtain(checkpoint: str, step: int | None, pairs: Sequence[Pair], workdir: ep
         scored = scoring.score(opened, pairs, scoring.show_progress(f"{label}, minimal pairs"))
         scores = store.write_arrays(folder, "scores.npz", scored.scores)
         facts = {"model": description, "unknown": scored.unknown, "too_long": scored.too_long}
-        return Result("done", inputs, facts=facts, artifacts={"scores": scores})
+        return Result(inputs, facts, {"scores": scores})
 
     def load(result: Result) -> Judged:
         scores = store.read_arrays(folder, result.artifacts["scores"])
